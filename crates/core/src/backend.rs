@@ -1,0 +1,136 @@
+//! What a machine must do for the engine: sense and act, nothing else. Implemented by the Linux backend and the
+//! simulated machine; the engine never knows which one it drives.
+
+use std::collections::BTreeMap;
+
+use crate::cpuset::{CpuId, CpuSet};
+use crate::inventory::Inventory;
+use crate::plan::{GroupId, Step};
+use crate::record::Event;
+use crate::units::Nanos;
+use crate::workload::Workload;
+
+/// How deep to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Probe {
+    /// Read and try only; under 100 ms.
+    Fast,
+    /// Measure rates, too: seconds of full memory load.
+    Deep,
+}
+
+/// What a subject runs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Program {
+    /// A generator.
+    Generator(Workload),
+    /// Any program, with its arguments.
+    Command(Vec<String>),
+}
+
+/// A program to be started in a group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SubjectSpec {
+    /// Its name (`victim`, `db.2`).
+    pub name: String,
+    /// The group it is born in, if the plan gathers one of that name; else where the backend itself runs.
+    pub group: GroupId,
+    /// What it runs.
+    pub program: Program,
+    /// The CPUs it is pinned to from birth; absent: wherever its group may run.
+    pub cpus: Option<CpuSet>,
+    /// Extra environment.
+    pub env: BTreeMap<String, String>,
+    /// Whether its output is observed line by line ([`Seen::Line`]) or left to the terminal.
+    pub capture: bool,
+}
+
+/// A started subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SubjectId(pub u32);
+
+/// What was seen while waiting, in order of time.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Seen {
+    /// A generator has built and warmed its memory and waits for [`Action::Go`]. Commands are never ready.
+    Ready(SubjectId),
+    /// A generator finished its measured span.
+    Result(SubjectId, Measurement),
+    /// A command wrote a line.
+    Line(SubjectId, String),
+    /// A subject ended, with its status as a shell reports it and its run time.
+    Exited(SubjectId, i32, Nanos),
+    /// Something for the record: throttling, findings.
+    Event(Event),
+    /// The user or the system wants the run to end (SIGINT, SIGTERM, SIGHUP): the signal's number.
+    Stop(i32),
+    /// The backend's hold on the machine was revoked (its watchdog undid everything): nothing is held any more.
+    Revoked(String),
+}
+
+/// Filled by [`Backend::wait`]; emptied by the caller.
+pub type Observation = Vec<Seen>;
+
+/// One metric of one subject over its measured span, as values over short windows.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Measurement {
+    /// Metric name → its values per window, in order of time. The metric's value is their mean, weighted equally.
+    pub metrics: BTreeMap<String, Vec<f64>>,
+    /// The window's length.
+    pub window_ns: u64,
+    /// Program bytes moved in the span.
+    pub bytes: u64,
+    /// The span's real length.
+    pub duration_ns: u64,
+}
+
+/// What the engine asks of the backend besides steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A ready generator runs `warmup`, then measures for `duration`, reports, and keeps its load up until stopped.
+    Go {
+        /// Which.
+        subject: SubjectId,
+        /// Load before measuring.
+        warmup: Nanos,
+        /// The measured span.
+        duration: Nanos,
+    },
+    /// End a subject and everything it started, and reap it.
+    Stop(SubjectId),
+}
+
+/// What undoing came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Undone {
+    /// Changes taken back.
+    pub restored: u32,
+    /// Changes left alone because somebody else has changed them since, each in a sentence.
+    pub left: Vec<String>,
+}
+
+/// A refusal by the machine: what failed, where, why, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BackendError(pub String);
+
+/// The machine behind the plan.
+pub trait Backend {
+    /// What the machine is and offers.
+    fn inventory(&mut self, depth: Probe) -> Result<Inventory, BackendError>;
+    /// The time, on the clock that [`Self::wait`] uses.
+    fn now(&self) -> Nanos;
+    /// Carries out one step, having recorded how to undo it. Returns what a person should know (who stayed on the CPU).
+    fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError>;
+    /// Takes back everything applied, in reverse, and ends every subject.
+    fn undo(&mut self) -> Result<Undone, BackendError>;
+    /// Starts a program.
+    fn start(&mut self, subject: &SubjectSpec) -> Result<SubjectId, BackendError>;
+    /// Waits until `until` or until something was seen; returns the time.
+    fn wait(&mut self, until: Nanos, seen: &mut Observation) -> Result<Nanos, BackendError>;
+    /// Acts on a running subject.
+    fn act(&mut self, action: &Action) -> Result<(), BackendError>;
+    /// Whether two CPUs share a cache right now, by a probe of the backend's own: 1 = a neighbour's line is as near as
+    /// one's own, 0 = as far as memory. `None` where it cannot be told.
+    fn shared_cache(&mut self, a: CpuId, b: CpuId) -> Result<Option<f64>, BackendError>;
+}

@@ -1,0 +1,3 @@
+//! The controllers: pure state machines that read like the papers they come from.
+
+pub mod bandwidth;

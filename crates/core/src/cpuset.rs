@@ -1,0 +1,238 @@
+//! Sets of CPUs, memory nodes and other small numbers, read and written as the kernel does: `0,2-3`
+//! (Documentation/admin-guide/cputopology.rst, "List format").
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The kernel's number of a logical CPU.
+pub type CpuId = u32;
+
+/// The largest CPU number accepted: the kernel's own compile-time limit (`NR_CPUS`) is 8192.
+pub const MAX_CPU: CpuId = 8191;
+
+/// An ordered set of CPU (or node) numbers.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct CpuSet(BTreeSet<CpuId>);
+
+impl CpuSet {
+    /// The empty set.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many numbers are in the set.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nothing is in the set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `cpu` is in the set.
+    #[must_use]
+    pub fn contains(&self, cpu: CpuId) -> bool {
+        self.0.contains(&cpu)
+    }
+
+    /// Adds one number.
+    pub fn insert(&mut self, cpu: CpuId) {
+        self.0.insert(cpu);
+    }
+
+    /// The numbers in ascending order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = CpuId> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// The smallest number.
+    #[must_use]
+    pub fn first(&self) -> Option<CpuId> {
+        self.0.first().copied()
+    }
+
+    /// Everything in either set.
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        Self(self.0.union(&other.0).copied().collect())
+    }
+
+    /// Everything in both sets.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        Self(self.0.intersection(&other.0).copied().collect())
+    }
+
+    /// Everything in this set that is not in the other.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        Self(self.0.difference(&other.0).copied().collect())
+    }
+
+    /// Whether every number of this set is in the other.
+    #[must_use]
+    pub fn is_subset(&self, other: &Self) -> bool {
+        self.0.is_subset(&other.0)
+    }
+}
+
+impl FromIterator<CpuId> for CpuSet {
+    fn from_iter<I: IntoIterator<Item = CpuId>>(iter: I) -> Self {
+        Self(iter.into_iter().collect())
+    }
+}
+
+/// Why a list could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CpuSetError {
+    /// Not a number, or an empty element.
+    #[error("'{0}' is not a CPU number; write a list as the kernel does, for example 0,2-3")]
+    Number(String),
+    /// A range whose end lies before its start.
+    #[error("the range '{0}' ends before it starts")]
+    Range(String),
+    /// Beyond [`MAX_CPU`].
+    #[error("CPU {0} is beyond the largest number Linux knows ({MAX_CPU})")]
+    TooLarge(u64),
+}
+
+impl FromStr for CpuSet {
+    type Err = CpuSetError;
+
+    fn from_str(text: &str) -> Result<Self, CpuSetError> {
+        let text = text.trim();
+        let mut set = BTreeSet::new();
+        if text.is_empty() {
+            return Ok(Self(set));
+        }
+        let number = |part: &str| -> Result<CpuId, CpuSetError> {
+            if part.is_empty() || !part.bytes().all(|b| b.is_ascii_digit()) {
+                return Err(CpuSetError::Number(part.to_owned()));
+            }
+            let n: u64 = part
+                .parse()
+                .map_err(|_| CpuSetError::Number(part.to_owned()))?;
+            CpuId::try_from(n)
+                .ok()
+                .filter(|n| *n <= MAX_CPU)
+                .ok_or(CpuSetError::TooLarge(n))
+        };
+        for part in text.split(',') {
+            let part = part.trim();
+            match part.split_once('-') {
+                None => {
+                    set.insert(number(part)?);
+                }
+                Some((low, high)) => {
+                    let (low, high) = (number(low)?, number(high)?);
+                    if high < low {
+                        return Err(CpuSetError::Range(part.to_owned()));
+                    }
+                    set.extend(low..=high);
+                }
+            }
+        }
+        Ok(Self(set))
+    }
+}
+
+impl fmt::Display for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut iter = self.iter().peekable();
+        let mut first = true;
+        while let Some(low) = iter.next() {
+            let mut high = low;
+            while iter.peek() == Some(&(high + 1)) {
+                high += 1;
+                iter.next();
+            }
+            if !first {
+                f.write_str(",")?;
+            }
+            first = false;
+            if high == low {
+                write!(f, "{low}")?;
+            } else {
+                write!(f, "{low}-{high}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<String> for CpuSet {
+    type Error = CpuSetError;
+
+    fn try_from(text: String) -> Result<Self, CpuSetError> {
+        text.parse()
+    }
+}
+
+impl From<CpuSet> for String {
+    fn from(set: CpuSet) -> Self {
+        set.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn reads_what_the_kernel_writes() {
+        let set: CpuSet = "0,2-4,7\n".parse().unwrap();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 2, 3, 4, 7]);
+        assert_eq!(set.to_string(), "0,2-4,7");
+        assert!("".parse::<CpuSet>().unwrap().is_empty());
+    }
+
+    #[test]
+    fn refuses_what_the_kernel_would() {
+        assert!(matches!(
+            "0,,1".parse::<CpuSet>(),
+            Err(CpuSetError::Number(_))
+        ));
+        assert!(matches!(
+            "3-1".parse::<CpuSet>(),
+            Err(CpuSetError::Range(_))
+        ));
+        assert!(matches!(
+            "99999".parse::<CpuSet>(),
+            Err(CpuSetError::TooLarge(99999))
+        ));
+        assert!(matches!(
+            "0-4000000000".parse::<CpuSet>(),
+            Err(CpuSetError::TooLarge(_))
+        ));
+        assert!(matches!(
+            "+1".parse::<CpuSet>(),
+            Err(CpuSetError::Number(_))
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn text_round_trips(cpus in proptest::collection::btree_set(0u32..=MAX_CPU, 0..40)) {
+            let set: CpuSet = cpus.iter().copied().collect();
+            prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set);
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in "[0-9,\\- ]{0,24}") {
+            let _ = text.parse::<CpuSet>();
+        }
+    }
+}

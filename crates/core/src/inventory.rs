@@ -1,0 +1,236 @@
+//! What the machine is and offers. Filled by a backend, read by the planner; a value, so that plans can be made for a
+//! machine that is not here.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cpuset::{CpuId, CpuSet};
+use crate::mechanism::{Level, Mechanism};
+use crate::units::{Bytes, Rate, Share};
+
+/// The machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Inventory {
+    /// Which machine this is.
+    pub identity: Identity,
+    /// The CPUs that are online and that we may use, ascending.
+    pub cpus: Vec<Cpu>,
+    /// Every cache, by level.
+    pub caches: Vec<Cache>,
+    /// The memory nodes.
+    pub nodes: Vec<Node>,
+    /// Which mechanisms are available, and why not.
+    pub mechanisms: BTreeMap<Mechanism, Availability>,
+    /// How the mechanisms would be carried out.
+    pub means: Means,
+    /// What was measured on it, if anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
+}
+
+/// What tells one machine from another, without naming the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Identity {
+    /// Kernel release, as `uname -r`.
+    pub kernel: String,
+    /// Hardware architecture, as `uname -m`.
+    pub architecture: String,
+    /// Processor vendor.
+    pub vendor: String,
+    /// Processor model name.
+    pub model: String,
+    /// The hypervisor, when running in a virtual machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hypervisor: Option<String>,
+}
+
+/// One logical CPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Cpu {
+    /// The kernel's number.
+    pub id: CpuId,
+    /// The logical CPUs of the same core, this one included (SMT siblings).
+    pub siblings: CpuSet,
+    /// The physical package.
+    pub package: u32,
+    /// The memory node.
+    pub node: u32,
+}
+
+/// What a cache holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheKind {
+    /// Data only.
+    Data,
+    /// Instructions only.
+    Instruction,
+    /// Both.
+    Unified,
+}
+
+/// One cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Cache {
+    /// 1, 2, 3, …
+    pub level: u32,
+    /// What it holds.
+    pub kind: CacheKind,
+    /// Capacity.
+    pub size: Bytes,
+    /// Associativity; absent where the kernel does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ways: Option<u32>,
+    /// Number of sets; absent where the kernel does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sets: Option<u32>,
+    /// Line size.
+    pub line: Bytes,
+    /// The CPUs that share it, as the kernel believes.
+    pub cpus: CpuSet,
+}
+
+/// One memory node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Node {
+    /// The kernel's number.
+    pub id: u32,
+    /// Its CPUs.
+    pub cpus: CpuSet,
+    /// Its memory.
+    pub memory: Bytes,
+}
+
+/// Whether a mechanism can be used here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "available")]
+pub enum Availability {
+    /// It can.
+    Yes {
+        /// The best level a promise can reach with it.
+        best: Level,
+        /// How it is done here, and within what bounds.
+        how: String,
+    },
+    /// It cannot.
+    No {
+        /// Why.
+        why: String,
+        /// What would enable it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        remedy: Option<String>,
+    },
+}
+
+/// Which version of a cgroup controller is mounted, and what it can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CpusetKind {
+    /// A v1 hierarchy.
+    V1,
+    /// The v2 hierarchy, without `cpuset.cpus.partition`.
+    V2,
+    /// The v2 hierarchy with `cpuset.cpus.partition`: the kernel takes the CPUs away from everybody else.
+    V2Partition,
+    /// No usable controller: affinity of the matched tasks only.
+    AffinityOnly,
+}
+
+/// What counts a regulated CPU's use of memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum MeterKind {
+    /// Hardware events, seen to count on this machine: `(PMU, event names)`.
+    Hardware {
+        /// The events, as `pmu/event` names.
+        events: Vec<String>,
+        /// Whether writes are told apart from reads.
+        separate_writes: bool,
+    },
+    /// CPU time × the measured peak single-CPU rate: an upper bound.
+    Time,
+    /// Nothing can be opened.
+    None {
+        /// Why not.
+        why: String,
+    },
+}
+
+/// How mechanisms would be carried out on this machine: what the planner chooses from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Means {
+    /// Core partition.
+    pub cpuset: CpusetKind,
+    /// Interrupts whose affinity can be written (numbers), and how many cannot.
+    pub movable_irqs: u32,
+    /// Interrupts that the kernel does not let anyone move.
+    pub fixed_irqs: u32,
+    /// Whether the mask of unbound kernel work can be written.
+    pub workqueue_mask: bool,
+    /// What the regulator would count with.
+    pub meter: MeterKind,
+    /// The time proxy can be had even where `meter` is hardware.
+    pub time_meter: bool,
+    /// Whether a real-time throttler can be had in our own cgroup; why not.
+    pub realtime: Result<(), String>,
+    /// The CPU-time quota (`cpu.max` or `cpu.cfs_quota_us`) can be written.
+    pub cpu_max: bool,
+    /// CPU time the kernel gives ordinary tasks beside a real-time spinner (real-time throttling, fair server):
+    /// regulation below this leaks.
+    pub kernel_floor: Share,
+    /// Others who hold hardware counters (for example the NMI watchdog).
+    pub counter_users: Vec<String>,
+}
+
+/// Measured on the machine; never assumed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Measured {
+    /// The highest rate one CPU alone reached over all operations, in program bytes.
+    pub peak_cpu: Rate,
+    /// The operation that reached it.
+    pub peak_operation: String,
+    /// The rate of every operation on one CPU alone, in program bytes.
+    pub by_operation: BTreeMap<String, Rate>,
+    /// The rate all CPUs together sustained.
+    pub sustainable: Rate,
+    /// How many CPUs drew it.
+    pub cpus: u32,
+    /// When it was measured, seconds since 1970.
+    pub at_unix_s: u64,
+}
+
+impl Inventory {
+    /// All usable CPUs.
+    #[must_use]
+    pub fn cpu_set(&self) -> CpuSet {
+        self.cpus.iter().map(|c| c.id).collect()
+    }
+
+    /// The last-level cache seen from `cpu`.
+    #[must_use]
+    pub fn llc(&self, cpu: CpuId) -> Option<&Cache> {
+        self.caches
+            .iter()
+            .filter(|c| c.kind != CacheKind::Instruction && c.cpus.contains(cpu))
+            .max_by_key(|c| c.level)
+    }
+
+    /// The rate the given CPUs can draw together: the sum of their single-CPU peaks, at most what all CPUs sustain.
+    /// Percentages of bandwidth in a policy refer to this rate for the CPUs of their group.
+    #[must_use]
+    pub fn sustainable(&self, cpus: &CpuSet) -> Option<Rate> {
+        let measured = self.measured.as_ref()?;
+        let sum = measured.peak_cpu.0.saturating_mul(cpus.len() as u64);
+        let all = measured.sustainable.0.max(measured.peak_cpu.0);
+        Some(Rate(sum.min(all)))
+    }
+}

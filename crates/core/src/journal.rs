@@ -1,0 +1,59 @@
+//! What has to be known to undo a change: plain data. The file it is kept in, and the undoing itself, belong to the
+//! backend; this is the contract between them and the record.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cpuset::CpuSet;
+
+/// A task that cannot be confused with a later one of the same number.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub struct TaskId {
+    /// Process or thread number.
+    pub pid: u32,
+    /// Start time in clock ticks since boot (`/proc/PID/stat`, field 22).
+    pub start: u64,
+}
+
+/// One change and how to take it back. Recorded before the change is made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "change")]
+pub enum Undo {
+    /// A kernel file was given a new value. Restored only if it still reads as `new` (or as what the kernel made of it).
+    Write {
+        /// The file.
+        path: String,
+        /// What it read before.
+        old: String,
+        /// What is written.
+        new: String,
+    },
+    /// A cgroup was made. Tasks still in it go to `heirs`' cgroup before it is removed.
+    Cgroup {
+        /// Its directory.
+        path: String,
+        /// Where tasks go that are in it and that no other entry moves back.
+        heir: String,
+    },
+    /// A task was moved between cgroups of one hierarchy.
+    Move {
+        /// The task (a process: all its threads move).
+        task: TaskId,
+        /// The directory it came from.
+        from: String,
+        /// The directory it went to.
+        to: String,
+    },
+    /// A task's CPU affinity was changed.
+    Affinity {
+        /// The thread.
+        task: TaskId,
+        /// Before.
+        old: CpuSet,
+        /// After.
+        new: CpuSet,
+    },
+}

@@ -1,0 +1,19 @@
+//! The pure core of Quell: what is wanted (policy, experiment), what there is (inventory), what will be done
+//! (plan), how it is decided (controllers), and what the numbers mean (statistics).
+//!
+//! Nothing here reads a clock, a file, an environment variable or a random source: time arrives as integer
+//! nanoseconds ([`units::Nanos`]), randomness as a seeded generator ([`rng::Rng`]).
+
+pub mod backend;
+pub mod control;
+pub mod cpuset;
+pub mod inventory;
+pub mod journal;
+pub mod mechanism;
+pub mod plan;
+pub mod record;
+pub mod rng;
+pub mod stats;
+pub mod task;
+pub mod units;
+pub mod workload;

@@ -1,0 +1,124 @@
+//! The mechanisms and the guarantee levels, in the words of the design.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A way to keep groups apart.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mechanism {
+    /// Core partition: CPUs, memory nodes, interrupts, unbound kernel work.
+    Cores,
+    /// The software memory-bandwidth regulator.
+    Bandwidth,
+    /// Way-based cache partition (Intel CAT, Arm MPAM).
+    Ways,
+    /// Set-based cache partition by page colour.
+    Sets,
+    /// DRAM bank partition.
+    Banks,
+    /// Cache pseudo-locking.
+    PseudoLock,
+    /// Memory-bandwidth allocation in hardware.
+    Mba,
+    /// Latency control under memory pressure.
+    Memory,
+    /// Stopping and resuming tasks.
+    Stop,
+    /// Where tasks run: SMT-aware and contention-aware placement.
+    Placement,
+    /// The kernel's CPU-time quota.
+    CpuMax,
+}
+
+impl Mechanism {
+    /// Every mechanism, in the order of the design.
+    pub const ALL: [Self; 11] = [
+        Self::Cores,
+        Self::Bandwidth,
+        Self::Ways,
+        Self::Sets,
+        Self::Banks,
+        Self::PseudoLock,
+        Self::Mba,
+        Self::Memory,
+        Self::Stop,
+        Self::Placement,
+        Self::CpuMax,
+    ];
+
+    /// The name used in policies, plans and records.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cores => "cores",
+            Self::Bandwidth => "bandwidth",
+            Self::Ways => "ways",
+            Self::Sets => "sets",
+            Self::Banks => "banks",
+            Self::PseudoLock => "pseudo-lock",
+            Self::Mba => "mba",
+            Self::Memory => "memory",
+            Self::Stop => "stop",
+            Self::Placement => "placement",
+            Self::CpuMax => "cpu-max",
+        }
+    }
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What a promise is worth, weakest first.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// Nothing holds it.
+    #[default]
+    None,
+    /// Held through a proxy; the bound is stated.
+    Estimated,
+    /// A loop holds it; the error is measured.
+    Regulated,
+    /// Hardware or kernel refuses to break it.
+    Enforced,
+}
+
+impl Level {
+    /// The name used in policies, plans and records.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Estimated => "estimated",
+            Self::Regulated => "regulated",
+            Self::Enforced => "enforced",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

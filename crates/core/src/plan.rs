@@ -1,0 +1,234 @@
+//! What will be done, why, and what each promise is then worth.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cpuset::{CpuId, CpuSet};
+use crate::mechanism::{Level, Mechanism};
+use crate::task::TaskMatch;
+use crate::units::{Lines, Nanos, Rate, Share};
+
+/// The number of a step within its plan, from 1.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+pub struct StepId(pub u32);
+
+/// The name of a group. Unmatched tasks form the group [`REST`].
+pub type GroupId = String;
+
+/// The group of every task that no other group matches.
+pub const REST: &str = "rest";
+
+/// One thing to be set, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Step {
+    /// Its number.
+    pub id: StepId,
+    /// The group it is for; absent when it is for the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupId>,
+    /// The mechanism it belongs to.
+    pub mechanism: Mechanism,
+    /// What is set.
+    pub set: Setting,
+    /// Why, in a sentence.
+    pub because: String,
+}
+
+/// What a step sets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Setting {
+    /// Collect the group's tasks (matched or launched) in a cgroup of ours, or find the cgroup they are changed in.
+    Gather {
+        /// Who belongs to it; empty when its tasks are only launched.
+        matching: Vec<TaskMatch>,
+    },
+    /// Confine the group to CPUs and memory nodes. `exclusive`: nobody else may run there.
+    Confine {
+        /// The CPUs.
+        cpus: CpuSet,
+        /// The memory nodes.
+        mems: CpuSet,
+        /// Nobody else may run there.
+        exclusive: bool,
+    },
+    /// Keep every other task (group `rest`) on these CPUs.
+    ConfineRest {
+        /// The CPUs left to them.
+        cpus: CpuSet,
+    },
+    /// Send interrupts to `to` that could arrive on `from`.
+    MoveIrqs {
+        /// CPUs to be kept quiet.
+        from: CpuSet,
+        /// CPUs that take the interrupts.
+        to: CpuSet,
+    },
+    /// Let unbound kernel work run on these CPUs only.
+    WorkqueueMask {
+        /// The CPUs.
+        cpus: CpuSet,
+    },
+    /// Regulate the group's memory bandwidth in software.
+    Regulate(Regulation),
+    /// Give the group at most `share` of each period as CPU time, over all its CPUs together (100 % = one CPU).
+    CpuMax {
+        /// CPU time per period, over all CPUs.
+        share: Share,
+        /// The quota's period.
+        period: Nanos,
+    },
+}
+
+/// Which meter a regulation uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Meter {
+    /// Hardware events.
+    Hardware,
+    /// CPU time × peak single-CPU rate.
+    Time,
+}
+
+/// The plain regulator of one group: a budget per CPU and period, reservation only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Regulation {
+    /// The CPUs, each with its own throttler.
+    pub cpus: CpuSet,
+    /// Lines each CPU may move per period.
+    pub budget: Lines,
+    /// The regulation period.
+    pub period: Nanos,
+    /// What counts.
+    pub meter: Meter,
+    /// For the time meter: the peak single-CPU rate.
+    pub peak: Rate,
+    /// The longest uninterrupted throttle.
+    pub longest: Nanos,
+}
+
+/// A promise the policy makes to or about a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Promise {
+    /// The group's CPUs are its own.
+    Cpus {
+        /// The CPUs.
+        cpus: CpuSet,
+    },
+    /// At least this bandwidth.
+    ReserveBandwidth {
+        /// The rate.
+        rate: Rate,
+    },
+    /// At most this bandwidth.
+    LimitBandwidth {
+        /// The rate.
+        rate: Rate,
+    },
+    /// At most this CPU time (100 % = one CPU).
+    LimitCpuTime {
+        /// The share.
+        share: Share,
+    },
+}
+
+/// A promise and what it is worth.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Held {
+    /// To or about whom.
+    pub group: GroupId,
+    /// What.
+    pub promise: Promise,
+    /// Worth.
+    pub level: Level,
+    /// The steps that hold it.
+    pub held_by: Vec<StepId>,
+    /// What would break it first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weakest: Option<String>,
+}
+
+/// How a group's tasks are found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct GroupPlan {
+    /// The group's name.
+    pub name: GroupId,
+    /// Its CPUs.
+    pub cpus: CpuSet,
+    /// Who is throttled along on a regulated CPU, if anybody.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub throttled_along: Vec<GroupId>,
+}
+
+/// A promise or key that cannot be had, with the reason and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Refusal {
+    /// The key in the policy, for example `group.batch.limit.bandwidth`.
+    pub key: String,
+    /// Why it cannot be had.
+    pub why: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.key, self.why)?;
+        if let Some(remedy) = &self.remedy {
+            write!(f, "; {remedy}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Plan {
+    /// The policy's name.
+    pub policy: String,
+    /// The groups, in the order of the policy.
+    pub groups: Vec<GroupPlan>,
+    /// What is done, in order.
+    pub steps: Vec<Step>,
+    /// What it is worth.
+    pub promises: Vec<Held>,
+    /// What a person should know besides: defaults chosen, residual risks.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// The configuration's level: the minimum of its promises', `none` without promises.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.promises
+            .iter()
+            .map(|p| p.level)
+            .min()
+            .unwrap_or(Level::None)
+    }
+
+    /// The CPUs of a group, if the plan has it.
+    #[must_use]
+    pub fn cpus(&self, group: &str) -> Option<&CpuSet> {
+        self.groups
+            .iter()
+            .find(|g| g.name == group)
+            .map(|g| &g.cpus)
+    }
+
+    /// The CPU a one-CPU group runs on.
+    #[must_use]
+    pub fn first_cpu(&self, group: &str) -> Option<CpuId> {
+        self.cpus(group).and_then(CpuSet::first)
+    }
+}
