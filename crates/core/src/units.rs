@@ -5,7 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Bytes in one cache line: the unit of memory transactions ([`Lines`]) on every machine Quell knows.
 pub const LINE_BYTES: u64 = 64;
@@ -67,6 +68,21 @@ macro_rules! text_unit {
                 value.to_string()
             }
         }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Text;
+                impl Visitor<'_> for Text {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str($wanted)
+                    }
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
+                        text.parse().map_err(E::custom)
+                    }
+                }
+                deserializer.deserialize_str(Text)
+            }
+        }
         impl $name {
             /// What a correct spelling looks like, for error messages.
             pub const WANTED: &'static str = $wanted;
@@ -76,20 +92,9 @@ macro_rules! text_unit {
 
 /// A point in time or a duration in nanoseconds.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema,
 )]
-#[serde(try_from = "String", into = "String")]
+#[serde(into = "String")]
 #[schemars(with = "String")]
 pub struct Nanos(pub u64);
 
@@ -164,20 +169,9 @@ impl fmt::Display for Nanos {
 
 /// A number of bytes.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema,
 )]
-#[serde(try_from = "String", into = "String")]
+#[serde(into = "String")]
 #[schemars(with = "String")]
 pub struct Bytes(pub u64);
 
@@ -232,20 +226,9 @@ impl fmt::Display for Bytes {
 
 /// A rate in bytes per second.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema,
 )]
-#[serde(try_from = "String", into = "String")]
+#[serde(into = "String")]
 #[schemars(with = "String")]
 pub struct Rate(pub u64);
 
@@ -293,20 +276,9 @@ impl fmt::Display for Rate {
 
 /// A part of a whole, in millionths: `20%` is 200 000. May exceed the whole (`150%`).
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema,
 )]
-#[serde(try_from = "String", into = "String")]
+#[serde(into = "String")]
 #[schemars(with = "String")]
 pub struct Share(pub u64);
 

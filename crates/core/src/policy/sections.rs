@@ -1,0 +1,283 @@
+//! The sections of a policy: promises of a group, and how the machine's mechanisms are to be used.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Permission;
+use super::values::{Bandwidth, Banks, CacheWanted, MemoryWanted, Source, Sustainable};
+use crate::mechanism::Mechanism;
+use crate::units::{Bytes, Nanos, Share};
+
+/// The outcome wanted: either a deadline or a slowdown.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Target {
+    /// The longest time per unit of work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Nanos>,
+    /// The largest factor against the profiled solo run, for example 1.10.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<f64>,
+    /// Which percentile of the units of work must meet it.
+    #[serde(default = "ninety_nine")]
+    pub percentile: f64,
+    /// Where the times come from. Default: "client".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+}
+
+const fn ninety_nine() -> f64 {
+    99.0
+}
+
+/// What a group gets at least.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Reserve {
+    /// Memory bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Bandwidth>,
+    /// Cache space.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheWanted>,
+    /// DRAM banks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub banks: Option<Banks>,
+    /// Memory kept from reclaim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryWanted>,
+    /// Files kept resident, warmed from inside the group.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
+}
+
+impl Reserve {
+    /// Whether nothing is reserved.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What a group gets at most.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Limit {
+    /// Memory bandwidth. Absent: what the reserves of others leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Bandwidth>,
+    /// Memory. Absent: steered by `[pressure]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+    /// CPU time over all its CPUs together, 100 % = one CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_time: Option<Share>,
+}
+
+impl Limit {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Which cache partition may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheMechanism {
+    /// The strongest level here, cheapest first.
+    #[default]
+    Any,
+    /// Ways.
+    Ways,
+    /// Sets, by page colour.
+    Sets,
+    /// Pseudo-locking.
+    PseudoLock,
+    /// None at all.
+    None,
+}
+
+/// Which bandwidth mechanism may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BandwidthMechanism {
+    /// The strongest level here, cheapest first.
+    #[default]
+    Any,
+    /// The software regulator.
+    Regulator,
+    /// Allocation in hardware.
+    Mba,
+    /// Both.
+    #[serde(rename = "mba+regulator")]
+    MbaAndRegulator,
+    /// None at all.
+    None,
+}
+
+/// Which mechanisms may be used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Mechanisms {
+    /// Never used.
+    pub deny: Vec<Mechanism>,
+    /// Cache partition.
+    pub cache: CacheMechanism,
+    /// Bandwidth.
+    pub bandwidth: BandwidthMechanism,
+}
+
+/// What a CPU does when all budgets are spent before the period ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum After {
+    /// Waits for the next period.
+    #[default]
+    Wait,
+    /// Runs on freely.
+    Spare,
+    /// Gets a further budget in proportion to its reserve.
+    Proportional,
+}
+
+/// Whether reserves follow the target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Adapt {
+    /// They stay as written.
+    #[default]
+    Off,
+    /// They move with the slack of `target`.
+    Deadline,
+}
+
+/// How a group's budget is spread over its CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Split {
+    /// By demand.
+    Demand,
+    /// Evenly, as in MemGuard.
+    Even,
+}
+
+/// What counts memory traffic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MeterWanted {
+    /// Hardware where it has been seen to count, else time.
+    #[default]
+    Auto,
+    /// Hardware events only.
+    Hardware,
+    /// CPU time × the measured peak single-CPU rate.
+    Time,
+}
+
+/// How bandwidth is regulated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RegulatorKeys {
+    /// The regulation period, 100us to 1s.
+    pub period: Nanos,
+    /// The longest uninterrupted throttle.
+    pub longest: Nanos,
+    /// Whether unused budget is given to others; false = reservation only.
+    pub reclaim: bool,
+    /// What happens when all budgets are spent early.
+    pub after: After,
+    /// Whether reserves follow the target.
+    pub adapt: Adapt,
+    /// Whether a reserve is also its group's cap (as in MemGuard). By default a critical group is never throttled.
+    pub strict: bool,
+    /// How a group's budget is spread over its CPUs: "demand" or "even".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<Split>,
+    /// What counts memory traffic.
+    pub meter: MeterWanted,
+    /// The rate that percentages refer to and reserves must fit into: measured, or given.
+    pub sustainable: Sustainable,
+    /// With `reclaim`: weight of the newest period in the demand estimate, 0 to 1. Default 0.5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predictor: Option<f64>,
+    /// With `reclaim`: the amount taken from the pool at a time. Default 64KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantum: Option<Bytes>,
+    /// CPU time that every regulated CPU keeps; limits below it are refused unless it is lowered.
+    pub floor: Share,
+}
+
+impl Default for RegulatorKeys {
+    fn default() -> Self {
+        Self {
+            period: Nanos::millis(1),
+            longest: Nanos::millis(5),
+            reclaim: false,
+            after: After::Wait,
+            adapt: Adapt::Off,
+            strict: false,
+            split: None,
+            meter: MeterWanted::Auto,
+            sustainable: Sustainable::Auto,
+            predictor: None,
+            quantum: None,
+            floor: Share::percent(5),
+        }
+    }
+}
+
+/// Who controls memory pressure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PressureController {
+    /// Quell's own.
+    #[default]
+    Quell,
+    /// The latency daemon's policy.
+    Latd,
+    /// The kernel's limits only.
+    Cgroup,
+    /// Nobody.
+    None,
+}
+
+/// How memory pressure is controlled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Pressure {
+    /// Who controls it.
+    pub controller: PressureController,
+    /// How often it decides.
+    pub interval: Nanos,
+    /// Stall share of the critical group's own memory and I/O at which it starts to act.
+    pub start: Share,
+    /// Stall share at which it lets go.
+    pub release: Share,
+    /// What it does, mildest first; each needs the group's `allow`.
+    pub escalate: Vec<Permission>,
+    /// How long it waits between two steps.
+    pub grace: Nanos,
+    /// Whether machine-wide sysctls may be set (journaled).
+    pub sysctls: bool,
+}
+
+impl Default for Pressure {
+    fn default() -> Self {
+        Self {
+            controller: PressureController::Quell,
+            interval: Nanos::millis(20),
+            start: Share::percent(5),
+            release: Share::percent(1),
+            escalate: vec![
+                Permission::LimitMemory,
+                Permission::Freeze,
+                Permission::Reclaim,
+                Permission::Kill,
+            ],
+            grace: Nanos::millis(500),
+            sysctls: false,
+        }
+    }
+}

@@ -1,0 +1,588 @@
+//! Values of the policy language that have several spellings: `cpus = 2` or `cpus = "0,2-3"`. Each is read by hand, so
+//! that a mistake is answered with what would be right instead of "no variant matched".
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, DeserializeOwned, MapAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::cpuset::CpuSet;
+use crate::units::{Bytes, Rate, Share};
+
+/// A value with several spellings.
+trait Spelled: Sized {
+    /// What a correct spelling looks like.
+    const WANTED: &'static str;
+    /// The keys of its table form.
+    type Table: DeserializeOwned;
+    /// From a number, where that is a spelling.
+    fn integer(_: u32) -> Option<Self> {
+        None
+    }
+    /// From text.
+    fn text(text: &str) -> Result<Self, String>;
+    /// From its table form.
+    fn table(table: Self::Table) -> Result<Self, String>;
+}
+
+/// For values without a table form: fails on every key.
+enum NoTable {}
+
+impl<'de> Deserialize<'de> for NoTable {
+    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        Err(de::Error::custom("a table is not a spelling of this value"))
+    }
+}
+
+struct Spelling<T>(PhantomData<T>);
+
+impl<'de, T: Spelled> Visitor<'de> for Spelling<T> {
+    type Value = T;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::WANTED)
+    }
+    fn visit_i64<E: de::Error>(self, n: i64) -> Result<T, E> {
+        u32::try_from(n)
+            .ok()
+            .and_then(T::integer)
+            .ok_or_else(|| E::invalid_value(Unexpected::Signed(n), &self))
+    }
+    fn visit_u64<E: de::Error>(self, n: u64) -> Result<T, E> {
+        u32::try_from(n)
+            .ok()
+            .and_then(T::integer)
+            .ok_or_else(|| E::invalid_value(Unexpected::Unsigned(n), &self))
+    }
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        T::text(text).map_err(E::custom)
+    }
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        let table = T::Table::deserialize(MapAccessDeserializer::new(map))?;
+        T::table(table).map_err(de::Error::custom)
+    }
+}
+
+macro_rules! spelled {
+    ($($name:ident),*) => {$(
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(Spelling(PhantomData))
+            }
+        }
+    )*};
+}
+spelled!(
+    CpusWanted,
+    Bandwidth,
+    CacheWanted,
+    Banks,
+    MemoryWanted,
+    Sustainable,
+    Source
+);
+
+fn no_table<T>(table: NoTable) -> Result<T, String> {
+    match table {}
+}
+
+fn wanted<T: Spelled>(text: &str) -> String {
+    format!("'{text}' is not {}", T::WANTED)
+}
+
+/// The CPUs a group wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CpusWanted {
+    /// So many; which ones is the planner's choice.
+    Count(u32),
+    /// These.
+    List(CpuSet),
+    /// As many as the planner finds right.
+    Auto,
+    /// What other groups leave.
+    Remaining,
+    /// Wherever the kernel puts it: no core partition is made for it.
+    Any,
+}
+
+impl FromStr for CpusWanted {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "remaining" => Ok(Self::Remaining),
+            "any" => Ok(Self::Any),
+            _ if text.starts_with(|c: char| c.is_ascii_digit()) => text
+                .parse()
+                .map(Self::List)
+                .map_err(|e: crate::cpuset::CpuSetError| e.to_string()),
+            _ => Err(wanted::<Self>(text)),
+        }
+    }
+}
+
+impl Spelled for CpusWanted {
+    const WANTED: &'static str =
+        "a number of CPUs, a list such as \"0,2-3\", or one of \"auto\", \"remaining\", \"any\"";
+    type Table = NoTable;
+    fn integer(n: u32) -> Option<Self> {
+        Some(Self::Count(n))
+    }
+    fn text(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn table(table: NoTable) -> Result<Self, String> {
+        no_table(table)
+    }
+}
+
+impl Serialize for CpusWanted {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Count(n) => s.serialize_u32(*n),
+            Self::List(list) => list.serialize(s),
+            Self::Auto => s.serialize_str("auto"),
+            Self::Remaining => s.serialize_str("remaining"),
+            Self::Any => s.serialize_str("any"),
+        }
+    }
+}
+
+/// An amount of memory bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bandwidth {
+    /// A rate, reads and writes together.
+    Rate(Rate),
+    /// A part of what the group's CPUs can draw together ([`crate::inventory::Inventory::sustainable`]).
+    Share(Share),
+    /// Reads and writes apart.
+    ReadWrite {
+        /// Reads; absent: unlimited or unreserved.
+        read: Option<Rate>,
+        /// Writes.
+        write: Option<Rate>,
+    },
+}
+
+impl FromStr for Bandwidth {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim_end().ends_with('%') {
+            text.parse()
+                .map(Self::Share)
+                .map_err(|_| wanted::<Self>(text))
+        } else {
+            text.parse()
+                .map(Self::Rate)
+                .map_err(|_| wanted::<Self>(text))
+        }
+    }
+}
+
+/// The table form of [`Bandwidth`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReadWriteKeys {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    read: Option<Rate>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    write: Option<Rate>,
+}
+
+impl Spelled for Bandwidth {
+    const WANTED: &'static str = "a rate such as 600MB/s, a share such as 20%, or a table such as { read = \"500MB/s\", write = \"100MB/s\" }";
+    type Table = ReadWriteKeys;
+    fn text(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn table(ReadWriteKeys { read, write }: ReadWriteKeys) -> Result<Self, String> {
+        if read.is_none() && write.is_none() {
+            return Err("neither `read` nor `write` is given".into());
+        }
+        Ok(Self::ReadWrite { read, write })
+    }
+}
+
+impl Serialize for Bandwidth {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Rate(rate) => rate.serialize(s),
+            Self::Share(share) => share.serialize(s),
+            Self::ReadWrite { read, write } => ReadWriteKeys { read, write }.serialize(s),
+        }
+    }
+}
+
+/// A part of a cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheWanted {
+    /// Which part.
+    pub form: CacheForm,
+    /// The cache level (2, 3); absent: the last.
+    pub level: Option<u8>,
+}
+
+/// The ways to name a part of a cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheForm {
+    /// So much.
+    Size(Bytes),
+    /// Such a part.
+    Share(Share),
+    /// So many ways.
+    Ways(u32),
+    /// These ways, as a bit mask.
+    Mask(u64),
+    /// These page colours.
+    Colours(CpuSet),
+    /// So much, pseudo-locked.
+    Locked(Bytes),
+}
+
+/// The table form of [`CacheWanted`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct CacheKeys {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<Bytes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    share: Option<Share>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ways: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mask: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    colours: Option<CpuSet>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    locked: Option<Bytes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    level: Option<String>,
+}
+
+impl Spelled for CacheWanted {
+    const WANTED: &'static str = "a size such as 3MiB, a share such as 25%, or a table with one of ways, mask, colours, locked (and level = \"L2\" or \"L3\")";
+    type Table = CacheKeys;
+
+    fn text(text: &str) -> Result<Self, String> {
+        let form = if text.trim_end().ends_with('%') {
+            text.parse().map(CacheForm::Share).ok()
+        } else {
+            text.parse().map(CacheForm::Size).ok()
+        };
+        form.map(|form| Self { form, level: None })
+            .ok_or_else(|| wanted::<Self>(text))
+    }
+
+    fn table(keys: CacheKeys) -> Result<Self, String> {
+        let mask = keys.mask.as_deref().map(read_mask).transpose()?;
+        let level = keys.level.as_deref().map(read_level).transpose()?;
+        let mut forms = [
+            keys.size.map(CacheForm::Size),
+            keys.share.map(CacheForm::Share),
+            keys.ways.map(CacheForm::Ways),
+            mask.map(CacheForm::Mask),
+            keys.colours.map(CacheForm::Colours),
+            keys.locked.map(CacheForm::Locked),
+        ]
+        .into_iter()
+        .flatten();
+        match (forms.next(), forms.next()) {
+            (Some(form), None) => Ok(Self { form, level }),
+            _ => Err("give exactly one of size, share, ways, mask, colours, locked".into()),
+        }
+    }
+}
+
+fn read_mask(text: &str) -> Result<u64, String> {
+    text.strip_prefix("0x")
+        .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+        .filter(|mask| *mask != 0)
+        .ok_or_else(|| format!("'{text}' is not a mask of ways such as 0xf, at least one bit set"))
+}
+
+fn read_level(text: &str) -> Result<u8, String> {
+    match text {
+        "L2" => Ok(2),
+        "L3" => Ok(3),
+        _ => Err(format!(
+            "'{text}' is not a cache level: write \"L2\" or \"L3\""
+        )),
+    }
+}
+
+impl Serialize for CacheWanted {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let mut keys = CacheKeys {
+            level: self.level.map(|level| format!("L{level}")),
+            ..CacheKeys::default()
+        };
+        match (&self.form, self.level) {
+            (CacheForm::Size(size), None) => return size.serialize(s),
+            (CacheForm::Share(share), None) => return share.serialize(s),
+            (CacheForm::Size(size), _) => keys.size = Some(*size),
+            (CacheForm::Share(share), _) => keys.share = Some(*share),
+            (CacheForm::Ways(ways), _) => keys.ways = Some(*ways),
+            (CacheForm::Mask(mask), _) => keys.mask = Some(format!("{mask:#x}")),
+            (CacheForm::Colours(colours), _) => keys.colours = Some(colours.clone()),
+            (CacheForm::Locked(locked), _) => keys.locked = Some(*locked),
+        }
+        keys.serialize(s)
+    }
+}
+
+/// DRAM banks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Banks {
+    /// So many.
+    Count(u32),
+    /// These.
+    List(CpuSet),
+    /// Shared with no other group.
+    Private,
+}
+
+impl Spelled for Banks {
+    const WANTED: &'static str = "a number of banks, a list such as \"0-3\", or \"private\"";
+    type Table = NoTable;
+    fn integer(n: u32) -> Option<Self> {
+        Some(Self::Count(n))
+    }
+    fn text(text: &str) -> Result<Self, String> {
+        match text {
+            "private" => Ok(Self::Private),
+            "" => Err(wanted::<Self>(text)),
+            _ => text
+                .parse()
+                .map(Self::List)
+                .map_err(|_| wanted::<Self>(text)),
+        }
+    }
+    fn table(table: NoTable) -> Result<Self, String> {
+        no_table(table)
+    }
+}
+
+impl Serialize for Banks {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Count(n) => s.serialize_u32(*n),
+            Self::List(list) => list.serialize(s),
+            Self::Private => s.serialize_str("private"),
+        }
+    }
+}
+
+/// Memory kept from reclaim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryWanted {
+    /// So much.
+    Size(Bytes),
+    /// The measured working set.
+    WorkingSet,
+}
+
+impl Spelled for MemoryWanted {
+    const WANTED: &'static str = "a size such as 512MiB, or \"working-set\" (measured)";
+    type Table = NoTable;
+    fn text(text: &str) -> Result<Self, String> {
+        match text {
+            "working-set" => Ok(Self::WorkingSet),
+            _ => text
+                .parse()
+                .map(Self::Size)
+                .map_err(|_| wanted::<Self>(text)),
+        }
+    }
+    fn table(table: NoTable) -> Result<Self, String> {
+        no_table(table)
+    }
+}
+
+impl Serialize for MemoryWanted {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Size(size) => size.serialize(s),
+            Self::WorkingSet => s.serialize_str("working-set"),
+        }
+    }
+}
+
+/// The rate the machine sustains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sustainable {
+    /// Measured.
+    #[default]
+    Auto,
+    /// Given by the user, and recorded as given.
+    Rate(Rate),
+}
+
+impl Spelled for Sustainable {
+    const WANTED: &'static str = "a rate such as 10GB/s, or \"auto\" (measured)";
+    type Table = NoTable;
+    fn text(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            _ => text
+                .parse()
+                .map(Self::Rate)
+                .map_err(|_| wanted::<Self>(text)),
+        }
+    }
+    fn table(table: NoTable) -> Result<Self, String> {
+        no_table(table)
+    }
+}
+
+impl Serialize for Sustainable {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => s.serialize_str("auto"),
+            Self::Rate(rate) => rate.serialize(s),
+        }
+    }
+}
+
+/// Where the times of a target come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The application reports them.
+    Client,
+    /// Nobody: the target is a wish.
+    None,
+    /// They are read from the program's output.
+    Pattern(Pattern),
+}
+
+/// Times in a program's output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Pattern {
+    /// A regular expression with one group that captures the number.
+    pub pattern: String,
+    /// The number's unit: ns, us, ms or s.
+    pub unit: String,
+}
+
+impl Spelled for Source {
+    const WANTED: &'static str =
+        "\"client\", \"none\", or a table such as { pattern = 'took ([0-9.]+) ms', unit = \"ms\" }";
+    type Table = Pattern;
+    fn text(text: &str) -> Result<Self, String> {
+        match text {
+            "client" => Ok(Self::Client),
+            "none" => Ok(Self::None),
+            _ => Err(wanted::<Self>(text)),
+        }
+    }
+    fn table(table: Pattern) -> Result<Self, String> {
+        Ok(Self::Pattern(table))
+    }
+}
+
+impl Serialize for Source {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Client => s.serialize_str("client"),
+            Self::None => s.serialize_str("none"),
+            Self::Pattern(pattern) => pattern.serialize(s),
+        }
+    }
+}
+
+/// The schema of a value whose spellings are listed: built by hand beside its reader.
+macro_rules! schema {
+    ($name:ident, $schema:expr) => {
+        impl JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                $schema
+            }
+        }
+    };
+}
+
+schema!(
+    CpusWanted,
+    json_schema!({
+        "description": CpusWanted::WANTED,
+        "anyOf": [
+            { "type": "integer", "minimum": 1 },
+            { "type": "string", "enum": ["auto", "remaining", "any"] },
+            { "type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$" },
+        ],
+    })
+);
+schema!(
+    Bandwidth,
+    json_schema!({
+        "description": Bandwidth::WANTED,
+        "anyOf": [
+            { "type": "string" },
+            {
+                "type": "object",
+                "properties": { "read": { "type": "string" }, "write": { "type": "string" } },
+                "additionalProperties": false,
+                "minProperties": 1,
+            },
+        ],
+    })
+);
+schema!(
+    CacheWanted,
+    json_schema!({
+        "description": CacheWanted::WANTED,
+        "anyOf": [
+            { "type": "string" },
+            {
+                "type": "object",
+                "properties": {
+                    "size": { "type": "string" },
+                    "share": { "type": "string" },
+                    "ways": { "type": "integer", "minimum": 1 },
+                    "mask": { "type": "string", "pattern": "^0x[0-9a-fA-F]+$" },
+                    "colours": { "type": "string" },
+                    "locked": { "type": "string" },
+                    "level": { "enum": ["L2", "L3"] },
+                },
+                "additionalProperties": false,
+                "minProperties": 1,
+            },
+        ],
+    })
+);
+schema!(
+    Banks,
+    json_schema!({
+        "description": Banks::WANTED,
+        "anyOf": [{ "type": "integer", "minimum": 1 }, { "type": "string" }],
+    })
+);
+schema!(
+    MemoryWanted,
+    json_schema!({ "description": MemoryWanted::WANTED, "type": "string" })
+);
+schema!(
+    Sustainable,
+    json_schema!({ "description": Sustainable::WANTED, "type": "string" })
+);
+schema!(
+    Source,
+    json_schema!({
+        "description": Source::WANTED,
+        "anyOf": [
+            { "type": "string", "enum": ["client", "none"] },
+            {
+                "type": "object",
+                "properties": { "pattern": { "type": "string" }, "unit": { "enum": ["ns", "us", "ms", "s"] } },
+                "required": ["pattern", "unit"],
+                "additionalProperties": false,
+            },
+        ],
+    })
+);
