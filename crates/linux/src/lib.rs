@@ -1,1 +1,22 @@
-//! quell-linux
+//! The Linux backend: one module per kernel interface, the throttlers, and the journal with its watchdog.
+//!
+//! Every reader and writer of kernel files takes its root ([`root::Files`]), so that captured machines and models of the
+//! kernel stand where the kernel does.
+
+pub mod cgroup;
+pub mod change;
+pub mod error;
+pub mod fault;
+pub mod home;
+pub mod journal;
+pub mod lease;
+pub mod meter;
+pub mod perf;
+pub mod procfs;
+pub mod remaining;
+pub mod root;
+pub mod rt;
+pub mod tasks;
+pub mod throttle;
+pub mod topology;
+pub mod undo;

@@ -1,0 +1,444 @@
+//! Which cgroup hierarchies there are, where they are mounted, and where we are in them.
+//!
+//! Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v2.rst; cgroups(7). A machine may run v1, v2 or both at once
+//! ("hybrid"): every controller is bound to exactly one hierarchy, except `perf_event`, which is on v2 implicitly
+//! unless a v1 hierarchy has it.
+
+use quell_core::cpuset::CpuSet;
+
+use crate::error::{Error, Result};
+use crate::procfs::{self, Membership};
+use crate::root::Files;
+
+/// The controllers that Quell uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Controller {
+    /// CPUs and memory nodes.
+    Cpuset,
+    /// The CPU-time quota.
+    Cpu,
+    /// Counting per cgroup.
+    PerfEvent,
+    /// Stopping (v1; in v2 every cgroup can be frozen).
+    Freezer,
+}
+
+impl Controller {
+    /// The kernel's name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpuset => "cpuset",
+            Self::Cpu => "cpu",
+            Self::PerfEvent => "perf_event",
+            Self::Freezer => "freezer",
+        }
+    }
+
+    /// In v2 these work in every cgroup without being enabled in `cgroup.subtree_control`.
+    #[must_use]
+    pub const fn implicit_in_v2(self) -> bool {
+        matches!(self, Self::PerfEvent | Self::Freezer)
+    }
+}
+
+/// The two generations of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// One hierarchy per controller set; threads move alone (`tasks`).
+    V1,
+    /// One hierarchy for all; processes move whole.
+    V2,
+}
+
+/// One mounted hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Its generation.
+    pub version: Version,
+    /// Where it is mounted.
+    pub mount: String,
+    /// Which of its cgroups the mount shows as its top (`/` unless a part is mounted).
+    pub top: String,
+    /// The controllers it offers (v1: also `name=…`).
+    pub controllers: Vec<String>,
+    /// Our own cgroup, from the hierarchy's root.
+    pub own: String,
+}
+
+impl Hierarchy {
+    /// The directory of a cgroup given by its path from the hierarchy's root; `None` where the mount does not show it.
+    #[must_use]
+    pub fn dir(&self, path: &str) -> Option<String> {
+        let below = if self.top == "/" {
+            path
+        } else {
+            let rest = path.strip_prefix(self.top.as_str())?;
+            if !(rest.is_empty() || rest.starts_with('/')) {
+                return None;
+            }
+            rest
+        };
+        if below.split('/').any(|part| part == "..") {
+            return None;
+        }
+        Some(format!("{}{}", self.mount, below.trim_end_matches('/')))
+    }
+
+    /// Our own directory; the mount's top where ours is not visible.
+    #[must_use]
+    pub fn own_dir(&self) -> String {
+        self.dir(&self.own).unwrap_or_else(|| self.mount.clone())
+    }
+
+    /// Whether a task's membership line belongs to this hierarchy.
+    #[must_use]
+    pub fn is_of(&self, membership: &Membership) -> bool {
+        match self.version {
+            Version::V2 => membership.hierarchy == 0,
+            Version::V1 => {
+                membership.hierarchy != 0
+                    && membership
+                        .controllers
+                        .iter()
+                        .any(|c| self.controllers.contains(c))
+            }
+        }
+    }
+
+    /// The directory a task is in; `None` when it ended or is outside of the mount.
+    ///
+    /// # Errors
+    /// As [`procfs::memberships`].
+    pub fn dir_of(&self, files: &dyn Files, tid: u32) -> Result<Option<String>> {
+        let places = procfs::memberships(files, &tid.to_string())?;
+        Ok(places
+            .iter()
+            .find(|m| self.is_of(m))
+            .and_then(|m| self.dir(&m.path)))
+    }
+}
+
+/// All mounted hierarchies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cgroups {
+    /// In the order of `/proc/self/mountinfo`.
+    pub hierarchies: Vec<Hierarchy>,
+}
+
+impl Cgroups {
+    /// Looks at the mounts, and at our own place in them.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Malformed`]. No hierarchy at all is no error: the list is empty.
+    pub fn discover(files: &dyn Files) -> Result<Self> {
+        let mounts = files.text("/proc/self/mountinfo")?;
+        let own = procfs::memberships(files, "self")?;
+        let known = files.optional("/proc/cgroups")?.unwrap_or_default();
+        let mut found: Vec<Hierarchy> = Vec::new();
+        for line in mounts.lines() {
+            let Some(mount) = parse_mount(line) else {
+                return Err(Error::malformed(
+                    "/proc/self/mountinfo",
+                    line,
+                    "a mount, see proc_pid_mountinfo(5)",
+                ));
+            };
+            let version = match mount.kind.as_str() {
+                "cgroup" => Version::V1,
+                "cgroup2" => Version::V2,
+                _ => continue,
+            };
+            let mut controllers = match version {
+                Version::V1 => v1_controllers(&mount.options, &known),
+                Version::V2 => v2_controllers(files, &mount.point)?,
+            };
+            controllers.sort_unstable();
+            let mut hierarchy = Hierarchy {
+                version,
+                mount: mount.point,
+                top: mount.top,
+                controllers,
+                own: String::new(),
+            };
+            // A hierarchy that is mounted twice is used where it was mounted first.
+            if found
+                .iter()
+                .any(|h| h.version == version && h.controllers == hierarchy.controllers)
+            {
+                continue;
+            }
+            if let Some(place) = own.iter().find(|m| hierarchy.is_of(m)) {
+                hierarchy.own.clone_from(&place.path);
+                found.push(hierarchy);
+            }
+        }
+        let perf_in_v1 = found
+            .iter()
+            .any(|h| h.version == Version::V1 && h.controllers.iter().any(|c| c == "perf_event"));
+        if !perf_in_v1
+            && enabled(&known, "perf_event")
+            && let Some(v2) = found.iter_mut().find(|h| h.version == Version::V2)
+        {
+            v2.controllers.push("perf_event".to_owned());
+        }
+        Ok(Self { hierarchies: found })
+    }
+
+    /// The hierarchy a controller is bound to.
+    #[must_use]
+    pub fn of(&self, controller: Controller) -> Option<&Hierarchy> {
+        let by_name = self
+            .hierarchies
+            .iter()
+            .find(|h| h.controllers.iter().any(|c| c == controller.name()));
+        // In v2 freezing needs no controller.
+        by_name.or_else(|| self.v2().filter(|_| controller == Controller::Freezer))
+    }
+
+    /// The v2 hierarchy, if one is mounted.
+    #[must_use]
+    pub fn v2(&self) -> Option<&Hierarchy> {
+        self.hierarchies.iter().find(|h| h.version == Version::V2)
+    }
+
+    /// The CPUs our own cpuset lets us use; `None` without a cpuset hierarchy.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Malformed`].
+    pub fn own_cpus(&self, files: &dyn Files) -> Result<Option<CpuSet>> {
+        let Some(hierarchy) = self.of(Controller::Cpuset) else {
+            return Ok(None);
+        };
+        effective_cpus(files, hierarchy, &hierarchy.own_dir())
+    }
+}
+
+/// The CPUs that tasks of a cgroup may really use.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn effective_cpus(
+    files: &dyn Files,
+    hierarchy: &Hierarchy,
+    dir: &str,
+) -> Result<Option<CpuSet>> {
+    effective(files, hierarchy, dir, "cpus")
+}
+
+/// The memory nodes that tasks of a cgroup may really use.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn effective_mems(
+    files: &dyn Files,
+    hierarchy: &Hierarchy,
+    dir: &str,
+) -> Result<Option<CpuSet>> {
+    effective(files, hierarchy, dir, "mems")
+}
+
+fn effective(
+    files: &dyn Files,
+    hierarchy: &Hierarchy,
+    dir: &str,
+    what: &str,
+) -> Result<Option<CpuSet>> {
+    let names = match hierarchy.version {
+        Version::V1 => [format!("cpuset.effective_{what}"), format!("cpuset.{what}")],
+        Version::V2 => [format!("cpuset.{what}.effective"), format!("cpuset.{what}")],
+    };
+    for name in names {
+        if let Some(set) = files.cpus(&format!("{dir}/{name}"))?
+            && !set.is_empty()
+        {
+            return Ok(Some(set));
+        }
+    }
+    Ok(None)
+}
+
+struct Mount {
+    top: String,
+    point: String,
+    kind: String,
+    options: String,
+}
+
+/// `36 31 0:33 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices`
+fn parse_mount(line: &str) -> Option<Mount> {
+    let (before, after) = line.split_once(" - ")?;
+    let mut before = before.split(' ').skip(3);
+    let (top, point) = (before.next()?, before.next()?);
+    let mut after = after.split(' ');
+    let kind = after.next()?;
+    let _source = after.next()?;
+    Some(Mount {
+        top: unescape(top),
+        point: unescape(point),
+        kind: kind.to_owned(),
+        options: after.next().unwrap_or_default().to_owned(),
+    })
+}
+
+/// mountinfo writes space, tab, newline and backslash as three octal digits.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        if *first == b'\\'
+            && let Some(digits) = tail.get(..3).and_then(|d| std::str::from_utf8(d).ok())
+            && let Ok(byte) = u8::from_str_radix(digits, 8)
+        {
+            bytes.push(byte);
+            rest = &tail[3..];
+        } else {
+            bytes.push(*first);
+            rest = tail;
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Mount options name the controllers among other things; `/proc/cgroups` tells which words are controllers.
+fn v1_controllers(options: &str, known: &str) -> Vec<String> {
+    options
+        .split(',')
+        .filter(|o| {
+            o.starts_with("name=")
+                || known
+                    .lines()
+                    .any(|l| l.split_ascii_whitespace().next() == Some(o))
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
+fn v2_controllers(files: &dyn Files, mount: &str) -> Result<Vec<String>> {
+    let text = files
+        .optional(&format!("{mount}/cgroup.controllers"))?
+        .unwrap_or_default();
+    Ok(text.split_ascii_whitespace().map(str::to_owned).collect())
+}
+
+/// The last column of `/proc/cgroups` is 0 for a controller switched off on the kernel's command line. The file is
+/// gone from kernels without v1; the controller is then taken to be there.
+fn enabled(known: &str, controller: &str) -> bool {
+    known.is_empty()
+        || known.lines().any(|l| {
+            let mut fields = l.split_ascii_whitespace();
+            fields.next() == Some(controller) && fields.next_back() == Some("1")
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    fn machine(
+        mountinfo: &str,
+        own: &str,
+        v2: Option<(&str, &str)>,
+    ) -> (tempfile::TempDir, Kernel) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        std::fs::create_dir_all(root.join("proc/self")).unwrap();
+        std::fs::write(root.join("proc/self/mountinfo"), mountinfo).unwrap();
+        std::fs::write(root.join("proc/self/cgroup"), own).unwrap();
+        std::fs::write(
+            root.join("proc/cgroups"),
+            "#subsys_name hierarchy num enabled\ncpuset 3 1 1\ncpu 1 1 1\ncpuacct 1 1 1\nperf_event 0 1 1\n",
+        )
+        .unwrap();
+        if let Some((mount, controllers)) = v2 {
+            std::fs::create_dir_all(root.join(mount)).unwrap();
+            std::fs::write(root.join(mount).join("cgroup.controllers"), controllers).unwrap();
+        }
+        let kernel = Kernel::at(root);
+        (dir, kernel)
+    }
+
+    #[test]
+    fn a_hybrid_machine_has_perf_events_on_v2() {
+        let (_dir, kernel) = machine(
+            "27 1 254:0 / / rw - ext4 /dev/vda rw\n\
+             32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
+             34 31 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n\
+             41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+            "3:cpuset:/jobs\n1:cpu,cpuacct:/\n0::/\n",
+            Some(("sys/fs/cgroup/unified", "")),
+        );
+        let cgroups = Cgroups::discover(&kernel).unwrap();
+        let cpuset = cgroups.of(Controller::Cpuset).unwrap();
+        assert_eq!(
+            (cpuset.version, cpuset.own_dir().as_str()),
+            (Version::V1, "/sys/fs/cgroup/cpuset/jobs")
+        );
+        assert_eq!(
+            cgroups.of(Controller::Cpu).unwrap().mount,
+            "/sys/fs/cgroup/cpu"
+        );
+        let perf = cgroups.of(Controller::PerfEvent).unwrap();
+        assert_eq!(
+            (perf.version, perf.mount.as_str()),
+            (Version::V2, "/sys/fs/cgroup/unified")
+        );
+        assert_eq!(
+            cgroups.of(Controller::Freezer).unwrap().version,
+            Version::V2
+        );
+    }
+
+    #[test]
+    fn a_pure_v2_machine_has_everything_in_one_place() {
+        let (_dir, kernel) = machine(
+            "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n",
+            "0::/user.slice/session-1.scope\n",
+            Some(("sys/fs/cgroup", "cpuset cpu io memory pids\n")),
+        );
+        let cgroups = Cgroups::discover(&kernel).unwrap();
+        for controller in [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent] {
+            assert_eq!(
+                cgroups.of(controller).unwrap().own_dir(),
+                "/sys/fs/cgroup/user.slice/session-1.scope"
+            );
+        }
+    }
+
+    #[test]
+    fn a_container_sees_only_its_part() {
+        let hierarchy = Hierarchy {
+            version: Version::V1,
+            mount: "/sys/fs/cgroup/cpu".into(),
+            top: "/docker/abc".into(),
+            controllers: vec!["cpu".into()],
+            own: "/docker/abc".into(),
+        };
+        assert_eq!(hierarchy.own_dir(), "/sys/fs/cgroup/cpu");
+        assert_eq!(
+            hierarchy.dir("/docker/abc/x").as_deref(),
+            Some("/sys/fs/cgroup/cpu/x")
+        );
+        assert_eq!(hierarchy.dir("/docker/abcd"), None);
+        assert_eq!(hierarchy.dir("/docker/abc/../def"), None);
+    }
+
+    #[test]
+    fn no_cgroups_at_all_is_no_error() {
+        let (_dir, kernel) = machine("27 1 254:0 / / rw - ext4 /dev/vda rw\n", "", None);
+        assert_eq!(Cgroups::discover(&kernel).unwrap(), Cgroups::default());
+        let (_dir, kernel) = machine("nonsense\n", "", None);
+        assert!(
+            Cgroups::discover(&kernel)
+                .unwrap_err()
+                .to_string()
+                .contains("mountinfo")
+        );
+    }
+
+    #[test]
+    fn escaped_mount_points_are_read() {
+        assert_eq!(unescape("/mnt/a\\040b\\134"), "/mnt/a b\\");
+    }
+}

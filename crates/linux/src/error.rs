@@ -1,0 +1,203 @@
+//! What can go wrong with a kernel file, told so that a person can act on it: path, content tried, the kernel's
+//! reason, remedy.
+
+use std::fmt;
+use std::io;
+
+use quell_core::backend::BackendError;
+
+/// A failure at the kernel's interface.
+#[derive(Debug)]
+pub enum Error {
+    /// A file could not be read, written, made or removed.
+    File {
+        /// What was tried, as a verb (`read`, `write`, `make`, `remove`).
+        action: &'static str,
+        /// The path, from the root that is worked on.
+        path: String,
+        /// The content that was tried, for writes.
+        tried: Option<String>,
+        /// The kernel's reason.
+        source: io::Error,
+        /// What to do about it, where that is known.
+        remedy: Option<String>,
+    },
+    /// A file was read but does not say what the kernel documents it to say.
+    Malformed {
+        /// The path.
+        path: String,
+        /// What was found (shortened).
+        content: String,
+        /// What was expected.
+        wanted: String,
+    },
+    /// Something that was asked for cannot be had here.
+    Refused {
+        /// What, and why not.
+        what: String,
+        /// What to do about it.
+        remedy: Option<String>,
+    },
+}
+
+/// The result of everything in this crate that touches the kernel.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The longest piece of a malformed file that an error shows, in characters.
+const SHOWN: usize = 80;
+
+impl Error {
+    /// A failed action on a path, with the remedy that usually fits the reason.
+    #[must_use]
+    pub fn file(action: &'static str, path: &str, tried: Option<&str>, source: io::Error) -> Self {
+        let remedy = remedy(path, &source);
+        Self::File {
+            action,
+            path: path.to_owned(),
+            tried: tried.map(|t| t.trim().to_owned()),
+            source,
+            remedy,
+        }
+    }
+
+    /// A file whose content is not what it should be.
+    #[must_use]
+    pub fn malformed(path: &str, content: &str, wanted: impl Into<String>) -> Self {
+        let mut shown: String = content.trim().chars().take(SHOWN).collect();
+        if shown.len() < content.trim().len() {
+            shown.push('…');
+        }
+        Self::Malformed {
+            path: path.to_owned(),
+            content: shown,
+            wanted: wanted.into(),
+        }
+    }
+
+    /// Something that cannot be had, without a remedy.
+    #[must_use]
+    pub fn refused(what: impl Into<String>) -> Self {
+        Self::Refused {
+            what: what.into(),
+            remedy: None,
+        }
+    }
+
+    /// Something that cannot be had, and what to do.
+    #[must_use]
+    pub fn refused_with(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Refused {
+            what: what.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+
+    /// The kernel's error number, where there is one.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::File { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
+/// What usually helps, by reason and place. `None` where nothing general can be said.
+fn remedy(path: &str, source: &io::Error) -> Option<String> {
+    let cgroup =
+        path.starts_with("/sys/fs/cgroup") || path.contains("cgroup.") || path.contains("cpuset.");
+    let text = match source.raw_os_error()? {
+        libc::EACCES | libc::EPERM => "run as root (CAP_SYS_ADMIN, CAP_SYS_NICE)",
+        libc::EROFS => {
+            "the mount is read-only: inside a container, let it have its own writable cgroup mount"
+        }
+        libc::EBUSY if path.ends_with("cgroup.subtree_control") => {
+            "a cgroup with processes of its own cannot give controllers to children: start Quell outside of it"
+        }
+        libc::EBUSY if cgroup => {
+            "a child cgroup or a running task still uses what would be taken away"
+        }
+        libc::ENOSPC if cgroup => "give the cgroup CPUs and memory nodes first",
+        libc::ENOSPC => "free space on that file system",
+        libc::EMFILE | libc::ENFILE => "raise the limit of open files (ulimit -n)",
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let remedy = match self {
+            Self::File {
+                action,
+                path,
+                tried,
+                source,
+                remedy,
+            } => {
+                match tried {
+                    Some(text) => write!(f, "cannot {action} '{text}' to {path}: {source}")?,
+                    None => write!(f, "cannot {action} {path}: {source}")?,
+                }
+                remedy.as_ref()
+            }
+            Self::Malformed {
+                path,
+                content,
+                wanted,
+            } => {
+                write!(f, "{path} reads '{content}', which is not {wanted}")?;
+                None
+            }
+            Self::Refused { what, remedy } => {
+                f.write_str(what)?;
+                remedy.as_ref()
+            }
+        };
+        match remedy {
+            Some(remedy) => write!(f, "; {remedy}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::File { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for BackendError {
+    fn from(error: Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_tells_path_content_reason_and_remedy() {
+        let error = Error::file(
+            "write",
+            "/sys/fs/cgroup/cpuset/a/tasks",
+            Some("17\n"),
+            io::Error::from_raw_os_error(libc::ENOSPC),
+        );
+        assert_eq!(
+            error.to_string(),
+            "cannot write '17' to /sys/fs/cgroup/cpuset/a/tasks: No space left on device (os error 28); \
+             give the cgroup CPUs and memory nodes first"
+        );
+    }
+
+    #[test]
+    fn malformed_content_is_shortened() {
+        let error = Error::malformed("/proc/x", &"y".repeat(500), "a number");
+        assert!(error.to_string().len() < 160);
+    }
+}

@@ -1,0 +1,336 @@
+//! Where a group's tasks live: cgroups of ours (`quell.slice/GROUP` in every hierarchy that is needed), or, for a group
+//! selected by cgroup, unit or container, the cgroups it lives in already.
+//!
+//! Rules of the interfaces (cgroup-v1/cpusets.rst, cgroup-v2.rst): a v1 cpuset takes no task before it has CPUs and
+//! memory nodes; a v2 controller has to be enabled in every ancestor's `cgroup.subtree_control`, and a cgroup that does so
+//! (other than the root) can hold no process of its own. `quell.slice` therefore never holds any.
+
+use std::collections::BTreeSet;
+
+use quell_core::journal::{TaskId, Undo};
+
+use crate::cgroup::{Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems};
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::procfs::{self, Stat};
+use crate::root::{Files, gone};
+use crate::undo::tasks_in;
+
+/// The cgroup above all of ours.
+pub const SLICE: &str = "quell.slice";
+/// How often newborn children are looked for again before giving up: each round finds at most those born during the
+/// last, so only a fork bomb gets here.
+const ROUNDS: u32 = 50;
+
+/// One directory of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The hierarchy it is in.
+    pub hierarchy: Hierarchy,
+    /// The directory.
+    pub dir: String,
+    /// Made by us, and removed at the end; otherwise changed in place.
+    pub ours: bool,
+}
+
+/// The directories of one group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Home {
+    /// The group's name.
+    pub group: String,
+    /// Its directories: one of ours per hierarchy, and those changed in place.
+    pub places: Vec<Place>,
+}
+
+impl Home {
+    /// Makes the group's cgroups in the hierarchies of `controllers`. Controllers without a hierarchy are left out.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Refused`] for a name that cannot be a directory.
+    pub fn create(
+        hands: &mut Hands<'_>,
+        cgroups: &Cgroups,
+        group: &str,
+        controllers: &[Controller],
+    ) -> Result<Self> {
+        check_name(group)?;
+        let mut home = Self {
+            group: group.to_owned(),
+            places: Vec::new(),
+        };
+        for controller in controllers {
+            let Some(hierarchy) = cgroups.of(*controller) else {
+                continue;
+            };
+            let slice = format!("{}/{SLICE}", hierarchy.mount);
+            let dir = format!("{slice}/{group}");
+            make(hands, hierarchy, &hierarchy.mount, &slice, *controller)?;
+            make(hands, hierarchy, &slice, &dir, *controller)?;
+            if !home.places.iter().any(|p| p.dir == dir) {
+                home.places.push(Place {
+                    hierarchy: hierarchy.clone(),
+                    dir,
+                    ours: true,
+                });
+            }
+        }
+        Ok(home)
+    }
+
+    /// The group's directories in the hierarchy of a controller.
+    pub fn dirs<'a>(
+        &'a self,
+        cgroups: &Cgroups,
+        controller: Controller,
+    ) -> impl Iterator<Item = &'a Place> + use<'a> {
+        let mount = cgroups.of(controller).map(|h| h.mount.clone());
+        self.places
+            .iter()
+            .filter(move |p| Some(&p.hierarchy.mount) == mount.as_ref())
+    }
+
+    /// The files through which a child can enter the group's own cgroups before it executes (write `0`).
+    #[must_use]
+    pub fn doors(&self) -> Vec<String> {
+        self.places
+            .iter()
+            .filter(|p| p.ours)
+            .map(|p| format!("{}/cgroup.procs", p.dir))
+            .collect()
+    }
+
+    /// Adds cgroups that already exist, to be changed in place.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the controller has to be enabled above them and cannot be.
+    pub fn adopt(
+        &mut self,
+        hands: &mut Hands<'_>,
+        cgroups: &Cgroups,
+        cgroup: &str,
+        controllers: &[Controller],
+    ) -> Result<()> {
+        for controller in controllers {
+            let Some(hierarchy) = cgroups.of(*controller) else {
+                continue;
+            };
+            let Some(dir) = hierarchy.dir(cgroup).filter(|d| hands.files.exists(d)) else {
+                continue;
+            };
+            if dir == hierarchy.mount {
+                return Err(Error::refused(
+                    "the root cgroup is everybody's: it cannot be a group",
+                ));
+            }
+            if hierarchy.version == Version::V2 && !controller.implicit_in_v2() {
+                let mut above = hierarchy.mount.clone();
+                let below = dir
+                    .strip_prefix(&hierarchy.mount)
+                    .unwrap_or_default()
+                    .to_owned();
+                let parts: Vec<&str> = below.split('/').filter(|p| !p.is_empty()).collect();
+                for part in &parts {
+                    hands.enable(&above, controller.name())?;
+                    above = format!("{above}/{part}");
+                }
+            }
+            if !self.places.iter().any(|p| p.dir == dir) {
+                self.places.push(Place {
+                    hierarchy: hierarchy.clone(),
+                    dir,
+                    ours: false,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the processes that `find` finds into the group's own cgroups, again and again until none is found outside:
+    /// children born meanwhile are covered. Returns how many processes are inside at the end.
+    ///
+    /// # Errors
+    /// What `find` and the kernel answer; [`Error::Refused`] when children are born faster than they can be moved.
+    pub fn gather(
+        &self,
+        hands: &mut Hands<'_>,
+        find: &mut dyn FnMut(&dyn Files) -> Result<Vec<Stat>>,
+    ) -> Result<usize> {
+        for _ in 0..ROUNDS {
+            let found = find(hands.files)?;
+            let mut outside = 0;
+            for place in self.places.iter().filter(|p| p.ours) {
+                outside += enter(hands, place, &found)?;
+            }
+            if outside == 0 {
+                return Ok(found.len());
+            }
+        }
+        Err(Error::refused(format!(
+            "group {}: its tasks multiply faster than they can be moved",
+            self.group
+        )))
+    }
+}
+
+/// Makes one cgroup below `parent`, ready to take tasks.
+fn make(
+    hands: &mut Hands<'_>,
+    hierarchy: &Hierarchy,
+    parent: &str,
+    dir: &str,
+    controller: Controller,
+) -> Result<()> {
+    match hierarchy.version {
+        Version::V2 => {
+            if !controller.implicit_in_v2() {
+                hands.enable(parent, controller.name())?;
+            }
+            hands.make(dir, &hierarchy.own_dir())?;
+        }
+        Version::V1 => {
+            hands.make(dir, &hierarchy.own_dir())?;
+            if hierarchy.controllers.iter().any(|c| c == "cpuset") {
+                fill(hands, hierarchy, parent, dir)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A new v1 cpuset is empty and takes no task until it has its parent's nodes and CPUs.
+fn fill(hands: &mut Hands<'_>, hierarchy: &Hierarchy, parent: &str, dir: &str) -> Result<()> {
+    for (what, value) in [
+        ("mems", effective_mems(hands.files, hierarchy, parent)?),
+        ("cpus", effective_cpus(hands.files, hierarchy, parent)?),
+    ] {
+        let path = format!("{dir}/cpuset.{what}");
+        if hands.files.text(&path)?.is_empty() {
+            let value = value.ok_or_else(|| {
+                Error::malformed(&format!("{parent}/cpuset.{what}"), "", "a list")
+            })?;
+            // Not recorded: the cgroup is ours and goes as a whole.
+            hands.files.put(&path, &value.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Names that would collide with the kernel's own files, or leave the directory.
+fn check_name(group: &str) -> Result<()> {
+    let bad = group.is_empty()
+        || group.starts_with(['.', '_'])
+        || group.contains(['/', '\n', '\0'])
+        || group.len() > 100
+        || ["tasks", "notify_on_release", "release_agent"].contains(&group)
+        || ["cgroup.", "cpuset.", "cpu.", "memory.", "io.", "pids."]
+            .iter()
+            .any(|p| group.starts_with(p));
+    if bad {
+        return Err(Error::refused_with(
+            format!("'{group}' cannot be the name of a cgroup"),
+            "use letters, digits and dashes",
+        ));
+    }
+    Ok(())
+}
+
+/// Moves processes whole into a place. Returns how many were outside.
+fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) -> Result<usize> {
+    let inside: BTreeSet<u32> = tasks_in(hands.files, &place.dir)
+        .map_err(|e| Error::file("read", &place.dir, None, e))?
+        .into_iter()
+        .collect();
+    let mut moving = Vec::new();
+    let mut entries = Vec::new();
+    for process in processes {
+        let before = entries.len();
+        let tids = match place.hierarchy.version {
+            Version::V1 => procfs::threads(hands.files, process.id.pid)?,
+            Version::V2 => vec![process.id.pid],
+        };
+        for tid in tids.into_iter().filter(|t| !inside.contains(t)) {
+            let Some(stat) = procfs::stat(hands.files, tid)?.filter(|s| !s.dead()) else {
+                continue;
+            };
+            let Some(from) = place
+                .hierarchy
+                .dir_of(hands.files, tid)?
+                .filter(|f| *f != place.dir)
+            else {
+                continue;
+            };
+            entries.extend(custom_affinity(
+                hands.files,
+                &place.hierarchy,
+                &from,
+                stat.id,
+            ));
+            entries.push(Undo::Move {
+                task: stat.id,
+                from,
+                to: place.dir.clone(),
+            });
+        }
+        if entries.len() > before {
+            moving.push(process.id);
+        }
+    }
+    if moving.is_empty() {
+        return Ok(0);
+    }
+    hands.journal.record_all(&entries)?;
+    let door = format!("{}/cgroup.procs", place.dir);
+    for task in &moving {
+        match hands.files.write(&door, &task.pid.to_string()) {
+            Ok(()) => fault::boundary(),
+            Err(e) if gone(&e) => {}
+            Err(e) => return Err(Error::file("write", &door, Some(&task.pid.to_string()), e)),
+        }
+    }
+    Ok(moving.len())
+}
+
+/// A v1 cpuset overwrites the affinity of a task that enters it. Kernels since 6.2 remember what the task itself asked
+/// for; older ones forget it. What it was is recorded in either case: it is set back if, after the move back, the task
+/// may run wherever the cgroup it came from may.
+pub(crate) fn custom_affinity(
+    files: &dyn Files,
+    hierarchy: &Hierarchy,
+    from: &str,
+    task: TaskId,
+) -> Option<Undo> {
+    if !hierarchy.controllers.iter().any(|c| c == "cpuset") {
+        return None;
+    }
+    let usual = effective_cpus(files, hierarchy, from).ok().flatten()?;
+    let own = files.affinity(task.pid).ok()?;
+    (own != usual).then_some(Undo::Affinity {
+        task,
+        old: own,
+        new: usual,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_would_be_kernel_files_are_refused() {
+        for bad in [
+            "",
+            "a/b",
+            "..",
+            "tasks",
+            "cgroup.procs",
+            "_watchdog",
+            "cpuset.x",
+        ] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+        for good in ["victim", "db.2", "best-effort", "Ünï"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+    }
+}

@@ -1,0 +1,458 @@
+//! The undo journal: what has to be taken back, recorded before it is done, in a file that outlives the process.
+//!
+//! One JSON object per line, each with a checksum over its content. A header names the boot, the run and the main
+//! process. What is undone and how is [`crate::undo`]'s business.
+//!
+//! The journal has to survive the *process*, not the machine: kernel state dies with the boot, and so does the need to
+//! undo it. `write(2)` into the page cache therefore suffices; there is no `fsync`. Space is reserved up front, so that a
+//! full disk is noticed before anything has been changed.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use quell_core::backend::Undone;
+use quell_core::journal::{TaskId, Undo};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::lease::Lease;
+use crate::root::Files;
+use crate::undo;
+
+/// The file's name in a run's folder.
+pub const FILE: &str = "journal";
+/// The version of the format.
+pub const VERSION: u32 = 1;
+/// Space reserved beyond the last entry, bytes: about a thousand moves.
+const RESERVE: u64 = 256 << 10;
+
+/// The first line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Header {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The boot in which the changes were made.
+    pub boot: String,
+    /// The run's name.
+    pub run: String,
+    /// The process that made them.
+    pub main: TaskId,
+}
+
+/// A point in the journal to undo back to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark(usize);
+
+/// The journal of a running process.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    header: Header,
+    entries: Vec<Undo>,
+    /// Where the header (first) and each entry ends in the file.
+    ends: Vec<u64>,
+    reserved: u64,
+    lease: Option<Arc<Lease>>,
+}
+
+impl Journal {
+    /// Begins a journal in the run's folder `dir` (which has to exist).
+    ///
+    /// # Errors
+    /// [`Error::File`] when the file exists already, cannot be made, or its space cannot be reserved.
+    pub fn create(dir: &Path, header: Header) -> Result<Self> {
+        let path = dir.join(FILE);
+        let failed = |action, e| Error::file(action, &path.to_string_lossy(), None, e);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|e| failed("make", e))?;
+        let mut journal = Self {
+            path: path.clone(),
+            file,
+            header,
+            entries: Vec::new(),
+            ends: Vec::new(),
+            reserved: 0,
+            lease: None,
+        };
+        journal.reserve(RESERVE)?;
+        let line = seal("header", &journal.header);
+        journal
+            .file
+            .write_all_at(line.as_bytes(), 0)
+            .map_err(|e| failed("write", e))?;
+        journal.ends.push(line.len() as u64);
+        Ok(journal)
+    }
+
+    /// From now on nothing is recorded, and so nothing changed, once the lease is revoked: the watchdog has undone
+    /// everything, and a change made after that would stay.
+    pub fn bind(&mut self, lease: Arc<Lease>) {
+        self.lease = Some(lease);
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The header.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// What would be undone, oldest first.
+    #[must_use]
+    pub fn entries(&self) -> &[Undo] {
+        &self.entries
+    }
+
+    /// Records one change that is about to be made.
+    ///
+    /// # Errors
+    /// As [`Self::record_all`].
+    pub fn record(&mut self, entry: &Undo) -> Result<()> {
+        self.record_all(std::slice::from_ref(entry))
+    }
+
+    /// Records changes that are about to be made, with one write for all of them.
+    ///
+    /// # Errors
+    /// [`Error::File`] when they cannot be written, [`Error::Refused`] when the lease was revoked. None of the changes
+    /// may then be made.
+    pub fn record_all(&mut self, entries: &[Undo]) -> Result<()> {
+        fault::boundary();
+        if self.lease.as_ref().is_some_and(|l| l.is_revoked()) {
+            return Err(Error::refused_with(
+                "the watchdog has revoked this run and undone its changes (the process was stopped or hung)",
+                "start it again",
+            ));
+        }
+        let mut end = self.end();
+        let mut text = String::new();
+        let mut ends = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let line = seal("undo", entry);
+            end += line.len() as u64;
+            ends.push(end);
+            text.push_str(&line);
+        }
+        if end > self.reserved {
+            self.reserve(end + RESERVE)?;
+        }
+        self.file
+            .write_all_at(text.as_bytes(), self.end())
+            .map_err(|e| Error::file("write", &self.path.to_string_lossy(), None, e))?;
+        self.ends.extend(ends);
+        self.entries.extend_from_slice(entries);
+        fault::boundary();
+        Ok(())
+    }
+
+    /// Where the journal stands now.
+    #[must_use]
+    pub fn mark(&self) -> Mark {
+        Mark(self.entries.len())
+    }
+
+    /// Takes back everything recorded since `mark`, latest first, and forgets it. What could not be taken back (not: what
+    /// somebody else has changed since) stays in the journal and is named in [`Undone::left`].
+    pub fn undo_to(&mut self, files: &dyn Files, mark: Mark) -> Undone {
+        let from = mark.0.min(self.entries.len());
+        let mut outcome = undo::undo(files, &self.entries[from..]);
+        self.entries.truncate(from);
+        self.ends.truncate(from + 1);
+        fault::boundary();
+        if let Err(error) = self.forget(&outcome.failed) {
+            outcome.undone.left.push(error.to_string());
+        }
+        outcome.undone
+    }
+
+    /// Takes back everything, as [`Self::undo_to`].
+    pub fn undo_all(&mut self, files: &dyn Files) -> Undone {
+        self.undo_to(files, Mark(0))
+    }
+
+    /// Removes the file. Refused while anything is recorded.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Refused`].
+    pub fn clear(self) -> Result<()> {
+        if !self.entries.is_empty() {
+            return Err(Error::refused_with(
+                format!("{} changes are not undone yet", self.entries.len()),
+                "run quell restore",
+            ));
+        }
+        match std::fs::remove_file(&self.path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(Error::file("remove", &self.path.to_string_lossy(), None, e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Cuts the file to the entries that are left, and keeps the failed ones.
+    fn forget(&mut self, failed: &[Undo]) -> Result<()> {
+        let end = self.end();
+        self.file
+            .set_len(end)
+            .map_err(|e| Error::file("shorten", &self.path.to_string_lossy(), None, e))?;
+        self.reserved = 0;
+        self.reserve(end + RESERVE)?;
+        if failed.is_empty() {
+            return Ok(());
+        }
+        let lease = self.lease.take();
+        let kept = self.record_all(failed);
+        self.lease = lease;
+        kept
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<()> {
+        // The file's length stays what was written: a reader must not meet zeros.
+        match rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, bytes) {
+            // Some file systems cannot reserve; then the write before each change is the check.
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+                self.reserved = bytes;
+                Ok(())
+            }
+            Err(e) => Err(Error::file(
+                "reserve space for",
+                &self.path.to_string_lossy(),
+                None,
+                e.into(),
+            )),
+        }
+    }
+}
+
+/// A journal as found on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The header; `None` where it is torn or damaged.
+    pub header: Option<Header>,
+    /// The readable entries, oldest first.
+    pub entries: Vec<Undo>,
+    /// Lines that are damaged, each in a sentence. A torn last line is none: its change was never made.
+    pub damaged: Vec<String>,
+}
+
+/// Reads a journal left by any process.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn read(path: &Path) -> Result<Found> {
+    let bytes =
+        std::fs::read(path).map_err(|e| Error::file("read", &path.to_string_lossy(), None, e))?;
+    let mut found = Found::default();
+    let mut lines: Vec<&[u8]> = bytes.split(|b| *b == b'\n').collect();
+    // What follows the last newline is empty, or a line torn while it was written.
+    lines.pop();
+    for (i, line) in lines.iter().enumerate() {
+        let number = i + 1;
+        let whole = std::str::from_utf8(line).ok();
+        if i == 0 {
+            found.header = whole.and_then(|l| open("header", l));
+            if found.header.is_none() {
+                found
+                    .damaged
+                    .push(format!("{}: the header is damaged", path.display()));
+            }
+        } else if let Some(entry) = whole.and_then(|l| open("undo", l)) {
+            found.entries.push(entry);
+        } else {
+            let what = format!(
+                "{}: line {number} is damaged; its change cannot be undone",
+                path.display()
+            );
+            found.damaged.push(what);
+        }
+    }
+    Ok(found)
+}
+
+const SUM: &str = "{\"sum\":\"";
+
+/// One line: `{"sum":"<16 hex digits>","<key>":<content>}`.
+fn seal<T: Serialize>(key: &str, content: &T) -> String {
+    let json = serde_json::to_string(content).unwrap_or_default();
+    format!(
+        "{SUM}{:016x}\",\"{key}\":{json}}}\n",
+        checksum(json.as_bytes())
+    )
+}
+
+fn open<T: for<'a> Deserialize<'a>>(key: &str, line: &str) -> Option<T> {
+    let rest = line.strip_prefix(SUM)?;
+    let sum = u64::from_str_radix(rest.get(..16)?, 16).ok()?;
+    let json = rest
+        .get(16..)?
+        .strip_prefix("\",\"")?
+        .strip_prefix(key)?
+        .strip_prefix("\":")?
+        .strip_suffix('}')?;
+    (checksum(json.as_bytes()) == sum).then(|| serde_json::from_str(json).ok())?
+}
+
+/// FNV-1a, 64 bits (draft-eastlake-fnv): enough to notice a torn or overwritten line.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, b| {
+        (sum ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    fn header() -> Header {
+        Header {
+            version: VERSION,
+            boot: "b00t".into(),
+            run: "r1".into(),
+            main: TaskId { pid: 1, start: 2 },
+        }
+    }
+
+    fn write(path: &str, old: &str, new: &str) -> Undo {
+        Undo::Write {
+            path: path.into(),
+            old: old.into(),
+            new: new.into(),
+        }
+    }
+
+    #[test]
+    fn what_is_recorded_can_be_read_by_another_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), header()).unwrap();
+        journal.record(&write("/a", "1", "2")).unwrap();
+        journal
+            .record_all(&[write("/b", "\"\n", "4"), write("/c", "", "6")])
+            .unwrap();
+        let found = read(journal.path()).unwrap();
+        assert_eq!(found.header, Some(header()));
+        assert_eq!(found.entries, journal.entries());
+        assert!(found.damaged.is_empty());
+    }
+
+    #[test]
+    fn a_torn_last_line_is_ignored_and_a_damaged_one_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), header()).unwrap();
+        for path in ["/a", "/b", "/c"] {
+            journal.record(&write(path, "1", "2")).unwrap();
+        }
+        let whole = std::fs::read(journal.path()).unwrap();
+        // Torn anywhere in its last line: the two entries before it are all there is, and nothing is reported.
+        let last = whole[..whole.len() - 1]
+            .iter()
+            .rposition(|b| *b == b'\n')
+            .unwrap()
+            + 1;
+        for end in last..whole.len() {
+            std::fs::write(journal.path(), &whole[..end]).unwrap();
+            let found = read(journal.path()).unwrap();
+            assert_eq!(
+                (found.entries.len(), found.damaged.len()),
+                (2, 0),
+                "torn at {end}"
+            );
+        }
+        // Any single damaged byte within the second entry: reported, and the others are still there.
+        let second = whole
+            .iter()
+            .enumerate()
+            .filter(|(_, b)| **b == b'\n')
+            .map(|(i, _)| i)
+            .nth(1)
+            .unwrap()
+            + 1;
+        for at in second..last - 1 {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            if bytes[at] == b'\n' {
+                continue;
+            }
+            std::fs::write(journal.path(), &bytes).unwrap();
+            let found = read(journal.path()).unwrap();
+            assert_eq!(
+                (found.entries.len(), found.damaged.len()),
+                (2, 1),
+                "damaged at {at}"
+            );
+        }
+    }
+
+    #[test]
+    fn undoing_restores_in_reverse_and_forgets() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        let kernel = Kernel::at(&root);
+        std::fs::write(root.join("x"), "3").unwrap();
+        let mut journal = Journal::create(dir.path(), header()).unwrap();
+        journal.record(&write("/x", "1", "2")).unwrap();
+        let mark = journal.mark();
+        journal.record(&write("/x", "2", "3")).unwrap();
+        assert_eq!(journal.undo_to(&kernel, mark).restored, 1);
+        assert_eq!(std::fs::read_to_string(root.join("x")).unwrap().trim(), "2");
+        assert_eq!(read(journal.path()).unwrap().entries.len(), 1);
+        journal.record(&write("/x", "2", "3")).unwrap();
+        std::fs::write(root.join("x"), "3").unwrap();
+        assert_eq!(journal.undo_all(&kernel).restored, 2);
+        assert_eq!(std::fs::read_to_string(root.join("x")).unwrap().trim(), "1");
+        let path = journal.path().to_owned();
+        journal.clear().unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_full_disk_fails_before_the_change() {
+        // /dev/full answers every write with ENOSPC; the reservation is not supported there, the write is the check.
+        let Ok(file) = OpenOptions::new().write(true).open("/dev/full") else {
+            return eprintln!("SKIPPED: no /dev/full");
+        };
+        let mut journal = Journal {
+            path: "/dev/full".into(),
+            file,
+            header: header(),
+            entries: Vec::new(),
+            ends: vec![0],
+            reserved: u64::MAX,
+            lease: None,
+        };
+        let error = journal.record(&write("/a", "1", "2")).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::ENOSPC));
+        assert!(journal.entries().is_empty());
+    }
+
+    #[test]
+    fn a_second_journal_in_the_same_folder_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let _first = Journal::create(dir.path(), header()).unwrap();
+        assert_eq!(
+            Journal::create(dir.path(), header()).unwrap_err().errno(),
+            Some(libc::EEXIST)
+        );
+    }
+}

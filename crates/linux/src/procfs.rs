@@ -1,0 +1,358 @@
+//! Processes and threads as `/proc` shows them (proc_pid_stat(5), proc_pid_cgroup(5)). A task that ends while it is
+//! being read is no error: the readers answer `None`.
+
+use std::collections::BTreeSet;
+
+use quell_core::journal::TaskId;
+
+use crate::error::{Error, Result};
+use crate::root::{Files, gone};
+
+/// Kernel thread (`PF_KTHREAD`, include/linux/sched.h).
+const PF_KTHREAD: u64 = 0x0020_0000;
+/// User space may not change the affinity (`PF_NO_SETAFFINITY`).
+const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
+
+/// One process or thread: the fields of its `stat` that Quell needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Number and start time (clock ticks since boot).
+    pub id: TaskId,
+    /// The command name, at most 15 bytes.
+    pub comm: String,
+    /// State letter (`R S D T t Z X I`).
+    pub state: char,
+    /// The parent process.
+    pub parent: u32,
+    /// Kernel flags (`PF_*`).
+    pub flags: u64,
+    /// Threads in the process.
+    pub threads: u32,
+    /// The CPU it last ran on.
+    pub last_cpu: u32,
+}
+
+impl Stat {
+    /// A kernel thread.
+    #[must_use]
+    pub fn kernel_thread(&self) -> bool {
+        self.flags & PF_KTHREAD != 0
+    }
+
+    /// A kernel thread bound by the kernel: neither its affinity nor its cpuset can be changed.
+    #[must_use]
+    pub fn bound(&self) -> bool {
+        self.flags & PF_NO_SETAFFINITY != 0
+    }
+
+    /// Dead, but not yet reaped.
+    #[must_use]
+    pub fn dead(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+}
+
+/// Reads the `stat` of a process or thread; `None` when there is no such task (any more).
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn stat(files: &dyn Files, tid: u32) -> Result<Option<Stat>> {
+    stat_at(files, &format!("/proc/{tid}/stat"))
+}
+
+fn stat_at(files: &dyn Files, path: &str) -> Result<Option<Stat>> {
+    let Some(text) = files.optional(path)? else {
+        return Ok(None);
+    };
+    parse_stat(&text)
+        .map(Some)
+        .ok_or_else(|| Error::malformed(path, &text, "the stat of a process, see proc_pid_stat(5)"))
+}
+
+/// The command name may itself contain spaces and parentheses: it ends at the *last* closing one.
+fn parse_stat(text: &str) -> Option<Stat> {
+    let (pid, rest) = text.split_once(" (")?;
+    let (comm, rest) = rest.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // `fields[0]` is field 3 of the manual page.
+    let field = |number: usize| fields.get(number - 3).copied();
+    Some(Stat {
+        id: TaskId {
+            pid: pid.trim().parse().ok()?,
+            start: field(22)?.parse().ok()?,
+        },
+        comm: comm.to_owned(),
+        state: field(3)?.chars().next()?,
+        parent: field(4)?.parse().ok()?,
+        flags: field(9)?.parse().ok()?,
+        threads: field(20)?.parse().ok()?,
+        last_cpu: field(39).and_then(|f| f.parse().ok()).unwrap_or(0),
+    })
+}
+
+/// Every process, ascending. Those that end meanwhile are left out.
+///
+/// # Errors
+/// [`Error::File`] when `/proc` cannot be listed, [`Error::Malformed`].
+pub fn processes(files: &dyn Files) -> Result<Vec<Stat>> {
+    let names = files
+        .list("/proc")
+        .map_err(|e| Error::file("list", "/proc", None, e))?;
+    let mut found = Vec::with_capacity(names.len());
+    for pid in names.iter().filter_map(|n| n.parse().ok()) {
+        found.extend(stat(files, pid)?);
+    }
+    found.sort_unstable_by_key(|s| s.id);
+    Ok(found)
+}
+
+/// The thread numbers of a process; none when it has ended.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn threads(files: &dyn Files, pid: u32) -> Result<Vec<u32>> {
+    let names = files.names(&format!("/proc/{pid}/task"))?;
+    Ok(names.iter().filter_map(|n| n.parse().ok()).collect())
+}
+
+/// The process a thread belongs to.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn process_of(files: &dyn Files, tid: u32) -> Result<Option<u32>> {
+    status_field(files, tid, "Tgid:")
+}
+
+/// The effective user of a process.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn effective_user(files: &dyn Files, pid: u32) -> Result<Option<u32>> {
+    let path = format!("/proc/{pid}/status");
+    let Some(text) = files.optional(&path)? else {
+        return Ok(None);
+    };
+    // Real, effective, saved, file system.
+    Ok(field_of(&text, "Uid:").and_then(|f| f.split_ascii_whitespace().nth(1)?.parse().ok()))
+}
+
+fn status_field(files: &dyn Files, tid: u32, name: &str) -> Result<Option<u32>> {
+    let text = files.optional(&format!("/proc/{tid}/status"))?;
+    Ok(text
+        .as_deref()
+        .and_then(|t| field_of(t, name))
+        .and_then(|f| f.trim().parse().ok()))
+}
+
+fn field_of<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name))
+}
+
+/// The arguments of a process, the program's name first; empty for kernel threads and the dead.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn arguments(files: &dyn Files, pid: u32) -> Result<Vec<String>> {
+    let text = match files.read(&format!("/proc/{pid}/cmdline")) {
+        Ok(text) => text,
+        Err(e) if gone(&e) => return Ok(Vec::new()),
+        Err(e) => {
+            return Err(Error::file(
+                "read",
+                &format!("/proc/{pid}/cmdline"),
+                None,
+                e,
+            ));
+        }
+    };
+    Ok(text.split_terminator('\0').map(str::to_owned).collect())
+}
+
+/// The path of the program a process runs; `None` for kernel threads, the dead, and where it may not be read.
+#[must_use]
+pub fn executable(files: &dyn Files, pid: u32) -> Option<String> {
+    let path = files.link(&format!("/proc/{pid}/exe")).ok()?;
+    Some(
+        path.strip_suffix(" (deleted)")
+            .map_or_else(|| path.clone(), str::to_owned),
+    )
+}
+
+/// Where a task is in one hierarchy: a line of `/proc/PID/cgroup`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Hierarchy number; 0 is the v2 hierarchy.
+    pub hierarchy: u32,
+    /// The controllers (v1), or `name=…`; empty for v2.
+    pub controllers: Vec<String>,
+    /// The cgroup's path from the root of the hierarchy.
+    pub path: String,
+}
+
+/// Where a task is in every hierarchy; empty when it has ended.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn memberships(files: &dyn Files, tid: &str) -> Result<Vec<Membership>> {
+    let path = format!("/proc/{tid}/cgroup");
+    let Some(text) = files.optional(&path)? else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(number), Some(controllers), Some(cgroup)) =
+            (parts.next(), parts.next(), parts.next())
+        else {
+            return Err(Error::malformed(
+                &path,
+                line,
+                "a line such as 0::/user.slice",
+            ));
+        };
+        found.push(Membership {
+            hierarchy: number
+                .parse()
+                .map_err(|_| Error::malformed(&path, line, "a line such as 0::/user.slice"))?,
+            controllers: controllers
+                .split(',')
+                .filter(|c| !c.is_empty())
+                .map(str::to_owned)
+                .collect(),
+            path: cgroup
+                .strip_suffix(" (deleted)")
+                .unwrap_or(cgroup)
+                .to_owned(),
+        });
+    }
+    Ok(found)
+}
+
+/// The boot id: changes with every boot.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn boot_id(files: &dyn Files) -> Result<String> {
+    files.text("/proc/sys/kernel/random/boot_id")
+}
+
+/// Whether this very task (number and start time) is alive; a zombie is not.
+#[must_use]
+pub fn alive(files: &dyn Files, task: TaskId) -> bool {
+    stat(files, task.pid)
+        .ok()
+        .flatten()
+        .is_some_and(|s| s.id.start == task.start && !s.dead())
+}
+
+/// The calling process.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Refused`] where `/proc` does not show it.
+pub fn ourselves(files: &dyn Files) -> Result<Stat> {
+    stat(files, std::process::id())?.ok_or_else(|| {
+        Error::refused("/proc does not show this process: it is the /proc of another PID namespace")
+    })
+}
+
+/// A process and all its ancestors, itself first.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn ancestry(files: &dyn Files, pid: u32) -> Result<Vec<u32>> {
+    let mut chain = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut at = pid;
+    while at != 0 && seen.insert(at) {
+        chain.push(at);
+        match stat(files, at)? {
+            Some(stat) => at = stat.parent,
+            None => break,
+        }
+    }
+    Ok(chain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    const STAT: &str = "1234 (a) b (c)) S 1 1234 1234 0 -1 4194560 100 0 0 0 5 6 0 0 20 0 3 0 98765 1000 10 \
+                        18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0";
+
+    #[test]
+    fn a_command_name_with_parentheses_is_read() {
+        let stat = parse_stat(STAT).unwrap();
+        assert_eq!(stat.comm, "a) b (c)");
+        assert_eq!(
+            stat.id,
+            TaskId {
+                pid: 1234,
+                start: 98765
+            }
+        );
+        assert_eq!((stat.parent, stat.threads, stat.last_cpu), (1, 3, 1));
+        assert!(!stat.kernel_thread() && !stat.bound() && !stat.dead());
+        assert!(parse_stat("1234 nothing").is_none());
+    }
+
+    #[test]
+    fn a_machine_in_a_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = dir.path().join("proc/1234");
+        std::fs::create_dir_all(&proc).unwrap();
+        std::fs::write(proc.join("stat"), STAT).unwrap();
+        std::fs::write(proc.join("cmdline"), b"python3\0detect.py\0\0").unwrap();
+        std::fs::write(
+            proc.join("cgroup"),
+            "3:cpuset:/a/b\n1:cpu,cpuacct:/\n0::/x (deleted)\n",
+        )
+        .unwrap();
+        std::fs::write(
+            proc.join("status"),
+            "Name:\tx\nTgid:\t1234\nUid:\t1000\t1001\t1000\t1000\n",
+        )
+        .unwrap();
+        let kernel = Kernel::at(dir.path());
+        assert_eq!(processes(&kernel).unwrap().len(), 1);
+        assert_eq!(
+            arguments(&kernel, 1234).unwrap(),
+            ["python3", "detect.py", ""]
+        );
+        assert_eq!(effective_user(&kernel, 1234).unwrap(), Some(1001));
+        assert_eq!(process_of(&kernel, 1234).unwrap(), Some(1234));
+        let places = memberships(&kernel, "1234").unwrap();
+        assert_eq!(places[1].controllers, ["cpu", "cpuacct"]);
+        assert_eq!((places[2].hierarchy, places[2].path.as_str()), (0, "/x"));
+        assert!(alive(
+            &kernel,
+            TaskId {
+                pid: 1234,
+                start: 98765
+            }
+        ));
+        assert!(
+            !alive(
+                &kernel,
+                TaskId {
+                    pid: 1234,
+                    start: 98766
+                }
+            ),
+            "a later task of the same number"
+        );
+        assert_eq!(stat(&kernel, 99).unwrap(), None);
+    }
+
+    #[test]
+    fn we_find_ourselves() {
+        let Ok(kernel) = Kernel::new() else {
+            return eprintln!("SKIPPED: no /proc or /sys here");
+        };
+        let we = ourselves(&kernel).unwrap();
+        assert_eq!(we.id.pid, std::process::id());
+        assert!(threads(&kernel, we.id.pid).unwrap().contains(&we.id.pid));
+        assert_eq!(ancestry(&kernel, we.id.pid).unwrap()[1], we.parent);
+    }
+}

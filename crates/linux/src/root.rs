@@ -1,0 +1,374 @@
+//! The one door to the kernel's files: a trait that reads, writes, lists, makes and removes below a root, and its
+//! production form, [`Kernel`]. A model of the kernel stands behind the same trait in tests.
+//!
+//! Paths are written as the kernel's own (`/sys/…`, `/proc/…`); the root is put in front here and nowhere else.
+//! CPU affinity is not a file, but belongs to the same seam: what is changed by the one is undone by the other.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use quell_core::cpuset::{CpuId, CpuSet, MAX_CPU};
+
+use crate::error::{Error, Result};
+
+/// What the kernel's file systems offer. Every error is the kernel's own.
+pub trait Files: Send + Sync {
+    /// The whole content. Bytes that are not UTF-8 are replaced.
+    fn read(&self, path: &str) -> io::Result<String>;
+    /// One `write(2)` of the text, as `echo` would send it (a newline is added where none is).
+    fn write(&self, path: &str, text: &str) -> io::Result<()>;
+    /// The names in a directory, sorted.
+    fn list(&self, path: &str) -> io::Result<Vec<String>>;
+    /// Makes a directory.
+    fn mkdir(&self, path: &str) -> io::Result<()>;
+    /// Removes an empty directory (a cgroup: without tasks and children).
+    fn rmdir(&self, path: &str) -> io::Result<()>;
+    /// Whether something is there.
+    fn exists(&self, path: &str) -> bool;
+    /// The permission bits.
+    fn mode(&self, path: &str) -> io::Result<u32>;
+    /// Where a symbolic link points.
+    fn link(&self, path: &str) -> io::Result<String>;
+    /// The CPUs a thread may run on (0: the caller).
+    fn affinity(&self, tid: u32) -> io::Result<CpuSet>;
+    /// Sets the CPUs a thread may run on.
+    fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()>;
+}
+
+/// Whether an error means that the thing is simply not there (any more): a missing file, or a task that ended.
+#[must_use]
+pub fn gone(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOENT | libc::ESRCH | libc::ENODEV | libc::ENOTDIR)
+    )
+}
+
+impl dyn Files + '_ {
+    /// The content of a file that has to be there, trimmed.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read.
+    pub fn text(&self, path: &str) -> Result<String> {
+        self.read(path)
+            .map(|t| t.trim().to_owned())
+            .map_err(|e| Error::file("read", path, None, e))
+    }
+
+    /// The content of a file that may be missing, trimmed; `None` where it is.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it is there and cannot be read.
+    pub fn optional(&self, path: &str) -> Result<Option<String>> {
+        match self.read(path) {
+            Ok(text) => Ok(Some(text.trim().to_owned())),
+            Err(e) if gone(&e) => Ok(None),
+            Err(e) => Err(Error::file("read", path, None, e)),
+        }
+    }
+
+    /// The parsed content of a file that may be missing.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read, [`Error::Malformed`] when it cannot be parsed.
+    pub fn parsed<T: FromStr>(&self, path: &str, wanted: &str) -> Result<Option<T>> {
+        let Some(text) = self.optional(path)? else {
+            return Ok(None);
+        };
+        match text.parse() {
+            Ok(value) => Ok(Some(value)),
+            Err(_) => Err(Error::malformed(path, &text, wanted)),
+        }
+    }
+
+    /// A CPU (or node) list that may be missing.
+    ///
+    /// # Errors
+    /// As [`Self::parsed`].
+    pub fn cpus(&self, path: &str) -> Result<Option<CpuSet>> {
+        self.parsed(path, "a CPU list such as 0,2-3")
+    }
+
+    /// Writes, with the error that names everything.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn put(&self, path: &str, text: &str) -> Result<()> {
+        self.write(path, text)
+            .map_err(|e| Error::file("write", path, Some(text), e))
+    }
+
+    /// The names in a directory; none where it is missing.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it is there and cannot be listed.
+    pub fn names(&self, path: &str) -> Result<Vec<String>> {
+        match self.list(path) {
+            Ok(names) => Ok(names),
+            Err(e) if gone(&e) => Ok(Vec::new()),
+            Err(e) => Err(Error::file("list", path, None, e)),
+        }
+    }
+}
+
+/// The real kernel, or a folder that looks like one.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    root: PathBuf,
+}
+
+/// `statfs(2)` magic numbers of procfs and sysfs (linux/magic.h).
+const PROC_MAGIC: i64 = 0x9fa0;
+const SYSFS_MAGIC: i64 = 0x6265_6572;
+
+impl Kernel {
+    /// The running kernel: `/proc` and `/sys` have to be what they are called.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when one is not mounted.
+    pub fn new() -> Result<Self> {
+        for (path, magic, name) in [
+            ("/proc", PROC_MAGIC, "proc"),
+            ("/sys", SYSFS_MAGIC, "sysfs"),
+        ] {
+            let found = rustix::fs::statfs(path)
+                .map_err(|e| Error::file("inspect", path, None, e.into()))?;
+            // The field's width differs between architectures; both magics are positive and fit every one.
+            #[allow(
+                clippy::unnecessary_cast,
+                clippy::useless_conversion,
+                reason = "width differs by architecture"
+            )]
+            let found = found.f_type as i64;
+            if found != magic {
+                return Err(Error::refused_with(
+                    format!("{path} is not a {name} file system (it reports type {found:#x})"),
+                    format!("mount -t {name} {name} {path}"),
+                ));
+            }
+        }
+        Ok(Self {
+            root: PathBuf::from("/"),
+        })
+    }
+
+    /// Files below `root`, which are taken for the kernel's without a check: captured machines, tests.
+    #[must_use]
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Whether this is the running kernel, not a folder.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    fn need_live(&self) -> io::Result<()> {
+        if self.is_live() {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ENOSYS))
+        }
+    }
+}
+
+impl Files for Kernel {
+    fn read(&self, path: &str) -> io::Result<String> {
+        let mut bytes = Vec::with_capacity(512);
+        fs::File::open(self.path(path))?.read_to_end(&mut bytes)?;
+        Ok(match String::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(e) => String::from_utf8_lossy(e.as_bytes()).into_owned(),
+        })
+    }
+
+    fn write(&self, path: &str, text: &str) -> io::Result<()> {
+        // Kernel files take one write each; a zero-length write would be no write at all, hence the newline.
+        let mut bytes = text.as_bytes().to_vec();
+        if bytes.last() != Some(&b'\n') {
+            bytes.push(b'\n');
+        }
+        let mut options = fs::OpenOptions::new();
+        options.write(true).truncate(!self.is_live());
+        let mut file = options.open(self.path(path))?;
+        let written = file.write(&bytes)?;
+        if written == bytes.len() {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        }
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.path(path))? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn mkdir(&self, path: &str) -> io::Result<()> {
+        fs::create_dir(self.path(path))
+    }
+
+    fn rmdir(&self, path: &str) -> io::Result<()> {
+        fs::remove_dir(self.path(path))
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
+
+    fn mode(&self, path: &str) -> io::Result<u32> {
+        Ok(fs::metadata(self.path(path))?.permissions().mode())
+    }
+
+    fn link(&self, path: &str) -> io::Result<String> {
+        Ok(fs::read_link(self.path(path))?
+            .to_string_lossy()
+            .into_owned())
+    }
+
+    fn affinity(&self, tid: u32) -> io::Result<CpuSet> {
+        self.need_live()?;
+        let mut words = [0u64; WORDS];
+        // SAFETY: the buffer is valid for `size_of_val(&words)` bytes and u64 has no invalid values; the raw system
+        // call is used because `cpu_set_t` ends at 1024 CPUs and the kernel refuses a buffer that is too short.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_sched_getaffinity,
+                pid(tid)?,
+                size_of_val(&words),
+                words.as_mut_ptr(),
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let bits = (0..=MAX_CPU).filter(|cpu| words[(cpu / 64) as usize] & (1 << (cpu % 64)) != 0);
+        Ok(bits.collect::<CpuSet>())
+    }
+
+    fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()> {
+        self.need_live()?;
+        let mut words = [0u64; WORDS];
+        for cpu in cpus.iter() {
+            words[(cpu / 64) as usize] |= 1 << (cpu % 64);
+        }
+        // SAFETY: the buffer is valid for reading `size_of_val(&words)` bytes for the whole call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_sched_setaffinity,
+                pid(tid)?,
+                size_of_val(&words),
+                words.as_ptr(),
+            )
+        };
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// 64-bit words that hold every CPU the kernel can number.
+const WORDS: usize = (MAX_CPU as usize + 1) / 64;
+
+fn pid(tid: u32) -> io::Result<CpuPid> {
+    CpuPid::try_from(tid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
+}
+
+type CpuPid = libc::pid_t;
+
+/// Reads a CPU mask as `smp_affinity` and `workqueue/cpumask` print it: 32-bit hexadecimal words, the highest first,
+/// separated by commas (`%*pb`, Documentation/core-api/printk-formats.rst). `None` where the text is none.
+#[must_use]
+pub fn parse_mask(text: &str) -> Option<CpuSet> {
+    let words: Vec<&str> = text.trim().split(',').collect();
+    let mut set = CpuSet::new();
+    for (i, word) in words.iter().rev().enumerate() {
+        if word.is_empty() || word.len() > 8 {
+            return None;
+        }
+        let bits = u32::from_str_radix(word, 16).ok()?;
+        let base = CpuId::try_from(i).ok()?.checked_mul(32)?;
+        for bit in (0..32).filter(|bit| bits & (1 << bit) != 0) {
+            set.insert(base + bit);
+        }
+    }
+    Some(set)
+}
+
+/// Writes a CPU mask as the kernel reads it.
+#[must_use]
+pub fn format_mask(cpus: &CpuSet) -> String {
+    let highest = cpus.iter().next_back().unwrap_or(0) / 32;
+    let words: Vec<String> = (0..=highest)
+        .rev()
+        .map(|word| {
+            let bits = cpus
+                .iter()
+                .filter(|c| c / 32 == word)
+                .fold(0u32, |bits, c| bits | 1 << (c % 32));
+            if word == highest {
+                format!("{bits:x}")
+            } else {
+                format!("{bits:08x}")
+            }
+        })
+        .collect();
+    words.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_read_and_write_as_the_kernel_does() {
+        assert_eq!(parse_mask("3").map(|s| s.to_string()), Some("0-1".into()));
+        assert_eq!(
+            parse_mask("00000001,00000000").map(|s| s.to_string()),
+            Some("32".into())
+        );
+        assert_eq!(parse_mask("0-1"), None);
+        let set: CpuSet = "0,31-33".parse().unwrap();
+        assert_eq!(format_mask(&set), "3,80000001");
+        assert_eq!(parse_mask(&format_mask(&set)), Some(set));
+        assert_eq!(format_mask(&CpuSet::new()), "0");
+    }
+
+    #[test]
+    fn a_missing_file_is_none_and_a_malformed_one_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("sys")).unwrap();
+        fs::write(dir.path().join("sys/list"), "0,x\n").unwrap();
+        let kernel = Kernel::at(dir.path());
+        let files: &dyn Files = &kernel;
+        assert!(files.cpus("/sys/none").unwrap().is_none());
+        let error = files.cpus("/sys/list").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "/sys/list reads '0,x', which is not a CPU list such as 0,2-3"
+        );
+    }
+
+    #[test]
+    fn the_callers_own_affinity_can_be_read() {
+        let Ok(kernel) = Kernel::new() else {
+            return eprintln!("SKIPPED: no /proc or /sys here");
+        };
+        assert!(!kernel.affinity(0).unwrap().is_empty());
+        assert!(Kernel::at("/nowhere").affinity(0).is_err());
+    }
+}

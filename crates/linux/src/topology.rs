@@ -1,0 +1,461 @@
+//! The machine's shape: CPUs, caches, memory nodes, identity, and what the kernel keeps for ordinary tasks.
+//!
+//! Documentation/admin-guide/cputopology.rst, Documentation/ABI/testing/sysfs-devices-system-cpu (caches),
+//! Documentation/scheduler/sched-rt-group.rst (real-time throttling), kernel/sched/debug.c (the fair server).
+
+use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::inventory::{Cache, CacheKind, Cpu, Identity, Node};
+use quell_core::units::{Bytes, LINE_BYTES, Share};
+
+use crate::error::{Error, Result};
+use crate::root::Files;
+
+const CPUS: &str = "/sys/devices/system/cpu";
+const NODES: &str = "/sys/devices/system/node";
+
+/// The shape of the machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Topology {
+    /// Who it is.
+    pub identity: Identity,
+    /// CPUs that are online and that we may use.
+    pub cpus: Vec<Cpu>,
+    /// Caches in which at least one of them takes part, by level.
+    pub caches: Vec<Cache>,
+    /// Memory nodes.
+    pub nodes: Vec<Node>,
+}
+
+/// Reads the shape. `allowed`: the CPUs that our own cpuset lets us use; all others are left out.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`]; [`Error::Refused`] when no CPU is left.
+pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
+    let online = online(files)?;
+    let usable = allowed.map_or_else(|| online.clone(), |a| a.intersection(&online));
+    if usable.is_empty() {
+        return Err(Error::refused(format!(
+            "no CPU is left: {online} are online, none of them may be used by us"
+        )));
+    }
+    let nodes = nodes(files, &online)?;
+    let mut cpus = Vec::with_capacity(usable.len());
+    for id in usable.iter() {
+        let topology = format!("{CPUS}/cpu{id}/topology");
+        let siblings = files.cpus(&format!("{topology}/thread_siblings_list"))?;
+        let package = files.parsed::<i64>(
+            &format!("{topology}/physical_package_id"),
+            "a package number",
+        )?;
+        cpus.push(Cpu {
+            id,
+            siblings: siblings.unwrap_or_else(|| CpuSet::from_iter([id])),
+            // Machines without packages report −1.
+            package: package.and_then(|p| u32::try_from(p).ok()).unwrap_or(0),
+            node: nodes
+                .iter()
+                .find(|n| n.cpus.contains(id))
+                .map_or(0, |n| n.id),
+        });
+    }
+    Ok(Topology {
+        identity: identity(files)?,
+        caches: caches(files, &usable)?,
+        cpus,
+        nodes,
+    })
+}
+
+/// The online CPUs.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn online(files: &dyn Files) -> Result<CpuSet> {
+    let path = format!("{CPUS}/online");
+    match files.cpus(&path)? {
+        Some(set) if !set.is_empty() => Ok(set),
+        _ => Err(Error::refused_with(
+            format!("{path} is missing or empty"),
+            "mount -t sysfs sysfs /sys",
+        )),
+    }
+}
+
+fn caches(files: &dyn Files, usable: &CpuSet) -> Result<Vec<Cache>> {
+    let mut found: Vec<Cache> = Vec::new();
+    for cpu in usable.iter() {
+        let dir = format!("{CPUS}/cpu{cpu}/cache");
+        for index in files.names(&dir)?.iter().filter(|n| n.starts_with("index")) {
+            if let Some(cache) = cache(files, &format!("{dir}/{index}"), cpu)?
+                && !found.contains(&cache)
+            {
+                found.push(cache);
+            }
+        }
+    }
+    found.sort_by_key(|c| (c.level, c.kind != CacheKind::Data, c.cpus.first()));
+    Ok(found)
+}
+
+fn cache(files: &dyn Files, dir: &str, cpu: CpuId) -> Result<Option<Cache>> {
+    let Some(level) = files.parsed(&format!("{dir}/level"), "a cache level")? else {
+        return Ok(None);
+    };
+    let kind_path = format!("{dir}/type");
+    let kind = match files.optional(&kind_path)?.as_deref() {
+        Some("Data") => CacheKind::Data,
+        Some("Instruction") => CacheKind::Instruction,
+        Some("Unified") | None => CacheKind::Unified,
+        Some(other) => {
+            return Err(Error::malformed(
+                &kind_path,
+                other,
+                "Data, Instruction or Unified",
+            ));
+        }
+    };
+    let size_path = format!("{dir}/size");
+    let Some(size) = files.optional(&size_path)? else {
+        return Ok(None);
+    };
+    let size = cache_size(&size)
+        .ok_or_else(|| Error::malformed(&size_path, &size, "a size such as 48K"))?;
+    let count = |name: &str| -> Result<Option<u32>> {
+        // 0 ways means fully associative or unknown: both are "does not tell".
+        Ok(files
+            .parsed::<u32>(&format!("{dir}/{name}"), "a number")?
+            .filter(|n| *n > 0))
+    };
+    Ok(Some(Cache {
+        level,
+        kind,
+        size,
+        ways: count("ways_of_associativity")?,
+        sets: count("number_of_sets")?,
+        line: Bytes(count("coherency_line_size")?.map_or(LINE_BYTES, u64::from)),
+        cpus: files
+            .cpus(&format!("{dir}/shared_cpu_list"))?
+            .unwrap_or_else(|| CpuSet::from_iter([cpu])),
+    }))
+}
+
+fn cache_size(text: &str) -> Option<Bytes> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let scale = match &text[end..] {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        _ => return None,
+    };
+    text[..end]
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(scale)
+        .map(Bytes)
+}
+
+fn nodes(files: &dyn Files, online: &CpuSet) -> Result<Vec<Node>> {
+    let mut found = Vec::new();
+    for id in files
+        .cpus(&format!("{NODES}/online"))?
+        .unwrap_or_default()
+        .iter()
+    {
+        let dir = format!("{NODES}/node{id}");
+        let meminfo = files
+            .optional(&format!("{dir}/meminfo"))?
+            .unwrap_or_default();
+        found.push(Node {
+            id,
+            cpus: files.cpus(&format!("{dir}/cpulist"))?.unwrap_or_default(),
+            memory: total_memory(&meminfo).unwrap_or_default(),
+        });
+    }
+    if found.is_empty() {
+        // A kernel without NUMA has no node directory: everything is node 0.
+        let meminfo = files.optional("/proc/meminfo")?.unwrap_or_default();
+        found.push(Node {
+            id: 0,
+            cpus: online.clone(),
+            memory: total_memory(&meminfo).unwrap_or_default(),
+        });
+    }
+    Ok(found)
+}
+
+fn total_memory(meminfo: &str) -> Option<Bytes> {
+    let line = meminfo.lines().find(|l| l.contains("MemTotal:"))?;
+    let kib: u64 = line.split_ascii_whitespace().rev().nth(1)?.parse().ok()?;
+    kib.checked_mul(1024).map(Bytes)
+}
+
+fn identity(files: &dyn Files) -> Result<Identity> {
+    let cpuinfo = files.optional("/proc/cpuinfo")?.unwrap_or_default();
+    // x86 names; Arm prints implementer and part numbers instead; RISC-V `uarch`.
+    let first = |names: &[&str]| {
+        names.iter().find_map(|name| {
+            cpuinfo.lines().find_map(|l| {
+                let (key, value) = l.split_once(':')?;
+                (key.trim() == *name).then(|| value.trim().to_owned())
+            })
+        })
+    };
+    let flags = first(&["flags"]).unwrap_or_default();
+    let virtual_machine = flags.split_ascii_whitespace().any(|f| f == "hypervisor");
+    Ok(Identity {
+        kernel: files
+            .optional("/proc/sys/kernel/osrelease")?
+            .unwrap_or_default(),
+        // Since 6.1 a file, so that a captured machine keeps its own.
+        architecture: files.optional("/proc/sys/kernel/arch")?.unwrap_or_else(|| {
+            rustix::system::uname()
+                .machine()
+                .to_string_lossy()
+                .into_owned()
+        }),
+        vendor: first(&["vendor_id", "CPU implementer", "mvendorid"]).unwrap_or_default(),
+        model: first(&["model name", "uarch", "CPU part"]).unwrap_or_default(),
+        hypervisor: hypervisor(files, virtual_machine)?,
+    })
+}
+
+/// The hypervisor: Xen's own file, else the firmware's vendor where the processor says it is virtual (x86) or the
+/// vendor is one that only makes virtual machines (Arm has no such flag).
+fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
+    if let Some(kind) = files.optional("/sys/hypervisor/type")? {
+        return Ok(Some(kind));
+    }
+    // Readable by root only on some machines; who we are does not depend on it.
+    let vendor = files
+        .optional("/sys/class/dmi/id/sys_vendor")
+        .ok()
+        .flatten()
+        .unwrap_or_default();
+    Ok(match (flagged, vendor.as_str()) {
+        (true, "") => Some("unknown".to_owned()),
+        (true, _) | (false, "QEMU") => Some(vendor),
+        (false, _) => None,
+    })
+}
+
+/// The kernel's real-time limits, as far as they can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelFloor {
+    /// What ordinary tasks get beside a real-time spinner, before the margin.
+    pub bare: Share,
+    /// The same with a margin of a fifth: what a regulator may rely on being able to enforce.
+    pub safe: Share,
+    /// Whether the fair server's share was read or assumed.
+    pub fair_server_read: bool,
+}
+
+/// The fair server's default share: 50 ms of every second (kernel/sched/deadline.c, `fair_server_init`).
+const FAIR_SERVER: Share = Share::percent(5);
+/// The first kernel with the fair server.
+const FAIR_SERVER_SINCE: (u32, u32) = (6, 12);
+
+/// What share of a CPU the kernel gives ordinary tasks although a real-time task wants all of it: real-time
+/// throttling (`sched_rt_runtime_us` of `sched_rt_period_us`), or the fair server, whichever is more.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn kernel_floor(files: &dyn Files) -> Result<KernelFloor> {
+    let period = files.parsed::<u64>("/proc/sys/kernel/sched_rt_period_us", "microseconds")?;
+    let runtime = files.parsed::<i64>(
+        "/proc/sys/kernel/sched_rt_runtime_us",
+        "microseconds, or -1",
+    )?;
+    let throttling = match (period, runtime) {
+        // −1: no real-time throttling.
+        (Some(period), Some(runtime)) if period > 0 => {
+            let runtime = u64::try_from(runtime).unwrap_or(period).min(period);
+            Share::ratio(period - runtime, period)
+        }
+        _ => Share(0),
+    };
+    let (server, read) = fair_server(files)?;
+    let bare = throttling.max(server);
+    Ok(KernelFloor {
+        bare,
+        safe: Share(bare.0 + bare.0.div_ceil(5)),
+        fair_server_read: read,
+    })
+}
+
+fn fair_server(files: &dyn Files) -> Result<(Share, bool)> {
+    let dir = "/sys/kernel/debug/sched/fair_server/cpu0";
+    // debugfs is often closed even to root (lockdown): that is not an error, the default is then assumed.
+    let number = |name: &str| {
+        files
+            .parsed::<u64>(&format!("{dir}/{name}"), "nanoseconds")
+            .ok()
+            .flatten()
+    };
+    if let (Some(runtime), Some(period)) = (number("runtime"), number("period"))
+        && period > 0
+    {
+        return Ok((Share::ratio(runtime, period), true));
+    }
+    let release = files
+        .optional("/proc/sys/kernel/osrelease")?
+        .unwrap_or_default();
+    let has = release_number(&release).is_none_or(|r| r >= FAIR_SERVER_SINCE);
+    Ok((if has { FAIR_SERVER } else { Share(0) }, false))
+}
+
+/// `6.18.44-x` → (6, 18).
+fn release_number(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// Others who are known to hold hardware counters.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn counter_users(files: &dyn Files) -> Result<Vec<String>> {
+    let mut users = Vec::new();
+    if files
+        .parsed::<u32>("/proc/sys/kernel/nmi_watchdog", "0 or 1")?
+        .is_some_and(|n| n != 0)
+    {
+        users.push(
+            "the NMI watchdog holds one hardware counter on every CPU (sysctl kernel.nmi_watchdog=0 frees it)".to_owned(),
+        );
+    }
+    Ok(users)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+    use std::path::Path;
+
+    fn write(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn machine() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        write(root, "sys/devices/system/cpu/online", "0-3\n");
+        for cpu in 0..4 {
+            let at = format!("sys/devices/system/cpu/cpu{cpu}");
+            let core = cpu / 2 * 2;
+            write(
+                root,
+                &format!("{at}/topology/thread_siblings_list"),
+                &format!("{core}-{}\n", core + 1),
+            );
+            write(root, &format!("{at}/topology/physical_package_id"), "0\n");
+            write(root, &format!("{at}/cache/index3/level"), "3\n");
+            write(root, &format!("{at}/cache/index3/type"), "Unified\n");
+            write(root, &format!("{at}/cache/index3/size"), "49152K\n");
+            write(
+                root,
+                &format!("{at}/cache/index3/ways_of_associativity"),
+                "12\n",
+            );
+            write(root, &format!("{at}/cache/index3/shared_cpu_list"), "0-3\n");
+        }
+        write(root, "sys/devices/system/node/online", "0\n");
+        write(root, "sys/devices/system/node/node0/cpulist", "0-3\n");
+        write(
+            root,
+            "sys/devices/system/node/node0/meminfo",
+            "Node 0 MemTotal:  1024 kB\n",
+        );
+        write(
+            root,
+            "proc/cpuinfo",
+            "vendor_id : Genuine\nmodel name : Fast CPU\nflags : fpu hypervisor\n",
+        );
+        write(root, "proc/sys/kernel/osrelease", "6.18.1-x\n");
+        write(root, "proc/sys/kernel/sched_rt_period_us", "1000000\n");
+        write(root, "proc/sys/kernel/sched_rt_runtime_us", "950000\n");
+        dir
+    }
+
+    #[test]
+    fn a_machine_in_a_folder() {
+        let dir = machine();
+        let kernel = Kernel::at(dir.path());
+        let found = read(&kernel, Some(&"0-2".parse().unwrap())).unwrap();
+        assert_eq!(found.cpus.len(), 3, "CPU 3 is not ours");
+        assert_eq!(found.cpus[2].siblings.to_string(), "2-3");
+        assert_eq!(found.caches.len(), 1, "one cache, seen from every CPU");
+        assert_eq!(
+            (found.caches[0].size, found.caches[0].ways),
+            (Bytes(48 << 20), Some(12))
+        );
+        assert_eq!(found.nodes[0].memory, Bytes(1 << 20));
+        assert_eq!(found.identity.model, "Fast CPU");
+        assert_eq!(found.identity.hypervisor.as_deref(), Some("unknown"));
+    }
+
+    #[test]
+    fn a_malformed_cache_is_an_error_with_its_path() {
+        let dir = machine();
+        write(
+            dir.path(),
+            "sys/devices/system/cpu/cpu1/cache/index3/size",
+            "lots\n",
+        );
+        let error = read(&Kernel::at(dir.path()), None).unwrap_err().to_string();
+        assert!(
+            error.contains("cpu1/cache/index3/size reads 'lots'"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_floor_is_the_larger_of_both_safety_nets_plus_a_fifth() {
+        let dir = machine();
+        let floor = kernel_floor(&Kernel::at(dir.path())).unwrap();
+        assert_eq!(
+            (floor.bare, floor.safe),
+            (Share::percent(5), Share::percent(6))
+        );
+        assert!(!floor.fair_server_read);
+        write(
+            dir.path(),
+            "sys/kernel/debug/sched/fair_server/cpu0/runtime",
+            "100000000\n",
+        );
+        write(
+            dir.path(),
+            "sys/kernel/debug/sched/fair_server/cpu0/period",
+            "1000000000\n",
+        );
+        let floor = kernel_floor(&Kernel::at(dir.path())).unwrap();
+        assert_eq!(
+            (floor.safe, floor.fair_server_read),
+            (Share::percent(12), true)
+        );
+    }
+
+    #[test]
+    fn an_old_kernel_without_throttling_has_no_floor() {
+        let dir = machine();
+        write(dir.path(), "proc/sys/kernel/osrelease", "6.1.0-13-amd64\n");
+        write(dir.path(), "proc/sys/kernel/sched_rt_runtime_us", "-1\n");
+        assert_eq!(
+            kernel_floor(&Kernel::at(dir.path())).unwrap().safe,
+            Share(0)
+        );
+    }
+
+    #[test]
+    fn the_nmi_watchdog_is_named() {
+        let dir = machine();
+        assert!(counter_users(&Kernel::at(dir.path())).unwrap().is_empty());
+        write(dir.path(), "proc/sys/kernel/nmi_watchdog", "1\n");
+        assert!(counter_users(&Kernel::at(dir.path())).unwrap()[0].contains("nmi_watchdog=0"));
+    }
+}

@@ -1,0 +1,488 @@
+//! Taking changes back: in reverse order, idempotent, and only what still carries our value.
+//!
+//! Rules:
+//! - A file is restored if it still reads as what was written (or as what the kernel makes of it: lists and masks are
+//!   compared as sets). If it reads as before, there is nothing to do. Anything else was set by somebody else since: it
+//!   is left, and named.
+//! - A task is moved back only if it is the same task (number and start time) and still where it was put.
+//! - A cgroup of ours is emptied before it is removed: a task born in it goes where its process, or the closest
+//!   ancestor that was moved there, came from; else to the heir. What is inside a cgroup of ours goes with it.
+//! - Nothing is ever continued or thawed here: what is stopped was stopped by somebody else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::time::Duration;
+
+use quell_core::backend::Undone;
+use quell_core::cpuset::CpuSet;
+use quell_core::journal::{TaskId, Undo};
+
+use crate::fault;
+use crate::procfs;
+use crate::root::{Files, gone, parse_mask};
+
+/// What undoing came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// For the person.
+    pub undone: Undone,
+    /// Entries that could not be taken back although they should have been; worth another try.
+    pub failed: Vec<Undo>,
+}
+
+/// How often an occupied cgroup is tried again, and how long in between: together about a second. A task that is just
+/// ending keeps its cgroup busy for a moment.
+const TRIES: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Takes back `entries` (oldest first), latest first.
+pub fn undo(files: &dyn Files, entries: &[Undo]) -> Outcome {
+    let mut work = Work::new(files, entries);
+    for (i, entry) in entries.iter().enumerate().rev() {
+        fault::boundary();
+        let result = match entry {
+            Undo::Write { path, old, new } => work.write(path, old, new),
+            Undo::Move { task, from, to } => work.put_back(*task, from, to),
+            Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
+            Undo::Cgroup { path, heir } => work.remove(i, path, heir),
+        };
+        match result {
+            Ok(true) => work.outcome.undone.restored += 1,
+            Ok(false) => {}
+            Err(what) => {
+                work.outcome.undone.left.push(what);
+                work.outcome.failed.push(entry.clone());
+            }
+        }
+    }
+    work.outcome.failed.reverse();
+    work.outcome
+}
+
+struct Work<'a> {
+    files: &'a dyn Files,
+    entries: &'a [Undo],
+    /// Cgroups that will be removed by this undoing: their settings need not be restored first.
+    made: BTreeSet<&'a str>,
+    /// Tasks by directory, as read when first needed.
+    members: BTreeMap<&'a str, BTreeSet<u32>>,
+    outcome: Outcome,
+}
+
+/// `Ok(true)`: taken back. `Ok(false)`: nothing to do. `Err`: what failed, in a sentence.
+type Step = Result<bool, String>;
+
+impl<'a> Work<'a> {
+    fn new(files: &'a dyn Files, entries: &'a [Undo]) -> Self {
+        let made = entries
+            .iter()
+            .filter_map(|e| match e {
+                Undo::Cgroup { path, .. } => Some(path.as_str()),
+                _ => None,
+            })
+            .collect();
+        Self {
+            files,
+            entries,
+            made,
+            members: BTreeMap::new(),
+            outcome: Outcome::default(),
+        }
+    }
+
+    fn leave(&mut self, what: String) -> Step {
+        self.outcome.undone.left.push(what);
+        Ok(false)
+    }
+
+    fn write(&mut self, path: &str, old: &str, new: &str) -> Step {
+        if path
+            .rsplit_once('/')
+            .is_some_and(|(dir, _)| self.made.contains(dir))
+        {
+            return Ok(false);
+        }
+        let now = match self.files.read(path) {
+            Ok(text) => text.trim().to_owned(),
+            Err(e) if gone(&e) => return Ok(false),
+            Err(e) => return Err(format!("{path} could not be read: {e}")),
+        };
+        if path.ends_with("/cgroup.subtree_control") {
+            let controller = new.trim_start_matches('+');
+            if !now.split_ascii_whitespace().any(|c| c == controller) {
+                return Ok(false);
+            }
+        } else if same(path, &now, old) {
+            return Ok(false);
+        } else if !same(path, &now, new) {
+            return self.leave(format!(
+                "{path} reads '{now}', not the '{}' that was written: somebody has changed it since",
+                new.trim()
+            ));
+        }
+        match self.files.write(path, old) {
+            Ok(()) => Ok(true),
+            Err(e) if gone(&e) => Ok(false),
+            Err(e)
+                if e.raw_os_error() == Some(libc::EBUSY)
+                    && path.ends_with("/cgroup.subtree_control") =>
+            {
+                self.leave(format!(
+                    "{path} keeps {}: other cgroups use it by now",
+                    old.trim_start_matches('-')
+                ))
+            }
+            Err(e) => Err(format!(
+                "{path} could not be set back to '{}': {e}",
+                old.trim()
+            )),
+        }
+    }
+
+    fn put_back(&mut self, task: TaskId, from: &'a str, to: &'a str) -> Step {
+        if !self.is_member(to, task.pid) {
+            if !self.is_member(from, task.pid)
+                && procfs::alive(self.files, task)
+                && self.files.exists(to)
+            {
+                return self.leave(format!(
+                    "task {} was not moved back to {from}: somebody has moved it since",
+                    task.pid
+                ));
+            }
+            return Ok(false);
+        }
+        match procfs::stat(self.files, task.pid) {
+            Ok(Some(stat)) if stat.id == task => {}
+            // Ended, or a later task of the same number: that one goes with its cgroup.
+            Ok(_) => return Ok(false),
+            Err(e) => return Err(e.to_string()),
+        }
+        match self
+            .files
+            .write(&door(self.files, from), &task.pid.to_string())
+        {
+            Ok(()) => {
+                for (dir, stays) in [(from, true), (to, false)] {
+                    if let Some(members) = self.members.get_mut(dir) {
+                        if stays {
+                            members.insert(task.pid)
+                        } else {
+                            members.remove(&task.pid)
+                        };
+                    }
+                }
+                Ok(true)
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+            Err(e) if gone(&e) => {
+                self.leave(format!("task {} cannot go back: {from} is gone", task.pid))
+            }
+            Err(e) => Err(format!(
+                "task {} could not be moved back to {from}: {e}",
+                task.pid
+            )),
+        }
+    }
+
+    fn is_member(&mut self, dir: &'a str, tid: u32) -> bool {
+        let files = self.files;
+        let members = self.members.entry(dir).or_insert_with(|| {
+            tasks_in(files, dir)
+                .unwrap_or_default()
+                .into_iter()
+                .collect()
+        });
+        members.contains(&tid)
+    }
+
+    fn affinity(&mut self, task: TaskId, old: &CpuSet, new: &CpuSet) -> Step {
+        if !procfs::alive(self.files, task) {
+            return Ok(false);
+        }
+        let now = match self.files.affinity(task.pid) {
+            Ok(now) => now,
+            Err(e) if gone(&e) => return Ok(false),
+            Err(e) => {
+                return Err(format!(
+                    "the affinity of task {} could not be read: {e}",
+                    task.pid
+                ));
+            }
+        };
+        if now == *old {
+            return Ok(false);
+        }
+        if now != *new {
+            return self.leave(format!(
+                "task {} runs on CPUs {now}, not on the {new} that were set: somebody has changed it since",
+                task.pid
+            ));
+        }
+        match self.files.set_affinity(task.pid, old) {
+            Ok(()) => Ok(true),
+            Err(e) if gone(&e) => Ok(false),
+            Err(e) => Err(format!(
+                "the affinity of task {} could not be set back to {old}: {e}",
+                task.pid
+            )),
+        }
+    }
+
+    fn remove(&mut self, entry: usize, path: &str, heir: &str) -> Step {
+        let mut why = String::new();
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                std::thread::sleep(PAUSE);
+            }
+            if !self.files.exists(path) {
+                return Ok(attempt > 0);
+            }
+            if let Err(e) = self.empty(entry, path, path, heir, 0) {
+                why = e;
+            }
+            match self.files.rmdir(path) {
+                Ok(()) => return Ok(true),
+                Err(e) if gone(&e) => return Ok(attempt > 0),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                    if why.is_empty() {
+                        why = e.to_string();
+                    }
+                }
+                Err(e) => return Err(format!("{path} could not be removed: {e}")),
+            }
+        }
+        Err(format!(
+            "{path} could not be removed within a second: {why}"
+        ))
+    }
+
+    /// Moves every task out of a cgroup and of those inside it; removes those inside.
+    fn empty(
+        &self,
+        entry: usize,
+        ours: &str,
+        path: &str,
+        heir: &str,
+        depth: u32,
+    ) -> Result<(), String> {
+        // Deeper than any cgroup tree in practice; a bound, so that a hostile one ends.
+        const DEEPEST: u32 = 32;
+        for name in self.files.list(path).unwrap_or_default() {
+            let child = format!("{path}/{name}");
+            if depth < DEEPEST && self.files.exists(&format!("{child}/cgroup.procs")) {
+                self.empty(entry, ours, &child, heir, depth + 1)?;
+                let _ = self.files.rmdir(&child);
+            }
+        }
+        let left = tasks_in(self.files, path)
+            .map_err(|e| format!("the tasks of {path} could not be read: {e}"))?;
+        for tid in left {
+            let target = self.origin(entry, ours, tid).unwrap_or(heir);
+            let moved = self
+                .files
+                .write(&door(self.files, target), &tid.to_string());
+            let moved = match moved {
+                Err(e) if gone(&e) && target != heir => {
+                    self.files.write(&door(self.files, heir), &tid.to_string())
+                }
+                other => other,
+            };
+            if let Err(e) = moved
+                && !gone(&e)
+            {
+                return Err(format!("task {tid} could not be moved to {target}: {e}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a task born in our cgroup belongs: where its process or the closest ancestor came from that was moved here.
+    fn origin(&self, entry: usize, ours: &str, tid: u32) -> Option<&'a str> {
+        let moved: BTreeMap<u32, &str> = self.entries[entry..]
+            .iter()
+            .filter_map(|e| match e {
+                Undo::Move { task, from, to } if to == ours => Some((task.pid, from.as_str())),
+                _ => None,
+            })
+            .collect();
+        if moved.is_empty() {
+            return None;
+        }
+        let process = procfs::process_of(self.files, tid).ok().flatten()?;
+        let chain = procfs::ancestry(self.files, process).ok()?;
+        chain
+            .iter()
+            .find_map(|pid| moved.get(pid).copied())
+            .filter(|from| self.files.exists(from))
+    }
+}
+
+/// The file through which a task enters a cgroup: a thread alone in v1, a process whole in v2.
+#[must_use]
+pub fn door(files: &dyn Files, dir: &str) -> String {
+    let threads = format!("{dir}/tasks");
+    if files.exists(&threads) {
+        threads
+    } else {
+        format!("{dir}/cgroup.procs")
+    }
+}
+
+/// The threads (v1) or processes (v2) directly in a cgroup; none where it is gone.
+///
+/// # Errors
+/// The kernel's, other than that it is gone.
+pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
+    let mut tasks = Vec::new();
+    for name in ["tasks", "cgroup.procs", "cgroup.threads"] {
+        match files.read(&format!("{dir}/{name}")) {
+            Ok(text) => {
+                // 0 stands for a task of another PID namespace, which nobody here can name.
+                tasks = text
+                    .split_ascii_whitespace()
+                    .filter_map(|t| t.parse().ok())
+                    .filter(|t| *t != 0)
+                    .collect();
+                break;
+            }
+            Err(e) if gone(&e) => {}
+            // A threaded v2 cgroup does not list processes.
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    tasks.sort_unstable();
+    tasks.dedup();
+    Ok(tasks)
+}
+
+/// Whether a file's content is the same value, however it is spelled.
+#[must_use]
+pub fn same(path: &str, a: &str, b: &str) -> bool {
+    let (a, b) = (a.trim(), b.trim());
+    if a == b {
+        return true;
+    }
+    let name = path.rsplit('/').next().unwrap_or(path);
+    if name == "cpuset.cpus.partition" {
+        // "root invalid (reason)" is still our "root".
+        let kind = |t: &str| t.split(' ').next().unwrap_or_default().to_owned();
+        return kind(a) == kind(b);
+    }
+    if name.ends_with("cpumask") || name.ends_with("smp_affinity") {
+        return matches!((parse_mask(a), parse_mask(b)), (Some(a), Some(b)) if a == b);
+    }
+    let list = |t: &str| t.parse::<CpuSet>().ok();
+    let is_list = name.starts_with("cpuset.") || name.ends_with("_list");
+    is_list && matches!((list(a), list(b)), (Some(a), Some(b)) if a == b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+    use std::path::Path;
+
+    fn write(path: &str, old: &str, new: &str) -> Undo {
+        Undo::Write {
+            path: path.into(),
+            old: old.into(),
+            new: new.into(),
+        }
+    }
+
+    fn files(root: &Path, content: &[(&str, &str)]) -> Kernel {
+        for (path, text) in content {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        Kernel::at(root)
+    }
+
+    #[test]
+    fn only_what_still_carries_our_value_is_restored() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = files(
+            dir.path(),
+            &[
+                ("a/smp_affinity_list", "0,1\n"),
+                ("b", "somebody's"),
+                ("c", "old"),
+            ],
+        );
+        let entries = [
+            write("/a/smp_affinity_list", "0-3", "0-1"),
+            write("/b", "1", "2"),
+            write("/c", "old", "new"),
+        ];
+        let outcome = undo(&kernel, &entries);
+        assert_eq!(outcome.undone.restored, 1);
+        assert_eq!(kernel.read("/a/smp_affinity_list").unwrap(), "0-3\n");
+        assert_eq!(kernel.read("/b").unwrap(), "somebody's");
+        assert_eq!(outcome.undone.left.len(), 1);
+        assert!(
+            outcome.undone.left[0].contains("somebody has changed it"),
+            "{:?}",
+            outcome.undone.left
+        );
+        assert!(
+            outcome.failed.is_empty(),
+            "what others set is not to be tried again"
+        );
+        assert_eq!(
+            undo(&kernel, &entries[..1]).undone,
+            Undone::default(),
+            "a second time there is nothing to do"
+        );
+    }
+
+    #[test]
+    fn values_are_compared_as_the_kernel_means_them() {
+        assert!(same(
+            "/proc/irq/default_smp_affinity",
+            "00000000,00000003",
+            "3"
+        ));
+        assert!(same("/sys/devices/virtual/workqueue/cpumask", "03", "3"));
+        assert!(!same("/sys/devices/virtual/workqueue/cpumask", "1", "3"));
+        assert!(same("/sys/fs/cgroup/x/cpuset.cpus", "0,1,2", "0-2"));
+        assert!(same(
+            "/sys/fs/cgroup/x/cpuset.cpus.partition",
+            "root invalid (no CPU)",
+            "root"
+        ));
+        assert!(!same(
+            "/sys/fs/cgroup/x/cpuset.cpus.partition",
+            "member",
+            "root"
+        ));
+        // Elsewhere a number is a number: 10 and 010 are not proven equal.
+        assert!(!same("/sys/fs/cgroup/x/cpu.weight", "10", "010"));
+    }
+
+    #[test]
+    fn a_file_that_is_gone_is_no_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(
+            undo(&Kernel::at(dir.path()), &[write("/x", "1", "2")]),
+            Outcome::default()
+        );
+    }
+
+    #[test]
+    fn enabling_a_controller_is_taken_back_by_disabling_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = files(dir.path(), &[("cg/cgroup.subtree_control", "cpu cpuset\n")]);
+        let outcome = undo(
+            &kernel,
+            &[write("/cg/cgroup.subtree_control", "-cpuset", "+cpuset")],
+        );
+        assert_eq!(outcome.undone.restored, 1);
+        assert_eq!(
+            kernel.read("/cg/cgroup.subtree_control").unwrap(),
+            "-cpuset\n"
+        );
+    }
+}
