@@ -1,0 +1,109 @@
+//! Meters: what counts a regulated CPU's use of memory, behind one trait. Both count in cache lines.
+//!
+//! The **time meter** counts the CPU time of the group's cgroup on that CPU (`cpu-clock`, a cgroup event) and takes every
+//! nanosecond for the machine's measured peak single-CPU rate: an upper bound of what the group can have moved, so
+//! promises held with it are `estimated`. The **event meter** counts hardware events of everything that runs on the CPU, kernel
+//! traffic included.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use quell_core::cpuset::CpuId;
+use quell_core::units::{Lines, Nanos, Rate};
+
+use crate::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
+
+/// The shortest time the kernel's clock events can be armed with (`perf_swevent_start_hrtimer`: 10 µs).
+const SHORTEST: Nanos = Nanos::micros(10);
+
+/// The fewest events an event meter is armed with: it wakes repeatedly, and must not do so without end.
+const FEWEST: Lines = Lines(256);
+
+/// The most events a meter may have: what a throttler polls.
+pub const MOST_EVENTS: usize = 2;
+
+/// Something that counts lines on one CPU and wakes its reader.
+pub trait Meter: Send {
+    /// Wakes pollers after so many more lines.
+    fn arm(&mut self, lines: Lines) -> io::Result<()>;
+    /// Lines so far, and whether the counters were counting all the time.
+    fn read(&mut self) -> io::Result<(Lines, bool)>;
+    /// What to poll.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+}
+
+/// CPU time × peak single-CPU rate. Two events on the same clock: one counts for ever, the other wakes once each time
+/// it is armed. A clock event that wakes repeatedly would go on doing so every few microseconds while its reader is kept
+/// from running, and the interrupts alone can then fill the CPU (seen on a virtual machine, where one takes 10 µs).
+#[derive(Debug)]
+pub struct TimeMeter {
+    clock: Event,
+    alarm: Event,
+    peak: Rate,
+}
+
+impl TimeMeter {
+    /// Counts the tasks of the cgroup `dir` on `cpu`.
+    pub fn open(dir: &OwnedFd, cpu: CpuId, peak: Rate) -> io::Result<Self> {
+        let code = EventCode { kind: TYPE_SOFTWARE, config: SW_CPU_CLOCK };
+        let open = |wake| Event::open(code, Scope::Cgroup(dir.as_fd(), cpu), wake);
+        Ok(Self { clock: open(Wake::Never)?, alarm: open(Wake::Once)?, peak })
+    }
+}
+
+impl Meter for TimeMeter {
+    fn arm(&mut self, lines: Lines) -> io::Result<()> {
+        self.alarm.arm(lines.time_at(self.peak).0.max(SHORTEST.0))
+    }
+
+    fn read(&mut self) -> io::Result<(Lines, bool)> {
+        let reading = self.clock.read()?;
+        // A cgroup event runs only while its group does: enabled and running differ by nature.
+        Ok((Lines::at(self.peak, Nanos(reading.value)), true))
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.alarm.as_fd()]
+    }
+}
+
+/// Hardware events of everything on one CPU; one event is one line.
+#[derive(Debug)]
+pub struct EventMeter {
+    events: Vec<Event>,
+}
+
+impl EventMeter {
+    /// Counts the sum of `codes` (one or two) on `cpu`.
+    pub fn open(codes: &[EventCode], cpu: CpuId) -> io::Result<Self> {
+        if !(1..=MOST_EVENTS).contains(&codes.len()) {
+            return Err(io::Error::other(format!("a meter sums one or two events, not {}", codes.len())));
+        }
+        let open = |code: &EventCode| Event::open(*code, Scope::Cpu(cpu), Wake::Repeatedly);
+        Ok(Self { events: codes.iter().map(open).collect::<io::Result<_>>()? })
+    }
+}
+
+impl Meter for EventMeter {
+    fn arm(&mut self, lines: Lines) -> io::Result<()> {
+        // With several events each is armed with its part: whichever comes first, the sum is looked at and, if it
+        // is not there yet, all are armed anew with what is left.
+        let part = lines.0.div_ceil(self.events.len().max(1) as u64).max(FEWEST.0);
+        self.events.iter().try_for_each(|event| event.arm(part))
+    }
+
+    fn read(&mut self) -> io::Result<(Lines, bool)> {
+        let mut sum = 0u64;
+        let mut running = true;
+        for event in &self.events {
+            let reading = event.read()?;
+            sum = sum.saturating_add(reading.value);
+            running &= reading.running;
+        }
+        Ok((Lines(sum), running))
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.events.iter().map(AsFd::as_fd).collect()
+    }
+}

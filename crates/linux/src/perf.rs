@@ -1,0 +1,212 @@
+//! `perf_event_open(2)`: counters on one CPU that wake their reader on overflow.
+//!
+//! From the kernel's `include/uapi/linux/perf_event.h` and the manual page. Events are pinned (a counter that cannot be
+//! scheduled goes into an error state instead of silently sharing its time) and non-inherited; the overflow is seen by
+//! `poll(2)` on the descriptor, for which the kernel wants a ring buffer: one page, mapped read-only, so that the
+//! kernel overwrites it and nobody has to consume it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use quell_core::cpuset::CpuId;
+
+/// `PERF_TYPE_SOFTWARE`.
+pub const TYPE_SOFTWARE: u32 = 1;
+/// `PERF_COUNT_SW_CPU_CLOCK`: nanoseconds while the event is scheduled in.
+pub const SW_CPU_CLOCK: u64 = 0;
+/// `PERF_COUNT_SW_PAGE_FAULTS_MIN`: minor faults, a real counter that every kernel has.
+pub const SW_MINOR_FAULTS: u64 = 5;
+
+const FLAG_PINNED: u64 = 1 << 2;
+const FLAG_DISABLED: u64 = 1;
+const OPEN_CLOEXEC: u64 = 1 << 3;
+const OPEN_PID_CGROUP: u64 = 1 << 2;
+const FORMAT_TIMES: u64 = 1 | 2;
+const IOC_ENABLE: u64 = 0x2400;
+const IOC_REFRESH: u64 = 0x2402;
+const IOC_PERIOD: u64 = 0x4008_2404;
+
+/// `struct perf_event_attr` up to version 5 (112 bytes), which every supported kernel accepts.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Attr {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    bp_type: u32,
+    config1: u64,
+    config2: u64,
+    branch_sample_type: u64,
+    sample_regs_user: u64,
+    sample_stack_user: u32,
+    clockid: i32,
+    sample_regs_intr: u64,
+    aux_watermark: u32,
+    sample_max_stack: u16,
+    reserved: u16,
+}
+
+/// An event as the kernel names it: the PMU's type number and its configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventCode {
+    /// `type`: from `/sys/bus/event_source/devices/PMU/type`.
+    pub kind: u32,
+    /// `config`.
+    pub config: u64,
+}
+
+/// What an event counts.
+#[derive(Clone, Copy, Debug)]
+pub enum Scope<'a> {
+    /// Everything that runs on one CPU, kernel and interrupts included.
+    Cpu(CpuId),
+    /// The tasks of one cgroup (and its children) while they run on one CPU. The directory is of the hierarchy that
+    /// carries `perf_event`.
+    Cgroup(BorrowedFd<'a>, CpuId),
+    /// The calling thread, wherever it runs.
+    ThisThread,
+}
+
+/// A reading of a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// The count.
+    pub value: u64,
+    /// Whether the counter was counting all the time it was enabled. A pinned event that lost its counter reads
+    /// as end-of-file and is reported as not running.
+    pub running: bool,
+}
+
+/// How an event wakes those who poll it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// Never: it only counts, from the start.
+    Never,
+    /// Each time the armed number of events was counted, again and again, counting all the while.
+    Repeatedly,
+    /// Once per [`Event::arm`]; in between it is disabled and counts nothing.
+    Once,
+}
+
+/// An open event.
+#[derive(Debug)]
+pub struct Event {
+    fd: OwnedFd,
+    wake: Wake,
+    /// Kept mapped for as long as the event is polled.
+    _ring: Option<Ring>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    address: *mut libc::c_void,
+    length: usize,
+}
+
+// SAFETY: the mapping is only ever unmapped, by its owner; nothing reads or writes through the pointer.
+unsafe impl Send for Ring {}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: address and length are those of a mapping made in `Event::open` that nobody else unmaps.
+        unsafe {
+            libc::munmap(self.address, self.length);
+        }
+    }
+}
+
+impl Event {
+    /// Opens a counter. Those that wake do nothing before they are armed.
+    pub fn open(code: EventCode, scope: Scope<'_>, wake: Wake) -> io::Result<Self> {
+        let samples = wake != Wake::Never;
+        let attr = Attr {
+            kind: code.kind,
+            size: u32::try_from(size_of::<Attr>()).unwrap_or(0),
+            config: code.config,
+            // Beyond reach until armed.
+            sample_period: if samples { u64::MAX >> 2 } else { 0 },
+            read_format: FORMAT_TIMES,
+            // The kernel refuses `pinned` on task events that are not on every CPU's context; per-thread probes do
+            // without.
+            flags: FLAG_DISABLED | if matches!(scope, Scope::ThisThread) { 0 } else { FLAG_PINNED },
+            wakeup_events: u32::from(samples),
+            ..Attr::default()
+        };
+        let number = |cpu: CpuId| i32::try_from(cpu).unwrap_or(i32::MAX);
+        let (pid, cpu, extra) = match scope {
+            Scope::Cpu(cpu) => (-1, number(cpu), 0),
+            Scope::Cgroup(dir, cpu) => (dir.as_raw_fd(), number(cpu), OPEN_PID_CGROUP),
+            Scope::ThisThread => (0, -1, 0),
+        };
+        // SAFETY: `attr` is a valid perf_event_attr of the size it states and outlives the call.
+        let raw = unsafe {
+            libc::syscall(libc::SYS_perf_event_open, &raw const attr, pid, cpu, -1, OPEN_CLOEXEC | extra)
+        };
+        let raw = i32::try_from(raw).unwrap_or(-1);
+        if raw < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        let ring = if samples { Some(map_ring(&fd)?) } else { None };
+        let event = Self { fd, wake, _ring: ring };
+        if wake != Wake::Once {
+            event.ioctl(IOC_ENABLE, 0)?;
+        }
+        Ok(event)
+    }
+
+    fn ioctl(&self, request: u64, argument: u64) -> io::Result<()> {
+        // SAFETY: both requests used take a plain number or a pointer to a u64 that outlives the call.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), request as libc::c_ulong, argument) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Wakes pollers after another `period` events, counted from now.
+    pub fn arm(&self, period: u64) -> io::Result<()> {
+        let period = period.max(1);
+        self.ioctl(IOC_PERIOD, &raw const period as u64)?;
+        if self.wake == Wake::Once { self.ioctl(IOC_REFRESH, 1) } else { Ok(()) }
+    }
+
+    /// The count so far.
+    pub fn read(&self) -> io::Result<Reading> {
+        let mut values = [0u64; 3];
+        // SAFETY: the buffer is 24 bytes, which is what the read format of `open` yields.
+        let n = unsafe { libc::read(self.fd.as_raw_fd(), values.as_mut_ptr().cast(), 24) };
+        match n {
+            24 => Ok(Reading { value: values[0], running: values[1] == values[2] }),
+            0 => Ok(Reading { value: 0, running: false }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl AsFd for Event {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn map_ring(fd: &OwnedFd) -> io::Result<Ring> {
+    let length = 2 * rustix::param::page_size();
+    // SAFETY: a fresh mapping of the event's control page and one data page, at an address the kernel chooses.
+    let address = unsafe {
+        libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, fd.as_raw_fd(), 0)
+    };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Ring { address, length })
+}
+
+/// Opens a cgroup directory for [`Scope::Cgroup`].
+pub fn cgroup_dir(path: &std::path::Path) -> io::Result<OwnedFd> {
+    File::open(path).map(OwnedFd::from)
+}

@@ -1,0 +1,81 @@
+//! Real-time scheduling, pinning and memory locking of our own threads, and the instruction to wait with.
+//!
+//! `sched(7)`, `mlock2(2)`; the hazards are those of a real-time thread in user space: it can be refused (a cgroup
+//! without real-time runtime, a container), it can find itself on another CPU (hot-unplug, a shrunk cpuset), and it can
+//! touch memory that is not there.
+
+use std::io;
+use std::sync::mpsc;
+
+use quell_core::cpuset::CpuId;
+use quell_core::units::Nanos;
+
+/// The throttlers' priority: above ordinary real-time work's usual 1..50, below the kernel's watchdogs at 99.
+pub const THROTTLER_PRIORITY: i32 = 80;
+/// The watchdog's priority: above the throttlers, so that it can end them.
+pub const WATCHDOG_PRIORITY: i32 = 85;
+
+/// Makes the calling thread SCHED_FIFO.
+pub fn fifo(priority: i32) -> io::Result<()> {
+    let param = libc::sched_param { sched_priority: priority };
+    // Threads the caller makes later must not inherit it.
+    // SAFETY: `param` is valid for the call; pid 0 is the calling thread.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const param) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Pins the calling thread to one CPU.
+pub fn pin(cpu: CpuId) -> io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu as usize);
+    rustix::thread::sched_setaffinity(None, &set)?;
+    Ok(())
+}
+
+/// The CPU the calling thread runs on.
+#[must_use]
+pub fn current_cpu() -> CpuId {
+    CpuId::try_from(rustix::thread::sched_getcpu()).unwrap_or(CpuId::MAX)
+}
+
+/// CLOCK_MONOTONIC: the clock of every time in a run.
+#[must_use]
+pub fn now() -> Nanos {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let part = |n: i64| u64::try_from(n).unwrap_or(0);
+    Nanos(part(t.tv_sec) * 1_000_000_000 + part(t.tv_nsec))
+}
+
+/// Tries real-time scheduling in a thread of its own, in the cgroup we are in: what the throttlers will need.
+pub fn probe() -> Result<(), String> {
+    let (send, receive) = mpsc::channel();
+    let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || {
+        let _ = send.send(fifo(THROTTLER_PRIORITY));
+    });
+    let thread = thread.map_err(|e| format!("no thread could be made: {e}"))?;
+    let tried = receive.recv().map_err(|_| "the probing thread died".to_owned());
+    let _ = thread.join();
+    tried?.map_err(|e| match e.raw_os_error() {
+        Some(libc::EPERM) => "SCHED_FIFO is refused (EPERM): it needs CAP_SYS_NICE or RLIMIT_RTPRIO, and with \
+                              RT_GROUP_SCHED a cgroup that has real-time runtime (cpu.rt_runtime_us > 0)"
+            .to_owned(),
+        _ => format!("SCHED_FIFO is refused: {e}"),
+    })
+}
+
+/// The stack of a throttler thread: it calls nothing deep. Kept small because every page of it is locked.
+pub const STACK: usize = 64 << 10;
+
+/// Locks what is touched now and later (MCL_ONFAULT: pages become resident when first touched, not all at once: with 64
+/// threads that is 2 MB instead of 134).
+pub fn lock_memory() -> io::Result<()> {
+    // SAFETY: no pointers.
+    let result = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Waits an instant without taking execution resources from the SMT sibling (`PAUSE`, `YIELD`).
+#[inline]
+pub fn relax() {
+    std::hint::spin_loop();
+}
