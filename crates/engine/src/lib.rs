@@ -1,1 +1,13 @@
-//! quell-engine
+//! The engine: what happens in which order, whatever the machine. It owns the one loop ([`drive`]), holding a plan
+//! ([`hold`]), running an experiment ([`compare`]) and the record of both ([`folder`]). Backends are injected; time
+//! comes from them, randomness from a seed, and the calendar from the caller.
+
+pub mod aggregate;
+pub mod cell;
+pub mod drive;
+pub mod folder;
+pub mod hold;
+pub mod place;
+
+#[cfg(test)]
+mod fake;

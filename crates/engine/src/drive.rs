@@ -1,0 +1,377 @@
+//! The only loop: applies a plan's steps, lets a script start subjects and react to what is seen, records every event,
+//! and undoes everything at the end, whatever happened in between.
+//!
+//! What differs between holding a policy and measuring a cell is the [`Script`]: a state machine that never touches the
+//! backend itself. So there is one place in which things are applied, and one in which they are undone.
+
+use quell_core::backend::{Action, Backend, Observation, Seen, SubjectId, SubjectSpec, Undone};
+use quell_core::plan::Plan;
+use quell_core::record::Event;
+use quell_core::units::Nanos;
+
+/// Where events go.
+pub trait Sink {
+    /// Takes one event; `at` is the backend's time.
+    fn put(&mut self, at: Nanos, event: &Event);
+}
+
+/// Keeps events in memory.
+impl Sink for Vec<(Nanos, Event)> {
+    fn put(&mut self, at: Nanos, event: &Event) {
+        self.push((at, event.clone()));
+    }
+}
+
+/// Drops events.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoSink;
+
+impl Sink for NoSink {
+    fn put(&mut self, _: Nanos, _: &Event) {}
+}
+
+/// What a script asks of the loop.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// Start a subject; the script is told its number by [`Script::started`].
+    Start(SubjectSpec),
+    /// Act on one.
+    Act(Action),
+}
+
+/// What is done with the subjects while the plan holds. Its errors are sentences for a person, naming the subject.
+pub trait Script {
+    /// The plan is in force.
+    fn begin(&mut self, now: Nanos, orders: &mut Vec<Order>) -> Result<(), String>;
+    /// An [`Order::Start`] was carried out.
+    fn started(&mut self, name: &str, id: SubjectId, now: Nanos);
+    /// Something was seen. Stop and revocation never get here: they end the run.
+    fn seen(&mut self, now: Nanos, seen: Seen, orders: &mut Vec<Order>) -> Result<(), String>;
+    /// Time has passed: called after every wait.
+    fn tick(&mut self, now: Nanos, orders: &mut Vec<Order>) -> Result<(), String>;
+    /// When [`Self::tick`] is wanted at the latest.
+    fn wake(&self) -> Nanos;
+    /// Whether nothing more is to be done.
+    fn finished(&self) -> bool;
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The script was finished.
+    Finished,
+    /// The user or the system wanted it: the signal's number.
+    Stopped(i32),
+    /// The watchdog had undone everything already: nothing was held any more.
+    Revoked(String),
+}
+
+/// A run that was undone in good order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driven {
+    /// How it ended.
+    pub ended: Ended,
+    /// What undoing came to.
+    pub undone: Undone,
+    /// What applying the steps brought to light (who stayed on a CPU).
+    pub notes: Vec<String>,
+}
+
+/// Why a run failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DriveError {
+    /// It failed, and everything was undone.
+    #[error("{0}")]
+    Failed(String),
+    /// Something is left on the machine.
+    #[error("{why}; undoing failed, too: {undo}; run `quell restore` to undo what is left")]
+    NotUndone {
+        /// What went wrong first.
+        why: String,
+        /// What went wrong while undoing.
+        undo: String,
+    },
+}
+
+/// A wait is never longer than this, so that a script's new wish is seen and the backend's own chores get done.
+const LONGEST_WAIT: Nanos = Nanos::secs(1);
+
+/// Applies `plan`, runs `script`, undoes.
+pub fn drive(
+    backend: &mut dyn Backend,
+    plan: &Plan,
+    script: &mut dyn Script,
+    sink: &mut dyn Sink,
+) -> Result<Driven, DriveError> {
+    let mut notes = Vec::new();
+    let ran = apply(backend, plan, &mut notes, sink).and_then(|()| attend(backend, script, sink));
+    phase(backend, sink, "undo");
+    let undone = backend.undo();
+    if let Ok(undone) = &undone {
+        for left in &undone.left {
+            finding(backend, sink, left);
+        }
+    }
+    match (ran, undone) {
+        (Ok(ended), Ok(undone)) => Ok(Driven {
+            ended,
+            undone,
+            notes,
+        }),
+        (Err(why), Ok(_)) => {
+            finding(backend, sink, &why);
+            Err(DriveError::Failed(why))
+        }
+        (ran, Err(undo)) => {
+            let why = match ran {
+                Ok(Ended::Finished) => "the run itself ended well".to_owned(),
+                Ok(Ended::Stopped(signal)) => format!("the run was stopped by signal {signal}"),
+                Ok(Ended::Revoked(why)) => why,
+                Err(why) => why,
+            };
+            let error = DriveError::NotUndone {
+                why,
+                undo: undo.to_string(),
+            };
+            finding(backend, sink, &error.to_string());
+            Err(error)
+        }
+    }
+}
+
+fn apply(
+    backend: &mut dyn Backend,
+    plan: &Plan,
+    notes: &mut Vec<String>,
+    sink: &mut dyn Sink,
+) -> Result<(), String> {
+    for step in &plan.steps {
+        let outcome = backend.apply(step);
+        let text = match &outcome {
+            Ok(_) => "applied".to_owned(),
+            Err(error) => format!("failed: {error}"),
+        };
+        sink.put(
+            backend.now(),
+            &Event::Step {
+                step: step.id,
+                outcome: text,
+            },
+        );
+        let said = outcome.map_err(|e| format!("step {} ({}): {e}", step.id.0, step.mechanism))?;
+        for note in said {
+            sink.put(
+                backend.now(),
+                &Event::Finding {
+                    what: note.clone(),
+                    group: step.group.clone(),
+                },
+            );
+            notes.push(note);
+        }
+    }
+    Ok(())
+}
+
+fn attend(
+    backend: &mut dyn Backend,
+    script: &mut dyn Script,
+    sink: &mut dyn Sink,
+) -> Result<Ended, String> {
+    phase(backend, sink, "hold");
+    let mut orders = Vec::new();
+    let mut seen = Observation::new();
+    script.begin(backend.now(), &mut orders)?;
+    carry_out(backend, script, &mut orders)?;
+    while !script.finished() {
+        let until = script.wake().min(backend.now().plus(LONGEST_WAIT));
+        let now = backend.wait(until, &mut seen).map_err(|e| e.to_string())?;
+        for one in seen.drain(..) {
+            match one {
+                Seen::Stop(signal) => return Ok(Ended::Stopped(signal)),
+                Seen::Revoked(why) => {
+                    finding(backend, sink, &why);
+                    return Ok(Ended::Revoked(why));
+                }
+                Seen::Event(event) => {
+                    sink.put(now, &event);
+                    script.seen(now, Seen::Event(event), &mut orders)?;
+                }
+                other => script.seen(now, other, &mut orders)?,
+            }
+        }
+        script.tick(now, &mut orders)?;
+        carry_out(backend, script, &mut orders)?;
+    }
+    Ok(Ended::Finished)
+}
+
+fn carry_out(
+    backend: &mut dyn Backend,
+    script: &mut dyn Script,
+    orders: &mut Vec<Order>,
+) -> Result<(), String> {
+    for order in orders.drain(..) {
+        match order {
+            Order::Start(spec) => {
+                let id = backend
+                    .start(&spec)
+                    .map_err(|e| format!("subject '{}' could not be started: {e}", spec.name))?;
+                script.started(&spec.name, id, backend.now());
+            }
+            Order::Act(action) => backend.act(&action).map_err(|e| e.to_string())?,
+        }
+    }
+    Ok(())
+}
+
+fn phase(backend: &dyn Backend, sink: &mut dyn Sink, name: &str) {
+    let name = name.to_owned();
+    sink.put(backend.now(), &Event::Phase { name });
+}
+
+fn finding(backend: &dyn Backend, sink: &mut dyn Sink, what: &str) {
+    let what = what.to_owned();
+    sink.put(backend.now(), &Event::Finding { what, group: None });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Fake, plan_with_steps};
+    use quell_core::backend::Program;
+
+    /// Starts one command and ends with it.
+    struct UntilExit {
+        ended: bool,
+    }
+
+    impl Script for UntilExit {
+        fn begin(&mut self, _: Nanos, orders: &mut Vec<Order>) -> Result<(), String> {
+            orders.push(Order::Start(SubjectSpec {
+                name: "job".into(),
+                group: "job".into(),
+                program: Program::Command(vec!["job".into()]),
+                cpus: None,
+                env: Default::default(),
+                capture: false,
+            }));
+            Ok(())
+        }
+        fn started(&mut self, _: &str, _: SubjectId, _: Nanos) {}
+        fn seen(&mut self, _: Nanos, seen: Seen, _: &mut Vec<Order>) -> Result<(), String> {
+            match seen {
+                Seen::Exited(_, 0, _) => self.ended = true,
+                Seen::Exited(_, status, _) => return Err(format!("the job ended with {status}")),
+                _ => {}
+            }
+            Ok(())
+        }
+        fn tick(&mut self, _: Nanos, _: &mut Vec<Order>) -> Result<(), String> {
+            Ok(())
+        }
+        fn wake(&self) -> Nanos {
+            Nanos(u64::MAX)
+        }
+        fn finished(&self) -> bool {
+            self.ended
+        }
+    }
+
+    fn run(fake: &mut Fake) -> (Result<Driven, DriveError>, Vec<(Nanos, Event)>) {
+        let mut sink = Vec::new();
+        let out = drive(
+            fake,
+            &plan_with_steps(2),
+            &mut UntilExit { ended: false },
+            &mut sink,
+        );
+        (out, sink)
+    }
+
+    #[test]
+    fn steps_are_applied_in_order_and_undone_after_the_script() {
+        let mut fake = Fake::new();
+        fake.command("job", Nanos::secs(3), 0, &[]);
+        let (out, sink) = run(&mut fake);
+        assert_eq!(out.unwrap().ended, Ended::Finished);
+        assert_eq!(
+            fake.log,
+            ["apply 1", "apply 2", "start job", "exit job", "undo"]
+        );
+        let outcomes: Vec<_> = sink
+            .iter()
+            .filter_map(|(_, e)| match e {
+                Event::Step { step, outcome } => Some((step.0, outcome.as_str())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(outcomes, [(1, "applied"), (2, "applied")]);
+    }
+
+    #[test]
+    fn everything_is_undone_after_every_way_to_fail() {
+        for (what, fault) in [
+            ("apply 2", "apply 2"),
+            ("start job", "start job"),
+            ("wait", "wait"),
+        ] {
+            let mut fake = Fake::new();
+            fake.command("job", Nanos::secs(3), 0, &[]);
+            fake.fail_once(fault);
+            let (out, _) = run(&mut fake);
+            let error = out.unwrap_err();
+            assert!(
+                matches!(&error, DriveError::Failed(why) if why.contains("scripted fault")),
+                "{what}: {error}"
+            );
+            assert_eq!(fake.log.last().unwrap(), "undo", "{what}");
+            assert!(fake.clean(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_failing_script_is_undone_and_says_why() {
+        let mut fake = Fake::new();
+        fake.command("job", Nanos::secs(1), 3, &[]);
+        let (out, sink) = run(&mut fake);
+        assert_eq!(out, Err(DriveError::Failed("the job ended with 3".into())));
+        assert!(fake.clean());
+        assert!(sink.iter().any(
+            |(_, e)| matches!(e, Event::Finding { what, .. } if what == "the job ended with 3")
+        ));
+    }
+
+    #[test]
+    fn a_signal_ends_the_run_in_good_order() {
+        let mut fake = Fake::new();
+        fake.command("job", Nanos::secs(9), 0, &[]);
+        fake.stop_at(Nanos::secs(2), 2);
+        let (out, _) = run(&mut fake);
+        assert_eq!(out.unwrap().ended, Ended::Stopped(2));
+        assert!(fake.clean());
+    }
+
+    #[test]
+    fn a_revoked_hold_is_an_end_of_its_own() {
+        let mut fake = Fake::new();
+        fake.command("job", Nanos::secs(9), 0, &[]);
+        fake.revoke_at(Nanos::secs(2), "the watchdog saw no heartbeat");
+        let (out, _) = run(&mut fake);
+        assert_eq!(
+            out.unwrap().ended,
+            Ended::Revoked("the watchdog saw no heartbeat".into())
+        );
+    }
+
+    #[test]
+    fn a_failing_undo_names_the_remedy_and_the_first_cause() {
+        let mut fake = Fake::new();
+        fake.command("job", Nanos::secs(1), 3, &[]);
+        fake.fail_once("undo");
+        let (out, _) = run(&mut fake);
+        let text = out.unwrap_err().to_string();
+        assert!(text.starts_with("the job ended with 3; undoing failed, too:"));
+        assert!(text.contains("quell restore"));
+    }
+}

@@ -1,0 +1,364 @@
+//! A scripted machine for the tests: subjects that behave as told, time that jumps to the next event, faults on
+//! demand. It refuses what a real backend would: acting on subjects that are not there, going before being ready.
+
+use std::collections::BTreeMap;
+
+use quell_core::backend::{
+    Action, Backend, BackendError, Measurement, Observation, Probe, Program, Seen, SubjectId,
+    SubjectSpec, Undone,
+};
+use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::inventory::{
+    Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured, MeterKind,
+};
+use quell_core::mechanism::Mechanism;
+use quell_core::plan::{Plan, Setting, Step, StepId};
+use quell_core::record::Event;
+use quell_core::units::{Bytes, Nanos, Rate, Share};
+
+/// What a generator reports: from (its name, the steps in force, the others running beside it, its span).
+pub type Behaviour = Box<dyn Fn(&Scene<'_>) -> Measurement>;
+
+/// What a generator's report depends on.
+pub struct Scene<'a> {
+    /// The steps in force.
+    pub steps: &'a [Step],
+    /// The names of the others that are running.
+    pub beside: Vec<&'a str>,
+    /// Cells begun so far.
+    pub cell: u32,
+    /// The measured span.
+    pub duration: Nanos,
+}
+
+struct CommandScript {
+    takes: Nanos,
+    status: i32,
+    lines: Vec<String>,
+}
+
+struct Running {
+    spec: SubjectSpec,
+    ready: bool,
+}
+
+/// The machine.
+#[derive(Default)]
+pub struct Fake {
+    /// Everything done to it, in order.
+    pub log: Vec<String>,
+    /// What [`Backend::shared_cache`] answers, call by call; then `Some(1.0)`.
+    pub shared: Vec<Option<f64>>,
+    /// The specs of all subjects ever started.
+    pub specs: Vec<SubjectSpec>,
+    now: Nanos,
+    due: Vec<(Nanos, u64, Seen)>,
+    order: u64,
+    next_id: u32,
+    cells: u32,
+    generators: BTreeMap<String, Behaviour>,
+    mute: Vec<String>,
+    commands: BTreeMap<String, CommandScript>,
+    running: BTreeMap<SubjectId, Running>,
+    applied: Vec<Step>,
+    faults: Vec<String>,
+    throttle: bool,
+}
+
+impl Fake {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A generator that becomes ready after 50 ms and reports as `behaviour` says.
+    pub fn generator(
+        &mut self,
+        name: &str,
+        behaviour: impl Fn(&Scene<'_>) -> Measurement + 'static,
+    ) {
+        self.generators.insert(name.into(), Box::new(behaviour));
+    }
+
+    /// A generator that never says anything: not `ready`, or not its result.
+    pub fn mute(&mut self, name: &str, what: &str) {
+        self.mute.push(format!("{what} {name}"));
+    }
+
+    /// A command that writes `lines` and ends.
+    pub fn command(&mut self, name: &str, takes: Nanos, status: i32, lines: &[&str]) {
+        let lines = lines.iter().map(|l| (*l).to_owned()).collect();
+        self.commands.insert(
+            name.into(),
+            CommandScript {
+                takes,
+                status,
+                lines,
+            },
+        );
+    }
+
+    /// Every cell with a regulation reports throttling.
+    pub fn report_throttling(&mut self) {
+        self.throttle = true;
+    }
+
+    /// The next time the log would say `what` (or `wait`), it fails instead.
+    pub fn fail_once(&mut self, what: &str) {
+        self.faults.push(what.into());
+    }
+
+    pub fn stop_at(&mut self, at: Nanos, signal: i32) {
+        self.push(at, Seen::Stop(signal));
+    }
+
+    pub fn revoke_at(&mut self, at: Nanos, why: &str) {
+        self.push(at, Seen::Revoked(why.into()));
+    }
+
+    /// Whether nothing is applied and nobody runs.
+    pub fn clean(&self) -> bool {
+        self.applied.is_empty() && self.running.is_empty()
+    }
+
+    fn push(&mut self, at: Nanos, seen: Seen) {
+        self.order += 1;
+        self.due.push((at, self.order, seen));
+    }
+
+    fn fault(&mut self, what: &str) -> Result<(), BackendError> {
+        if let Some(found) = self.faults.iter().position(|f| f == what) {
+            self.faults.remove(found);
+            return Err(BackendError(format!("scripted fault at '{what}'")));
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, id: SubjectId) {
+        self.running.remove(&id);
+        self.due.retain(|(_, _, seen)| {
+            !matches!(seen, Seen::Ready(i) | Seen::Result(i, _) | Seen::Line(i, _) | Seen::Exited(i, _, _) if *i == id)
+        });
+    }
+}
+
+impl Backend for Fake {
+    fn inventory(&mut self, _: Probe) -> Result<Inventory, BackendError> {
+        Ok(machine(2))
+    }
+
+    fn now(&self) -> Nanos {
+        self.now
+    }
+
+    fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError> {
+        let text = format!("apply {}", step.id.0);
+        self.fault(&text)?;
+        self.log.push(text);
+        self.applied.push(step.clone());
+        Ok(Vec::new())
+    }
+
+    fn undo(&mut self) -> Result<Undone, BackendError> {
+        let restored = u32::try_from(self.applied.len()).unwrap();
+        self.log.push("undo".into());
+        self.applied.clear();
+        for id in self.running.keys().copied().collect::<Vec<_>>() {
+            self.forget(id);
+        }
+        self.fault("undo")?;
+        Ok(Undone {
+            restored,
+            left: Vec::new(),
+        })
+    }
+
+    fn start(&mut self, spec: &SubjectSpec) -> Result<SubjectId, BackendError> {
+        let text = format!("start {}", spec.name);
+        self.fault(&text)?;
+        self.log.push(text);
+        self.specs.push(spec.clone());
+        self.next_id += 1;
+        let id = SubjectId(self.next_id);
+        match &spec.program {
+            Program::Generator(_) => {
+                assert!(
+                    self.generators.contains_key(&spec.name),
+                    "unknown {}",
+                    spec.name
+                );
+                if !self.mute.contains(&format!("ready {}", spec.name)) {
+                    self.push(self.now.plus(Nanos::millis(50)), Seen::Ready(id));
+                }
+            }
+            Program::Command(_) => {
+                let script = self.commands.remove(&spec.name).unwrap();
+                let end = self.now.plus(script.takes);
+                for line in &script.lines {
+                    self.push(end, Seen::Line(id, line.clone()));
+                }
+                self.push(end, Seen::Exited(id, script.status, script.takes));
+                self.commands.insert(spec.name.clone(), script);
+            }
+        }
+        let spec = spec.clone();
+        self.running.insert(id, Running { spec, ready: false });
+        Ok(id)
+    }
+
+    fn wait(&mut self, until: Nanos, seen: &mut Observation) -> Result<Nanos, BackendError> {
+        self.fault("wait")?;
+        self.due.sort_by_key(|(at, order, _)| (*at, *order));
+        let first = self.due.first().map_or(Nanos(u64::MAX), |(at, _, _)| *at);
+        self.now = self.now.max(first.min(until));
+        while self.due.first().is_some_and(|(at, _, _)| *at <= self.now) {
+            let (_, _, one) = self.due.remove(0);
+            match &one {
+                Seen::Ready(id) => self.running.get_mut(id).unwrap().ready = true,
+                Seen::Exited(id, _, _) => {
+                    let gone = self.running.remove(id).unwrap();
+                    self.log.push(format!("exit {}", gone.spec.name));
+                }
+                _ => {}
+            }
+            seen.push(one);
+        }
+        Ok(self.now)
+    }
+
+    fn act(&mut self, action: &Action) -> Result<(), BackendError> {
+        match action {
+            Action::Go {
+                subject,
+                warmup,
+                duration,
+            } => {
+                let name = self.running[subject].spec.name.clone();
+                assert!(self.running[subject].ready, "{name} was sent off unready");
+                self.fault(&format!("go {name}"))?;
+                self.log.push(format!("go {name} {warmup} {duration}"));
+                self.cells += 1;
+                let scene = Scene {
+                    steps: &self.applied,
+                    beside: self
+                        .running
+                        .values()
+                        .map(|r| r.spec.name.as_str())
+                        .filter(|n| *n != name)
+                        .collect(),
+                    cell: self.cells,
+                    duration: *duration,
+                };
+                let measurement = self.generators[&name](&scene);
+                let at = self.now.plus(*warmup).plus(*duration);
+                if self.throttle
+                    && let Some(Setting::Regulate(_)) = self.applied.last().map(|s| &s.set)
+                {
+                    let event = Event::Throttle {
+                        cpu: 1,
+                        group: "neighbour".into(),
+                        overflows: 12,
+                        throttles: 10,
+                        throttled_ns: 9_000,
+                        lines: 64,
+                    };
+                    self.push(at, Seen::Event(event));
+                }
+                if !self.mute.contains(&format!("result {name}")) {
+                    self.push(at, Seen::Result(*subject, measurement));
+                }
+            }
+            Action::Stop(id) => {
+                let name = self.running[id].spec.name.clone();
+                self.log.push(format!("stop {name}"));
+                self.forget(*id);
+            }
+        }
+        Ok(())
+    }
+
+    fn shared_cache(&mut self, a: CpuId, b: CpuId) -> Result<Option<f64>, BackendError> {
+        self.fault("canary")?;
+        assert_ne!(a, b);
+        assert!(self.clean(), "the canary must not run beside subjects");
+        self.log.push(format!("canary {a} {b}"));
+        Ok(if self.shared.is_empty() {
+            Some(1.0)
+        } else {
+            self.shared.remove(0)
+        })
+    }
+}
+
+/// A machine of so many one-thread cores below one last-level cache.
+pub fn machine(cpus: u32) -> Inventory {
+    let all: CpuSet = (0..cpus).collect();
+    Inventory {
+        identity: Identity {
+            kernel: "6.18.0".into(),
+            architecture: "x86_64".into(),
+            vendor: "Test".into(),
+            model: "Scripted".into(),
+            hypervisor: None,
+        },
+        cpus: (0..cpus)
+            .map(|id| Cpu {
+                id,
+                siblings: CpuSet::from_iter([id]),
+                package: 0,
+                node: 0,
+            })
+            .collect(),
+        caches: vec![Cache {
+            level: 3,
+            kind: CacheKind::Unified,
+            size: Bytes(32 << 20),
+            ways: None,
+            sets: None,
+            line: Bytes(64),
+            cpus: all,
+        }],
+        nodes: Vec::new(),
+        mechanisms: BTreeMap::new(),
+        means: Means {
+            cpuset: CpusetKind::V2,
+            movable_irqs: 0,
+            fixed_irqs: 0,
+            workqueue_mask: false,
+            meter: MeterKind::Time,
+            time_meter: true,
+            realtime: Ok(()),
+            cpu_max: true,
+            kernel_floor: Share::percent(5),
+            counter_users: Vec::new(),
+        },
+        measured: Some(Measured {
+            peak_cpu: Rate(10_000_000_000),
+            peak_operation: "write".into(),
+            by_operation: BTreeMap::new(),
+            sustainable: Rate(15_000_000_000),
+            cpus,
+            at_unix_s: 0,
+        }),
+    }
+}
+
+/// A plan that moves interrupts so many times.
+pub fn plan_with_steps(steps: u32) -> Plan {
+    Plan {
+        policy: "test".into(),
+        groups: Vec::new(),
+        steps: (1..=steps)
+            .map(|id| Step {
+                id: StepId(id),
+                group: None,
+                mechanism: Mechanism::Cores,
+                set: Setting::WorkqueueMask {
+                    cpus: CpuSet::from_iter([1]),
+                },
+                because: "the test says so".into(),
+            })
+            .collect(),
+        promises: Vec::new(),
+        notes: Vec::new(),
+    }
+}

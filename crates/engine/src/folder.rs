@@ -1,0 +1,278 @@
+//! The record of a run: an append-only folder `NAME-YYYYMMDD-HHMMSS` (UTC). While the run lasts it is written under a
+//! name that begins with a dot and ends in `.partial`; it gets its name when it is complete, so a folder without that
+//! suffix is whole. Events and samples are appended as they come and survive a crash in the partial folder.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use quell_core::record::{EVENTS_SCHEMA, Event, Stamped};
+use quell_core::units::Nanos;
+
+use crate::drive::Sink;
+
+/// Why the record could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the record could not be written: {path}: {why}; give a writable directory with --out, or free some space"
+)]
+pub struct FolderError {
+    path: PathBuf,
+    why: std::io::Error,
+}
+
+/// A record being written.
+#[derive(Debug)]
+pub struct Folder {
+    partial: PathBuf,
+    last: PathBuf,
+    events: BufWriter<File>,
+    begun: Nanos,
+    /// The first failure while appending; reported by [`Folder::check`], because sinks cannot fail.
+    failed: Option<FolderError>,
+}
+
+impl Folder {
+    /// Begins the record of `name` in `runs`, which is created if need be. `unix_s`: the time, for the name. `begun`:
+    /// the backend's time, from which events are counted.
+    pub fn begin(runs: &Path, name: &str, unix_s: u64, begun: Nanos) -> Result<Self, FolderError> {
+        let base = format!("{}-{}", plain(name), calendar(unix_s));
+        fs::create_dir_all(runs).map_err(|why| error(runs, why))?;
+        let mut number = 1;
+        let (partial, last) = loop {
+            let unique = match number {
+                1 => base.clone(),
+                n => format!("{base}-{n}"),
+            };
+            let last = runs.join(&unique);
+            let partial = runs.join(format!(".{unique}.partial"));
+            number += 1;
+            if last.exists() {
+                continue;
+            }
+            match fs::create_dir(&partial) {
+                Ok(()) => break (partial, last),
+                Err(why) if why.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(why) => return Err(error(&partial, why)),
+            }
+        };
+        let samples = partial.join("samples");
+        fs::create_dir(&samples).map_err(|why| error(&samples, why))?;
+        let path = partial.join("events.jsonl");
+        let mut events = BufWriter::new(File::create(&path).map_err(|why| error(&path, why))?);
+        writeln!(events, "{{\"schema\":\"{EVENTS_SCHEMA}\"}}")
+            .and_then(|()| events.flush())
+            .map_err(|why| error(&path, why))?;
+        Ok(Self {
+            partial,
+            last,
+            events,
+            begun,
+            failed: None,
+        })
+    }
+
+    /// Writes a whole file of the record.
+    pub fn write(&self, name: &str, content: &str) -> Result<(), FolderError> {
+        let path = self.partial.join(name);
+        fs::write(&path, content).map_err(|why| error(&path, why))
+    }
+
+    /// Appends the windows of one round to `samples/CONFIGURATION--SUBJECT.csv`: round, window, value.
+    pub fn samples(
+        &self,
+        configuration: &str,
+        subject: &str,
+        metric: &str,
+        round: u32,
+        windows: &[f64],
+    ) -> Result<(), FolderError> {
+        let file = format!("{}--{}.csv", plain(configuration), plain(subject));
+        let path = self.partial.join("samples").join(file);
+        let mut text = String::new();
+        if !path.exists() {
+            text.push_str(&format!("round,window,{metric}\n"));
+        }
+        for (index, value) in windows.iter().enumerate() {
+            text.push_str(&format!("{round},{index},{value}\n"));
+        }
+        fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .map_err(|why| error(&path, why))
+    }
+
+    /// Whether every event was written so far; also hands them to the kernel.
+    pub fn check(&mut self) -> Result<(), FolderError> {
+        if let Err(why) = self.events.flush() {
+            self.fail(why);
+        }
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Gives the record its name, and returns it.
+    pub fn finish(mut self) -> Result<PathBuf, FolderError> {
+        self.check()?;
+        fs::rename(&self.partial, &self.last).map_err(|why| error(&self.last, why))?;
+        Ok(self.last)
+    }
+
+    fn fail(&mut self, why: std::io::Error) {
+        let path = self.partial.join("events.jsonl");
+        self.failed.get_or_insert(FolderError { path, why });
+    }
+}
+
+impl Sink for Folder {
+    fn put(&mut self, at: Nanos, event: &Event) {
+        let stamped = Stamped {
+            at_ns: at.since(self.begun).0,
+            event: event.clone(),
+        };
+        let written = serde_json::to_writer(&mut self.events, &stamped)
+            .map_err(std::io::Error::from)
+            .and_then(|()| self.events.write_all(b"\n"));
+        if let Err(why) = written {
+            self.fail(why);
+        }
+    }
+}
+
+fn error(path: &Path, why: std::io::Error) -> FolderError {
+    FolderError {
+        path: path.to_owned(),
+        why,
+    }
+}
+
+/// A name as a file name: everything but letters, digits and `@%+=._-` becomes `_`, a leading dot, too.
+fn plain(name: &str) -> String {
+    let text: String = name
+        .chars()
+        .map(|c| {
+            if c.is_alphanumeric() || "@%+=._-".contains(c) {
+                c
+            } else {
+                '_'
+            }
+        })
+        .collect();
+    match text.strip_prefix('.') {
+        Some(rest) => format!("_{rest}"),
+        None => text,
+    }
+}
+
+/// `YYYYMMDD-HHMMSS` in UTC. Days to date after Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms",
+/// `civil_from_days`: years begin in March, so that the leap day is the last.
+#[must_use]
+pub fn calendar(unix_s: u64) -> String {
+    let (days, second) = (unix_s / 86_400, unix_s % 86_400);
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let date = day - (153 * month + 2) / 5 + 1;
+    let (month, carry) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
+    };
+    let year = year + era * 400 + carry;
+    format!(
+        "{year:04}{month:02}{date:02}-{:02}{:02}{:02}",
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    )
+}
+
+/// A hash that tells equal texts from different ones: FNV-1a, 64 bits (Fowler, Noll and Vo; RFC 9923). It identifies,
+/// it does not protect.
+#[must_use]
+pub fn hash(text: &str) -> String {
+    let value = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("fnv1a64:{value:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_core::plan::StepId;
+
+    #[test]
+    fn the_calendar_agrees_with_date() {
+        // date -u -d @N +%Y%m%d-%H%M%S
+        assert_eq!(calendar(0), "19700101-000000");
+        assert_eq!(calendar(951_782_399), "20000228-235959");
+        assert_eq!(calendar(951_782_400), "20000229-000000");
+        assert_eq!(calendar(1_709_251_200), "20240301-000000");
+        assert_eq!(calendar(1_798_761_599), "20261231-235959");
+    }
+
+    #[test]
+    fn the_hash_is_the_published_one() {
+        // Test vectors of RFC 9923: the empty text, "a" and "foobar".
+        assert_eq!(hash(""), "fnv1a64:cbf29ce484222325");
+        assert_eq!(hash("a"), "fnv1a64:af63dc4c8601ec8c");
+        assert_eq!(hash("foobar"), "fnv1a64:85944171f73967e8");
+    }
+
+    #[test]
+    fn a_record_has_its_name_only_when_it_is_whole() {
+        let runs = tempfile::tempdir().unwrap();
+        let mut folder = Folder::begin(runs.path(), "neighbour", 0, Nanos(5)).unwrap();
+        let event = Event::Step {
+            step: StepId(1),
+            outcome: "applied".into(),
+        };
+        folder.put(Nanos(12), &event);
+        folder
+            .samples("regulated@10%", "a/b", "latency_ns", 3, &[1.5, 2.0])
+            .unwrap();
+        folder
+            .samples("regulated@10%", "a/b", "latency_ns", 4, &[7.0])
+            .unwrap();
+        let names = || -> Vec<_> {
+            fs::read_dir(runs.path())
+                .unwrap()
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
+                .collect()
+        };
+        assert_eq!(names(), [".neighbour-19700101-000000.partial"]);
+        let last = folder.finish().unwrap();
+        assert_eq!(names(), ["neighbour-19700101-000000"]);
+        let events = fs::read_to_string(last.join("events.jsonl")).unwrap();
+        assert_eq!(
+            events,
+            "{\"schema\":\"quell.events/1\"}\n{\"at_ns\":7,\"event\":\"step\",\"step\":1,\"outcome\":\"applied\"}\n"
+        );
+        let samples = fs::read_to_string(last.join("samples/regulated@10%--a_b.csv")).unwrap();
+        assert_eq!(samples, "round,window,latency_ns\n3,0,1.5\n3,1,2\n4,0,7\n");
+    }
+
+    #[test]
+    fn two_runs_in_one_second_do_not_collide() {
+        let runs = tempfile::tempdir().unwrap();
+        let first = Folder::begin(runs.path(), "n", 0, Nanos(0)).unwrap();
+        let second = Folder::begin(runs.path(), "n", 0, Nanos(0)).unwrap();
+        assert!(first.finish().unwrap().ends_with("n-19700101-000000"));
+        assert!(second.finish().unwrap().ends_with("n-19700101-000000-2"));
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_names_path_and_remedy() {
+        let runs = tempfile::tempdir().unwrap();
+        let file = runs.path().join("file");
+        fs::write(&file, "").unwrap();
+        let text = Folder::begin(&file, "n", 0, Nanos(0))
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains(file.to_str().unwrap()) && text.contains("--out"));
+    }
+}

@@ -1,0 +1,313 @@
+//! Which subject runs on which CPUs. Chosen once per experiment, so that a configuration never changes where a subject
+//! runs, only what is done around it.
+//!
+//! Critical subjects choose first, from the lowest CPU up; then the others, as near to the first as they can be without
+//! sharing its core: another core below the same last-level cache, since that is where neighbours hurt. Only when the
+//! machine is too small do subjects that are not critical share CPUs with each other.
+
+use std::collections::BTreeMap;
+
+use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::inventory::Inventory;
+use quell_core::policy::Role;
+
+/// Where a subject wants to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Its name.
+    pub name: String,
+    /// Its role.
+    pub role: Role,
+    /// How many CPUs, or which.
+    pub cpus: Cpus,
+}
+
+/// How many CPUs, or which.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cpus {
+    /// So many.
+    Count(u32),
+    /// These.
+    These(CpuSet),
+}
+
+/// Why there is no place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlaceError {
+    /// Not enough CPUs.
+    #[error(
+        "subject '{name}' needs {wanted} CPUs, and of this machine's {online} only {left} are left for it; ask for fewer \
+         `cpus` or run fewer subjects"
+    )]
+    TooFew {
+        /// The subject.
+        name: String,
+        /// CPUs it needs.
+        wanted: usize,
+        /// CPUs the machine has.
+        online: usize,
+        /// CPUs left.
+        left: usize,
+    },
+    /// A CPU that is not there, or that we may not use.
+    #[error(
+        "subject '{name}' names CPUs {missing}, which are not usable here; usable are {usable}"
+    )]
+    Missing {
+        /// The subject.
+        name: String,
+        /// Those CPUs.
+        missing: CpuSet,
+        /// The usable ones.
+        usable: CpuSet,
+    },
+    /// A CPU that a critical subject has.
+    #[error("subjects '{name}' and '{other}' both name CPUs {both}, and one of them is critical")]
+    Both {
+        /// The subject.
+        name: String,
+        /// The other.
+        other: String,
+        /// The CPUs.
+        both: CpuSet,
+    },
+}
+
+/// Every subject's CPUs, by name.
+pub fn place(wishes: &[Wish], machine: &Inventory) -> Result<BTreeMap<String, CpuSet>, PlaceError> {
+    let mut places: BTreeMap<String, CpuSet> = BTreeMap::new();
+    let mut critical = CpuSet::new();
+    // Whoever names CPUs goes before whoever counts, critical before others; equal ones keep their order.
+    let mut order: Vec<&Wish> = wishes.iter().collect();
+    order.sort_by_key(|w| (matches!(w.cpus, Cpus::Count(_)), w.role != Role::Critical));
+    let anchor = wishes
+        .iter()
+        .find(|w| w.role == Role::Critical)
+        .or(wishes.first());
+    for wish in order {
+        let cpus = match &wish.cpus {
+            Cpus::These(list) => named(wish, list, wishes, &places, machine)?,
+            Cpus::Count(count) => {
+                let near = anchor
+                    .and_then(|a| places.get(&a.name))
+                    .and_then(CpuSet::first);
+                counted(wish, *count as usize, &places, &critical, near, machine)?
+            }
+        };
+        if wish.role == Role::Critical {
+            critical = critical.union(&cpus);
+        }
+        places.insert(wish.name.clone(), cpus);
+    }
+    Ok(places)
+}
+
+fn named(
+    wish: &Wish,
+    list: &CpuSet,
+    wishes: &[Wish],
+    places: &BTreeMap<String, CpuSet>,
+    machine: &Inventory,
+) -> Result<CpuSet, PlaceError> {
+    let usable = machine.cpu_set();
+    let missing = list.difference(&usable);
+    if !missing.is_empty() {
+        return Err(PlaceError::Missing {
+            name: wish.name.clone(),
+            missing,
+            usable,
+        });
+    }
+    for other in wishes {
+        let both = places
+            .get(&other.name)
+            .map(|theirs| theirs.intersection(list))
+            .unwrap_or_default();
+        let guarded = wish.role == Role::Critical || other.role == Role::Critical;
+        if guarded && !both.is_empty() {
+            return Err(PlaceError::Both {
+                name: wish.name.clone(),
+                other: other.name.clone(),
+                both,
+            });
+        }
+    }
+    Ok(list.clone())
+}
+
+fn counted(
+    wish: &Wish,
+    count: usize,
+    places: &BTreeMap<String, CpuSet>,
+    critical: &CpuSet,
+    near: Option<CpuId>,
+    machine: &Inventory,
+) -> Result<CpuSet, PlaceError> {
+    let taken = places
+        .values()
+        .fold(CpuSet::new(), |all, cpus| all.union(cpus));
+    let mut chosen = CpuSet::new();
+    while chosen.len() < count {
+        let busy = taken.union(&chosen);
+        let best = machine
+            .cpus
+            .iter()
+            .filter(|c| !busy.contains(c.id))
+            .min_by_key(|c| {
+                let core_shared = c.siblings.iter().any(|s| s != c.id && busy.contains(s));
+                let far = near.is_some_and(|n| !same_llc(machine, n, c.id));
+                (core_shared, far, c.id)
+            })
+            .map(|c| c.id);
+        // Nothing is free: those that are not critical share among themselves, least crowded first.
+        let best = best.or_else(|| {
+            machine
+                .cpus
+                .iter()
+                .map(|c| c.id)
+                .filter(|c| {
+                    wish.role != Role::Critical && !critical.contains(*c) && !chosen.contains(*c)
+                })
+                .min_by_key(|c| (places.values().filter(|p| p.contains(*c)).count(), *c))
+        });
+        match best {
+            Some(cpu) => chosen.insert(cpu),
+            None => {
+                return Err(PlaceError::TooFew {
+                    name: wish.name.clone(),
+                    wanted: count,
+                    online: machine.cpus.len(),
+                    left: chosen.len(),
+                });
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+fn same_llc(machine: &Inventory, a: CpuId, b: CpuId) -> bool {
+    machine.llc(a).is_some_and(|cache| cache.cpus.contains(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::machine;
+    use proptest::prelude::*;
+
+    fn wish(name: &str, role: Role, count: u32) -> Wish {
+        Wish {
+            name: name.into(),
+            role,
+            cpus: Cpus::Count(count),
+        }
+    }
+
+    fn placed(wishes: &[Wish], machine: &Inventory) -> Vec<String> {
+        let places = place(wishes, machine).unwrap();
+        wishes.iter().map(|w| places[&w.name].to_string()).collect()
+    }
+
+    #[test]
+    fn the_critical_subject_gets_the_lowest_cpu_wherever_it_is_declared() {
+        let wishes = [
+            wish("neighbour", Role::BestEffort, 1),
+            wish("victim", Role::Critical, 1),
+        ];
+        assert_eq!(placed(&wishes, &machine(2)), ["1", "0"]);
+    }
+
+    #[test]
+    fn a_neighbour_gets_another_core_rather_than_the_sibling() {
+        // Two cores of two threads: 0 and 2 are one core, 1 and 3 the other.
+        let mut machine = machine(4);
+        for cpu in &mut machine.cpus {
+            cpu.siblings = CpuSet::from_iter([cpu.id % 2, cpu.id % 2 + 2]);
+        }
+        let wishes = [
+            wish("victim", Role::Critical, 1),
+            wish("neighbour", Role::BestEffort, 1),
+            wish("third", Role::BestEffort, 1),
+        ];
+        assert_eq!(placed(&wishes, &machine), ["0", "1", "2"]);
+    }
+
+    #[test]
+    fn a_neighbour_stays_below_the_victims_cache() {
+        // Even CPUs below one last-level cache, odd ones below the other.
+        let mut machine = machine(4);
+        let cache = machine.caches[0].clone();
+        machine.caches = [[0, 2], [1, 3]]
+            .map(|cpus| {
+                let mut cache = cache.clone();
+                cache.cpus = CpuSet::from_iter(cpus);
+                cache
+            })
+            .to_vec();
+        let wishes = [
+            wish("victim", Role::Critical, 1),
+            wish("neighbour", Role::BestEffort, 1),
+        ];
+        assert_eq!(placed(&wishes, &machine), ["0", "2"]);
+    }
+
+    #[test]
+    fn on_a_small_machine_only_neighbours_share() {
+        let wishes = [
+            wish("victim", Role::Critical, 1),
+            wish("a", Role::BestEffort, 1),
+            wish("b", Role::BestEffort, 1),
+        ];
+        assert_eq!(placed(&wishes, &machine(2)), ["0", "1", "1"]);
+        let two = [
+            wish("victim", Role::Critical, 2),
+            wish("a", Role::BestEffort, 1),
+        ];
+        let error = place(&two, &machine(2)).unwrap_err().to_string();
+        assert!(error.starts_with("subject 'a' needs 1 CPUs, and of this machine's 2 only 0"));
+    }
+
+    #[test]
+    fn named_cpus_are_kept_and_checked() {
+        let these = |name: &str, role, list: &str| Wish {
+            name: name.into(),
+            role,
+            cpus: Cpus::These(list.parse().unwrap()),
+        };
+        let wishes = [
+            wish("victim", Role::Critical, 1),
+            these("neighbour", Role::BestEffort, "0"),
+        ];
+        assert_eq!(placed(&wishes, &machine(2)), ["1", "0"]);
+        let error = place(&[these("a", Role::BestEffort, "1,7")], &machine(2)).unwrap_err();
+        assert!(error.to_string().contains("names CPUs 7"));
+        let clash = [
+            these("victim", Role::Critical, "0"),
+            these("neighbour", Role::BestEffort, "0-1"),
+        ];
+        assert!(matches!(
+            place(&clash, &machine(2)),
+            Err(PlaceError::Both { .. })
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn critical_cpus_are_never_shared_and_counts_are_met(
+            cpus in 1u32..12, wanted in proptest::collection::vec((any::<bool>(), 1u32..4), 1..5),
+        ) {
+            let wishes: Vec<_> = wanted.iter().enumerate()
+                .map(|(i, (critical, n))| wish(&format!("s{i}"),
+                    if *critical { Role::Critical } else { Role::BestEffort }, *n))
+                .collect();
+            if let Ok(places) = place(&wishes, &machine(cpus)) {
+                for (i, a) in wishes.iter().enumerate() {
+                    prop_assert_eq!(places[&a.name].len(), wanted[i].1 as usize);
+                    for b in wishes.iter().filter(|b| b.name != a.name && a.role == Role::Critical) {
+                        prop_assert!(places[&a.name].intersection(&places[&b.name]).is_empty());
+                    }
+                }
+            }
+        }
+    }
+}
