@@ -23,6 +23,9 @@ pub const MAX_CPU: CpuId = 8191;
 pub struct CpuSet(BTreeSet<CpuId>);
 
 impl CpuSet {
+    /// The empty set, as a constant.
+    pub const EMPTY: Self = Self(BTreeSet::new());
+
     /// The empty set.
     #[must_use]
     pub fn new() -> Self {

@@ -7,10 +7,12 @@
 pub mod backend;
 pub mod control;
 pub mod cpuset;
+pub mod experiment;
 pub mod inventory;
 pub mod journal;
 pub mod mechanism;
 pub mod plan;
+pub mod planner;
 pub mod policy;
 pub mod record;
 pub mod result;

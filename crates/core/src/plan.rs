@@ -137,6 +137,17 @@ pub enum Promise {
     },
 }
 
+impl std::fmt::Display for Promise {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpus { cpus } => write!(f, "CPU {cpus} to itself"),
+            Self::ReserveBandwidth { rate } => write!(f, "at least {rate}"),
+            Self::LimitBandwidth { rate } => write!(f, "at most {rate}"),
+            Self::LimitCpuTime { share } => write!(f, "at most {share} of a CPU"),
+        }
+    }
+}
+
 /// A promise and what it is worth.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -1,0 +1,271 @@
+//! Who runs where: exclusive CPUs for critical groups, what is left for the others.
+//!
+//! Groups that name CPUs choose first. Counted CPUs are taken from the highest number down, whole cores where the group
+//! is to be alone on them, because the kernel keeps its own housekeeping on the lowest.
+
+use std::collections::BTreeMap;
+
+use crate::cpuset::{CpuId, CpuSet};
+use crate::inventory::Inventory;
+use crate::plan::Refusal;
+use crate::policy::{CpusWanted, Group, Policy, Role, Smt};
+
+/// One group's part.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// Where it runs.
+    pub cpus: CpuSet,
+    /// What nobody else may use: its CPUs and, if it is to be alone on its cores, their siblings.
+    pub blocked: CpuSet,
+    /// Nobody else runs there.
+    pub exclusive: bool,
+    /// Its tasks are confined to `cpus`.
+    pub confined: bool,
+}
+
+/// All parts.
+#[derive(Clone, Debug, Default)]
+pub struct Division {
+    parts: BTreeMap<String, Part>,
+    /// Where `rest` runs.
+    pub rest: CpuSet,
+    /// What a person should know.
+    pub notes: Vec<String>,
+}
+
+impl Division {
+    /// A group's part; nothing for an unknown group.
+    pub fn of(&self, group: &str) -> &Part {
+        static NOTHING: Part = Part {
+            cpus: CpuSet::EMPTY,
+            blocked: CpuSet::EMPTY,
+            exclusive: false,
+            confined: false,
+        };
+        self.parts.get(group).unwrap_or(&NOTHING)
+    }
+
+    /// Whether any CPU is exclusive to a group.
+    pub fn partitioned(&self) -> bool {
+        self.parts.values().any(|p| p.exclusive)
+    }
+}
+
+/// Divides the machine's CPUs. What cannot be had is added to `refusals`.
+pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) -> Division {
+    let all = machine.cpu_set();
+    let mut division = Division::default();
+    let mut free = all.clone();
+    let mut refuse = |group: &str, why: String, remedy: &str| {
+        refusals.push(Refusal {
+            key: format!("{group}.cpus"),
+            why,
+            remedy: Some(remedy.to_owned()),
+        });
+    };
+    let wants_exclusive = |group: &Group| {
+        group.role == Role::Critical && !matches!(group.cpus_wanted(), CpusWanted::Any)
+    };
+    // Named CPUs first, then counted ones, then `auto`.
+    let rank = |group: &Group| match group.cpus_wanted() {
+        CpusWanted::List(_) => 0,
+        CpusWanted::Count(_) => 1,
+        _ => 2,
+    };
+    let mut critical: Vec<(&String, &Group)> = policy
+        .groups
+        .iter()
+        .filter(|(_, g)| wants_exclusive(g))
+        .collect();
+    critical.sort_by_key(|(_, g)| rank(g));
+    let undecided = critical.iter().filter(|(_, g)| rank(g) == 2).count();
+    for (name, group) in critical {
+        let cpus = match group.cpus_wanted() {
+            CpusWanted::List(list) => list,
+            CpusWanted::Count(n) => choose(machine, &free, n as usize, group.smt),
+            _ => {
+                let n = (free.len() / 2 / undecided.max(1)).max(1);
+                let cpus = choose(machine, &free, n, group.smt);
+                division.notes.push(format!(
+                    "group {name}: cpus = \"auto\" came to {cpus}; give a number to change it"
+                ));
+                cpus
+            }
+        };
+        let wanted = match group.cpus_wanted() {
+            CpusWanted::Count(n) => n as usize,
+            _ => cpus.len().max(1),
+        };
+        let missing = cpus.difference(&all);
+        let taken = cpus.intersection(&all).difference(&free);
+        if !missing.is_empty() {
+            refuse(
+                &format!("group.{name}"),
+                format!(
+                    "CPU {missing} does not exist here or is not ours to use; usable are {all}"
+                ),
+                "name CPUs that are online",
+            );
+        } else if !taken.is_empty() {
+            refuse(
+                &format!("group.{name}"),
+                format!("CPU {taken} belongs to another critical group already"),
+                "give each critical group CPUs of its own",
+            );
+        } else if cpus.len() < wanted || wanted == 0 {
+            refuse(
+                &format!("group.{name}"),
+                format!("{wanted} CPUs are wanted and {} are left", free.len()),
+                "ask for fewer",
+            );
+        }
+        let blocked = block(
+            machine,
+            &all,
+            &free,
+            &cpus,
+            name,
+            group.smt,
+            &mut division.notes,
+        );
+        free = free.difference(&blocked);
+        division.parts.insert(
+            name.clone(),
+            Part {
+                cpus,
+                blocked,
+                exclusive: true,
+                confined: true,
+            },
+        );
+    }
+    if free.is_empty() && !all.is_empty() {
+        let names: Vec<&str> = division.parts.keys().map(String::as_str).collect();
+        refuse(
+            &format!("group.{}", names.first().unwrap_or(&"")),
+            format!(
+                "the critical groups ({}) would take every CPU, and nothing is left for anybody else",
+                names.join(", ")
+            ),
+            "leave at least one CPU",
+        );
+    }
+    for (name, group) in &policy.groups {
+        if division.parts.contains_key(name) {
+            continue;
+        }
+        let cpus = match group.cpus_wanted() {
+            CpusWanted::List(list) => {
+                let outside = list.difference(&free);
+                if !outside.is_empty() {
+                    refuse(
+                        &format!("group.{name}"),
+                        format!(
+                            "CPU {outside} does not exist here or belongs to a critical group; free are {free}"
+                        ),
+                        "name CPUs that are free, or write cpus = \"remaining\"",
+                    );
+                }
+                list
+            }
+            CpusWanted::Count(n) => {
+                let cpus: CpuSet = free.iter().take(n as usize).collect();
+                if cpus.len() < n as usize || n == 0 {
+                    refuse(
+                        &format!("group.{name}"),
+                        format!("{n} CPUs are wanted and {} are left", free.len()),
+                        "ask for fewer",
+                    );
+                }
+                cpus
+            }
+            _ if group.role == Role::Exempt => all.clone(),
+            _ => free.clone(),
+        };
+        let confined = group.role != Role::Exempt
+            && cpus != all
+            && !matches!(group.cpus_wanted(), CpusWanted::Any);
+        division.parts.insert(
+            name.clone(),
+            Part {
+                cpus,
+                blocked: CpuSet::new(),
+                exclusive: false,
+                confined,
+            },
+        );
+    }
+    division.rest = match &policy.rest.cpus {
+        CpusWanted::List(list) => {
+            let outside = list.difference(&free);
+            if !outside.is_empty() || list.is_empty() {
+                refuse(
+                    "rest",
+                    format!(
+                        "CPU {outside} does not exist here or belongs to a critical group; free are {free}"
+                    ),
+                    "name CPUs that are free",
+                );
+            }
+            list.clone()
+        }
+        CpusWanted::Count(n) => free.iter().take(*n as usize).collect(),
+        _ => free,
+    };
+    division
+}
+
+/// `n` CPUs from the highest down; on different cores first unless the group shares cores.
+fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
+    let mut cpus = CpuSet::new();
+    let mut cores = CpuSet::new();
+    if smt != Smt::Shared {
+        for cpu in machine.cpus.iter().rev().filter(|c| free.contains(c.id)) {
+            if cpus.len() < n && !cores.contains(cpu.id) {
+                cpus.insert(cpu.id);
+                cores = cores.union(&cpu.siblings);
+            }
+        }
+    }
+    for cpu in free.iter().rev() {
+        if cpus.len() < n {
+            cpus.insert(cpu);
+        }
+    }
+    cpus
+}
+
+/// What a group with these CPUs takes from the others.
+fn block(
+    machine: &Inventory,
+    all: &CpuSet,
+    free: &CpuSet,
+    cpus: &CpuSet,
+    name: &str,
+    smt: Smt,
+    notes: &mut Vec<String>,
+) -> CpuSet {
+    let whole: CpuSet = machine
+        .cpus
+        .iter()
+        .filter(|c| cpus.contains(c.id))
+        .flat_map(|c| c.siblings.iter().collect::<Vec<CpuId>>())
+        .collect::<CpuSet>()
+        .intersection(all)
+        .union(cpus);
+    let siblings = whole.difference(cpus);
+    if siblings.is_empty() || smt == Smt::Shared {
+        return cpus.clone();
+    }
+    let leaves_a_core = !free.difference(&whole).is_empty();
+    if smt == Smt::Alone || leaves_a_core {
+        notes.push(format!(
+            "group {name} is alone on its cores: CPU {siblings} stays idle"
+        ));
+        return whole;
+    }
+    notes.push(format!(
+        "group {name} shares its cores with CPU {siblings}: no core would be left for the others"
+    ));
+    cpus.clone()
+}

@@ -1,0 +1,328 @@
+//! `plan(policy, inventory)`: what will be done on this machine, step by step, and what each promise is then worth.
+//!
+//! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
+//! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`bandwidth`] turns rates into budgets.
+
+mod bandwidth;
+mod cpus;
+
+use crate::cpuset::CpuSet;
+use crate::inventory::{Availability, CpusetKind, Inventory};
+use crate::mechanism::{Level, Mechanism};
+use crate::plan::{GroupPlan, Held, Plan, Promise, REST, Refusal, Setting, Step, StepId};
+use crate::policy::{Group, Irqs, Policy, Role};
+use cpus::Division;
+
+/// The plan under construction.
+struct Draft<'a> {
+    policy: &'a Policy,
+    machine: &'a Inventory,
+    division: Division,
+    groups: Vec<GroupPlan>,
+    steps: Vec<Step>,
+    promises: Vec<Held>,
+    notes: Vec<String>,
+    refusals: Vec<Refusal>,
+}
+
+/// Plans a policy for a machine.
+///
+/// # Errors
+/// Everything that cannot be had, each with its key, the reason and the remedy.
+pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
+    let mut refusals = crate::policy::not_yet(policy);
+    let division = cpus::divide(policy, machine, &mut refusals);
+    let groups = policy
+        .groups
+        .keys()
+        .map(|name| GroupPlan {
+            name: name.clone(),
+            cpus: division.of(name).cpus.clone(),
+            throttled_along: Vec::new(),
+        })
+        .collect();
+    let mut draft = Draft {
+        policy,
+        machine,
+        division,
+        groups,
+        steps: Vec::new(),
+        promises: Vec::new(),
+        notes: Vec::new(),
+        refusals,
+    };
+    draft.notes.append(&mut draft.division.notes);
+    draft.gather();
+    draft.partition();
+    bandwidth::plan(&mut draft);
+    draft.require();
+    if !draft.refusals.is_empty() {
+        return Err(draft.refusals);
+    }
+    Ok(Plan {
+        policy: policy.name.clone(),
+        groups: draft.groups,
+        steps: draft.steps,
+        promises: draft.promises,
+        notes: draft.notes,
+    })
+}
+
+impl Draft<'_> {
+    fn step(
+        &mut self,
+        group: Option<&str>,
+        mechanism: Mechanism,
+        set: Setting,
+        because: impl Into<String>,
+    ) -> StepId {
+        let id = StepId(u32::try_from(self.steps.len() + 1).unwrap_or(u32::MAX));
+        self.steps.push(Step {
+            id,
+            group: group.map(str::to_owned),
+            mechanism,
+            set,
+            because: because.into(),
+        });
+        id
+    }
+
+    fn refuse(&mut self, key: impl Into<String>, why: impl Into<String>, remedy: Option<String>) {
+        self.refusals.push(Refusal {
+            key: key.into(),
+            why: why.into(),
+            remedy,
+        });
+    }
+
+    /// Why a mechanism cannot be used: the machine lacks it or the policy denies it.
+    fn unavailable(&self, mechanism: Mechanism) -> Option<String> {
+        if self.policy.mechanisms.deny.contains(&mechanism) {
+            return Some(format!("the policy denies {mechanism}"));
+        }
+        match self.machine.mechanisms.get(&mechanism) {
+            Some(Availability::Yes { .. }) => None,
+            Some(Availability::No { why, .. }) => Some(why.clone()),
+            None => Some(format!("this machine says nothing about {mechanism}")),
+        }
+    }
+
+    /// Groups that anything is set for get a home first.
+    fn gather(&mut self) {
+        let policy = self.policy;
+        for (name, group) in &policy.groups {
+            if group.role == Role::Exempt || !self.touched(name, group) {
+                continue;
+            }
+            let because = match (
+                group.matching.is_empty(),
+                group.matching.iter().any(|m| m.in_place()),
+            ) {
+                (true, _) => "its tasks are launched into a cgroup of its own".to_owned(),
+                (false, true) => {
+                    "it names a cgroup: that one is changed in place, nothing is moved out of it"
+                        .to_owned()
+                }
+                (false, false) => {
+                    "its tasks, and the children they will have, are collected in one cgroup"
+                        .to_owned()
+                }
+            };
+            self.step(
+                Some(name),
+                Mechanism::Cores,
+                Setting::Gather {
+                    matching: group.matching.clone(),
+                },
+                because,
+            );
+        }
+    }
+
+    fn touched(&self, name: &str, group: &Group) -> bool {
+        self.division.partitioned()
+            || self.division.of(name).confined
+            || !group.limit.is_empty()
+            || self
+                .policy
+                .groups
+                .values()
+                .any(|g| g.reserve.bandwidth.is_some())
+    }
+
+    /// Core partition: confine the groups, keep everybody else, interrupts and unbound kernel work away.
+    fn partition(&mut self) {
+        let confined: Vec<String> = self
+            .policy
+            .groups
+            .keys()
+            .filter(|n| self.division.of(n).confined)
+            .cloned()
+            .collect();
+        if confined.is_empty() && !self.division.partitioned() {
+            return;
+        }
+        if let Some(why) = self.unavailable(Mechanism::Cores) {
+            let key = confined
+                .first()
+                .map_or_else(|| "rest.cpus".to_owned(), |n| format!("group.{n}.cpus"));
+            self.refuse(
+                key,
+                why,
+                Some("leave out `cpus`, or write cpus = \"any\"".to_owned()),
+            );
+            return;
+        }
+        let kind = self.machine.means.cpuset;
+        let mut holders: Vec<(String, StepId)> = Vec::new();
+        for name in &confined {
+            let part = self.division.of(name).clone();
+            let mems = self.nodes_of(&part.cpus);
+            let because = if part.exclusive {
+                match kind {
+                    CpusetKind::V2Partition => {
+                        "a partition root: the kernel takes these CPUs away from every other cgroup"
+                    }
+                    CpusetKind::V1 | CpusetKind::V2 => {
+                        "a cpuset of its own, and everybody else's cpusets narrowed below"
+                    }
+                    CpusetKind::AffinityOnly => {
+                        "there is no cpuset controller: the affinity of every thread is set"
+                    }
+                }
+            } else {
+                "it runs on what the critical groups leave"
+            };
+            let set = Setting::Confine {
+                cpus: part.cpus.clone(),
+                mems,
+                exclusive: part.exclusive,
+            };
+            let id = self.step(Some(name), Mechanism::Cores, set, because);
+            if part.exclusive {
+                holders.push((name.clone(), id));
+            }
+        }
+        if !self.division.partitioned() {
+            return;
+        }
+        let rest = self.division.rest.clone();
+        let kept = self.step(
+            Some(REST),
+            Mechanism::Cores,
+            Setting::ConfineRest { cpus: rest.clone() },
+            "every other task stays off the critical CPUs",
+        );
+        let mut common = vec![kept];
+        common.extend(self.quiet(&rest));
+        for (name, id) in holders {
+            let (level, weakest) = match kind {
+                CpusetKind::AffinityOnly => (
+                    Level::Estimated,
+                    "a task can set its own affinity back, and tasks born elsewhere are not confined",
+                ),
+                _ => (
+                    Level::Enforced,
+                    "kernel threads bound to a CPU stay on it (listed when applied)",
+                ),
+            };
+            let mut held_by = vec![id];
+            held_by.extend(&common);
+            self.promises.push(Held {
+                group: name.clone(),
+                promise: Promise::Cpus {
+                    cpus: self.division.of(&name).cpus.clone(),
+                },
+                level,
+                held_by,
+                weakest: Some(weakest.to_owned()),
+            });
+        }
+    }
+
+    /// Interrupts and unbound kernel work away from the exclusive CPUs.
+    fn quiet(&mut self, rest: &CpuSet) -> Vec<StepId> {
+        let mut ids = Vec::new();
+        let from: CpuSet = self
+            .policy
+            .groups
+            .iter()
+            .filter(|(name, group)| {
+                group.irqs_wanted() == Irqs::Away && self.division.of(name).exclusive
+            })
+            .flat_map(|(name, _)| self.division.of(name).blocked.iter().collect::<Vec<_>>())
+            .collect();
+        if from.is_empty() {
+            return ids;
+        }
+        let means = &self.machine.means;
+        let (movable, fixed, workqueue) =
+            (means.movable_irqs, means.fixed_irqs, means.workqueue_mask);
+        if movable > 0 {
+            let set = Setting::MoveIrqs {
+                from,
+                to: rest.clone(),
+            };
+            ids.push(self.step(
+                None,
+                Mechanism::Cores,
+                set,
+                format!("{movable} interrupts can be sent elsewhere"),
+            ));
+        }
+        if fixed > 0 {
+            self.notes.push(format!("{fixed} interrupts cannot be moved (the kernel refuses); they may still arrive on the critical CPUs"));
+        }
+        if workqueue {
+            let set = Setting::WorkqueueMask { cpus: rest.clone() };
+            ids.push(self.step(
+                None,
+                Mechanism::Cores,
+                set,
+                "unbound kernel work runs elsewhere",
+            ));
+        } else {
+            self.notes.push("the mask of unbound kernel work cannot be written here; some of it may run on the critical CPUs".to_owned());
+        }
+        ids
+    }
+
+    fn nodes_of(&self, cpus: &CpuSet) -> CpuSet {
+        self.machine
+            .cpus
+            .iter()
+            .filter(|c| cpus.contains(c.id))
+            .map(|c| c.node)
+            .collect()
+    }
+
+    /// A promise below the policy's `require` refuses the plan.
+    fn require(&mut self) {
+        let require = self.policy.require;
+        let below: Vec<Refusal> = self
+            .promises
+            .iter()
+            .filter(|held| held.level < require)
+            .map(|held| Refusal {
+                key: format!("group.{}", held.group),
+                why: format!(
+                    "{} would be held at level {} only, and the policy requires {require}{}",
+                    held.promise,
+                    held.level,
+                    held.weakest
+                        .as_ref()
+                        .map(|w| format!(" (weakest link: {w})"))
+                        .unwrap_or_default()
+                ),
+                remedy: Some(format!(
+                    "strengthen the weakest link, or write require = \"{}\"",
+                    held.level
+                )),
+            })
+            .collect();
+        self.refusals.extend(below);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+use super::*;
+use crate::inventory::{Cache, CacheKind, Cpu, Identity, Means, Measured, MeterKind, Node};
+use crate::plan::Meter;
+use crate::units::{Bytes, Lines, Nanos, Rate, Share};
+use std::collections::BTreeMap;
+
+/// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20 GB/s together.
+fn machine(cores: u32, threads: u32) -> Inventory {
+    let cpus: Vec<Cpu> = (0..cores * threads)
+        .map(|id| Cpu {
+            id,
+            siblings: (0..threads).map(|t| id % cores + t * cores).collect(),
+            package: 0,
+            node: 0,
+        })
+        .collect();
+    let all: CpuSet = cpus.iter().map(|c| c.id).collect();
+    let yes = |best| Availability::Yes {
+        best,
+        how: "as on the test machine".to_owned(),
+    };
+    Inventory {
+        identity: Identity::default(),
+        caches: vec![Cache {
+            level: 3,
+            kind: CacheKind::Unified,
+            size: Bytes(32 << 20),
+            ways: Some(16),
+            sets: Some(32768),
+            line: Bytes(64),
+            cpus: all.clone(),
+        }],
+        nodes: vec![Node {
+            id: 0,
+            cpus: all.clone(),
+            memory: Bytes(8 << 30),
+        }],
+        mechanisms: BTreeMap::from([
+            (Mechanism::Cores, yes(Level::Enforced)),
+            (Mechanism::Bandwidth, yes(Level::Estimated)),
+            (Mechanism::CpuMax, yes(Level::Enforced)),
+        ]),
+        means: Means {
+            cpuset: CpusetKind::V1,
+            movable_irqs: 3,
+            fixed_irqs: 1,
+            workqueue_mask: true,
+            meter: MeterKind::Time,
+            time_meter: true,
+            realtime: Ok(()),
+            cpu_max: true,
+            kernel_floor: Share::percent(6),
+            counter_users: Vec::new(),
+        },
+        measured: Some(Measured {
+            peak_cpu: Rate(10_000_000_000),
+            peak_operation: "read".to_owned(),
+            by_operation: BTreeMap::new(),
+            sustainable: Rate(20_000_000_000),
+            cpus: cores * threads,
+            at_unix_s: 0,
+        }),
+        cpus,
+    }
+}
+
+fn policy(text: &str) -> Policy {
+    Policy::parse(&format!("quell = 1\n{text}"), "test.toml").unwrap_or_else(|p| panic!("{p:?}"))
+}
+
+fn planned(text: &str, machine: &Inventory) -> Plan {
+    plan(&policy(text), machine).unwrap_or_else(|r| panic!("{r:?}"))
+}
+
+fn refused(text: &str, machine: &Inventory) -> String {
+    let refusals = plan(&policy(text), machine).expect_err("the plan should be refused");
+    refusals
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+const PAIR: &str = "
+[group.victim]
+role = 'critical'
+command = ['a']
+cpus = 1
+[group.noise]
+role = 'best-effort'
+command = ['b']
+";
+
+fn regulation(plan: &Plan) -> &crate::plan::Regulation {
+    plan.steps
+        .iter()
+        .find_map(|s| match &s.set {
+            Setting::Regulate(r) => Some(r),
+            _ => None,
+        })
+        .expect("a regulation step")
+}
+
+#[test]
+fn a_core_partition_moves_everybody_and_everything_else_away() {
+    let plan = planned(PAIR, &machine(2, 1));
+    assert_eq!(
+        plan.cpus("victim").map(ToString::to_string).as_deref(),
+        Some("1")
+    );
+    assert_eq!(
+        plan.cpus("noise").map(ToString::to_string).as_deref(),
+        Some("0")
+    );
+    let kinds: Vec<&str> = plan
+        .steps
+        .iter()
+        .map(|s| match s.set {
+            Setting::Gather { .. } => "gather",
+            Setting::Confine { .. } => "confine",
+            Setting::ConfineRest { .. } => "rest",
+            Setting::MoveIrqs { .. } => "irqs",
+            Setting::WorkqueueMask { .. } => "workqueue",
+            _ => "other",
+        })
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            "gather",
+            "gather",
+            "confine",
+            "confine",
+            "rest",
+            "irqs",
+            "workqueue"
+        ]
+    );
+    assert_eq!(plan.level(), Level::Enforced);
+}
+
+#[test]
+fn a_limit_becomes_a_budget_per_cpu_and_period() {
+    let plan = planned(&format!("{PAIR}limit.bandwidth = '10%'\n"), &machine(2, 1));
+    let r = regulation(&plan);
+    // 10 % of 10 GB/s for 1 ms: 1 MB, 15625 lines.
+    assert_eq!(
+        (r.budget, r.period, r.meter),
+        (Lines(15_625), Nanos::millis(1), Meter::Time)
+    );
+    assert_eq!(plan.groups[1].throttled_along, ["rest"]);
+    assert_eq!(plan.level(), Level::Estimated);
+}
+
+#[test]
+fn a_group_on_several_cpus_has_its_budget_split_evenly() {
+    let plan = planned(
+        &format!("{PAIR}limit.bandwidth = '6GB/s'\n"),
+        &machine(4, 1),
+    );
+    let r = regulation(&plan);
+    assert_eq!(r.cpus.to_string(), "0-2");
+    assert_eq!(r.budget, Lines::at(Rate(2_000_000_000), Nanos::millis(1)));
+}
+
+#[test]
+fn hardware_counters_make_a_limit_regulated() {
+    let mut machine = machine(2, 1);
+    machine.means.meter = MeterKind::Hardware {
+        events: vec!["cpu/x".to_owned()],
+        separate_writes: false,
+    };
+    let plan = planned(&format!("{PAIR}limit.bandwidth = '10%'\n"), &machine);
+    assert_eq!(regulation(&plan).meter, Meter::Hardware);
+    assert_eq!(
+        plan.promises
+            .iter()
+            .find(|p| p.group == "noise")
+            .map(|p| p.level),
+        Some(Level::Regulated)
+    );
+}
+
+#[test]
+fn a_limit_below_the_kernels_floor_is_refused_with_the_floor() {
+    let text = refused(&format!("{PAIR}limit.bandwidth = '2%'\n"), &machine(2, 1));
+    assert!(
+        text.contains("below the floor of 6%") && text.contains("at least 600MB/s"),
+        "{text}"
+    );
+}
+
+#[test]
+fn lowering_the_floor_buys_level_none() {
+    let text = format!("require = 'none'\nregulator.floor = '1%'\n{PAIR}limit.bandwidth = '2%'\n");
+    let plan = planned(&text, &machine(2, 1));
+    assert_eq!(
+        plan.promises
+            .iter()
+            .find(|p| p.group == "noise")
+            .map(|p| p.level),
+        Some(Level::None)
+    );
+}
+
+#[test]
+fn without_real_time_the_quota_stands_in_and_says_so() {
+    let mut machine = machine(2, 1);
+    machine.means.realtime = Err("SCHED_FIFO is refused".to_owned());
+    let plan = planned(&format!("{PAIR}limit.bandwidth = '20%'\n"), &machine);
+    let step = plan
+        .steps
+        .iter()
+        .find(|s| s.mechanism == Mechanism::CpuMax)
+        .expect("a quota");
+    assert_eq!(
+        step.set,
+        Setting::CpuMax {
+            share: Share::percent(20),
+            period: Nanos::millis(100)
+        }
+    );
+    assert!(step.because.contains("SCHED_FIFO is refused"));
+    let text = format!("mechanisms.bandwidth = 'regulator'\n{PAIR}limit.bandwidth = '20%'\n");
+    assert!(refused(&text, &machine).contains("SCHED_FIFO is refused"));
+}
+
+#[test]
+fn an_exempt_group_on_the_same_cpu_is_never_throttled_along() {
+    let text = format!(
+        "{PAIR}limit.bandwidth = '20%'\n[group.radio]\nrole = 'exempt'\nmatch = [{{ comm = 'radio' }}]\n"
+    );
+    let plan = planned(&text, &machine(2, 1));
+    let step = plan
+        .steps
+        .iter()
+        .find(|s| s.mechanism == Mechanism::CpuMax)
+        .expect("a quota");
+    assert!(
+        step.because
+            .contains("group radio (exempt) also runs on CPU 0"),
+        "{}",
+        step.because
+    );
+}
+
+#[test]
+fn a_reserve_is_worth_its_weakest_link() {
+    let reserve = "[group.victim]\nrole='critical'\ncommand=['a']\ncpus=1\nreserve.bandwidth='2GB/s'\n\
+                   [group.noise]\nrole='best-effort'\ncommand=['b']\n";
+    let text = refused(reserve, &machine(2, 1));
+    assert!(
+        text.contains("unmatched tasks (group rest) have no limit"),
+        "{text}"
+    );
+    // With counters that see everybody on the regulated CPUs, rest included, the loop holds it.
+    let mut counted = machine(2, 1);
+    counted.means.meter = MeterKind::Hardware {
+        events: vec!["cpu/x".to_owned()],
+        separate_writes: false,
+    };
+    counted.measured.as_mut().unwrap().sustainable = Rate(11_000_000_000);
+    let plan = planned(reserve, &counted);
+    let held = plan
+        .promises
+        .iter()
+        .find(|p| matches!(p.promise, Promise::ReserveBandwidth { .. }))
+        .unwrap();
+    assert_eq!(held.level, Level::Regulated);
+    // What the reserve leaves is the neighbour's limit: 11 − 2 GB/s.
+    assert_eq!(
+        regulation(&plan).budget,
+        Lines::at(Rate(9_000_000_000), Nanos::millis(1))
+    );
+}
+
+#[test]
+fn reserves_beyond_the_sustainable_rate_are_refused_with_the_numbers() {
+    let text = refused(
+        "[group.a]\nrole='critical'\ncommand=['a']\ncpus=1\nreserve.bandwidth='15GB/s'\n\
+         [group.b]\nrole='critical'\ncommand=['b']\ncpus=1\nreserve.bandwidth='6GB/s'\n",
+        &machine(4, 1),
+    );
+    assert!(
+        text.contains("come to 21GB/s, more than the 20GB/s"),
+        "{text}"
+    );
+}
+
+#[test]
+fn cpus_that_do_not_exist_or_are_taken_are_refused() {
+    let text = refused(
+        "[group.a]\nrole='critical'\ncommand=['a']\ncpus='7'\n",
+        &machine(2, 1),
+    );
+    assert!(text.contains("CPU 7 does not exist"), "{text}");
+    let both = "[group.a]\nrole='critical'\ncommand=['a']\ncpus='1'\n[group.b]\nrole='critical'\ncommand=['b']\ncpus='1'\n";
+    assert!(refused(both, &machine(4, 1)).contains("belongs to another critical group"));
+    let all = refused(
+        "[group.a]\nrole='critical'\ncommand=['a']\ncpus='0-1'\n",
+        &machine(2, 1),
+    );
+    assert!(all.contains("nothing is left for anybody else"), "{all}");
+}
+
+#[test]
+fn a_critical_group_is_alone_on_its_core_if_the_others_keep_one() {
+    let plan = planned(PAIR, &machine(2, 2));
+    assert_eq!(
+        plan.cpus("victim").map(ToString::to_string).as_deref(),
+        Some("3")
+    );
+    assert_eq!(
+        plan.cpus("noise").map(ToString::to_string).as_deref(),
+        Some("0,2")
+    );
+    // One core with two threads: sharing it is all there is, and the plan says so.
+    let plan = planned(PAIR, &machine(1, 2));
+    assert_eq!(
+        plan.cpus("noise").map(ToString::to_string).as_deref(),
+        Some("0")
+    );
+    assert!(
+        plan.notes
+            .iter()
+            .any(|n| n.contains("shares its cores with CPU 0")),
+        "{:?}",
+        plan.notes
+    );
+}
+
+#[test]
+fn percentages_of_an_unmeasured_machine_are_refused() {
+    let mut unmeasured = machine(2, 1);
+    unmeasured.measured = None;
+    let text = refused(&format!("{PAIR}limit.bandwidth = '20%'\n"), &unmeasured);
+    assert!(text.contains("quell doctor --deep"), "{text}");
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_its_key() {
+    let text = refused(&format!("regulator.reclaim = true\n{PAIR}"), &machine(2, 1));
+    assert!(text.contains("regulator.reclaim: not yet"), "{text}");
+}
