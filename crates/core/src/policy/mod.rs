@@ -4,6 +4,12 @@
 //! Every key and default is shown in `examples/reference.toml`; the schema (`schemas/policy.schema.json`) and the
 //! reference page (`docs/policy-reference.md`) are generated from the types here.
 
+mod check;
+mod matching;
+mod not_yet;
+mod read;
+mod reference;
+mod schema;
 mod sections;
 mod values;
 
@@ -15,14 +21,19 @@ use crate::mechanism::Level;
 use crate::plan::GroupId;
 use crate::task::TaskMatch;
 
+pub(crate) use check::fit_name;
+pub use not_yet::not_yet;
+pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
+pub use reference::{policy_reference, policy_schema};
 pub use sections::{
     Adapt, After, BandwidthMechanism, CacheMechanism, Limit, Mechanisms, MeterWanted, Pressure,
     PressureController, RegulatorKeys, Reserve, Split, Target,
 };
 pub use values::{
-    Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Pattern, Source,
-    Sustainable,
+    Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, NumberPattern, Pattern,
+    Source, Sustainable,
 };
+pub(crate) use values::{NoTable, Spelled, Spelling, no_table, spelled};
 
 /// The format version this program reads.
 pub const VERSION: u32 = 1;

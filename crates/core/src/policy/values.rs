@@ -5,7 +5,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use regex::Regex;
+use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeOwned, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -14,11 +15,11 @@ use crate::cpuset::CpuSet;
 use crate::units::{Bytes, Rate, Share};
 
 /// A value with several spellings.
-trait Spelled: Sized {
+pub(crate) trait Spelled: Sized {
     /// What a correct spelling looks like.
     const WANTED: &'static str;
     /// The keys of its table form.
-    type Table: DeserializeOwned;
+    type Table: TableForm;
     /// From a number, where that is a spelling.
     fn integer(_: u32) -> Option<Self> {
         None
@@ -29,16 +30,25 @@ trait Spelled: Sized {
     fn table(table: Self::Table) -> Result<Self, String>;
 }
 
-/// For values without a table form: fails on every key.
-enum NoTable {}
-
-impl<'de> Deserialize<'de> for NoTable {
-    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-        Err(de::Error::custom("a table is not a spelling of this value"))
-    }
+/// The keys of a value's table form.
+pub(crate) trait TableForm: DeserializeOwned {
+    /// Whether there is such a form.
+    const EXISTS: bool = true;
 }
 
-struct Spelling<T>(PhantomData<T>);
+/// For values without a table form.
+#[derive(Deserialize)]
+pub(crate) enum NoTable {}
+
+impl TableForm for NoTable {
+    const EXISTS: bool = false;
+}
+
+impl TableForm for ReadWriteKeys {}
+impl TableForm for CacheKeys {}
+impl TableForm for Pattern {}
+
+pub(crate) struct Spelling<T>(pub PhantomData<T>);
 
 impl<'de, T: Spelled> Visitor<'de> for Spelling<T> {
     type Value = T;
@@ -61,6 +71,9 @@ impl<'de, T: Spelled> Visitor<'de> for Spelling<T> {
         T::text(text).map_err(E::custom)
     }
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        if !T::Table::EXISTS {
+            return Err(de::Error::invalid_type(Unexpected::Map, &self));
+        }
         let table = T::Table::deserialize(MapAccessDeserializer::new(map))?;
         T::table(table).map_err(de::Error::custom)
     }
@@ -68,13 +81,14 @@ impl<'de, T: Spelled> Visitor<'de> for Spelling<T> {
 
 macro_rules! spelled {
     ($($name:ident),*) => {$(
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Spelling(PhantomData))
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any($crate::policy::Spelling(std::marker::PhantomData))
             }
         }
     )*};
 }
+pub(crate) use spelled;
 spelled!(
     CpusWanted,
     Bandwidth,
@@ -85,7 +99,7 @@ spelled!(
     Source
 );
 
-fn no_table<T>(table: NoTable) -> Result<T, String> {
+pub(crate) fn no_table<T>(table: NoTable) -> Result<T, String> {
     match table {}
 }
 
@@ -185,7 +199,7 @@ impl FromStr for Bandwidth {
 /// The table form of [`Bandwidth`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ReadWriteKeys {
+pub(crate) struct ReadWriteKeys {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     read: Option<Rate>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -245,7 +259,7 @@ pub enum CacheForm {
 /// The table form of [`CacheWanted`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct CacheKeys {
+pub(crate) struct CacheKeys {
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -457,12 +471,79 @@ pub enum Source {
     Pattern(Pattern),
 }
 
+/// A regular expression that finds numbers in a program's output: compiled when it is read, with exactly one group,
+/// which captures the number.
+#[derive(Clone, Debug)]
+pub struct NumberPattern(Regex);
+
+impl NumberPattern {
+    /// The number in `line`, if the pattern is found there and captures one.
+    #[must_use]
+    pub fn find(&self, line: &str) -> Option<f64> {
+        let number = self.0.captures(line)?.get(1)?.as_str().parse().ok()?;
+        f64::is_finite(number).then_some(number)
+    }
+
+    /// The expression as written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+impl FromStr for NumberPattern {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let regex = compile(text)?;
+        match regex.captures_len() - 1 {
+            1 => Ok(Self(regex)),
+            n => Err(format!(
+                "'{text}' has {n} groups, but exactly one is needed, around the number: 'took ([0-9.]+) ms'"
+            )),
+        }
+    }
+}
+
+/// Compiles a regular expression; the error says where it is wrong, on one line.
+pub(crate) fn compile(text: &str) -> Result<Regex, String> {
+    Regex::new(text).map_err(|e| {
+        let reason = e.to_string();
+        let reason = reason.lines().last().unwrap_or_default().trim();
+        format!(
+            "'{text}' is not a regular expression: {}",
+            reason.trim_start_matches("error: ")
+        )
+    })
+}
+
+impl PartialEq for NumberPattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for NumberPattern {}
+
+impl Serialize for NumberPattern {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for NumberPattern {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(de::Error::custom)
+    }
+}
+
 /// Times in a program's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pattern {
     /// A regular expression with one group that captures the number.
-    pub pattern: String,
+    pub pattern: NumberPattern,
     /// The number's unit: ns, us, ms or s.
     pub unit: String,
 }
@@ -492,97 +573,3 @@ impl Serialize for Source {
         }
     }
 }
-
-/// The schema of a value whose spellings are listed: built by hand beside its reader.
-macro_rules! schema {
-    ($name:ident, $schema:expr) => {
-        impl JsonSchema for $name {
-            fn schema_name() -> std::borrow::Cow<'static, str> {
-                stringify!($name).into()
-            }
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                $schema
-            }
-        }
-    };
-}
-
-schema!(
-    CpusWanted,
-    json_schema!({
-        "description": CpusWanted::WANTED,
-        "anyOf": [
-            { "type": "integer", "minimum": 1 },
-            { "type": "string", "enum": ["auto", "remaining", "any"] },
-            { "type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$" },
-        ],
-    })
-);
-schema!(
-    Bandwidth,
-    json_schema!({
-        "description": Bandwidth::WANTED,
-        "anyOf": [
-            { "type": "string" },
-            {
-                "type": "object",
-                "properties": { "read": { "type": "string" }, "write": { "type": "string" } },
-                "additionalProperties": false,
-                "minProperties": 1,
-            },
-        ],
-    })
-);
-schema!(
-    CacheWanted,
-    json_schema!({
-        "description": CacheWanted::WANTED,
-        "anyOf": [
-            { "type": "string" },
-            {
-                "type": "object",
-                "properties": {
-                    "size": { "type": "string" },
-                    "share": { "type": "string" },
-                    "ways": { "type": "integer", "minimum": 1 },
-                    "mask": { "type": "string", "pattern": "^0x[0-9a-fA-F]+$" },
-                    "colours": { "type": "string" },
-                    "locked": { "type": "string" },
-                    "level": { "enum": ["L2", "L3"] },
-                },
-                "additionalProperties": false,
-                "minProperties": 1,
-            },
-        ],
-    })
-);
-schema!(
-    Banks,
-    json_schema!({
-        "description": Banks::WANTED,
-        "anyOf": [{ "type": "integer", "minimum": 1 }, { "type": "string" }],
-    })
-);
-schema!(
-    MemoryWanted,
-    json_schema!({ "description": MemoryWanted::WANTED, "type": "string" })
-);
-schema!(
-    Sustainable,
-    json_schema!({ "description": Sustainable::WANTED, "type": "string" })
-);
-schema!(
-    Source,
-    json_schema!({
-        "description": Source::WANTED,
-        "anyOf": [
-            { "type": "string", "enum": ["client", "none"] },
-            {
-                "type": "object",
-                "properties": { "pattern": { "type": "string" }, "unit": { "enum": ["ns", "us", "ms", "s"] } },
-                "required": ["pattern", "unit"],
-                "additionalProperties": false,
-            },
-        ],
-    })
-);

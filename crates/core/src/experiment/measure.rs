@@ -1,0 +1,93 @@
+//! How an experiment is measured.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::units::Nanos;
+
+/// How an experiment is measured: a round runs every cell once, in an order shuffled from the seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Measure {
+    /// How many rounds.
+    pub rounds: u32,
+    /// Load before measuring.
+    pub warmup: Nanos,
+    /// The measured span. Default 1s, unless `units` or `until` is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration: Option<Nanos>,
+    /// Measure so many units of work instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub units: Option<u64>,
+    /// Measure until this happens instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Until>,
+    /// Of the paired bootstrap intervals over rounds.
+    pub confidence: f64,
+    /// The configuration that `normalized` divides by. Default: the first that is `alone`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<String>,
+    /// Two subjects: protection of the first against throughput kept by the second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frontier: Option<(String, String)>,
+    /// The runner's own probe around each cell, independent of the subjects.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canary: Option<Canary>,
+}
+
+impl Default for Measure {
+    fn default() -> Self {
+        Self {
+            rounds: 15,
+            warmup: Nanos::millis(200),
+            duration: None,
+            units: None,
+            until: None,
+            confidence: 0.95,
+            baseline: None,
+            frontier: None,
+            canary: None,
+        }
+    }
+}
+
+/// What ends a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Span {
+    /// This much time.
+    Duration(Nanos),
+    /// So many units of work.
+    Units(u64),
+    /// An event.
+    Until(Until),
+}
+
+impl Measure {
+    /// What ends a cell; one second by default.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        match (self.units, self.until) {
+            (Some(units), _) => Span::Units(units),
+            (None, Some(until)) => Span::Until(until),
+            (None, None) => Span::Duration(self.duration.unwrap_or(Nanos::secs(1))),
+        }
+    }
+}
+
+/// An event that ends a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Until {
+    /// The critical subjects have ended.
+    Exit,
+    /// Every subject has ended once; early ones are restarted.
+    AllOnce,
+}
+
+/// A probe of the runner's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Canary {
+    /// Whether the subjects' CPUs share a cache at this moment.
+    SharedCache,
+}

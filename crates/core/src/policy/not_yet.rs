@@ -1,0 +1,171 @@
+//! What the language says and this version does not do. A key is refused when it asks for something unbuilt, not for
+//! standing there with the value that is done anyway.
+
+use super::sections::{
+    Adapt, After, BandwidthMechanism, CacheMechanism, PressureController, RegulatorKeys, Split,
+};
+use super::values::{Bandwidth, Source};
+use super::{Group, Policy};
+use crate::plan::Refusal;
+
+/// Every key of `policy` that asks for what is not built yet, in the order of the reference. Empty: all of it can be
+/// planned.
+#[must_use]
+pub fn not_yet(policy: &Policy) -> Vec<Refusal> {
+    let mut list = Vec::new();
+    for (name, group) in &policy.groups {
+        group_keys(&mut list, &format!("group.{name}"), group);
+    }
+    let mechanisms = &policy.mechanisms;
+    if !matches!(mechanisms.cache, CacheMechanism::Any | CacheMechanism::None) {
+        refuse(
+            &mut list,
+            "mechanisms.cache",
+            "cache partition",
+            Some("use \"any\" or \"none\""),
+        );
+    }
+    if matches!(
+        mechanisms.bandwidth,
+        BandwidthMechanism::Mba | BandwidthMechanism::MbaAndRegulator
+    ) {
+        refuse(
+            &mut list,
+            "mechanisms.bandwidth",
+            "bandwidth allocation in hardware",
+            Some("use \"any\" or \"regulator\""),
+        );
+    }
+    regulator_keys(&mut list, &policy.regulator);
+    if let Some(pressure) = &policy.pressure
+        && pressure.controller != PressureController::None
+    {
+        refuse(
+            &mut list,
+            "pressure.controller",
+            "control of memory pressure",
+            Some("remove [pressure], or write controller = \"none\""),
+        );
+    }
+    list
+}
+
+fn refuse(list: &mut Vec<Refusal>, key: &str, what: &str, remedy: Option<&str>) {
+    list.push(Refusal {
+        key: key.to_owned(),
+        why: format!("not yet: {what} is not built"),
+        remedy: Some(remedy.unwrap_or("remove the key").to_owned()),
+    });
+}
+
+fn group_keys(list: &mut Vec<Refusal>, at: &str, group: &Group) {
+    let mut key = |given: bool, key: &str, what: &str, remedy: Option<&str>| {
+        if given {
+            refuse(list, &format!("{at}.{key}"), what, remedy);
+        }
+    };
+    let apart = |b: Option<Bandwidth>| matches!(b, Some(Bandwidth::ReadWrite { .. }));
+    let source = group.target.as_ref().and_then(|t| t.source.as_ref());
+    let reserve = &group.reserve;
+    let observed = source.is_some_and(|s| *s != Source::None);
+    key(
+        observed,
+        "target.source",
+        "observing a target",
+        Some("remove the key, or write source = \"none\""),
+    );
+    let one = Some("give one rate or percentage");
+    key(
+        apart(reserve.bandwidth),
+        "reserve.bandwidth",
+        "telling reads from writes",
+        one,
+    );
+    key(
+        reserve.cache.is_some(),
+        "reserve.cache",
+        "cache partition",
+        None,
+    );
+    key(
+        reserve.banks.is_some(),
+        "reserve.banks",
+        "bank partition",
+        None,
+    );
+    key(
+        reserve.memory.is_some(),
+        "reserve.memory",
+        "memory protection",
+        None,
+    );
+    key(
+        !reserve.files.is_empty(),
+        "reserve.files",
+        "keeping files resident",
+        None,
+    );
+    key(
+        apart(group.limit.bandwidth),
+        "limit.bandwidth",
+        "telling reads from writes",
+        one,
+    );
+    key(
+        group.limit.memory.is_some(),
+        "limit.memory",
+        "limiting memory",
+        None,
+    );
+    key(group.coloured.is_some(), "coloured", "page colouring", None);
+}
+
+fn regulator_keys(list: &mut Vec<Refusal>, keys: &RegulatorKeys) {
+    let mut key = |given: bool, key: &str, what: &str, remedy: &str| {
+        if given {
+            refuse(list, &format!("regulator.{key}"), what, Some(remedy));
+        }
+    };
+    key(
+        keys.reclaim,
+        "reclaim",
+        "giving unused budget to others",
+        "use false",
+    );
+    key(
+        keys.after != After::Wait,
+        "after",
+        "running on after all budgets are spent",
+        "use \"wait\"",
+    );
+    key(
+        keys.adapt != Adapt::Off,
+        "adapt",
+        "moving reserves with a target",
+        "use \"off\"",
+    );
+    key(
+        keys.strict,
+        "strict",
+        "a reserve as its group's cap",
+        "use false, and give the group a limit",
+    );
+    key(
+        keys.split == Some(Split::Demand),
+        "split",
+        "spreading a budget by demand",
+        "use \"even\", or remove the key",
+    );
+    key(
+        keys.predictor.is_some(),
+        "predictor",
+        "predicting demand",
+        "remove the key",
+    );
+    key(
+        keys.quantum.is_some(),
+        "quantum",
+        "the pool of unused budget",
+        "remove the key",
+    );
+}
