@@ -1,4 +1,9 @@
 //! The experiment language, by examples: how configurations expand, and what is answered to mistakes.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::collections::BTreeMap;
 
@@ -386,6 +391,8 @@ fn what_is_not_built_is_refused_by_its_key() {
 #[test]
 fn a_condition_reads_as_it_was_written() {
     let experiment = below("[configuration.none]\n[[expect]]\nconfiguration = \"none\"\nsubject = \"db.2\"\nnormalized_p99_at_least = 0.5\nmax_at_most = 9\n").unwrap();
+    let nan = "[configuration.none]\n[[expect]]\nconfiguration = \"none\"\nsubject = \"hog\"\nmax_at_most = nan\n";
+    assert_eq!(answers(nan), ["e.toml:11:1: expect[0]: nan is not a bound"]);
     let conditions = experiment.expects[0].conditions();
     let written: Vec<String> = conditions.iter().map(ToString::to_string).collect();
     assert_eq!(

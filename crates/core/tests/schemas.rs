@@ -1,5 +1,10 @@
 //! The published schemas and the reference page are generated from the types, and are not out of date.
 //! `QUELL_BLESS=1 cargo test -p quell-core --test schemas` writes them anew after a change that is meant.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::path::Path;
 

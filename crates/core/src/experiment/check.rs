@@ -95,7 +95,7 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
         } else if expect
             .conditions()
             .iter()
-            .any(|c| c.to_string().contains("nan"))
+            .any(|c| c.bound.number().is_nan())
         {
             list.push(complaint(at, "nan is not a bound", None));
         }
@@ -104,7 +104,7 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
 }
 
 fn is_backend(text: &str) -> bool {
-    let profile = |rest: Option<&str>| rest.is_some_and(|p| fit_name(p));
+    let profile = |rest: Option<&str>| rest.is_some_and(fit_name);
     matches!(text, "linux" | "sim" | "lab")
         || profile(text.strip_prefix("sim:"))
         || profile(text.strip_prefix("lab:"))

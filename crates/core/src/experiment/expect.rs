@@ -88,6 +88,16 @@ pub enum Bound {
     AtMost(f64),
 }
 
+impl Bound {
+    /// The number.
+    #[must_use]
+    pub const fn number(self) -> f64 {
+        match self {
+            Self::AtLeast(number) | Self::AtMost(number) => number,
+        }
+    }
+}
+
 /// One condition of an expectation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Condition {

@@ -16,7 +16,7 @@ const LONGEST_NAME: usize = 64;
 /// The regulation period's bounds. Below, throttlers cannot keep up; above, a budget no longer bounds a burst.
 const PERIOD: (Nanos, Nanos) = (Nanos::micros(100), Nanos::secs(1));
 /// The shortest interval of a slow controller.
-const SLOWEST: Nanos = Nanos::millis(10);
+const SHORTEST_INTERVAL: Nanos = Nanos::millis(10);
 /// The units of a time read from a program's output.
 const TIME_UNITS: [&str; 4] = ["ns", "us", "ms", "s"];
 
@@ -450,7 +450,7 @@ fn regulator(found: &mut Found, keys: &RegulatorKeys) {
 
 fn pressure_of(found: &mut Found, keys: &Pressure) {
     let at = Path::of(&["pressure"]);
-    if keys.interval < SLOWEST {
+    if keys.interval < SHORTEST_INTERVAL {
         found.say(
             at.key("interval"),
             format!("{} is too short to measure a stall", keys.interval),

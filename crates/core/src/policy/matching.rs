@@ -60,7 +60,7 @@ impl FromStr for TaskMatch {
             }
         }
         match check(&found).into_iter().next() {
-            Some((key, why)) if key.is_empty() => Err(why),
+            Some(("", why)) => Err(why),
             Some((key, why)) => Err(format!("{key}: {why}")),
             None => Ok(found),
         }
