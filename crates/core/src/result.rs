@@ -398,8 +398,9 @@ pub struct CompareResult {
     pub policy_hash: String,
     /// The confidence of every interval; `ci95` is named after the default.
     pub confidence: f64,
-    /// The configuration that `normalized` refers to.
-    pub baseline: String,
+    /// The configuration that `normalized` refers to; without one nothing is normalized.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<String>,
     /// What the frontier compares, if the experiment asks for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frontier: Option<Frontier>,

@@ -2,7 +2,7 @@
 //! [`quell_core::result`]; everything here is a function of its arguments.
 
 use quell_core::result::{Better, Figures};
-use quell_core::stats::{bootstrap, mean, median, percentile, ratios, sorted};
+use quell_core::stats::{Interval, bootstrap, mean, median, percentile, ratios, sorted};
 
 /// Windows a round must have before a percentile of it means anything: one in the tail.
 const FOR_P95: usize = 20;
@@ -68,7 +68,8 @@ pub fn figures(rounds: &[Option<&Round>], baseline: &[Option<&Round>], rules: Ru
     };
     let over_rounds = |values: Vec<f64>| {
         let interval = bootstrap(&values, median, rules.confidence, rules.seed);
-        (median(&values), interval)
+        let interval = interval.map(|i| Interval::from([tidy(i.low), tidy(i.high)]));
+        (median(&values).map(tidy), interval)
     };
     let plain = |pick: Pick| over_rounds(column(rounds, pick).into_iter().flatten().collect());
     let lower = |pick: Pick| {
@@ -109,10 +110,17 @@ pub fn figures(rounds: &[Option<&Round>], baseline: &[Option<&Round>], rules: Ru
         p95: plain(|r| r.p95).0,
         p99,
         p99_ci95,
-        max: measured.iter().map(|r| r.max).max_by(f64::total_cmp),
+        max: measured.iter().map(|r| tidy(r.max)).max_by(f64::total_cmp),
         samples: Some(measured.iter().map(|r| r.samples).sum()),
         rounds: Some(count),
     }
+}
+
+/// Nine significant digits: more than any measurement has, and few enough that every reader of the file gets the same
+/// number back.
+#[must_use]
+pub fn tidy(value: f64) -> f64 {
+    format!("{value:.8e}").parse().unwrap_or(value)
 }
 
 #[cfg(test)]
@@ -172,6 +180,13 @@ mod tests {
         assert_eq!(figures.rounds, Some(2));
         assert_eq!(figures.normalized, Some(0.25));
         assert_eq!(figures.normalized_ci95, None, "one pair has no spread");
+    }
+
+    #[test]
+    fn figures_have_nine_digits() {
+        assert_eq!(tidy(29.069_999_999_999_965), 29.07);
+        assert_eq!(tidy(0.0), 0.0);
+        assert_eq!(tidy(1_234_567_890.6), 1_234_567_890.0);
     }
 
     #[test]

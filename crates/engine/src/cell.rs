@@ -13,9 +13,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use quell_core::backend::{Action, Measurement, Program, Seen, SubjectId, SubjectSpec};
+use quell_core::experiment::RUN_TIME;
+use quell_core::policy::NumberPattern;
 use quell_core::record::Event;
 use quell_core::units::Nanos;
-use regex::Regex;
 
 use crate::drive::{Order, Script};
 
@@ -23,8 +24,6 @@ use crate::drive::{Order, Script};
 pub const READY_WITHIN: Nanos = Nanos::secs(30);
 /// The span of generators that are load beside a deciding command.
 pub const LOAD_SPAN: Nanos = Nanos::secs(1);
-/// The run time of a command, in seconds.
-pub const RUN_S: &str = "run_s";
 /// A command that ends sooner is no load.
 const SHORTEST_LOAD: Nanos = Nanos::millis(10);
 /// How many of a command's last lines are kept for an error.
@@ -35,8 +34,8 @@ const TAIL: usize = 5;
 pub struct Extract {
     /// The metric's name.
     pub name: String,
-    /// What is looked for in each line; its first group is the number.
-    pub pattern: Regex,
+    /// What is looked for in each line.
+    pub pattern: NumberPattern,
     /// One value per run (the last line that matches) instead of one per line.
     pub last_only: bool,
     /// Without a match the cell has failed.
@@ -257,24 +256,15 @@ impl Cell {
         }
     }
 
-    fn line(&mut self, index: usize, line: String) -> Result<(), String> {
+    fn line(&mut self, index: usize, line: String) {
         let Some(state) = self.states.get_mut(index) else {
-            return Ok(());
+            return;
         };
         if !state.ended {
             for extract in &state.member.extracts {
-                let Some(found) = extract.pattern.captures(&line).and_then(|c| c.get(1)) else {
+                let Some(value) = extract.pattern.find(&line) else {
                     continue;
                 };
-                let value: f64 = found.as_str().parse().map_err(|_| {
-                    format!(
-                        "subject '{}': metric '{}' found '{}' in the line '{line}', which is not a number; let the \
-                         pattern's first group match the digits only",
-                        state.name(),
-                        extract.name,
-                        found.as_str()
-                    )
-                })?;
                 let values = state
                     .measured
                     .get_or_insert_default()
@@ -291,7 +281,6 @@ impl Cell {
             state.tail.pop_front();
         }
         state.tail.push_back(line);
-        Ok(())
     }
 
     fn exited(
@@ -328,9 +317,9 @@ impl Cell {
                     .is_some_and(|m| m.metrics.contains_key(&extract.name));
                 if !found {
                     return Err(format!(
-                        "subject '{}': no line matched the pattern '{}' of metric '{}'; {}",
+                        "subject '{}': no line matched the pattern '{}' of metric '{}' with a number; {}",
                         state.name(),
-                        extract.pattern,
+                        extract.pattern.as_str(),
                         extract.name,
                         state.last_words()
                     ));
@@ -339,7 +328,7 @@ impl Cell {
             let measured = state.measured.get_or_insert_default();
             measured
                 .metrics
-                .insert(RUN_S.to_owned(), vec![took.as_secs_f64()]);
+                .insert(RUN_TIME.to_owned(), vec![took.as_secs_f64()]);
             measured.duration_ns = took.0;
         }
         if state.member.again {
@@ -417,7 +406,7 @@ impl Script for Cell {
             }
             Seen::Line(id, line) => {
                 if let Some(index) = place(&id) {
-                    self.line(index, line)?;
+                    self.line(index, line);
                 }
             }
             Seen::Exited(id, status, took) => {
@@ -510,252 +499,5 @@ impl Script for Cell {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::drive::{DriveError, Driven, NoSink, drive};
-    use crate::fake::{Fake, Scene, plan_with_steps};
-    use quell_core::workload::{Operation, Order as Walk, Pages, Size, Workload};
-
-    fn member(name: &str, program: Program, decides: bool) -> Member {
-        let command = matches!(program, Program::Command(_));
-        Member {
-            spec: SubjectSpec {
-                name: name.into(),
-                group: name.into(),
-                program,
-                cpus: None,
-                env: BTreeMap::new(),
-                capture: true,
-            },
-            decides,
-            after: None,
-            again: command && !decides,
-            extracts: Vec::new(),
-        }
-    }
-
-    fn list(name: &str, decides: bool) -> Member {
-        let list = Workload::Latency {
-            size: Size::Llc(0.5),
-            order: Walk::Random,
-            pages: Pages::Base,
-        };
-        member(name, Program::Generator(list), decides)
-    }
-
-    fn stream(name: &str, decides: bool) -> Member {
-        let stream = Workload::Bandwidth {
-            operation: Operation::Write,
-            size: Size::Llc(4.0),
-            pages: Pages::Base,
-            rate: None,
-        };
-        member(name, Program::Generator(stream), decides)
-    }
-
-    fn command(name: &str, decides: bool) -> Member {
-        member(name, Program::Command(vec![name.into()]), decides)
-    }
-
-    fn extract(name: &str, pattern: &str, last_only: bool) -> Extract {
-        Extract {
-            name: name.into(),
-            pattern: Regex::new(pattern).unwrap(),
-            last_only,
-            required: true,
-        }
-    }
-
-    /// Reports one window of the value given per second of span.
-    fn steady(metric: &'static str, value: f64) -> impl Fn(&Scene<'_>) -> Measurement {
-        move |scene| Measurement {
-            metrics: [(metric.to_owned(), vec![value])].into(),
-            window_ns: 1_000_000,
-            bytes: 1_000,
-            duration_ns: scene.duration.0,
-        }
-    }
-
-    const SPAN: Span = Span {
-        warmup: Nanos::millis(200),
-        duration: Nanos::secs(2),
-    };
-
-    fn run(
-        fake: &mut Fake,
-        members: Vec<Member>,
-    ) -> (Result<Driven, DriveError>, BTreeMap<String, Measurement>) {
-        let mut cell = Cell::new(members, SPAN);
-        let out = drive(fake, &plan_with_steps(0), &mut cell, &mut NoSink);
-        assert!(fake.clean());
-        (out, cell.into_measurements().0)
-    }
-
-    #[test]
-    fn generators_start_together_when_all_are_ready() {
-        let mut fake = Fake::new();
-        fake.generator("victim", steady("latency_ns", 15.0));
-        fake.generator("neighbour", steady("bandwidth_mb_s", 9000.0));
-        let (out, measured) = run(
-            &mut fake,
-            vec![list("victim", true), stream("neighbour", false)],
-        );
-        out.unwrap();
-        assert_eq!(
-            fake.log,
-            [
-                "start victim",
-                "start neighbour",
-                "go victim 200ms 2s",
-                "go neighbour 200ms 2s",
-                "stop victim",
-                "stop neighbour",
-                "undo"
-            ]
-        );
-        assert_eq!(measured["victim"].metrics["latency_ns"], [15.0]);
-        assert_eq!(measured["neighbour"].bytes, 1_000);
-    }
-
-    #[test]
-    fn generators_are_load_for_as_long_as_a_command_takes() {
-        let mut fake = Fake::new();
-        fake.command(
-            "job",
-            Nanos::millis(2900),
-            0,
-            &["frame took 8 ms", "frame took 9 ms"],
-        );
-        fake.generator("neighbour", steady("bandwidth_mb_s", 9000.0));
-        let mut job = command("job", true);
-        job.extracts = vec![extract("frame_ms", "took ([0-9.]+) ms", false)];
-        let (out, measured) = run(&mut fake, vec![job, stream("neighbour", false)]);
-        out.unwrap();
-        // The command starts into a warm load; spans of one second go on until it has ended.
-        assert_eq!(
-            fake.log,
-            [
-                "start neighbour",
-                "go neighbour 200ms 1s",
-                "start job",
-                "go neighbour 0ns 1s",
-                "go neighbour 0ns 1s",
-                "exit job",
-                "stop neighbour",
-                "undo"
-            ]
-        );
-        assert_eq!(measured["job"].metrics[RUN_S], [2.9]);
-        assert_eq!(measured["job"].metrics["frame_ms"], [8.0, 9.0]);
-        assert_eq!(measured["neighbour"].metrics["bandwidth_mb_s"].len(), 2);
-        assert_eq!(measured["neighbour"].duration_ns, 2_000_000_000);
-    }
-
-    #[test]
-    fn a_command_shorter_than_a_span_waits_for_the_loads_first_report() {
-        let mut fake = Fake::new();
-        fake.command("job", Nanos::millis(100), 0, &[]);
-        fake.generator("neighbour", steady("bandwidth_mb_s", 9000.0));
-        let (out, measured) = run(
-            &mut fake,
-            vec![command("job", true), stream("neighbour", false)],
-        );
-        out.unwrap();
-        assert_eq!(measured["neighbour"].duration_ns, 1_000_000_000);
-    }
-
-    #[test]
-    fn a_command_that_is_load_is_kept_up_and_then_stopped() {
-        let mut fake = Fake::new();
-        fake.generator("victim", steady("latency_ns", 15.0));
-        fake.command("stress", Nanos::millis(900), 0, &[]);
-        let (out, measured) = run(
-            &mut fake,
-            vec![list("victim", true), command("stress", false)],
-        );
-        out.unwrap();
-        assert_eq!(fake.log.iter().filter(|l| *l == "start stress").count(), 3);
-        assert!(fake.log.contains(&"stop stress".to_owned()));
-        assert_eq!(measured["stress"].metrics[RUN_S], [0.9]);
-    }
-
-    #[test]
-    fn a_subject_can_start_after_another() {
-        let mut fake = Fake::new();
-        fake.command("first", Nanos::secs(4), 0, &[]);
-        fake.command("second", Nanos::secs(1), 0, &[]);
-        let mut second = command("second", true);
-        second.after = Some(("first".into(), Nanos::secs(1)));
-        let (out, _) = run(&mut fake, vec![second, command("first", true)]);
-        out.unwrap();
-        assert_eq!(
-            fake.log,
-            [
-                "start first",
-                "start second",
-                "exit second",
-                "exit first",
-                "undo"
-            ]
-        );
-    }
-
-    #[test]
-    fn the_last_match_counts_where_a_metric_is_per_run() {
-        let mut fake = Fake::new();
-        fake.command("bench", Nanos::secs(1), 0, &["rate 10", "rate 12.5"]);
-        let mut bench = command("bench", true);
-        bench.extracts = vec![extract("rate", "rate ([0-9.]+)", true)];
-        let (_, measured) = run(&mut fake, vec![bench]);
-        assert_eq!(measured["bench"].metrics["rate"], [12.5]);
-    }
-
-    #[test]
-    fn every_error_names_the_subject_and_what_it_said_last() {
-        let case = |fake: &mut Fake, members| run(fake, members).0.unwrap_err().to_string();
-
-        let mut fake = Fake::new();
-        fake.command("job", Nanos::secs(1), 2, &["cannot open input.mp4"]);
-        assert_eq!(
-            case(&mut fake, vec![command("job", true)]),
-            "subject 'job' failed with exit status 2; its last output: cannot open input.mp4"
-        );
-
-        let mut fake = Fake::new();
-        fake.command("job", Nanos::secs(1), 0, &["done"]);
-        let mut job = command("job", true);
-        job.extracts = vec![extract("fps", "fps=([0-9]+)", false)];
-        assert_eq!(
-            case(&mut fake, vec![job]),
-            "subject 'job': no line matched the pattern 'fps=([0-9]+)' of metric 'fps'; its last output: done"
-        );
-
-        let mut fake = Fake::new();
-        fake.generator("victim", steady("latency_ns", 1.0));
-        fake.mute("victim", "ready");
-        assert!(
-            case(&mut fake, vec![list("victim", true)])
-                .starts_with("subject 'victim' was not ready within 30s")
-        );
-
-        let mut fake = Fake::new();
-        fake.generator("victim", steady("latency_ns", 1.0));
-        fake.mute("victim", "result");
-        assert!(
-            case(&mut fake, vec![list("victim", true)])
-                .starts_with("subject 'victim' never reported")
-        );
-        assert_eq!(fake.log.last().unwrap(), "undo");
-
-        let mut fake = Fake::new();
-        fake.generator("victim", steady("latency_ns", 1.0));
-        fake.command("noop", Nanos::millis(1), 0, &[]);
-        assert!(
-            case(
-                &mut fake,
-                vec![list("victim", true), command("noop", false)]
-            )
-            .contains("'noop' ended after 1ms")
-        );
-    }
-}
+#[path = "cell_tests.rs"]
+mod tests;

@@ -22,6 +22,15 @@ impl Sink for Vec<(Nanos, Event)> {
     }
 }
 
+/// Takes events if it is there.
+impl<S: Sink> Sink for Option<S> {
+    fn put(&mut self, at: Nanos, event: &Event) {
+        if let Some(sink) = self {
+            sink.put(at, event);
+        }
+    }
+}
+
 /// Drops events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoSink;

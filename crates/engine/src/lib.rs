@@ -4,10 +4,14 @@
 
 pub mod aggregate;
 pub mod cell;
+mod collect;
+pub mod compare;
 pub mod drive;
+mod expect;
 pub mod folder;
 pub mod hold;
 pub mod place;
+mod setup;
 
 #[cfg(test)]
 mod fake;

@@ -1,0 +1,387 @@
+//! Keeps what every cell measured, and makes the result of it.
+
+use std::collections::BTreeMap;
+
+use quell_core::backend::Measurement;
+use quell_core::inventory::Inventory;
+use quell_core::mechanism::Mechanism;
+use quell_core::plan::{Plan, Promise};
+use quell_core::record::COMPARE_SCHEMA;
+use quell_core::result::{
+    Better, CellFailure, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult,
+    SubjectResult, Timing, Totals,
+};
+use quell_core::stats::{percentile, sorted};
+
+use crate::aggregate::{Round, Rules, figures, tidy};
+use crate::cell::Throttling;
+use crate::expect;
+use crate::setup::{Prepared, Setup};
+
+/// Bytes counted by a generator ÷ the limit of its group.
+pub(crate) const ACHIEVED: &str = "achieved_of_cap";
+/// A limit held when its group never moved more than this part of it (`docs/specification.md`).
+const HELD: f64 = 1.05;
+
+/// One subject in one cell.
+struct Taken {
+    shared: Option<bool>,
+    metrics: BTreeMap<String, Round>,
+}
+
+/// Everything measured so far.
+pub(crate) struct Collected<'s> {
+    setup: &'s Setup<'s>,
+    /// (configuration, subject) → round → what was taken.
+    taken: BTreeMap<(usize, usize), Vec<Option<Taken>>>,
+    /// All windows of the primary metric.
+    pooled: BTreeMap<(usize, usize), Vec<f64>>,
+    throttling: BTreeMap<usize, Throttling>,
+    cells: BTreeMap<usize, u32>,
+    pub(crate) failures: Vec<CellFailure>,
+    pub(crate) rounds: u32,
+    pub(crate) interrupted: Option<String>,
+}
+
+/// What only the caller knows.
+pub(crate) struct Heading<'a> {
+    pub(crate) machine: &'a Inventory,
+    pub(crate) backend: &'a str,
+    pub(crate) timing: Timing,
+    pub(crate) seed: u64,
+    pub(crate) policy_hash: String,
+}
+
+impl<'s> Collected<'s> {
+    pub(crate) fn new(setup: &'s Setup<'s>) -> Self {
+        Self {
+            setup,
+            taken: BTreeMap::new(),
+            pooled: BTreeMap::new(),
+            throttling: BTreeMap::new(),
+            cells: BTreeMap::new(),
+            failures: Vec::new(),
+            rounds: 0,
+            interrupted: None,
+        }
+    }
+
+    /// Takes in one cell of the current round.
+    pub(crate) fn take(
+        &mut self,
+        configuration: usize,
+        shared: Option<bool>,
+        measured: &BTreeMap<String, Measurement>,
+        throttling: Option<Throttling>,
+    ) {
+        let setup = self.setup;
+        *self.cells.entry(configuration).or_default() += 1;
+        if let Some(new) = throttling {
+            let sum = self.throttling.entry(configuration).or_default();
+            sum.overflows += new.overflows;
+            sum.throttles += new.throttles;
+            sum.throttled_ns += new.throttled_ns;
+        }
+        let achieved = setup
+            .prepared
+            .get(configuration)
+            .and_then(|p| p.plan.as_ref().ok())
+            .map(|plan| achieved(setup, plan, measured))
+            .unwrap_or_default();
+        for (index, instance) in setup.instances.iter().enumerate() {
+            let Some(measurement) = measured.get(&instance.name) else {
+                continue;
+            };
+            let mut metrics: BTreeMap<String, Round> = measurement
+                .metrics
+                .iter()
+                .filter_map(|(name, windows)| Some((name.clone(), Round::of(windows)?)))
+                .collect();
+            if let Some(round) = achieved.get(instance.group).and_then(|r| Round::of(&[*r])) {
+                metrics.insert(ACHIEVED.to_owned(), round);
+            }
+            if let Some(windows) = measurement.metrics.get(instance.subject.primary()) {
+                let pool = self.pooled.entry((configuration, index)).or_default();
+                pool.extend(windows.iter().filter(|v| v.is_finite()));
+            }
+            let rounds = self.taken.entry((configuration, index)).or_default();
+            rounds.resize_with(self.rounds as usize, || None);
+            if let Some(last) = rounds.last_mut() {
+                *last = Some(Taken { shared, metrics });
+            }
+        }
+    }
+
+    /// The result of everything taken in so far.
+    pub(crate) fn result(&self, heading: Heading<'_>) -> CompareResult {
+        let experiment = self.setup.experiment;
+        let configurations: Vec<ConfigurationResult> = (0..self.setup.prepared.len())
+            .filter_map(|index| self.configuration(index, heading.seed))
+            .collect();
+        CompareResult {
+            schema: COMPARE_SCHEMA.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            experiment: experiment.name.clone(),
+            title: experiment.title.clone(),
+            backend: heading.backend.to_owned(),
+            timing: heading.timing,
+            seed: heading.seed,
+            machine: heading.machine.clone(),
+            policy_hash: heading.policy_hash,
+            confidence: experiment.measure.confidence,
+            baseline: experiment.baseline().map(str::to_owned),
+            frontier: experiment
+                .measure
+                .frontier
+                .clone()
+                .map(|(protected, pays)| Frontier { protected, pays }),
+            rounds: self.rounds,
+            rounds_shared: self.rounds_shared(|_| true),
+            interrupted: self.interrupted.clone(),
+            expectations: expect::rows(&experiment.expects, &configurations),
+            configurations,
+            failures: self.failures.clone(),
+        }
+    }
+
+    /// Percentiles 0 to 100 of the primary metric's windows, configuration → subject.
+    pub(crate) fn quantiles(&self) -> BTreeMap<String, BTreeMap<String, Vec<f64>>> {
+        let mut all: BTreeMap<String, BTreeMap<String, Vec<f64>>> = BTreeMap::new();
+        for ((configuration, subject), windows) in &self.pooled {
+            let ordered = sorted(windows);
+            let curve: Vec<f64> = (0..=100)
+                .filter_map(|p| percentile(&ordered, f64::from(p)))
+                .collect();
+            if let (Some(prepared), Some(instance), false) = (
+                self.setup.prepared.get(*configuration),
+                self.setup.instances.get(*subject),
+                curve.is_empty(),
+            ) {
+                all.entry(prepared.name().to_owned())
+                    .or_default()
+                    .insert(instance.name.clone(), curve);
+            }
+        }
+        all
+    }
+
+    /// Rounds in which every cell of the configurations wanted shared a cache; `None` if no cell could tell.
+    fn rounds_shared(&self, wanted: impl Fn(usize) -> bool) -> Option<u32> {
+        let cells: Vec<&Vec<Option<Taken>>> = self
+            .taken
+            .iter()
+            .filter(|((configuration, _), _)| wanted(*configuration))
+            .map(|(_, rounds)| rounds)
+            .collect();
+        let told = cells
+            .iter()
+            .any(|rounds| rounds.iter().flatten().any(|t| t.shared.is_some()));
+        let shared = (0..self.rounds as usize).filter(|round| {
+            let mut here = cells
+                .iter()
+                .filter_map(|rounds| rounds.get(*round)?.as_ref())
+                .peekable();
+            here.peek().is_some() && here.all(|t| t.shared == Some(true))
+        });
+        told.then(|| u32::try_from(shared.count()).unwrap_or(u32::MAX))
+    }
+
+    fn configuration(&self, index: usize, seed: u64) -> Option<ConfigurationResult> {
+        let prepared = self.setup.prepared.get(index)?;
+        let plan = prepared.plan.as_ref();
+        let rounds = (0..self.rounds as usize).filter(|round| {
+            (0..self.setup.instances.len()).any(|s| self.at(index, s, *round).is_some())
+        });
+        let rounds = u32::try_from(rounds.count()).unwrap_or(u32::MAX);
+        let subjects: Vec<SubjectResult> = if plan.is_ok() {
+            (0..self.setup.instances.len())
+                .filter_map(|subject| self.subject(index, subject, seed))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        let failed = self
+            .failures
+            .iter()
+            .filter(|f| f.configuration == prepared.name())
+            .count();
+        let throttling = self.throttling.get(&index);
+        let normalized: Option<Vec<f64>> = subjects.iter().map(|s| s.normalized).collect();
+        let totals = Totals {
+            cells: self.cells.get(&index).copied().unwrap_or(0),
+            failed: u32::try_from(failed).ok().filter(|n| *n > 0),
+            normalized_sum: normalized
+                .filter(|n| !n.is_empty() && !prepared.configuration.alone)
+                .map(|n| tidy(n.iter().sum())),
+            overflows: throttling.map(|t| t.overflows),
+            throttles: throttling.map(|t| t.throttles),
+            throttled_ns: throttling.map(|t| t.throttled_ns),
+        };
+        Some(ConfigurationResult {
+            name: prepared.name().to_owned(),
+            axes: prepared.configuration.axes.clone(),
+            mechanisms: plan.map(mechanisms).unwrap_or_default(),
+            guarantee: plan.ok().map(Plan::level),
+            promises: plan
+                .map(|plan| self.promises(index, plan))
+                .unwrap_or_default(),
+            refused: plan.err().cloned().unwrap_or_default(),
+            rounds,
+            rounds_shared: self.rounds_shared(|c| c == index),
+            subjects,
+            totals,
+        })
+    }
+
+    fn at(&self, configuration: usize, subject: usize, round: usize) -> Option<&Taken> {
+        self.taken
+            .get(&(configuration, subject))?
+            .get(round)?
+            .as_ref()
+    }
+
+    /// One metric of one subject, round by round.
+    fn column(
+        &self,
+        configuration: usize,
+        subject: usize,
+        metric: &str,
+        keep: impl Fn(&Taken) -> bool,
+    ) -> Vec<Option<&Round>> {
+        (0..self.rounds as usize)
+            .map(|round| {
+                let taken = self.at(configuration, subject, round)?;
+                taken.metrics.get(metric).filter(|_| keep(taken))
+            })
+            .collect()
+    }
+
+    fn subject(&self, configuration: usize, index: usize, seed: u64) -> Option<SubjectResult> {
+        let instance = self.setup.instances.get(index)?;
+        let subject = instance.subject;
+        let baseline = self.setup.experiment.baseline();
+        let baseline = self
+            .setup
+            .prepared
+            .iter()
+            .position(|p| Some(p.name()) == baseline);
+        let form = |metric: &str, keep: &dyn Fn(&Taken) -> bool| -> Figures {
+            let rules = Rules {
+                better: subject.better(metric),
+                confidence: self.setup.experiment.measure.confidence,
+                seed,
+            };
+            let solo = baseline
+                .map(|b| self.column(b, index, metric, |_| true))
+                .unwrap_or_default();
+            figures(
+                &self.column(configuration, index, metric, keep),
+                &solo,
+                rules,
+            )
+        };
+        let primary = subject.primary();
+        let mut result = SubjectResult::new(
+            instance.name.clone(),
+            subject.role,
+            self.setup
+                .places
+                .get(&instance.name)
+                .map(|cpus| cpus.iter().collect())
+                .unwrap_or_default(),
+            primary.to_owned(),
+            subject.better(primary).unwrap_or(Better::Lower),
+            form(primary, &|_| true),
+        );
+        let shared = form(primary, &|taken| taken.shared == Some(true));
+        result.shared = shared.rounds.is_some().then_some(shared);
+        let names: std::collections::BTreeSet<&String> = self
+            .taken
+            .get(&(configuration, index))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .flat_map(|t| t.metrics.keys())
+            .filter(|name| *name != primary)
+            .collect();
+        for name in names {
+            result.metrics.insert(name.clone(), form(name, &|_| true));
+        }
+        Some(result)
+    }
+
+    fn promises(&self, configuration: usize, plan: &Plan) -> Vec<PromiseResult> {
+        plan.promises
+            .iter()
+            .map(|held| {
+                let witness = matches!(held.promise, Promise::LimitBandwidth { .. })
+                    .then(|| self.achieved_over_rounds(configuration, &held.group))
+                    .filter(|rounds| !rounds.is_empty());
+                PromiseResult {
+                    group: held.group.clone(),
+                    promise: held.promise.clone(),
+                    level: held.level,
+                    held: witness.map(|rounds| rounds.iter().all(|r| *r <= HELD)),
+                }
+            })
+            .collect()
+    }
+
+    fn achieved_over_rounds(&self, configuration: usize, group: &str) -> Vec<f64> {
+        let member = self.setup.instances.iter().position(|i| i.group == group);
+        let Some(member) = member else {
+            return Vec::new();
+        };
+        self.column(configuration, member, ACHIEVED, |_| true)
+            .into_iter()
+            .flatten()
+            .map(|round| round.mean)
+            .collect()
+    }
+}
+
+/// The mechanisms a plan uses, in the order of the design.
+fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
+    Mechanism::ALL
+        .into_iter()
+        .filter(|m| plan.steps.iter().any(|s| s.mechanism == *m))
+        .collect()
+}
+
+/// Group → bytes its generators moved ÷ what its limit grants, where all its members count their bytes.
+fn achieved(
+    setup: &Setup<'_>,
+    plan: &Plan,
+    measured: &BTreeMap<String, Measurement>,
+) -> BTreeMap<String, f64> {
+    let mut all = BTreeMap::new();
+    for held in &plan.promises {
+        let Promise::LimitBandwidth { rate } = held.promise else {
+            continue;
+        };
+        let rates: Option<Vec<f64>> = setup
+            .instances
+            .iter()
+            .filter(|i| i.group == held.group)
+            .map(|i| {
+                let m = measured.get(&i.name).filter(|_| i.subject.run.is_some())?;
+                (m.duration_ns > 0).then(|| m.bytes as f64 / m.duration_ns as f64 * 1e9)
+            })
+            .collect();
+        if let Some(rates) = rates.filter(|r| !r.is_empty() && rate.0 > 0) {
+            all.insert(
+                held.group.clone(),
+                rates.iter().sum::<f64>() / rate.0 as f64,
+            );
+        }
+    }
+    all
+}
+
+/// Configuration → plan, of those that were not refused.
+pub(crate) fn plans(prepared: &[Prepared<'_>]) -> BTreeMap<String, Plan> {
+    prepared
+        .iter()
+        .filter_map(|p| Some((p.name().to_owned(), p.plan.as_ref().ok()?.clone())))
+        .collect()
+}

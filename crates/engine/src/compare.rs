@@ -1,0 +1,409 @@
+//! Running an experiment by the rules of fair comparison: every round runs every cell once, in an order shuffled from
+//! the seed, so that drift hits all configurations alike; whether the subjects' CPUs shared a cache is asked of the
+//! backend's own probe before and after each cell, never of the subjects.
+//!
+//! A cell that fails is tried once more, then noted as failed, and the experiment goes on. A configuration that cannot
+//! be planned here is reported as refused and skipped. Whatever happens, each cell is undone before the next.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use quell_core::backend::{Backend, Measurement};
+use quell_core::experiment::Experiment;
+use quell_core::inventory::Inventory;
+use quell_core::plan::{Plan, Refusal};
+use quell_core::policy::Policy;
+use quell_core::record::{Event, MANIFEST_SCHEMA};
+use quell_core::result::{CellFailure, ReportInput, Timing};
+use quell_core::rng::Rng;
+use serde::Serialize;
+
+use crate::cell::{Cell, Throttling};
+use crate::collect::{Collected, Heading, plans};
+use crate::drive::{DriveError, Ended, Sink, drive};
+use crate::folder::{Folder, FolderError, hash};
+use crate::place::PlaceError;
+use crate::setup::{Prepared, Setup};
+
+/// Makes a plan of a policy, or says why it cannot.
+pub type PlanFn<'a> = dyn Fn(&Policy, &Inventory) -> Result<Plan, Vec<Refusal>> + 'a;
+
+/// At or above this score of the canary, two CPUs share a cache.
+const SHARED: f64 = 0.5;
+
+/// What the caller wants.
+pub struct Options<'a> {
+    /// The backend's name, as in `--on`.
+    pub backend: &'a str,
+    /// What its times are.
+    pub timing: Timing,
+    /// Instead of the experiment's seed.
+    pub seed: Option<u64>,
+    /// Instead of the experiment's rounds.
+    pub rounds: Option<u32>,
+    /// Only these configurations, by name or by the part before `@`; the baseline always comes along. Empty: all.
+    pub only: &'a [String],
+    /// The directory in which the record's folder is made; absent: no record.
+    pub out: Option<&'a Path>,
+    /// Seconds since 1970, for the record's name.
+    pub now_unix_s: u64,
+    /// The command, word for word.
+    pub command_line: &'a str,
+    /// The experiment as written.
+    pub experiment_text: &'a str,
+    /// Makes the record's `report.html`; absent: none.
+    pub html: Option<&'a dyn Fn(&ReportInput) -> String>,
+}
+
+/// Told how the experiment goes on.
+pub trait Progress {
+    /// So many cells are to be run.
+    fn begin(&mut self, _cells: u32) {}
+    /// A cell begins; `cell` names its round, configuration and, when alone, subject.
+    fn cell(&mut self, _cell: &str) {}
+    /// So many cells are done, measured or given up.
+    fn done(&mut self, _done: u32, _cells: u32) {}
+    /// Something a person should know at once.
+    fn note(&mut self, _text: &str) {}
+}
+
+/// Tells nobody.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoProgress;
+
+impl Progress for NoProgress {}
+
+/// An experiment that was run, or as much of it as could be.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// The result, and what a page about it shows. `result.interrupted` tells whether it is partial.
+    pub report: ReportInput,
+    /// The record's folder.
+    pub folder: Option<PathBuf>,
+}
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    /// The experiment asks for what is not built.
+    #[error("{}", sentences(.0))]
+    NotYet(Vec<Refusal>),
+    /// `only` names a configuration that is not there.
+    #[error("there is no configuration '{name}' in this experiment; it has {known}")]
+    Unknown {
+        /// The name given.
+        name: String,
+        /// Those there are.
+        known: String,
+    },
+    /// The subjects do not fit on the machine.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The record could not be written.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// A cell could not be undone, so nothing further may be measured.
+    #[error("{why}{}", partial(.folder.as_deref()))]
+    NotUndone {
+        /// What happened, and the remedy.
+        why: String,
+        /// The record of what was measured until then.
+        folder: Option<PathBuf>,
+    },
+}
+
+fn sentences(refusals: &[Refusal]) -> String {
+    let all: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+    all.join("\n")
+}
+
+fn partial(folder: Option<&Path>) -> String {
+    folder.map_or_else(String::new, |f| {
+        format!("; what was measured before is in {}", f.display())
+    })
+}
+
+/// Runs `experiment` on `backend`. Blocks until it is over; a signal seen by the backend ends it after the current
+/// cell is undone, with a partial result.
+pub fn run(
+    experiment: &Experiment,
+    backend: &mut dyn Backend,
+    inventory: &Inventory,
+    plan: &PlanFn<'_>,
+    options: &Options<'_>,
+    progress: &mut dyn Progress,
+) -> Result<Comparison, CompareError> {
+    let setup = Setup::new(experiment, inventory, plan, options.only)?;
+    for prepared in &setup.prepared {
+        if let Err(refusals) = &prepared.plan {
+            let why = sentences(refusals);
+            progress.note(&format!("{} is skipped: {why}", prepared.name()));
+        }
+    }
+    let seed = options.seed.unwrap_or(experiment.seed);
+    let rounds = options.rounds.unwrap_or(experiment.measure.rounds);
+    let mut folder = options
+        .out
+        .map(|runs| Folder::begin(runs, &experiment.name, options.now_unix_s, backend.now()))
+        .transpose()?;
+    let heading = || Heading {
+        machine: inventory,
+        backend: options.backend,
+        timing: options.timing,
+        seed,
+        policy_hash: hash(options.experiment_text),
+    };
+    if let Some(folder) = &folder {
+        let heading = heading();
+        let manifest = Manifest::new(&setup, options, &heading, rounds);
+        folder.write("manifest.json", &json(&manifest))?;
+    }
+    let mut collected = Collected::new(&setup);
+    let broken = rounds_of(
+        &setup,
+        backend,
+        (seed, rounds),
+        &mut collected,
+        &mut folder,
+        progress,
+    )?;
+    let report = ReportInput {
+        result: collected.result(heading()),
+        plans: plans(&setup.prepared),
+        quantiles: collected.quantiles(),
+        command_line: options.command_line.to_owned(),
+    };
+    let folder = folder
+        .map(|folder| {
+            folder.write("results.json", &json(&report.result))?;
+            if let Some(html) = options.html {
+                folder.write("report.html", &html(&report))?;
+            }
+            folder.finish()
+        })
+        .transpose()?;
+    match broken {
+        None => Ok(Comparison { report, folder }),
+        Some(why) => Err(CompareError::NotUndone { why, folder }),
+    }
+}
+
+/// Runs the rounds. Returns why no further cell may be run, if a cell could not be undone.
+fn rounds_of(
+    setup: &Setup<'_>,
+    backend: &mut dyn Backend,
+    (seed, rounds): (u64, u32),
+    collected: &mut Collected<'_>,
+    folder: &mut Option<Folder>,
+    progress: &mut dyn Progress,
+) -> Result<Option<String>, CompareError> {
+    let mut rng = Rng::new(seed);
+    let cells = setup.cells();
+    let per_round = u32::try_from(cells.len()).unwrap_or(u32::MAX);
+    let total = per_round.saturating_mul(rounds);
+    progress.begin(total);
+    let mut done = 0;
+    for round in 0..rounds {
+        collected.rounds = round + 1;
+        let mut order = cells.clone();
+        rng.shuffle(&mut order);
+        for (index, alone) in order {
+            let Some(prepared) = setup.prepared.get(index) else {
+                continue;
+            };
+            let subject = alone.and_then(|s| setup.instances.get(s)).map(|i| &i.name);
+            let mut name = format!("round {} of {rounds}, {}", round + 1, prepared.name());
+            if let Some(subject) = subject {
+                name.push_str(&format!(", {subject}"));
+            }
+            progress.cell(&name);
+            let mut tried = attempt(setup, prepared, alone, backend, &name, folder);
+            if let Err(Stopper::Failed(why)) = &tried {
+                progress.note(&format!("{name}: {why}; trying once more"));
+                tried = attempt(setup, prepared, alone, backend, &name, folder);
+            }
+            match tried {
+                Ok(taken) => {
+                    if let Some(folder) = folder {
+                        write_samples(setup, folder, prepared, round, &taken.measured)?;
+                    }
+                    collected.take(index, taken.shared, &taken.measured, taken.throttling);
+                }
+                Err(Stopper::Failed(error)) => {
+                    progress.note(&format!("{name}: {error}; given up"));
+                    collected.failures.push(CellFailure {
+                        configuration: prepared.name().to_owned(),
+                        subject: subject.cloned(),
+                        round,
+                        error,
+                    });
+                }
+                Err(Stopper::Ended(why)) => {
+                    collected.interrupted = Some(why);
+                    return Ok(None);
+                }
+                Err(Stopper::NotUndone(why)) => {
+                    collected.interrupted = Some(why.clone());
+                    return Ok(Some(why));
+                }
+            }
+            done += 1;
+            progress.done(done, total);
+            if let Some(folder) = folder {
+                folder.check()?;
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// What one cell gave.
+struct CellTaken {
+    shared: Option<bool>,
+    measured: BTreeMap<String, Measurement>,
+    throttling: Option<Throttling>,
+}
+
+/// Why a cell gave nothing.
+enum Stopper {
+    /// It failed and was undone: another attempt may do better.
+    Failed(String),
+    /// The experiment is to end here.
+    Ended(String),
+    /// It could not be undone.
+    NotUndone(String),
+}
+
+fn attempt(
+    setup: &Setup<'_>,
+    prepared: &Prepared<'_>,
+    alone: Option<usize>,
+    backend: &mut dyn Backend,
+    name: &str,
+    sink: &mut dyn Sink,
+) -> Result<CellTaken, Stopper> {
+    let Ok(plan) = &prepared.plan else {
+        return Err(Stopper::Failed("it was refused".to_owned()));
+    };
+    let name = name.to_owned();
+    sink.put(backend.now(), &Event::Phase { name });
+    let before = canary(setup, backend)?;
+    let mut cell = Cell::new(setup.members(alone), setup.span);
+    let driven = drive(backend, plan, &mut cell, sink).map_err(|error| match error {
+        DriveError::Failed(why) => Stopper::Failed(why),
+        left @ DriveError::NotUndone { .. } => Stopper::NotUndone(left.to_string()),
+    })?;
+    match driven.ended {
+        Ended::Finished => {}
+        Ended::Stopped(signal) => {
+            return Err(Stopper::Ended(format!("stopped by signal {signal}")));
+        }
+        Ended::Revoked(why) => return Err(Stopper::Ended(why)),
+    }
+    let after = canary(setup, backend)?;
+    let (measured, throttling) = cell.into_measurements();
+    Ok(CellTaken {
+        shared: before.zip(after).map(|(a, b)| a >= SHARED && b >= SHARED),
+        measured,
+        throttling,
+    })
+}
+
+fn canary(setup: &Setup<'_>, backend: &mut dyn Backend) -> Result<Option<f64>, Stopper> {
+    let Some((a, b)) = setup.canary else {
+        return Ok(None);
+    };
+    backend
+        .shared_cache(a, b)
+        .map_err(|e| Stopper::Failed(format!("the probe for a shared cache: {e}")))
+}
+
+fn write_samples(
+    setup: &Setup<'_>,
+    folder: &Folder,
+    prepared: &Prepared<'_>,
+    round: u32,
+    measured: &BTreeMap<String, Measurement>,
+) -> Result<(), FolderError> {
+    for instance in &setup.instances {
+        let primary = instance.subject.primary();
+        let windows = measured
+            .get(&instance.name)
+            .and_then(|m| m.metrics.get(primary));
+        if let Some(windows) = windows {
+            folder.samples(prepared.name(), &instance.name, primary, round, windows)?;
+        }
+    }
+    Ok(())
+}
+
+/// `manifest.json`: what was run, where, with what.
+#[derive(Serialize)]
+struct Manifest<'a> {
+    schema: &'static str,
+    version: &'static str,
+    created_unix_s: u64,
+    command_line: &'a str,
+    backend: &'a str,
+    timing: Timing,
+    seed: u64,
+    rounds: u32,
+    machine: &'a Inventory,
+    machine_hash: String,
+    policy_hash: &'a str,
+    /// As written.
+    experiment: &'a str,
+    /// Subject → CPUs.
+    placement: BTreeMap<&'a str, String>,
+    /// Configuration → its policy, the subjects' CPUs filled in.
+    policies: BTreeMap<&'a str, &'a Policy>,
+    plans: BTreeMap<&'a str, &'a Plan>,
+    refused: BTreeMap<&'a str, &'a Vec<Refusal>>,
+}
+
+impl<'a> Manifest<'a> {
+    fn new(
+        setup: &'a Setup<'a>,
+        options: &Options<'a>,
+        heading: &'a Heading<'a>,
+        rounds: u32,
+    ) -> Self {
+        let prepared = || setup.prepared.iter().map(|p| (p.name(), p));
+        Self {
+            schema: MANIFEST_SCHEMA,
+            version: env!("CARGO_PKG_VERSION"),
+            created_unix_s: options.now_unix_s,
+            command_line: options.command_line,
+            backend: options.backend,
+            timing: options.timing,
+            seed: heading.seed,
+            rounds,
+            machine: heading.machine,
+            machine_hash: hash(&json(heading.machine)),
+            policy_hash: &heading.policy_hash,
+            experiment: options.experiment_text,
+            placement: setup
+                .places
+                .iter()
+                .map(|(name, cpus)| (name.as_str(), cpus.to_string()))
+                .collect(),
+            policies: prepared().map(|(n, p)| (n, &p.policy)).collect(),
+            plans: prepared()
+                .filter_map(|(n, p)| Some((n, p.plan.as_ref().ok()?)))
+                .collect(),
+            refused: prepared()
+                .filter_map(|(n, p)| Some((n, p.plan.as_ref().err()?)))
+                .collect(),
+        }
+    }
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value)
+        .map(|text| text + "\n")
+        .expect("invariant: records have text keys and finite numbers")
+}
+
+#[cfg(test)]
+#[path = "compare_tests.rs"]
+mod tests;

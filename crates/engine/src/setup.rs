@@ -1,0 +1,256 @@
+//! What an experiment comes down to on this machine, before anything runs: the configurations chosen, where each
+//! subject runs, and the plan of every configuration, or why there is none.
+
+use std::collections::BTreeMap;
+
+use quell_core::backend::{Program, SubjectSpec};
+use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::experiment::{
+    Configuration, Each, Experiment, Instance, Measure, Pin, Span as Wanted, Until,
+};
+use quell_core::inventory::Inventory;
+use quell_core::plan::{Plan, Refusal};
+use quell_core::policy::{CpusWanted, Policy, Role, not_yet};
+use quell_core::units::Nanos;
+
+use crate::cell::{Extract, Member, Span};
+use crate::compare::{CompareError, PlanFn};
+use crate::place::{Cpus, Wish, place};
+
+/// A configuration, ready to be run or refused.
+pub(crate) struct Prepared<'e> {
+    pub(crate) configuration: &'e Configuration,
+    /// Its policy, with the subjects' CPUs filled in.
+    pub(crate) policy: Policy,
+    pub(crate) plan: Result<Plan, Vec<Refusal>>,
+}
+
+impl Prepared<'_> {
+    pub(crate) fn name(&self) -> &str {
+        &self.configuration.name
+    }
+}
+
+/// The experiment on this machine.
+pub(crate) struct Setup<'e> {
+    pub(crate) experiment: &'e Experiment,
+    pub(crate) instances: Vec<Instance<'e>>,
+    /// Every pinned instance's CPUs.
+    pub(crate) places: BTreeMap<String, CpuSet>,
+    pub(crate) prepared: Vec<Prepared<'e>>,
+    /// The CPUs between which the canary looks for a shared cache.
+    pub(crate) canary: Option<(CpuId, CpuId)>,
+    pub(crate) span: Span,
+}
+
+impl<'e> Setup<'e> {
+    pub(crate) fn new(
+        experiment: &'e Experiment,
+        machine: &Inventory,
+        plan: &PlanFn<'_>,
+        only: &[String],
+    ) -> Result<Self, CompareError> {
+        let refused = experiment.not_yet();
+        if !refused.is_empty() {
+            return Err(CompareError::NotYet(refused));
+        }
+        let instances = experiment.instances();
+        let wishes: Vec<Wish> = instances.iter().filter_map(wish).collect();
+        let places = place(&wishes, machine)?;
+        let prepared = chosen(experiment, only)?
+            .into_iter()
+            .map(|configuration| {
+                let mut policy = configuration.policy.clone();
+                confine(&mut policy, &instances, &places);
+                let refused = not_yet(&policy);
+                let plan = if refused.is_empty() {
+                    plan(&policy, machine)
+                } else {
+                    Err(refused)
+                };
+                Prepared {
+                    configuration,
+                    policy,
+                    plan,
+                }
+            })
+            .collect();
+        let canary = experiment
+            .measure
+            .canary
+            .and_then(|_| apart(&instances, &places));
+        Ok(Self {
+            experiment,
+            instances,
+            places,
+            prepared,
+            canary,
+            span: span(&experiment.measure),
+        })
+    }
+
+    /// The cells of one round: configuration, and the subject that runs alone.
+    pub(crate) fn cells(&self) -> Vec<(usize, Option<usize>)> {
+        let mut cells = Vec::new();
+        for (index, prepared) in self.prepared.iter().enumerate() {
+            match (&prepared.plan, prepared.configuration.alone) {
+                (Err(_), _) => {}
+                (Ok(_), true) => cells.extend((0..self.instances.len()).map(|s| (index, Some(s)))),
+                (Ok(_), false) => cells.push((index, None)),
+            }
+        }
+        cells
+    }
+
+    /// The members of a cell.
+    pub(crate) fn members(&self, alone: Option<usize>) -> Vec<Member> {
+        let until_all = self.experiment.measure.until == Some(Until::AllOnce);
+        let critical = self
+            .instances
+            .iter()
+            .any(|i| i.subject.role == Role::Critical);
+        self.instances
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| alone.is_none_or(|a| a == *index))
+            .map(|(_, instance)| {
+                let decides = alone.is_some()
+                    || until_all
+                    || !critical
+                    || instance.subject.role == Role::Critical;
+                let again = instance.subject.command.is_some()
+                    && alone.is_none()
+                    && (until_all || !decides);
+                self.member(instance, decides, again, alone.is_some())
+            })
+            .collect()
+    }
+
+    fn member(&self, instance: &Instance<'_>, decides: bool, again: bool, alone: bool) -> Member {
+        let subject = instance.subject;
+        let program = match (&subject.run, &subject.command) {
+            (Some(run), _) => Program::Generator(run.clone()),
+            (None, command) => Program::Command(command.clone().unwrap_or_default()),
+        };
+        let after = subject.start.as_ref().filter(|_| !alone).map(|start| {
+            let first = start.after.as_deref().unwrap_or(&instance.name);
+            // Of several copies, the first.
+            let first = self
+                .experiment
+                .subjects
+                .get(first)
+                .filter(|s| s.copies > 1)
+                .map_or_else(|| first.to_owned(), |_| format!("{first}.1"));
+            (first, start.delay.unwrap_or(Nanos(0)))
+        });
+        let primary = subject.primary();
+        Member {
+            spec: SubjectSpec {
+                name: instance.name.clone(),
+                group: instance.group.to_owned(),
+                program,
+                cpus: self.places.get(&instance.name).cloned(),
+                env: BTreeMap::new(),
+                capture: true,
+            },
+            decides,
+            after: after.filter(|(first, _)| *first != instance.name),
+            again,
+            extracts: subject
+                .metric
+                .iter()
+                .map(|(name, metric)| Extract {
+                    name: name.clone(),
+                    pattern: metric.pattern.clone(),
+                    last_only: metric.each == Each::Run,
+                    required: name == primary,
+                })
+                .collect(),
+        }
+    }
+}
+
+fn wish(instance: &Instance<'_>) -> Option<Wish> {
+    let cpus = match instance.subject.cpus.as_ref()? {
+        Pin::Count(count) => Cpus::Count(*count),
+        Pin::List(list) => Cpus::These(list.clone()),
+    };
+    Some(Wish {
+        name: instance.name.clone(),
+        role: instance.subject.role,
+        cpus,
+    })
+}
+
+/// A group that is confined at all is confined to where its subjects run: what a configuration takes away or grants
+/// must not depend on how many other CPUs the machine happens to have.
+fn confine(policy: &mut Policy, instances: &[Instance<'_>], places: &BTreeMap<String, CpuSet>) {
+    for (name, group) in &mut policy.groups {
+        let members: Vec<_> = instances.iter().filter(|i| i.group == name).collect();
+        let pinned: Option<Vec<&CpuSet>> = members.iter().map(|i| places.get(&i.name)).collect();
+        let Some(pinned) = pinned.filter(|p| !p.is_empty()) else {
+            continue;
+        };
+        let all = pinned.iter().fold(CpuSet::new(), |all, p| all.union(p));
+        let here = match &group.cpus {
+            Some(CpusWanted::Count(count)) => *count as usize == all.len(),
+            Some(CpusWanted::Auto | CpusWanted::Remaining) => true,
+            // A limit is per CPU in the end; spread over CPUs on which nothing runs it would mean less than it says.
+            Some(CpusWanted::Any) | None => !group.limit.is_empty(),
+            Some(CpusWanted::List(_)) => false,
+        };
+        if here {
+            group.cpus = Some(CpusWanted::List(all));
+        }
+    }
+}
+
+/// The configurations asked for by name, or by the part of it before `@`; the baseline always comes along.
+fn chosen<'e>(
+    experiment: &'e Experiment,
+    only: &[String],
+) -> Result<Vec<&'e Configuration>, CompareError> {
+    let all = experiment.configurations();
+    let matches = |configuration: &Configuration, name: &str| {
+        configuration.name == name || configuration.name.split('@').next() == Some(name)
+    };
+    for name in only {
+        if !all.iter().any(|c| matches(c, name)) {
+            let known: Vec<&str> = all.iter().map(|c| c.name.as_str()).collect();
+            return Err(CompareError::Unknown {
+                name: name.clone(),
+                known: known.join(", "),
+            });
+        }
+    }
+    Ok(all
+        .iter()
+        .filter(|c| {
+            only.is_empty()
+                || only.iter().any(|name| matches(c, name))
+                || experiment.baseline() == Some(&c.name)
+        })
+        .collect())
+}
+
+/// The first CPU of the first subject, and that of the first other subject that runs elsewhere.
+fn apart(instances: &[Instance<'_>], places: &BTreeMap<String, CpuSet>) -> Option<(CpuId, CpuId)> {
+    let mut firsts = instances
+        .iter()
+        .filter_map(|i| places.get(&i.name).and_then(CpuSet::first));
+    let first = firsts.next()?;
+    firsts
+        .find(|other| *other != first)
+        .map(|other| (first, other))
+}
+
+fn span(measure: &Measure) -> Span {
+    let duration = match measure.span() {
+        Wanted::Duration(duration) => duration,
+        Wanted::Units(_) | Wanted::Until(_) => Nanos::secs(1),
+    };
+    Span {
+        warmup: measure.warmup,
+        duration,
+    }
+}
