@@ -4,11 +4,14 @@
 //! ("hybrid"): every controller is bound to exactly one hierarchy, except `perf_event`, which is on v2 implicitly
 //! unless a v1 hierarchy has it.
 
+use std::time::{Duration, Instant};
+
 use quell_core::cpuset::CpuSet;
 
 use crate::error::{Error, Result};
 use crate::procfs::{self, Membership};
 use crate::root::Files;
+use crate::undo::tasks_in;
 
 /// The controllers that Quell uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -256,6 +259,76 @@ fn effective(
         }
     }
     Ok(None)
+}
+
+/// Whether any task lives in a cgroup or below it.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn populated(files: &dyn Files, dir: &str) -> Result<bool> {
+    // v2 tells; v1 has to be walked.
+    if let Some(events) = files.optional(&format!("{dir}/cgroup.events"))? {
+        return Ok(events.lines().any(|l| l == "populated 1"));
+    }
+    if !tasks_in(files, dir)
+        .map_err(|e| Error::file("read", dir, None, e))?
+        .is_empty()
+    {
+        return Ok(true);
+    }
+    for name in files.names(dir)? {
+        let child = format!("{dir}/{name}");
+        if files.exists(&format!("{child}/cgroup.procs")) && populated(files, &child)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Sends SIGKILL to every process in a cgroup of ours and below it, children born meanwhile included: by `cgroup.kill`
+/// (v2, Linux 5.14), else one by one until none is left or `patience` is over. Whether it is empty.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn kill(files: &dyn Files, dir: &str, patience: Duration) -> Result<bool> {
+    let switch = format!("{dir}/cgroup.kill");
+    let at_once = files.exists(&switch);
+    if at_once {
+        files.put(&switch, "1")?;
+    }
+    let started = Instant::now();
+    while populated(files, dir)? {
+        if started.elapsed() > patience {
+            return Ok(false);
+        }
+        if !at_once {
+            kill_listed(files, dir)?;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(true)
+}
+
+fn kill_listed(files: &dyn Files, dir: &str) -> Result<()> {
+    let listed = files
+        .optional(&format!("{dir}/cgroup.procs"))?
+        .unwrap_or_default();
+    for pid in listed
+        .split_ascii_whitespace()
+        .filter_map(|t| t.parse().ok())
+    {
+        // 0 is a process that this PID namespace cannot name; to kill(2) it would mean our own group.
+        if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+    for name in files.names(dir)? {
+        let child = format!("{dir}/{name}");
+        if files.exists(&format!("{child}/cgroup.procs")) {
+            kill_listed(files, &child)?;
+        }
+    }
+    Ok(())
 }
 
 struct Mount {

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 
+use quell_core::cpuset::CpuSet;
 use quell_core::journal::{TaskId, Undo};
 
 use crate::cgroup::{Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems};
@@ -55,6 +56,29 @@ impl Home {
         controllers: &[Controller],
     ) -> Result<Self> {
         check_name(group)?;
+        Self::build(hands, cgroups, group, controllers)
+    }
+
+    /// Makes a cgroup for a process of our own (the main process, the watchdog); its name begins with `_`, which no
+    /// group's can.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn internal(
+        hands: &mut Hands<'_>,
+        cgroups: &Cgroups,
+        name: &str,
+        controllers: &[Controller],
+    ) -> Result<Self> {
+        Self::build(hands, cgroups, &format!("_{name}"), controllers)
+    }
+
+    fn build(
+        hands: &mut Hands<'_>,
+        cgroups: &Cgroups,
+        group: &str,
+        controllers: &[Controller],
+    ) -> Result<Self> {
         let mut home = Self {
             group: group.to_owned(),
             places: Vec::new(),
@@ -236,7 +260,7 @@ fn check_name(group: &str) -> Result<()> {
 }
 
 /// Moves processes whole into a place. Returns how many were outside.
-fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) -> Result<usize> {
+pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) -> Result<usize> {
     let inside: BTreeSet<u32> = tasks_in(hands.files, &place.dir)
         .map_err(|e| Error::file("read", &place.dir, None, e))?
         .into_iter()
@@ -304,11 +328,20 @@ pub(crate) fn custom_affinity(
         return None;
     }
     let usual = effective_cpus(files, hierarchy, from).ok().flatten()?;
+    custom_affinity_than(files, &usual, task)
+}
+
+/// The same, where the CPUs of the cgroup it comes from are known.
+pub(crate) fn custom_affinity_than(
+    files: &dyn Files,
+    usual: &CpuSet,
+    task: TaskId,
+) -> Option<Undo> {
     let own = files.affinity(task.pid).ok()?;
-    (own != usual).then_some(Undo::Affinity {
+    (own != *usual).then_some(Undo::Affinity {
         task,
         old: own,
-        new: usual,
+        new: usual.clone(),
     })
 }
 

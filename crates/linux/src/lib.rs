@@ -3,20 +3,28 @@
 //! Every reader and writer of kernel files takes its root ([`root::Files`]), so that captured machines and models of the
 //! kernel stand where the kernel does.
 
+pub mod affinity;
 pub mod cgroup;
 pub mod change;
+pub mod cpumax;
+pub mod cpuset;
 pub mod error;
 pub mod fault;
 pub mod home;
+pub mod irq;
 pub mod journal;
 pub mod lease;
+pub mod lock;
 pub mod meter;
 pub mod perf;
 pub mod procfs;
 pub mod remaining;
+pub mod restore;
 pub mod root;
 pub mod rt;
 pub mod tasks;
 pub mod throttle;
 pub mod topology;
 pub mod undo;
+pub mod watchdog;
+pub mod workqueue;

@@ -307,7 +307,7 @@ fn fair_server(files: &dyn Files) -> Result<(Share, bool)> {
 }
 
 /// `6.18.44-x` → (6, 18).
-fn release_number(release: &str) -> Option<(u32, u32)> {
+pub(crate) fn release_number(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

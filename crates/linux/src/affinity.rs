@@ -1,0 +1,157 @@
+//! CPU affinity, thread by thread: the core partition of machines without a cpuset hierarchy. `sched_setaffinity(2)`.
+//!
+//! Weaker than a cpuset: a task may change its own affinity at any time. Children inherit it, so that newborns are
+//! covered once their parents are.
+
+use std::collections::BTreeSet;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::journal::{TaskId, Undo};
+
+use crate::change::Hands;
+use crate::cpuset::Keep;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::procfs;
+use crate::root::{Files, gone};
+use crate::undo::tasks_in;
+
+/// Rounds of looking for threads born meanwhile.
+const ROUNDS: u32 = 20;
+
+/// Lets every thread of `processes` run on `cpus` only. Returns what a person should know.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn confine(hands: &mut Hands<'_>, processes: &[u32], cpus: &CpuSet) -> Result<Vec<String>> {
+    let mut done = BTreeSet::new();
+    let mut refused = BTreeSet::new();
+    for _ in 0..ROUNDS {
+        let mut fresh = Vec::new();
+        for pid in processes {
+            for tid in procfs::threads(hands.files, *pid)? {
+                if let Some(stat) = procfs::stat(hands.files, tid)?
+                    && done.insert(stat.id)
+                {
+                    fresh.push((stat.id, stat.comm));
+                }
+            }
+        }
+        if fresh.is_empty() {
+            break;
+        }
+        pin_all(hands, &fresh, cpus, &mut refused)?;
+    }
+    Ok(note(&refused))
+}
+
+/// Lets every task outside of the kept groups run on `cpus` only; those that only had other CPUs, too.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn confine_rest(hands: &mut Hands<'_>, keep: Keep<'_>, cpus: &CpuSet) -> Result<Vec<String>> {
+    let mut done = BTreeSet::new();
+    let mut refused = BTreeSet::new();
+    for _ in 0..ROUNDS {
+        let kept = kept(hands.files, keep);
+        let mut fresh = Vec::new();
+        for process in procfs::processes(hands.files)? {
+            if process.bound()
+                || process.dead()
+                || process.id.pid == 2
+                || kept.contains(&process.id.pid)
+            {
+                continue;
+            }
+            for tid in procfs::threads(hands.files, process.id.pid)? {
+                let Some(stat) = procfs::stat(hands.files, tid)? else {
+                    continue;
+                };
+                if kept.contains(&tid) || done.contains(&stat.id) {
+                    continue;
+                }
+                done.insert(stat.id);
+                fresh.push((stat.id, stat.comm));
+            }
+        }
+        if fresh.is_empty() {
+            break;
+        }
+        pin_all(hands, &fresh, cpus, &mut refused)?;
+    }
+    let mut notes = note(&refused);
+    notes.push(
+        "no cpuset hierarchy is mounted: tasks are pinned one by one, and can undo that themselves"
+            .to_owned(),
+    );
+    Ok(notes)
+}
+
+fn kept(files: &dyn Files, keep: Keep<'_>) -> BTreeSet<u32> {
+    let mut kept = keep.processes.clone();
+    for place in keep.homes.iter().flat_map(|h| &h.places) {
+        kept.extend(tasks_in(files, &place.dir).unwrap_or_default());
+    }
+    kept
+}
+
+/// One write to the journal for all of them, then one call each.
+fn pin_all(
+    hands: &mut Hands<'_>,
+    tasks: &[(TaskId, String)],
+    cpus: &CpuSet,
+    refused: &mut BTreeSet<String>,
+) -> Result<()> {
+    let mut entries = Vec::new();
+    let mut calls = Vec::new();
+    for (task, comm) in tasks {
+        let Ok(old) = hands.files.affinity(task.pid) else {
+            continue;
+        };
+        let common = old.intersection(cpus);
+        let new = if common.is_empty() {
+            cpus.clone()
+        } else {
+            common
+        };
+        if old != new {
+            entries.push(Undo::Affinity {
+                task: *task,
+                old,
+                new: new.clone(),
+            });
+            calls.push((task.pid, comm, new));
+        }
+    }
+    if entries.is_empty() {
+        return Ok(());
+    }
+    hands.journal.record_all(&entries)?;
+    for (tid, comm, new) in calls {
+        match hands.files.set_affinity(tid, &new) {
+            Ok(()) => fault::boundary(),
+            Err(e) if gone(&e) => {}
+            // Bound by the kernel, or confined to other CPUs by its cpuset.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                refused.insert(comm.clone());
+            }
+            Err(e) => {
+                return Err(Error::file(
+                    "write",
+                    &format!("/proc/{tid}/affinity"),
+                    Some(&new.to_string()),
+                    e,
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn note(refused: &BTreeSet<String>) -> Vec<String> {
+    if refused.is_empty() {
+        return Vec::new();
+    }
+    let names: Vec<&str> = refused.iter().map(String::as_str).collect();
+    vec![format!("could not be pinned: {}", names.join(", "))]
+}

@@ -1,0 +1,137 @@
+//! One Quell at a time: an exclusive `flock(2)` on `/run/quell/lock`. The watchdog inherits it, so that nobody starts
+//! while a dead run is still being undone.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+
+use crate::error::{Error, Result};
+
+/// Where runs, and the lock, live.
+pub const RUN_ROOT: &str = "/run/quell";
+/// The lock's name there.
+pub const FILE: &str = "lock";
+
+/// The lock, held as long as this (or an inherited copy of it) is open.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// Takes the lock in `run_root` (normally [`RUN_ROOT`]; made if missing), saying who takes it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] naming the holder; [`Error::File`].
+    pub fn acquire(run_root: &Path, who: &str) -> Result<Self> {
+        Self::acquire_within(run_root, who, Duration::ZERO)
+    }
+
+    /// The same, waiting for it at most so long.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    pub fn acquire_within(run_root: &Path, who: &str, patience: Duration) -> Result<Self> {
+        make_dir(run_root)?;
+        let path = run_root.join(FILE);
+        let failed = |action, e| Error::file(action, &path.to_string_lossy(), None, e);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o644)
+            .open(&path)
+            .map_err(|e| failed("open", e))?;
+        let started = Instant::now();
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::WOULDBLOCK) if started.elapsed() < patience => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let mut holder = String::new();
+                    let _ = file.read_to_string(&mut holder);
+                    let holder = holder.trim();
+                    let holder = if holder.is_empty() {
+                        "a process that has just started"
+                    } else {
+                        holder
+                    };
+                    return Err(Error::refused_with(
+                        format!(
+                            "another Quell is at work: {} is held by {holder}, or by its watchdog",
+                            path.display()
+                        ),
+                        "wait for it to end, or end it; quell status tells what it does",
+                    ));
+                }
+                Err(e) => return Err(failed("lock", e.into())),
+            }
+        }
+        let text = format!("process {} ({who})\n", std::process::id());
+        file.set_len(0)
+            .and_then(|()| file.write_all_at(text.as_bytes(), 0))
+            .map_err(|e| failed("write", e))?;
+        Ok(Self { file, path })
+    }
+
+    /// A copy that holds the lock, too: for the watchdog.
+    ///
+    /// # Errors
+    /// [`Error::File`] when no file can be opened any more.
+    pub fn share(&self) -> Result<OwnedFd> {
+        let copy = self.file.try_clone();
+        copy.map(OwnedFd::from)
+            .map_err(|e| Error::file("share", &self.path.to_string_lossy(), None, e))
+    }
+}
+
+/// Makes the folder of all runs, or of one.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn make_dir(dir: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(dir);
+    made.map_err(|e| Error::file("make", &dir.to_string_lossy(), None, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_is_told_who_holds_it_and_gets_it_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("quell");
+        let first = Lock::acquire(&root, "run r1").unwrap();
+        let error = Lock::acquire(&root, "run r2").unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("process {} (run r1)", std::process::id())),
+            "{error}"
+        );
+        drop(first);
+        assert!(Lock::acquire(&root, "run r2").is_ok());
+    }
+
+    #[test]
+    fn an_inherited_copy_keeps_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Lock::acquire(dir.path(), "run r1").unwrap();
+        let copy = lock.share().unwrap();
+        drop(lock);
+        assert!(Lock::acquire(dir.path(), "run r2").is_err());
+        drop(copy);
+        assert!(Lock::acquire(dir.path(), "run r2").is_ok());
+    }
+}

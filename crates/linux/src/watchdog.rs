@@ -1,0 +1,332 @@
+//! The watchdog: a second process that undoes everything when the main process dies, hangs, is stopped or frozen.
+//!
+//! It lives in cgroups of its own (so that what kills or freezes the main process's does not reach it), in a session of its
+//! own, with its memory locked and real-time priority where that can be had. It looks at the main process through a pidfd and
+//! at the lease's heartbeat. A heartbeat that stays the same over two looks and is older than [`lease::LAPSE`] is a hang:
+//! two looks, because after a pause of the whole machine both processes wake at once.
+//!
+//! After undoing for a process that hangs but lives, it stays: the process may wake in the middle of a change and then die.
+//! Only when the process has ended, or has released the lease itself, does the watchdog go.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use quell_core::units::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::cgroup::{Cgroups, Controller};
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::home::{self, Home};
+use crate::journal;
+use crate::lease::{self, LAPSE, Lease, State};
+use crate::lock::Lock;
+use crate::procfs;
+use crate::restore;
+use crate::root::{Files, Kernel};
+use crate::rt;
+
+/// How often it looks.
+const LOOK: Nanos = Nanos::millis(100);
+/// How long the main process waits for it to be in place, and to go.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How the main process starts its watchdog.
+#[derive(Debug)]
+pub struct Spec<'a> {
+    /// The program; normally `/proc/self/exe`.
+    pub program: PathBuf,
+    /// Its arguments (a hidden subcommand); the run's folder is appended.
+    pub arguments: Vec<OsString>,
+    /// The run's folder, with journal and lease.
+    pub dir: &'a Path,
+    /// The lock, which the watchdog keeps until it has finished.
+    pub lock: &'a Lock,
+    /// The lease of the main process.
+    pub lease: &'a Lease,
+}
+
+/// How the watchdog is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It watches.
+    Alive,
+    /// It has ended: the exit status in words. Another one has to be started.
+    Died(String),
+}
+
+/// The main process's handle of its watchdog.
+#[derive(Debug)]
+pub struct Watchdog {
+    child: Child,
+    died: Option<String>,
+    /// What it does without: no cgroup of its own, for example.
+    pub notes: Vec<String>,
+}
+
+/// Starts the watchdog and waits until it is in place. Its cgroups are recorded in the journal; nothing else may have been
+/// changed before.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Refused`] when it does not come up.
+pub fn spawn(hands: &mut Hands<'_>, cgroups: &Cgroups, spec: &Spec<'_>) -> Result<Watchdog> {
+    let mut notes = Vec::new();
+    // Freezer and v2 are what others stop or kill a whole cgroup by; the cpuset keeps it off the groups' CPUs.
+    let home = match Home::internal(
+        hands,
+        cgroups,
+        "watchdog",
+        &[
+            Controller::Freezer,
+            Controller::PerfEvent,
+            Controller::Cpuset,
+        ],
+    ) {
+        Ok(home) => home,
+        Err(e) => {
+            notes.push(format!("the watchdog has no cgroup of its own: {e}"));
+            Home::default()
+        }
+    };
+    let program = spec.program.to_string_lossy().into_owned();
+    let mut command = Command::new(&spec.program);
+    command
+        .args(&spec.arguments)
+        .arg(spec.dir)
+        // The lock travels as standard input: inherited, and by nobody else.
+        .stdin(Stdio::from(spec.lock.share()?))
+        .stdout(Stdio::null())
+        .env_remove(fault::VARIABLE);
+    if let Some(n) = std::env::var_os(fault::WATCHDOG_VARIABLE) {
+        command.env(fault::VARIABLE, n);
+    }
+    spec.lease.set_watchdog(0);
+    let mut child = command
+        .spawn()
+        .map_err(|e| Error::file("start", &program, None, e))?;
+    for place in home.places.iter().filter(|p| p.ours) {
+        // It is moved whole and with the journal's knowledge: its cgroup's heir takes it at the end.
+        let door = format!("{}/cgroup.procs", place.dir);
+        if let Err(e) = hands.files.write(&door, &child.id().to_string()) {
+            notes.push(format!(
+                "the watchdog could not be moved to {}: {e}",
+                place.dir
+            ));
+        }
+    }
+    let started = Instant::now();
+    while spec.lease.watchdog() != Some(child.id()) {
+        let ended = child
+            .try_wait()
+            .map_err(|e| Error::file("wait for", &program, None, e))?;
+        if ended.is_some() || started.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            let why = ended.map_or_else(
+                || "did not come up within 5 s".to_owned(),
+                |s| format!("ended at once ({s})"),
+            );
+            return Err(Error::refused(format!("the watchdog ({program}) {why}")));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(Watchdog {
+        child,
+        died: None,
+        notes,
+    })
+}
+
+impl Watchdog {
+    /// Its process number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it still watches. To be asked as often as the heartbeat is renewed.
+    pub fn check(&mut self) -> Health {
+        if self.died.is_none() {
+            self.died = match self.child.try_wait() {
+                Ok(None) => None,
+                Ok(Some(status)) => Some(status.to_string()),
+                Err(e) => Some(e.to_string()),
+            };
+        }
+        self.died.clone().map_or(Health::Alive, Health::Died)
+    }
+
+    /// Waits until it has gone, after the lease was released (or revoked and undone by both).
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when it does not go.
+    pub fn finish(mut self) -> Result<()> {
+        let started = Instant::now();
+        while self.check() == Health::Alive {
+            if started.elapsed() > PATIENCE {
+                return Err(Error::refused(format!(
+                    "the watchdog (process {}) does not end",
+                    self.pid()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+/// Why the watchdog went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The main process released the lease.
+    Released,
+    /// The main process ended without; everything was undone.
+    Undone,
+    /// The same, but something could not be taken back: the journal is kept for `quell restore`.
+    Incomplete,
+}
+
+/// The watchdog itself: the body of the hidden subcommand. Standard input is the lock.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`] when lease or journal cannot be read.
+pub fn run(dir: &Path) -> Result<Ended> {
+    let kernel = Kernel::new()?;
+    prepare();
+    let journal_path = dir.join(journal::FILE);
+    let found = journal::read(&journal_path)?;
+    let Some(header) = found.header else {
+        return Err(Error::malformed(
+            &journal_path.to_string_lossy(),
+            "",
+            "a journal with a header",
+        ));
+    };
+    let main = header.main;
+    let handle = i32::try_from(main.pid)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw);
+    let watched =
+        handle.map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
+    // The handle first, the start time second: what it names cannot change any more.
+    let watched = match watched {
+        Some(Ok(watched)) if procfs::alive(&kernel, main) => watched,
+        Some(Err(e)) if procfs::alive(&kernel, main) => {
+            return Err(Error::file("watch", "main process", None, e.into()));
+        }
+        // It died before we came up.
+        _ => return Ok(undo_for_good(&kernel, dir)),
+    };
+    let lease = match Lease::open(&dir.join(lease::FILE)) {
+        Ok(lease) => lease,
+        Err(_) if !procfs::alive(&kernel, main) => return Ok(undo_for_good(&kernel, dir)),
+        Err(e) => return Err(e),
+    };
+    lease.set_watchdog(std::process::id());
+    watch(&kernel, dir, &lease, &watched)
+}
+
+fn watch(kernel: &Kernel, dir: &Path, lease: &Lease, main: &rustix::fd::OwnedFd) -> Result<Ended> {
+    let look = Timespec {
+        tv_sec: 0,
+        tv_nsec: i64::try_from(LOOK.0).unwrap_or(100_000_000),
+    };
+    let mut stale: Option<Nanos> = None;
+    let mut undone = false;
+    loop {
+        let mut fds = [PollFd::new(main, PollFlags::IN)];
+        let ready = rustix::event::poll(&mut fds, Some(&look));
+        // A failing poll (out of kernel memory) must not become a busy loop, nor the end of watching.
+        let died = match ready {
+            Ok(n) => n > 0,
+            Err(_) => {
+                std::thread::sleep(Duration::from_millis(100));
+                false
+            }
+        };
+        if lease.state() == State::Released {
+            return Ok(Ended::Released);
+        }
+        if died {
+            lease.revoke();
+            return Ok(undo_for_good(kernel, dir));
+        }
+        let beat = lease.last_beat();
+        let old = rt::now().since(beat) >= LAPSE;
+        let hangs = old && stale == Some(beat);
+        stale = old.then_some(beat);
+        if hangs && !undone && (lease.revoke() || lease.is_revoked()) {
+            note("the main process does not answer: everything is undone");
+            undo_now(kernel, dir);
+            undone = true;
+        }
+    }
+}
+
+/// Undoes, and removes the run's folder if all went well.
+fn undo_for_good(kernel: &dyn Files, dir: &Path) -> Ended {
+    let whole = undo_now(kernel, dir);
+    if whole && restore::remove_folder(dir).is_ok() {
+        Ended::Undone
+    } else {
+        note("something could not be undone: run quell restore");
+        Ended::Incomplete
+    }
+}
+
+/// Undoes what the journal says. Whether everything that should have been taken back was.
+fn undo_now(kernel: &dyn Files, dir: &Path) -> bool {
+    match restore::undo_folder(kernel, dir) {
+        Ok(outcome) => {
+            for left in &outcome.undone.left {
+                note(left);
+            }
+            outcome.failed.is_empty()
+        }
+        // The folder is gone: somebody else has undone it already.
+        Err(e) if e.errno() == Some(libc::ENOENT) => true,
+        Err(e) => {
+            note(&e.to_string());
+            false
+        }
+    }
+}
+
+#[expect(
+    clippy::print_stderr,
+    reason = "standard error is all that the watchdog has; whoever started the run sees it"
+)]
+fn note(text: &str) {
+    eprintln!("quell watchdog: {text}");
+}
+
+/// Own session, deaf to the terminal's signals, memory locked, real-time where it can be had, last to be killed for
+/// memory. None of it is vital: what is refused is done without.
+fn prepare() {
+    let _ = rustix::process::setsid();
+    for signal in [
+        libc::SIGTERM,
+        libc::SIGINT,
+        libc::SIGHUP,
+        libc::SIGQUIT,
+        libc::SIGPIPE,
+    ] {
+        // SAFETY: setting a disposition to "ignore" installs no handler; the numbers are valid.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    let all = rustix::mm::MlockAllFlags::CURRENT
+        | rustix::mm::MlockAllFlags::FUTURE
+        | rustix::mm::MlockAllFlags::ONFAULT;
+    let _ = rustix::mm::mlockall(all);
+    let _ = rt::fifo(rt::WATCHDOG_PRIORITY);
+}
+
+/// The cgroups of the watchdog, from the hierarchy's root: for those who summarise who runs where.
+#[must_use]
+pub fn cgroup() -> String {
+    format!("/{}/_watchdog", home::SLICE)
+}

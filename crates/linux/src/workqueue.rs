@@ -1,0 +1,32 @@
+//! Where unbound kernel work runs. Documentation/core-api/workqueue.rst ("Affinity Scopes"), and the mask in
+//! /sys/devices/virtual/workqueue.
+
+use quell_core::cpuset::CpuSet;
+
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::root::{Files, format_mask, parse_mask};
+
+/// The mask of all unbound workqueues.
+pub const MASK: &str = "/sys/devices/virtual/workqueue/cpumask";
+
+/// The CPUs that unbound kernel work may use; `None` where the kernel does not tell.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn mask(files: &dyn Files) -> Result<Option<CpuSet>> {
+    let Some(text) = files.optional(MASK)? else {
+        return Ok(None);
+    };
+    parse_mask(&text)
+        .map(Some)
+        .ok_or_else(|| Error::malformed(MASK, &text, "a CPU mask"))
+}
+
+/// Lets unbound kernel work run on `cpus` only. Returns whether something was changed.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn confine(hands: &mut Hands<'_>, cpus: &CpuSet) -> Result<bool> {
+    hands.set(MASK, &format_mask(cpus))
+}

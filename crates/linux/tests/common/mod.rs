@@ -1,0 +1,253 @@
+//! What the tests on the running kernel share: the machine-wide lock, a picture of everything Quell may change, and
+//! helpers that never leave anything behind.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use quell_core::cpuset::CpuSet;
+use quell_core::journal::TaskId;
+use quell_linux::cgroup::{Cgroups, Controller};
+use quell_linux::journal::{Header, Journal, VERSION};
+use quell_linux::lock::{Lock, RUN_ROOT};
+use quell_linux::procfs::{self, Membership};
+use quell_linux::root::{Files, Kernel};
+use quell_linux::undo::tasks_in;
+
+/// The running kernel, alone; or `None`, said aloud.
+pub fn machine(test: &str) -> Option<(Kernel, Lock)> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED {test}: needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)");
+        return None;
+    }
+    let kernel = Kernel::new().unwrap();
+    if Cgroups::discover(&kernel)
+        .unwrap()
+        .of(Controller::Cpuset)
+        .is_none()
+    {
+        eprintln!("SKIPPED {test}: no cpuset hierarchy is mounted");
+        return None;
+    }
+    if quell_linux::topology::online(&kernel).unwrap().len() < 2 {
+        eprintln!("SKIPPED {test}: needs two CPUs");
+        return None;
+    }
+    let lock = Lock::acquire_within(Path::new(RUN_ROOT), test, Duration::from_secs(300)).unwrap();
+    Some((kernel, lock))
+}
+
+pub fn header(kernel: &Kernel) -> Header {
+    Header {
+        version: VERSION,
+        boot: procfs::boot_id(kernel).unwrap(),
+        run: "test".into(),
+        main: procfs::ourselves(kernel).unwrap().id,
+    }
+}
+
+/// A journal that undoes on drop: a failing test leaves nothing behind.
+pub struct Guard {
+    pub kernel: Kernel,
+    pub journal: Journal,
+    pub dir: tempfile::TempDir,
+}
+
+impl Guard {
+    pub fn new(kernel: &Kernel) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::create(dir.path(), header(kernel)).unwrap();
+        Self {
+            kernel: kernel.clone(),
+            journal,
+            dir,
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let undone = self.journal.undo_all(&self.kernel);
+        if !std::thread::panicking() {
+            assert!(
+                self.journal.entries().is_empty(),
+                "not undone: {:?}",
+                undone.left
+            );
+        }
+    }
+}
+
+/// A child that is killed (with its process group) on drop.
+pub struct Program(pub Child);
+
+impl Program {
+    pub fn start(command: &[&str]) -> Self {
+        use std::os::unix::process::CommandExt;
+        let child = Command::new(command[0])
+            .args(&command[1..])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let pid = i32::try_from(self.0.id())
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
+        if let Some(pid) = pid {
+            let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// Everything that Quell may change.
+#[derive(Debug)]
+pub struct Picture {
+    pub tasks: BTreeMap<TaskId, (String, Vec<String>, Option<CpuSet>)>,
+    pub files: BTreeMap<String, String>,
+    pub cgroups: BTreeSet<String>,
+}
+
+impl Picture {
+    pub fn take(kernel: &Kernel) -> Self {
+        let files: &dyn Files = kernel;
+        let mut tasks = BTreeMap::new();
+        for process in procfs::processes(files).unwrap() {
+            for tid in procfs::threads(files, process.id.pid).unwrap() {
+                let Some(stat) = procfs::stat(files, tid).unwrap() else {
+                    continue;
+                };
+                if stat.dead() {
+                    continue;
+                }
+                let places = procfs::memberships(files, &tid.to_string()).unwrap();
+                let places = places
+                    .iter()
+                    .filter(|m| changed_by_us(m))
+                    .map(|m| format!("{:?}{}", m.controllers, m.path))
+                    .collect();
+                tasks.insert(stat.id, (stat.comm, places, files.affinity(tid).ok()));
+            }
+        }
+        let mut settings = BTreeMap::new();
+        let mut note = |path: String| {
+            if let Ok(text) = files.read(&path) {
+                settings.insert(path, text);
+            }
+        };
+        note("/sys/devices/virtual/workqueue/cpumask".into());
+        note("/proc/irq/default_smp_affinity".into());
+        for irq in files.names("/proc/irq").unwrap() {
+            note(format!("/proc/irq/{irq}/smp_affinity_list"));
+        }
+        let mut cgroups = BTreeSet::new();
+        for hierarchy in Cgroups::discover(files).unwrap().hierarchies {
+            note(format!("{}/cgroup.subtree_control", hierarchy.mount));
+            for name in files.names(&hierarchy.mount).unwrap() {
+                let dir = format!("{}/{name}", hierarchy.mount);
+                if files.exists(&format!("{dir}/cgroup.procs")) {
+                    note(format!("{dir}/cpuset.cpus"));
+                    cgroups.insert(dir);
+                }
+            }
+        }
+        Self {
+            tasks,
+            files: settings,
+            cgroups,
+        }
+    }
+
+    /// What differs now. Tasks that came or went are no difference, unless they are in a cgroup of ours.
+    pub fn differences(&self, kernel: &Kernel) -> Vec<String> {
+        let now = Self::take(kernel);
+        let mut found = Vec::new();
+        for (task, (comm, places, affinity)) in &now.tasks {
+            if places.iter().any(|p| p.contains("quell")) {
+                found.push(format!("{comm} ({}) is still in {places:?}", task.pid));
+            }
+            let Some((_, before, affinity_before)) = self.tasks.get(task) else {
+                continue;
+            };
+            if before != places {
+                found.push(format!(
+                    "{comm} ({}) was in {before:?}, is in {places:?}",
+                    task.pid
+                ));
+            }
+            if affinity_before != affinity {
+                found.push(format!(
+                    "{comm} ({}) ran on {affinity_before:?}, now {affinity:?}",
+                    task.pid
+                ));
+            }
+        }
+        for (path, before) in &self.files {
+            if now.files.get(path).is_some_and(|text| text != before) {
+                found.push(format!(
+                    "{path} was '{}', is '{}'",
+                    before.trim(),
+                    now.files[path].trim()
+                ));
+            }
+        }
+        found.extend(
+            now.cgroups
+                .iter()
+                .filter(|c| c.contains("quell"))
+                .map(|c| format!("{c} is left")),
+        );
+        found
+    }
+}
+
+/// The hierarchies that Quell moves tasks in; what others do in the rest is no business of these tests.
+fn changed_by_us(place: &Membership) -> bool {
+    place.hierarchy == 0
+        || place
+            .controllers
+            .iter()
+            .any(|c| ["cpuset", "cpu", "freezer", "perf_event"].contains(&c.as_str()))
+}
+
+/// Waits until `done`, at most ten seconds.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(
+            started.elapsed() < Duration::from_secs(10),
+            "{what}: not within ten seconds"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The members of a cgroup of ours in the hierarchy of a controller.
+pub fn members(kernel: &Kernel, controller: Controller, group: &str) -> Vec<u32> {
+    let cgroups = Cgroups::discover(kernel).unwrap();
+    let hierarchy = cgroups.of(controller).unwrap();
+    tasks_in(kernel, &format!("{}/quell.slice/{group}", hierarchy.mount)).unwrap_or_default()
+}
+
+pub fn set(text: &str) -> CpuSet {
+    text.parse().unwrap()
+}
