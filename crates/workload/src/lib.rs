@@ -1,1 +1,34 @@
-//! quell-workload
+//! The generators as real programs: a dependent list walk ([`latency`]), streams ([`stream`]), calls that flush
+//! per-CPU kernel work ([`flush`]), a detector of the times a CPU does not run a thread ([`overrun`]); what a runner
+//! speaks with a generator in a child process ([`serve`]); what `quell bench` shows ([`bench`]); and two measurements
+//! of the machine itself: whether two CPUs share a cache now ([`probe`]) and the rates it reaches ([`measure`]).
+//!
+//! The method follows IsolBench (CSL-KU): a victim walking a list beside streams. What is added is percentiles over
+//! short windows, because an average hides bursts shorter than a regulation period, and a target rate for streams.
+//!
+//! Bytes are *program bytes*: what the instructions read and wrote. The line that a plain store fetches first, and
+//! its later write-back, are not in them; a copy counts the byte read and the byte written.
+
+pub mod affinity;
+pub mod bench;
+mod clock;
+mod error;
+pub mod flush;
+mod kernels;
+pub mod latency;
+mod list;
+mod load;
+pub mod measure;
+pub mod memory;
+pub mod overrun;
+pub mod probe;
+pub mod procfs;
+mod resolved;
+pub mod serve;
+pub mod stream;
+mod windows;
+
+pub use bench::{BenchOptions, BenchReport, bench};
+pub use error::Error;
+pub use resolved::{Load, ResolvedWorkload};
+pub use serve::{ServeOptions, serve};

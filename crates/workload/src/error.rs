@@ -1,0 +1,64 @@
+//! What can go wrong, said so that a person knows what to do.
+
+use std::io;
+
+/// Why a generator or a measurement could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It cannot be had here, or not like this.
+    #[error("{what}: {why}; {remedy}")]
+    Refused {
+        /// What was asked for.
+        what: String,
+        /// Why it cannot be had.
+        why: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The kernel refused a call.
+    #[error("{what}: {source}")]
+    Kernel {
+        /// What was being done, with the path or number concerned.
+        what: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn refused(
+        what: impl Into<String>,
+        why: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self::Refused {
+            what: what.into(),
+            why: why.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// For `map_err` on calls that return an error of the operating system.
+    pub(crate) fn kernel<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let what = what.into();
+        move |source| Self::Kernel {
+            what,
+            source: source.into(),
+        }
+    }
+
+    /// The last error the C library reported.
+    pub(crate) fn last(what: impl Into<String>) -> Self {
+        Self::kernel(what)(io::Error::last_os_error())
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::Refused { .. } => io::ErrorKind::Unsupported,
+            Error::Kernel { source, .. } => source.kind(),
+        };
+        Self::new(kind, error)
+    }
+}

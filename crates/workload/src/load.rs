@@ -1,0 +1,272 @@
+//! The loop that keeps a load up: in batches short enough that the clock is looked at about every ten microseconds
+//! (and long enough that the look, some 30 ns, does not show), at a target rate where one is given, into windows while
+//! measuring, asking once a millisecond whether to end. Nothing here allocates.
+
+use quell_core::units::Rate;
+
+use crate::clock;
+use crate::kernels;
+use crate::resolved::Load;
+use crate::windows::Windows;
+
+/// How far apart the looks at the clock are meant to be.
+const BATCH_NS: u64 = 10_000;
+/// The longest batch, in steps: an end to growth where a step costs next to nothing.
+const LONGEST_BATCH: u64 = 1 << 16;
+/// How often the loop asks whether to end.
+const ASK_NS: u64 = 1_000_000;
+/// A target rate is spread over slots this long.
+const SLOT_NS: u64 = 100_000;
+/// Waits up to this long are spun through: a sleep would take about as long to wake from.
+const SPIN_NS: u64 = 30_000;
+/// A stream behind its target rate by more than this does not catch up with the rest: after a stall there must not
+/// follow a burst as long as the stall.
+const LONGEST_DEBT_NS: u64 = 100_000_000;
+
+/// What one call of [`Driver::run`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The steps done.
+    pub steps: u64,
+    /// How long it really took, in nanoseconds.
+    pub duration_ns: u64,
+    /// It ended because it was asked to.
+    pub interrupted: bool,
+}
+
+/// A load and the state of its loop.
+#[derive(Debug)]
+pub struct Driver {
+    load: Load,
+    batch: u64,
+    pace: Option<Pace>,
+}
+
+impl Driver {
+    /// Drives `load`, at `rate` program bytes per second if given.
+    #[must_use]
+    pub fn new(load: Load, rate: Option<Rate>) -> Self {
+        let pace = rate.map(|rate| Pace::new(rate, load.step_bytes()));
+        Self {
+            load,
+            batch: 64,
+            pace,
+        }
+    }
+
+    /// The load.
+    #[must_use]
+    pub fn load(&self) -> &Load {
+        &self.load
+    }
+
+    /// The load, to change what it does.
+    pub(crate) fn load_mut(&mut self) -> &mut Load {
+        &mut self.load
+    }
+
+    /// Runs for `duration` nanoseconds, or until `asked` says so.
+    pub fn run(
+        &mut self,
+        duration: u64,
+        mut windows: Option<&mut Windows>,
+        mut asked: impl FnMut() -> bool,
+    ) -> Span {
+        let begin = clock::now();
+        let end = begin.saturating_add(duration);
+        let mut now = begin;
+        let mut ask = begin.saturating_add(ASK_NS);
+        let mut steps = 0;
+        let mut interrupted = false;
+        if let Some(windows) = windows.as_deref_mut() {
+            windows.begin(begin, 0);
+        }
+        while now < end && !interrupted {
+            let due = match &mut self.pace {
+                None => self.batch,
+                Some(pace) => pace.due(now).min(self.batch),
+            };
+            let before = now;
+            if due > 0 {
+                self.load.run(due);
+                steps += due;
+                now = clock::now();
+                self.batch = next_batch(due, now - before);
+                if let Some(pace) = &mut self.pace {
+                    pace.done(due);
+                }
+            } else if let Some(pace) = &self.pace {
+                wait(now, pace.next_slot(now).min(end));
+                now = clock::now();
+            }
+            if let Some(windows) = windows.as_deref_mut() {
+                windows.look(now, steps, |s, ns| self.load.value(s, ns));
+            }
+            if now >= ask {
+                interrupted = asked();
+                ask = now + ASK_NS;
+            }
+        }
+        kernels::settle();
+        Span {
+            steps,
+            duration_ns: now - begin,
+            interrupted,
+        }
+    }
+}
+
+/// The batch after one of `steps` that took `elapsed`: at once as short as it has to be, at most twice as long.
+fn next_batch(steps: u64, elapsed: u64) -> u64 {
+    let fits = u128::from(steps) * u128::from(BATCH_NS) / u128::from(elapsed.max(1));
+    let longest = (steps * 2).min(LONGEST_BATCH);
+    u64::try_from(fits).unwrap_or(longest).clamp(1, longest)
+}
+
+fn wait(now: u64, until: u64) {
+    if until.saturating_sub(now) > SPIN_NS {
+        clock::sleep_until(until);
+    } else {
+        while clock::now() < until {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// A target rate, spread over slots. What is due is computed from the beginning, so nothing drifts.
+#[derive(Debug)]
+struct Pace {
+    rate: Rate,
+    step_bytes: u64,
+    begin: Option<u64>,
+    done: u64,
+}
+
+impl Pace {
+    fn new(rate: Rate, step_bytes: u64) -> Self {
+        Self {
+            rate,
+            step_bytes,
+            begin: None,
+            done: 0,
+        }
+    }
+
+    fn steps_in(&self, nanoseconds: u64) -> u64 {
+        let bytes = u128::from(self.rate.0) * u128::from(nanoseconds) / 1_000_000_000;
+        u64::try_from(bytes / u128::from(self.step_bytes)).unwrap_or(u64::MAX)
+    }
+
+    /// Steps that should be done by the end of the current slot and are not.
+    fn due(&mut self, now: u64) -> u64 {
+        let begin = *self.begin.get_or_insert(now);
+        let slots = (now - begin) / SLOT_NS + 1;
+        let wanted = self.steps_in(slots * SLOT_NS);
+        let forgiven = self.steps_in((slots * SLOT_NS).saturating_sub(LONGEST_DEBT_NS));
+        self.done = self.done.max(forgiven);
+        wanted.saturating_sub(self.done)
+    }
+
+    fn done(&mut self, steps: u64) {
+        self.done += steps;
+    }
+
+    fn next_slot(&self, now: u64) -> u64 {
+        let begin = self.begin.unwrap_or(now);
+        begin + ((now - begin) / SLOT_NS + 1) * SLOT_NS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ResolvedWorkload;
+    use quell_core::units::Bytes;
+    use quell_core::workload::{Operation, Order, Pages};
+
+    fn write_stream(rate: Option<Rate>) -> Driver {
+        let workload = ResolvedWorkload::Bandwidth {
+            operation: Operation::Write,
+            size: Bytes(1 << 20),
+            pages: Pages::Base,
+            rate,
+        };
+        Load::driver(&workload).unwrap()
+    }
+
+    #[test]
+    fn a_batch_shrinks_at_once_and_grows_by_doubling() {
+        assert_eq!(next_batch(2_000, 10_000), 2_000);
+        // From 5 to 500 ns per access: the next batch already takes 10 us again.
+        assert_eq!(next_batch(2_000, 1_000_000), 20);
+        assert_eq!(next_batch(20, 100), 40);
+        assert_eq!(next_batch(1, 50_000_000), 1);
+        assert_eq!(next_batch(LONGEST_BATCH, 1), LONGEST_BATCH);
+    }
+
+    #[test]
+    fn a_pace_neither_drifts_nor_bursts_after_a_long_stall() {
+        // 640 MB/s is 1000 lines per slot of 100 us.
+        let mut pace = Pace::new(Rate(640_000_000), 64);
+        assert_eq!(pace.due(5_000), 1_000);
+        pace.done(1_000);
+        assert_eq!(pace.due(5_000 + SLOT_NS - 1), 0);
+        assert_eq!(pace.next_slot(5_000 + SLOT_NS - 1), 5_000 + SLOT_NS);
+        // Late by three slots: all of them are due.
+        assert_eq!(pace.due(5_000 + 3 * SLOT_NS + 7), 3_000);
+        pace.done(3_000);
+        // Late by ten seconds: a tenth of a second is due.
+        assert_eq!(pace.due(10_000_000_000), 1_000_000);
+    }
+
+    #[test]
+    fn a_target_rate_well_below_the_peak_is_met() {
+        let peak = write_stream(None).run(20_000_000, None, || false);
+        let peak = peak.steps as f64 * 64e9 / peak.duration_ns as f64;
+        let target = peak / 20.0;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a positive rate"
+        )]
+        let mut paced = write_stream(Some(Rate(target as u64)));
+        let span = paced.run(100_000_000, None, || false);
+        let ratio = span.steps as f64 * 64e9 / span.duration_ns as f64 / target;
+        // Above by at most the slot done in advance, below only while the machine does not let it run.
+        assert!((0.5..=1.01).contains(&ratio), "{ratio} of the target");
+    }
+
+    #[test]
+    fn the_windows_of_a_span_account_for_its_bytes() {
+        let mut driver = write_stream(None);
+        let mut windows = Windows::new(50_000_000, 1_000_000);
+        let span = driver.run(50_000_000, Some(&mut windows), || false);
+        let values = windows.into_values();
+        assert_eq!(values.len(), 50);
+        assert!(!span.interrupted && span.duration_ns >= 50_000_000);
+        // The span's rate is a mean of the windows', weighted by their real times.
+        let exact = driver.load().value(span.steps, span.duration_ns);
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(0.0, f64::max);
+        assert!(
+            (least..=most).contains(&exact),
+            "{least} {exact} {most} MB/s"
+        );
+    }
+
+    #[test]
+    fn a_request_to_end_is_noticed_in_the_middle() {
+        let mut asked = 0;
+        let workload = ResolvedWorkload::Latency {
+            size: Bytes(1 << 16),
+            order: Order::Random,
+            pages: Pages::Base,
+        };
+        let span = Load::driver(&workload).unwrap().run(u64::MAX, None, || {
+            asked += 1;
+            asked == 3
+        });
+        assert!(span.interrupted);
+        assert_eq!(asked, 3);
+    }
+}

@@ -1,0 +1,309 @@
+//! The rates this machine reaches, in program bytes. They anchor what cannot be counted: with the time meter a CPU's use
+//! is its running time × the *highest* rate one CPU can reach, so a rate too low would break caps.
+//!
+//! | figure | rule |
+//! |---|---|
+//! | rate of an operation on one CPU | the best of [`ROUNDS`] runs of [`RUN_NS`] per CPU, on up to [`MOST_CPUS`] CPUs spread over the set, one at a time, operations and CPUs interleaved so that a disturbance hits all alike; the best, because a disturbance only slows |
+//! | peak | the best of these; besides the experiments' operations a copy with stores past the caches is tried, since its program bytes cost the least traffic |
+//! | sustainable | the median of [`ROUNDS`] runs of [`TOGETHER_NS`] in which every CPU of the set streams in the peak's way at once: the median, because it must hold, not be reached once; at least the peak, which one CPU alone did reach |
+//!
+//! Buffers are four times the last-level cache (at most 512 MiB a thread, and an eighth of the available memory over
+//! all threads), in huge pages where to be had, taken and touched on the CPU that streams through them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::inventory::Measured;
+use quell_core::stats::median;
+use quell_core::units::{Bytes, Rate};
+use quell_core::workload::{Operation, Pages};
+
+use crate::load::Driver;
+use crate::resolved::Load;
+use crate::stream::{Stream, Way};
+use crate::{Error, affinity, clock, procfs};
+
+/// Runs per figure.
+pub const ROUNDS: usize = 4;
+/// One run of one CPU alone, in nanoseconds.
+pub const RUN_NS: u64 = 20_000_000;
+/// One run of all CPUs together, in nanoseconds.
+pub const TOGETHER_NS: u64 = 60_000_000;
+/// CPUs measured alone.
+pub const MOST_CPUS: usize = 4;
+
+const LARGEST_BUFFER: u64 = 512 << 20;
+/// How far ahead a common start is set: longer than a thread takes to wake.
+const START_NS: u64 = 1_000_000;
+
+/// Every way that could be the fastest.
+fn ways() -> impl Iterator<Item = Way> {
+    let operations = Operation::ALL.into_iter().map(Way::Operation);
+    operations.chain([Way::CopyNonTemporal])
+}
+
+/// A run that a worker is told to make; it answers with program bytes per second, `None` where the processor does not
+/// have the way.
+struct Run {
+    way: Way,
+    start: u64,
+    duration: u64,
+}
+
+struct Worker {
+    cpu: CpuId,
+    tell: Sender<Run>,
+    hear: Receiver<Result<Option<f64>, Error>>,
+}
+
+impl Worker {
+    fn tell(&self, way: Way, start: u64, duration: u64) -> Result<(), Error> {
+        self.tell
+            .send(Run {
+                way,
+                start,
+                duration,
+            })
+            .map_err(|_| self.lost())
+    }
+
+    fn hear(&self) -> Result<Option<f64>, Error> {
+        self.hear.recv().map_err(|_| self.lost())?
+    }
+
+    fn lost(&self) -> Error {
+        Error::refused(
+            format!("measuring rates on CPU {}", self.cpu),
+            "its thread died",
+            "report this",
+        )
+    }
+}
+
+/// Measures the rates of the CPUs `cpus` of a machine whose last-level cache holds `llc`: about a second and a half of
+/// full memory load on two CPUs, at most three on many. `now_unix_s` is noted as the time of measuring.
+///
+/// # Errors
+/// When a CPU may not be used, or an eighth of the available memory does not hold twice the last-level cache.
+pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured> {
+    let spread = spread(cpus, MOST_CPUS);
+    let available = procfs::available_memory(Path::new("/proc"))?;
+    let (alone, together) = sizes(llc, cpus.len(), spread.len(), available)?;
+    Ok(thread::scope(|scope| -> Result<Measured, Error> {
+        let workers: Vec<Worker> = cpus
+            .iter()
+            .map(|cpu| {
+                let size = if spread.contains(&cpu) {
+                    alone
+                } else {
+                    together
+                };
+                let (tell, told) = channel();
+                let (say, hear) = channel();
+                scope.spawn(move || work(cpu, size, &told, &say));
+                Worker { cpu, tell, hear }
+            })
+            .collect();
+        // Each worker's first word is that its memory is touched, or why not.
+        for worker in &workers {
+            worker.hear()?;
+        }
+        let best = best_alone(workers.iter().filter(|w| spread.contains(&w.cpu)))?;
+        let (peak_way, peak) = best
+            .iter()
+            .max_by(|a, b| a.1.total_cmp(b.1))
+            .map(|(way, rate)| (*way, *rate))
+            .ok_or_else(|| {
+                Error::refused("measuring rates", "no CPU was named", "name at least one")
+            })?;
+        let sustained = all_together(&workers, peak_way)?;
+        Ok(Measured {
+            peak_cpu: rate(peak),
+            peak_operation: peak_way.name().to_owned(),
+            by_operation: best
+                .iter()
+                .map(|(way, r)| (way.name().to_owned(), rate(*r)))
+                .collect(),
+            sustainable: rate(sustained.max(peak)),
+            cpus: u32::try_from(workers.len()).unwrap_or(u32::MAX),
+            at_unix_s: now_unix_s,
+        })
+    })?)
+}
+
+/// The best rate of every way on any of the workers, each running alone.
+fn best_alone<'a>(
+    workers: impl Iterator<Item = &'a Worker> + Clone,
+) -> Result<BTreeMap<Way, f64>, Error> {
+    let mut best = BTreeMap::new();
+    for _ in 0..ROUNDS {
+        for way in ways() {
+            for worker in workers.clone() {
+                worker.tell(way, 0, RUN_NS)?;
+                if let Some(rate) = worker.hear()? {
+                    let best = best.entry(way).or_insert(rate);
+                    *best = rate.max(*best);
+                }
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// The median rate of all workers at once.
+fn all_together(workers: &[Worker], way: Way) -> Result<f64, Error> {
+    let mut sums = Vec::new();
+    for _ in 0..ROUNDS {
+        let start = clock::now() + START_NS;
+        for worker in workers {
+            worker.tell(way, start, TOGETHER_NS)?;
+        }
+        let mut sum = 0.0;
+        for worker in workers {
+            sum += worker.hear()?.unwrap_or(0.0);
+        }
+        sums.push(sum);
+    }
+    Ok(median(&sums).unwrap_or(0.0))
+}
+
+/// A worker: takes its memory on its CPU, says so, and runs what it is told until nobody tells it anything.
+fn work(cpu: CpuId, size: Bytes, told: &Receiver<Run>, say: &Sender<Result<Option<f64>, Error>>) {
+    let ready = affinity::pin_to(cpu)
+        .and_then(|pinned| Ok((pinned, Stream::new(Operation::Read, size, Pages::Huge)?)));
+    let (_pinned, stream) = match ready {
+        Ok(ready) => ready,
+        Err(e) => {
+            let _ = say.send(Err(e));
+            return;
+        }
+    };
+    let mut driver = Driver::new(Load::Bandwidth(stream), None);
+    // The receiver goes away only when the measurement has failed elsewhere: then there is nobody to tell.
+    let mut gone = say.send(Ok(None)).is_err();
+    while !gone && let Ok(run) = told.recv() {
+        gone = say.send(Ok(run_once(&mut driver, &run))).is_err();
+    }
+}
+
+fn run_once(driver: &mut Driver, run: &Run) -> Option<f64> {
+    let Load::Bandwidth(stream) = driver.load_mut() else {
+        return None;
+    };
+    stream.change(run.way).ok()?;
+    while clock::now() < run.start {
+        std::hint::spin_loop();
+    }
+    let span = driver.run(run.duration, None, || false);
+    let bytes = span.steps * driver.load().step_bytes();
+    Some(bytes as f64 * 1e9 / span.duration_ns.max(1) as f64)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a measured rate: positive, far below 2^53"
+)]
+fn rate(bytes_per_second: f64) -> Rate {
+    Rate(bytes_per_second as u64)
+}
+
+/// At most `most` of the CPUs, evenly over the set.
+fn spread(cpus: &CpuSet, most: usize) -> Vec<CpuId> {
+    let all: Vec<CpuId> = cpus.iter().collect();
+    let n = all.len().min(most);
+    (0..n).map(|i| all[i * all.len() / n]).collect()
+}
+
+/// The buffers of threads that also run alone, and of the others.
+fn sizes(
+    llc: Bytes,
+    cpus: usize,
+    alone: usize,
+    available: Option<Bytes>,
+) -> Result<(Bytes, Bytes), Error> {
+    let wanted = (4 * llc.0).clamp(1 << 20, LARGEST_BUFFER);
+    let whole = available.map_or(u64::MAX, |a| a.0 / 8);
+    let first = wanted.min(whole / alone.max(1) as u64);
+    if first < 2 * llc.0 && first < LARGEST_BUFFER {
+        return Err(Error::refused(
+            format!("measuring rates with a last-level cache of {llc}"),
+            format!(
+                "an eighth of the available memory is {}, too little for {alone} buffers of twice that cache",
+                Bytes(whole)
+            ),
+            "free memory and try again",
+        ));
+    }
+    let others = cpus.saturating_sub(alone).max(1) as u64;
+    let rest = whole.saturating_sub(first * alone as u64) / others;
+    Ok((
+        Bytes(first & !4095),
+        Bytes(first.min(rest).max(1 << 20) & !4095),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_four_caches_within_the_stated_bounds() {
+        let mib = |n: u64| Bytes(n << 20);
+        let sizes =
+            |llc, cpus, alone, available| sizes(mib(llc), cpus, alone, Some(mib(available)));
+        assert_eq!(sizes(48, 2, 2, 23_000).unwrap(), (mib(192), mib(192)));
+        // A large cache: 512 MiB; many CPUs share what an eighth of memory leaves.
+        assert_eq!(sizes(256, 64, 4, 64_000).unwrap().0, mib(512));
+        let others = sizes(256, 64, 4, 64_000).unwrap().1;
+        assert!(4 * (512 << 20) + 60 * others.0 <= 8_000 << 20, "{others}");
+        let text = sizes(48, 2, 2, 1_000).unwrap_err().to_string();
+        assert!(text.contains("125MiB"), "{text}");
+    }
+
+    #[test]
+    fn the_cpus_measured_alone_are_spread_over_the_set() {
+        let set = |text: &str| text.parse::<CpuSet>().unwrap();
+        assert_eq!(spread(&set("0-15"), 4), [0, 4, 8, 12]);
+        assert_eq!(spread(&set("1,7"), 4), [1, 7]);
+        assert_eq!(spread(&set("3"), 4), [3]);
+    }
+
+    #[test]
+    fn the_peak_is_the_best_operation_and_all_together_are_no_slower_than_one() {
+        let cpus = affinity::allowed().unwrap();
+        // A small cache, so that the test does not need a large machine; the rules are the same.
+        let measured = rates(&cpus, Bytes(1 << 20), 1_700_000_000).unwrap();
+        assert_eq!(
+            measured.by_operation[&measured.peak_operation],
+            measured.peak_cpu
+        );
+        assert!(
+            measured
+                .by_operation
+                .values()
+                .all(|r| *r <= measured.peak_cpu && r.0 > 0)
+        );
+        assert!(measured.sustainable >= measured.peak_cpu);
+        for operation in [Operation::Read, Operation::Write, Operation::Copy] {
+            assert!(measured.by_operation.contains_key(operation.name()));
+        }
+        assert_eq!(
+            (measured.cpus as usize, measured.at_unix_s),
+            (cpus.len(), 1_700_000_000)
+        );
+    }
+
+    #[test]
+    fn a_cpu_that_does_not_exist_is_an_error() {
+        let text = rates(&[8191].into_iter().collect(), Bytes(1 << 20), 0)
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("8191"), "{text}");
+        assert!(rates(&CpuSet::new(), Bytes(1 << 20), 0).is_err());
+    }
+}

@@ -1,0 +1,232 @@
+//! The buffers the generators work on: private anonymous memory, every page touched, in base pages or in transparent
+//! huge pages as asked (madvise(2), Documentation/admin-guide/mm/transhuge.rst), with an inaccessible page on each
+//! side so that the kernel neither merges the mapping with a neighbour nor counts a neighbour's pages with ours.
+
+use std::path::Path;
+use std::ptr::{self, NonNull};
+
+use quell_core::units::Bytes;
+use quell_core::workload::Pages;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, procfs};
+
+const HUGE: usize = 2 << 20;
+const BASE: usize = 4096;
+
+/// The pages a buffer was really given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "pages")]
+pub enum Granted {
+    /// Base pages, as asked.
+    #[serde(rename = "4KiB")]
+    Base,
+    /// Huge pages, as asked, throughout.
+    #[serde(rename = "2MiB")]
+    Huge,
+    /// Huge pages were asked for and not given for all of it.
+    #[serde(rename = "mixed")]
+    Mixed {
+        /// How much of the buffer lies in huge pages.
+        huge: Bytes,
+    },
+}
+
+impl Granted {
+    /// A sentence for a person where the request was not fully granted.
+    #[must_use]
+    pub fn complaint(&self) -> Option<String> {
+        match self {
+            Self::Mixed { huge } => Some(format!(
+                "2 MiB pages were not granted: {huge} of the buffer lies in them \
+                 (see /sys/kernel/mm/transparent_hugepage/enabled, or memory is fragmented)"
+            )),
+            Self::Base | Self::Huge => None,
+        }
+    }
+}
+
+/// A touched buffer, aligned to 2 MiB, freed on drop.
+#[derive(Debug)]
+pub struct Buffer {
+    map: NonNull<u8>,
+    map_len: usize,
+    start: NonNull<u8>,
+    len: usize,
+    granted: Granted,
+}
+
+// SAFETY: the buffer owns its mapping alone; moving it to another thread moves that ownership.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    /// Takes and touches `size` bytes, rounded up to a page of 4 KiB (the mapping to 2 MiB where huge pages are asked
+    /// for, so that the tail lies in one, too).
+    ///
+    /// # Errors
+    /// When more is asked for than the machine has available, or the kernel refuses.
+    pub fn new(size: Bytes, pages: Pages) -> Result<Self, Error> {
+        let what = format!("taking a buffer of {size}");
+        if let Some(available) = procfs::available_memory(Path::new("/proc"))?
+            && size.0 > available.0 / 8 * 7
+        {
+            return Err(Error::refused(
+                what,
+                format!(
+                    "{} of memory are available, of which an eighth is left alone",
+                    available
+                ),
+                "ask for a smaller size",
+            ));
+        }
+        let too_large =
+            || Error::refused(what.clone(), "it exceeds the address space", "ask for less");
+        let len = usize::try_from(size.0)
+            .ok()
+            .and_then(|len| len.max(1).checked_next_multiple_of(BASE))
+            .ok_or_else(too_large)?;
+        let unit = match pages {
+            Pages::Base => BASE,
+            Pages::Huge => HUGE,
+        };
+        let used = len.checked_next_multiple_of(unit).ok_or_else(too_large)?;
+        let map_len = used.checked_add(2 * HUGE).ok_or_else(too_large)?;
+
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let map = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                map_len,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if map == libc::MAP_FAILED {
+            return Err(Error::last(what));
+        }
+        let map = NonNull::new(map.cast::<u8>()).ok_or_else(|| Error::last(what.clone()))?;
+        // At least a page remains on each side: the first 2 MiB boundary past the first page, and 2 MiB less behind.
+        let skip = HUGE - map.as_ptr().addr() % HUGE;
+        // SAFETY: `skip` ≤ 2 MiB and `used` + 2 · 2 MiB is the mapping's length.
+        let start = unsafe { map.add(skip) };
+        let mut buffer = Self {
+            map,
+            map_len,
+            start,
+            len,
+            granted: Granted::Base,
+        };
+        let advice = match pages {
+            Pages::Base => libc::MADV_NOHUGEPAGE,
+            Pages::Huge => libc::MADV_HUGEPAGE,
+        };
+        // SAFETY: the range lies inside our own mapping and nothing refers to it yet.
+        if unsafe {
+            libc::mprotect(
+                start.as_ptr().cast(),
+                used,
+                libc::PROT_READ | libc::PROT_WRITE,
+            )
+        } != 0
+        {
+            return Err(Error::last(what));
+        }
+        // A kernel built without transparent huge pages answers EINVAL: then base pages is what there is, and the
+        // check below says so where huge ones were asked for.
+        // SAFETY: the range lies inside our own mapping.
+        let _ = unsafe { libc::madvise(start.as_ptr().cast(), used, advice) };
+        for offset in (0..used).step_by(BASE) {
+            // SAFETY: `offset` lies below `used`, which is mapped for writing.
+            unsafe { start.as_ptr().add(offset).write_volatile(1) };
+        }
+        if pages == Pages::Huge {
+            let huge = procfs::huge_bytes(Path::new("/proc"), start.as_ptr().addr() as u64)?
+                .unwrap_or_default()
+                .0;
+            buffer.granted = if huge >= used as u64 {
+                Granted::Huge
+            } else {
+                Granted::Mixed {
+                    huge: Bytes(huge.min(len as u64)),
+                }
+            };
+        }
+        Ok(buffer)
+    }
+
+    /// Its first byte.
+    #[must_use]
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Its length in bytes, a multiple of 4096.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The pages it was given.
+    #[must_use]
+    pub fn granted(&self) -> Granted {
+        self.granted
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone and nobody can hold a reference into it: `start` hands out raw pointers.
+        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base_pages_means_no_huge_page_anywhere() {
+        let buffer = Buffer::new(Bytes(8 << 20), Pages::Base).unwrap();
+        assert_eq!(buffer.len(), 8 << 20);
+        assert_eq!(buffer.granted(), Granted::Base);
+        let huge = procfs::huge_bytes(Path::new("/proc"), buffer.start().addr() as u64).unwrap();
+        assert_eq!(huge, Some(Bytes(0)));
+    }
+
+    #[test]
+    fn huge_pages_are_given_or_the_lack_is_said() {
+        let buffer = Buffer::new(Bytes(3 << 20), Pages::Huge).unwrap();
+        assert_eq!(buffer.len(), 3 << 20);
+        let huge = procfs::huge_bytes(Path::new("/proc"), buffer.start().addr() as u64)
+            .unwrap()
+            .unwrap();
+        match buffer.granted() {
+            Granted::Huge => assert_eq!(huge, Bytes(4 << 20)),
+            Granted::Mixed { huge } => {
+                assert!(huge.0 < 4 << 20);
+                assert!(
+                    buffer
+                        .granted()
+                        .complaint()
+                        .unwrap()
+                        .contains("not granted")
+                );
+            }
+            Granted::Base => panic!("huge pages were asked for"),
+        }
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_before_it_is_taken() {
+        let text = Buffer::new(Bytes(1 << 60), Pages::Base)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("available") && text.contains("smaller"),
+            "{text}"
+        );
+    }
+}

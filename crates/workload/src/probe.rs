@@ -1,0 +1,407 @@
+//! Do two CPUs share a cache right now? In a virtual machine the topology the kernel tells is fiction, and may change
+//! while it runs, so it is measured. CPU *a* writes lines and then enough others to push them out of its private
+//! caches; CPU *b* then walks them. The walk takes as long as one over lines that *b* itself pushed out (*near*) where
+//! both push into the same cache, and as long as one over flushed lines (*far*) or longer where they do not.
+//!
+//! Written lines, because caches drop clean ones on the way out as they like. Far apart, because prefetchers fetch
+//! neighbours. Every page is visited just before a walk, so that address translation costs all three walks the same.
+//! And fast, because on a busy machine a line stays in a shared cache for a millisecond or less: lines at different
+//! offsets in a page never share a set of the second-level cache, whatever the pages' places in memory (a virtual
+//! machine cannot know them), so only the few offsets that are sampled have to be written in enough other pages.
+//!
+//! Each walk's time is the median of its parts (an interruption spoils one part), each of the three times the median
+//! over the repetitions, which interleave the three.
+
+use std::hint::spin_loop;
+use std::io;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use quell_core::cpuset::CpuId;
+use quell_core::stats::median;
+use quell_core::units::Bytes;
+use quell_core::workload::{Order, Pages};
+use serde::{Deserialize, Serialize};
+
+use crate::list::cycle;
+use crate::memory::Buffer;
+use crate::{Error, affinity, clock, procfs};
+
+/// Where the two CPUs stand to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sharing {
+    /// 1 = a line that the other CPU wrote is as near as one's own, 0 = as far as memory or farther:
+    /// (far − other) ÷ (far − near), held within 0 and 1. Another's line costs a little more than one's own even in
+    /// the same cache (whose it is must be asked), so CPUs that share score 0.7 to 0.9 rather than 1: take 0.5 as the
+    /// border.
+    pub score: f64,
+    /// Nanoseconds per access to lines that this CPU pushed out of its private caches.
+    pub near_ns: f64,
+    /// The same for lines that the other CPU pushed out of its own.
+    pub other_ns: f64,
+    /// The same for lines in no cache.
+    pub far_ns: f64,
+}
+
+impl Sharing {
+    /// The score of three times; `None` where memory is not clearly farther than the cache, so that nothing can be
+    /// told.
+    fn of(near_ns: f64, other_ns: f64, far_ns: f64) -> Option<Self> {
+        (far_ns > CLEARLY * near_ns).then(|| Self {
+            score: ((far_ns - other_ns) / (far_ns - near_ns)).clamp(0.0, 1.0),
+            near_ns,
+            other_ns,
+            far_ns,
+        })
+    }
+}
+
+/// How much farther memory must be than the cache before the probe says anything.
+const CLEARLY: f64 = 1.3;
+/// Odd, so that a median is one of the values.
+const REPEATS: usize = 15;
+const PAGE: usize = 4096;
+/// Sampled offsets in a page, and how far apart they are: more than a pair of lines.
+const OFFSETS: usize = 8;
+const GAP: usize = PAGE / OFFSETS;
+/// Pages with sampled lines.
+const PAGES: usize = 64;
+const SAMPLES: usize = PAGES * OFFSETS;
+/// Each walk is timed in so many parts.
+const PARTS: usize = 8;
+/// A second-level cache where the kernel does not tell its size.
+const USUAL_L2: Bytes = Bytes(2 << 20);
+/// A CPU that does not answer within this time is busy or throttled: nothing can be told.
+const PATIENCE_NS: u64 = 50_000_000;
+
+/// [`sharing`], the score alone. A CPU shares its cache with itself by definition.
+///
+/// # Errors
+/// As [`sharing`].
+pub fn shared_cache(a: CpuId, b: CpuId) -> io::Result<Option<f64>> {
+    if a == b {
+        return Ok(Some(1.0));
+    }
+    Ok(sharing(a, b)?.map(|s| s.score))
+}
+
+/// Measures whether `a` and `b` share a cache, seen from `b`; some 10 ms of one thread on each. The calling thread only
+/// waits and keeps its affinity. `None` where it cannot be told: no instruction to flush a line, memory not clearly
+/// farther than the cache, or a CPU that did not run the thread in time.
+///
+/// # Errors
+/// When the CPUs are the same, do not exist or may not be used, or memory is not to be had.
+pub fn sharing(a: CpuId, b: CpuId) -> io::Result<Option<Sharing>> {
+    if a == b {
+        return Err(Error::refused(
+            format!("probing whether CPUs {a} and {b} share a cache"),
+            "they are the same",
+            "name two CPUs",
+        )
+        .into());
+    }
+    if !flush_is_known() {
+        return Ok(None);
+    }
+    let mut l2 = 0;
+    for cpu in [a, b] {
+        let size = procfs::second_level_cache(Path::new("/sys/devices/system/cpu"), cpu)?;
+        l2 = l2.max(size.unwrap_or(USUAL_L2).0);
+    }
+    let size = Bytes((PAGES * PAGE) as u64 + 2 * l2);
+    let meeting = Meeting::default();
+    thread::scope(|scope| {
+        let other = scope.spawn(|| meeting.attend(|| write_for(a, size, &meeting)));
+        let own = scope.spawn(|| meeting.attend(|| measure_on(b, size, &meeting)));
+        let ended = || Error::refused("probing for a shared cache", "a thread died", "report this");
+        let other = other.join().map_err(|_| ended())?;
+        let own = own.join().map_err(|_| ended())?;
+        other?;
+        Ok(own?)
+    })
+}
+
+/// Where the two threads meet: the number of the phase reached, and the address of the writer's list.
+#[derive(Default)]
+struct Meeting {
+    phase: AtomicU32,
+    list: std::sync::atomic::AtomicPtr<u8>,
+}
+
+const OVER: u32 = u32::MAX;
+
+impl Meeting {
+    /// Waits for `phase`; false when the other side gave up or does not answer in time.
+    fn wait(&self, phase: u32) -> bool {
+        let until = clock::now() + PATIENCE_NS;
+        loop {
+            match self.phase.load(Ordering::Acquire) {
+                OVER => return false,
+                reached if reached == phase => return true,
+                _ if clock::now() > until => return false,
+                _ => spin_loop(),
+            }
+        }
+    }
+
+    /// Opens `phase`, unless the other side has given up.
+    fn open(&self, phase: u32) {
+        let _ = self
+            .phase
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |p| {
+                (p != OVER).then_some(phase)
+            });
+    }
+
+    /// Runs one side; the other is let go when it returns, however it does.
+    fn attend<T>(&self, side: impl FnOnce() -> T) -> T {
+        struct End<'a>(&'a Meeting);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.phase.store(OVER, Ordering::Release);
+            }
+        }
+        let _end = End(self);
+        side()
+    }
+}
+
+/// Phases per repetition: the reader asks (odd), the writer has written (even).
+const fn asked(repeat: u32) -> u32 {
+    2 * repeat + 1
+}
+const fn written(repeat: u32) -> u32 {
+    2 * repeat + 2
+}
+const LAST: u32 = asked(REPEATS as u32);
+
+/// The side that writes, on CPU *a*. Keeps its buffer until the reader is done with it.
+fn write_for(cpu: CpuId, size: Bytes, meeting: &Meeting) -> Result<(), Error> {
+    let _pinned = affinity::pin_to(cpu)?;
+    let lines = Lines::new(size, 1)?;
+    meeting.list.store(lines.start(), Ordering::Release);
+    for repeat in 0..REPEATS as u32 {
+        if !meeting.wait(asked(repeat)) {
+            break;
+        }
+        lines.write_and_push_out();
+        meeting.open(written(repeat));
+    }
+    // The reader walks our lines once more. It always ends within its own patience, so this is bounded although it
+    // must not give up first: the buffer is freed on return.
+    while meeting.phase.load(Ordering::Acquire) != OVER
+        && meeting.phase.load(Ordering::Acquire) != LAST
+    {
+        thread::yield_now();
+    }
+    Ok(())
+}
+
+/// The side that measures, on CPU *b*.
+fn measure_on(cpu: CpuId, size: Bytes, meeting: &Meeting) -> Result<Option<Sharing>, Error> {
+    let _pinned = affinity::pin_to(cpu)?;
+    let own = Lines::new(size, 2)?;
+    let mut near = [0.0; REPEATS];
+    let mut other = [0.0; REPEATS];
+    let mut far = [0.0; REPEATS];
+    for repeat in 0..REPEATS {
+        let turn = u32::try_from(repeat).unwrap_or(0);
+        meeting.open(asked(turn));
+        if !meeting.wait(written(turn)) {
+            return Ok(None);
+        }
+        let theirs = meeting.list.load(Ordering::Acquire);
+        // SAFETY: the writer stored its list before it opened the phase and keeps it until we open `LAST` or end.
+        other[repeat] = unsafe { walk(theirs) };
+        // Out of this CPU's caches again, so that the writer's next round starts as the first did.
+        // SAFETY: as above.
+        unsafe { flush(theirs) };
+        own.write_and_push_out();
+        // SAFETY: our own list, laid out by `Lines::new`.
+        near[repeat] = unsafe { walk(own.start()) };
+        // SAFETY: as above.
+        far[repeat] = unsafe {
+            flush(own.start());
+            walk(own.start())
+        };
+    }
+    meeting.open(LAST);
+    let middle = |times: &[f64]| median(times).unwrap_or(f64::NAN);
+    Ok(Sharing::of(middle(&near), middle(&other), middle(&far)))
+}
+
+/// Where a sampled line lies, from 0 to [`SAMPLES`].
+const fn sample(i: usize) -> usize {
+    PAGE * (i % PAGES) + GAP * (i / PAGES)
+}
+
+/// A buffer with a list through its sampled lines. They lie in the first [`PAGES`] pages; the others push them out.
+struct Lines {
+    buffer: Buffer,
+    next: Vec<u32>,
+}
+
+impl Lines {
+    fn new(size: Bytes, seed: u64) -> Result<Self, Error> {
+        Ok(Self {
+            // Huge pages where to be had: fewer translations, less noise. Base pages do as well.
+            buffer: Buffer::new(size, Pages::Huge)?,
+            next: cycle(SAMPLES as u32, Order::Random, seed),
+        })
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.buffer.start()
+    }
+
+    /// Writes the list's lines, then the lines at the same offsets in all other pages.
+    fn write_and_push_out(&self) {
+        let start = self.start();
+        for (i, next) in self.next.iter().enumerate() {
+            // SAFETY: sampled lines lie inside the first `PAGES` pages of the buffer, at multiples of a line.
+            unsafe {
+                let to = start.add(sample(*next as usize));
+                start.add(sample(i)).cast::<*mut u8>().write_volatile(to);
+            }
+        }
+        for offset in (0..PAGE).step_by(GAP) {
+            for page in (PAGES * PAGE..self.buffer.len()).step_by(PAGE) {
+                // SAFETY: inside a page of the buffer.
+                unsafe { start.add(page + offset).write_volatile(2) };
+            }
+        }
+    }
+}
+
+/// Nanoseconds per access of a walk through all sampled lines: the median of its parts.
+///
+/// # Safety
+/// `start` is the beginning of a list that [`Lines::write_and_push_out`] wrote, and stays so.
+unsafe fn walk(start: *mut u8) -> f64 {
+    for page in (0..PAGES * PAGE).step_by(PAGE) {
+        // SAFETY: in a page with sampled lines, between two of them.
+        unsafe { ptr::read_volatile(start.add(page + GAP / 2)) };
+    }
+    let mut parts = [0.0; PARTS];
+    let mut at = start.cast::<*mut u8>();
+    for part in &mut parts {
+        let begin = clock::now();
+        for _ in 0..SAMPLES / PARTS {
+            // SAFETY: `at` is the list's first node or was read from one, and each points to another.
+            at = unsafe { ptr::read_volatile(at) }.cast();
+        }
+        // The clock must not be read before the last load is back.
+        std::hint::black_box(at);
+        *part = (clock::now() - begin) as f64 / (SAMPLES / PARTS) as f64;
+    }
+    median(&parts).unwrap_or(f64::NAN)
+}
+
+/// Whether a line can be flushed from all caches by an ordinary program here.
+const fn flush_is_known() -> bool {
+    cfg!(any(target_arch = "x86_64", target_arch = "aarch64"))
+}
+
+/// Flushes all sampled lines from all caches.
+///
+/// # Safety
+/// `start` is the beginning of a buffer of [`Lines`].
+unsafe fn flush(start: *mut u8) {
+    for i in 0..SAMPLES {
+        // SAFETY: inside the buffer.
+        let at = unsafe { start.add(sample(i)) };
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: CLFLUSH of a mapped line changes no data; it belongs to every x86-64 processor.
+        unsafe {
+            core::arch::x86_64::_mm_clflush(at);
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: cleaning a mapped line changes no data; Linux allows it to programs (SCTLR_EL1.UCI).
+        unsafe {
+            std::arch::asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let _ = at;
+    }
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a fence has no other effect.
+    unsafe {
+        core::arch::x86_64::_mm_mfence();
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier has no other effect.
+    unsafe {
+        std::arch::asm!("dsb ish", options(nostack, preserves_flags));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two_cpus() -> Option<(CpuId, CpuId)> {
+        let allowed = affinity::allowed().unwrap();
+        let mut cpus = allowed.iter();
+        cpus.next().zip(cpus.next())
+    }
+
+    #[test]
+    fn the_score_places_the_other_cpus_lines_between_cache_and_memory() {
+        let score = |near, other, far| Sharing::of(near, other, far).map(|s| s.score);
+        assert_eq!(score(20.0, 20.0, 120.0), Some(1.0));
+        assert_eq!(score(20.0, 70.0, 120.0), Some(0.5));
+        assert_eq!(score(20.0, 200.0, 120.0), Some(0.0));
+        assert_eq!(score(20.0, 15.0, 120.0), Some(1.0));
+        assert_eq!(score(100.0, 100.0, 129.0), None);
+        assert_eq!(score(f64::NAN, 1.0, 2.0), None);
+    }
+
+    #[test]
+    fn sampled_lines_are_distinct_and_leave_their_neighbours_alone() {
+        let mut places: Vec<usize> = (0..SAMPLES).map(sample).collect();
+        places.sort_unstable();
+        assert!(places.windows(2).all(|w| w[1] - w[0] >= GAP));
+        assert!(places[SAMPLES - 1] < PAGES * PAGE);
+    }
+
+    #[test]
+    fn a_cpu_shares_with_itself_by_definition_and_is_not_measured_against_itself() {
+        let cpu = affinity::allowed().unwrap().first().unwrap();
+        assert_eq!(shared_cache(cpu, cpu).unwrap(), Some(1.0));
+        assert!(sharing(cpu, cpu).unwrap_err().to_string().contains("same"));
+    }
+
+    #[test]
+    fn a_probe_scores_within_range_and_leaves_the_caller_where_it_was() {
+        let Some((a, b)) = two_cpus() else {
+            println!("skipped: one CPU only");
+            return;
+        };
+        let before = affinity::allowed().unwrap();
+        if let Some(seen) = sharing(a, b).unwrap() {
+            assert!((0.0..=1.0).contains(&seen.score), "{seen:?}");
+            assert!(seen.far_ns > seen.near_ns, "{seen:?}");
+        }
+        assert_eq!(affinity::allowed().unwrap(), before);
+    }
+
+    #[test]
+    fn a_cpu_that_does_not_exist_is_an_error_on_either_side() {
+        let cpu = affinity::allowed().unwrap().first().unwrap();
+        for (a, b) in [(cpu, 8191), (8191, cpu)] {
+            let text = sharing(a, b).unwrap_err().to_string();
+            assert!(text.contains("8191"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_side_that_leaves_lets_the_other_go_at_once() {
+        let meeting = Meeting::default();
+        meeting.attend(|| ());
+        assert!(!meeting.wait(1));
+        meeting.open(1);
+        assert!(!meeting.wait(1), "an ended meeting cannot be reopened");
+    }
+}

@@ -1,0 +1,251 @@
+//! What a runner speaks with a generator in a child process, one line each way:
+//!
+//! | runner | generator |
+//! |---|---|
+//! | | `ready`: memory taken, touched, laid out |
+//! | `go WARMUP_NS DURATION_NS` | runs; after the measured span `result {…}` (a [`Measurement`] as JSON); runs on |
+//! | `go …` again, after a result | another span |
+//! | `stop`, or the end of its input | ends, at the latest two milliseconds after it next gets to run |
+//!
+//! One thread: a second one would disturb what is measured. The input is polled once a millisecond, about 0.1 % of the
+//! time. Between the measured span and `result` the load rests while the line is written.
+
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use quell_core::backend::Measurement;
+use quell_core::cpuset::CpuSet;
+use quell_core::units::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::affinity;
+use crate::resolved::{Load, ResolvedWorkload};
+use crate::windows::Windows;
+use crate::{Error, load::Driver};
+
+/// More windows than this in one span are refused: their memory would disturb what is measured.
+const MOST_WINDOWS: u64 = 16 << 20;
+
+/// How a generator is served.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// The CPUs it is pinned to before it takes memory; absent: where it was born.
+    pub cpus: Option<CpuSet>,
+    /// The length of a window.
+    pub window: Nanos,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        Self {
+            cpus: None,
+            window: Nanos::millis(1),
+        }
+    }
+}
+
+/// A line of the runner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Command {
+    Go { warmup: Nanos, duration: Nanos },
+    Stop,
+}
+
+fn parse(line: &str) -> Result<Command, Error> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let parsed = match words.as_slice() {
+        ["stop"] => Some(Command::Stop),
+        ["go", warmup, duration] => {
+            warmup
+                .parse()
+                .ok()
+                .zip(duration.parse().ok())
+                .map(|(warmup, duration)| Command::Go {
+                    warmup: Nanos(warmup),
+                    duration: Nanos(duration),
+                })
+        }
+        _ => None,
+    };
+    parsed.ok_or_else(|| {
+        Error::refused(
+            "reading the runner's command",
+            format!("'{line}' is neither 'go WARMUP_NS DURATION_NS' nor 'stop'"),
+            "run generators through quell, or write such a line",
+        )
+    })
+}
+
+/// Lines from a descriptor, without an allocation until one is taken.
+struct Input<'a> {
+    from: BorrowedFd<'a>,
+    bytes: [u8; 256],
+    filled: usize,
+    ended: bool,
+}
+
+impl Input<'_> {
+    /// Whether a line (or the end) is there, without waiting.
+    fn arrived(&mut self) -> bool {
+        // An error counts as an arrival: `next` meets it again and reports it.
+        self.complete() || self.fill(Some(&Timespec::default())).is_err() || self.complete()
+    }
+
+    fn complete(&self) -> bool {
+        self.ended || self.filled == self.bytes.len() || self.bytes[..self.filled].contains(&b'\n')
+    }
+
+    fn fill(&mut self, timeout: Option<&Timespec>) -> Result<(), Error> {
+        let failed = || Error::kernel("reading the runner's commands from standard input");
+        let mut fds = [PollFd::new(&self.from, PollFlags::IN)];
+        match poll(&mut fds, timeout) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(()),
+            Ok(_) => {}
+            Err(e) => return Err(failed()(e)),
+        }
+        match rustix::io::read(self.from, &mut self.bytes[self.filled..]) {
+            Ok(0) => self.ended = true,
+            Ok(n) => self.filled += n,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+            Err(e) => return Err(failed()(e)),
+        }
+        Ok(())
+    }
+
+    /// The next command, waiting for it; the end of the input is `stop`.
+    fn next(&mut self) -> Result<Command, Error> {
+        while !self.complete() {
+            self.fill(None)?;
+        }
+        let Some(end) = self.bytes[..self.filled].iter().position(|b| *b == b'\n') else {
+            return if self.ended {
+                Ok(Command::Stop)
+            } else {
+                parse(&String::from_utf8_lossy(&self.bytes))
+            };
+        };
+        let command = parse(&String::from_utf8_lossy(&self.bytes[..end]));
+        self.bytes.copy_within(end + 1..self.filled, 0);
+        self.filled -= end + 1;
+        command
+    }
+}
+
+/// Warms up and measures one span; `None` when asked to end before it was over.
+pub(crate) fn span(
+    driver: &mut Driver,
+    metric: &str,
+    warmup: Nanos,
+    duration: Nanos,
+    window: Nanos,
+    mut asked: impl FnMut() -> bool,
+) -> Result<Option<Measurement>, Error> {
+    if duration.0 == 0 || window.0 == 0 || duration.0 / window.0 > MOST_WINDOWS {
+        return Err(Error::refused(
+            format!("measuring {duration} in windows of {window}"),
+            format!("a span has between 1 and {MOST_WINDOWS} windows"),
+            "ask for another duration or window",
+        ));
+    }
+    let mut windows = Windows::new(duration.0, window.0);
+    if warmup.0 > 0 && driver.run(warmup.0, None, &mut asked).interrupted {
+        return Ok(None);
+    }
+    let done = driver.run(duration.0, Some(&mut windows), &mut asked);
+    if done.interrupted {
+        return Ok(None);
+    }
+    Ok(Some(Measurement {
+        window_ns: windows.length(),
+        metrics: [(metric.to_owned(), windows.into_values())].into(),
+        bytes: done.steps * driver.load().step_bytes(),
+        duration_ns: done.duration_ns,
+    }))
+}
+
+/// Serves `workload` to the runner behind `stdin` and `stdout` until it says `stop` or closes its end.
+///
+/// # Errors
+/// When the CPUs or the memory are not to be had, on a line that is no command, and when the runner does not read.
+pub fn serve(
+    workload: &ResolvedWorkload,
+    options: &ServeOptions,
+    stdin: impl AsFd,
+    mut stdout: impl Write,
+) -> Result<(), Error> {
+    let _pinned = options.cpus.as_ref().map(affinity::pin).transpose()?;
+    let mut driver = Load::driver(workload)?;
+    let mut say = |line: &str| {
+        stdout
+            .write_all(line.as_bytes())
+            .and_then(|()| stdout.flush())
+            .map_err(Error::kernel("writing to the runner"))
+    };
+    let mut input = Input {
+        from: stdin.as_fd(),
+        bytes: [0; 256],
+        filled: 0,
+        ended: false,
+    };
+    say("ready\n")?;
+    let mut command = input.next()?;
+    while let Command::Go { warmup, duration } = command {
+        let metric = workload.primary();
+        let measured = span(
+            &mut driver,
+            metric,
+            warmup,
+            duration,
+            options.window,
+            || input.arrived(),
+        )?;
+        match measured {
+            Some(mut measured) => {
+                // Four decimals say all that was measured, in a line half as long.
+                for value in measured.metrics.values_mut().flatten() {
+                    *value = (*value * 1e4).round() / 1e4;
+                }
+                let json = serde_json::to_string(&measured).map_err(|e| {
+                    Error::kernel("writing a result as JSON")(std::io::Error::other(e))
+                })?;
+                say(&format!("result {json}\n"))?;
+                driver.run(u64::MAX, None, || input.arrived());
+                command = input.next()?;
+            }
+            None => match input.next()? {
+                Command::Stop => return Ok(()),
+                Command::Go { .. } => {
+                    return Err(Error::refused(
+                        "starting a span",
+                        "the one before is not over",
+                        "send 'go' only after a result",
+                    ));
+                }
+            },
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_read_as_documented() {
+        assert_eq!(
+            parse("go 200000000 1000000000").unwrap(),
+            Command::Go {
+                warmup: Nanos::millis(200),
+                duration: Nanos::secs(1)
+            }
+        );
+        assert_eq!(parse(" stop ").unwrap(), Command::Stop);
+        for wrong in ["", "go", "go 1", "go 1 2 3", "go -1 5", "run"] {
+            assert!(
+                parse(wrong).unwrap_err().to_string().contains("WARMUP_NS"),
+                "{wrong}"
+            );
+        }
+    }
+}
