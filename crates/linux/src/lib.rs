@@ -4,10 +4,13 @@
 //! kernel stand where the kernel does.
 
 pub mod affinity;
+pub mod backend;
 pub mod cgroup;
 pub mod change;
+pub mod children;
 pub mod cpumax;
 pub mod cpuset;
+pub mod drift;
 pub mod error;
 pub mod fault;
 pub mod home;
@@ -17,14 +20,29 @@ pub mod lease;
 pub mod lock;
 pub mod meter;
 pub mod perf;
+pub mod pmu;
+pub mod probe;
 pub mod procfs;
 pub mod remaining;
 pub mod restore;
 pub mod root;
 pub mod rt;
+pub mod session;
 pub mod tasks;
 pub mod throttle;
 pub mod topology;
 pub mod undo;
 pub mod watchdog;
 pub mod workqueue;
+
+/// Whether we may change the machine at all.
+#[must_use]
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Whether a file may be executed by us.
+#[must_use]
+pub fn is_executable(path: &std::path::Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+}

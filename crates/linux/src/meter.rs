@@ -45,9 +45,16 @@ pub struct TimeMeter {
 impl TimeMeter {
     /// Counts the tasks of the cgroup `dir` on `cpu`.
     pub fn open(dir: &OwnedFd, cpu: CpuId, peak: Rate) -> io::Result<Self> {
-        let code = EventCode { kind: TYPE_SOFTWARE, config: SW_CPU_CLOCK };
+        let code = EventCode {
+            kind: TYPE_SOFTWARE,
+            config: SW_CPU_CLOCK,
+        };
         let open = |wake| Event::open(code, Scope::Cgroup(dir.as_fd(), cpu), wake);
-        Ok(Self { clock: open(Wake::Never)?, alarm: open(Wake::Once)?, peak })
+        Ok(Self {
+            clock: open(Wake::Never)?,
+            alarm: open(Wake::Once)?,
+            peak,
+        })
     }
 }
 
@@ -77,10 +84,15 @@ impl EventMeter {
     /// Counts the sum of `codes` (one or two) on `cpu`.
     pub fn open(codes: &[EventCode], cpu: CpuId) -> io::Result<Self> {
         if !(1..=MOST_EVENTS).contains(&codes.len()) {
-            return Err(io::Error::other(format!("a meter sums one or two events, not {}", codes.len())));
+            return Err(io::Error::other(format!(
+                "a meter sums one or two events, not {}",
+                codes.len()
+            )));
         }
         let open = |code: &EventCode| Event::open(*code, Scope::Cpu(cpu), Wake::Repeatedly);
-        Ok(Self { events: codes.iter().map(open).collect::<io::Result<_>>()? })
+        Ok(Self {
+            events: codes.iter().map(open).collect::<io::Result<_>>()?,
+        })
     }
 }
 
@@ -88,7 +100,10 @@ impl Meter for EventMeter {
     fn arm(&mut self, lines: Lines) -> io::Result<()> {
         // With several events each is armed with its part: whichever comes first, the sum is looked at and, if it
         // is not there yet, all are armed anew with what is left.
-        let part = lines.0.div_ceil(self.events.len().max(1) as u64).max(FEWEST.0);
+        let part = lines
+            .0
+            .div_ceil(self.events.len().max(1) as u64)
+            .max(FEWEST.0);
         self.events.iter().try_for_each(|event| event.arm(part))
     }
 

@@ -134,7 +134,12 @@ impl Event {
             read_format: FORMAT_TIMES,
             // The kernel refuses `pinned` on task events that are not on every CPU's context; per-thread probes do
             // without.
-            flags: FLAG_DISABLED | if matches!(scope, Scope::ThisThread) { 0 } else { FLAG_PINNED },
+            flags: FLAG_DISABLED
+                | if matches!(scope, Scope::ThisThread) {
+                    0
+                } else {
+                    FLAG_PINNED
+                },
             wakeup_events: u32::from(samples),
             ..Attr::default()
         };
@@ -146,7 +151,14 @@ impl Event {
         };
         // SAFETY: `attr` is a valid perf_event_attr of the size it states and outlives the call.
         let raw = unsafe {
-            libc::syscall(libc::SYS_perf_event_open, &raw const attr, pid, cpu, -1, OPEN_CLOEXEC | extra)
+            libc::syscall(
+                libc::SYS_perf_event_open,
+                &raw const attr,
+                pid,
+                cpu,
+                -1,
+                OPEN_CLOEXEC | extra,
+            )
         };
         let raw = i32::try_from(raw).unwrap_or(-1);
         if raw < 0 {
@@ -155,7 +167,11 @@ impl Event {
         // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let ring = if samples { Some(map_ring(&fd)?) } else { None };
-        let event = Self { fd, wake, _ring: ring };
+        let event = Self {
+            fd,
+            wake,
+            _ring: ring,
+        };
         if wake != Wake::Once {
             event.ioctl(IOC_ENABLE, 0)?;
         }
@@ -164,15 +180,24 @@ impl Event {
 
     fn ioctl(&self, request: u64, argument: u64) -> io::Result<()> {
         // SAFETY: both requests used take a plain number or a pointer to a u64 that outlives the call.
-        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), request as libc::c_ulong, argument) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let result =
+            unsafe { libc::ioctl(self.fd.as_raw_fd(), request as libc::c_ulong, argument) };
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
 
     /// Wakes pollers after another `period` events, counted from now.
     pub fn arm(&self, period: u64) -> io::Result<()> {
         let period = period.max(1);
         self.ioctl(IOC_PERIOD, &raw const period as u64)?;
-        if self.wake == Wake::Once { self.ioctl(IOC_REFRESH, 1) } else { Ok(()) }
+        if self.wake == Wake::Once {
+            self.ioctl(IOC_REFRESH, 1)
+        } else {
+            Ok(())
+        }
     }
 
     /// The count so far.
@@ -181,8 +206,14 @@ impl Event {
         // SAFETY: the buffer is 24 bytes, which is what the read format of `open` yields.
         let n = unsafe { libc::read(self.fd.as_raw_fd(), values.as_mut_ptr().cast(), 24) };
         match n {
-            24 => Ok(Reading { value: values[0], running: values[1] == values[2] }),
-            0 => Ok(Reading { value: 0, running: false }),
+            24 => Ok(Reading {
+                value: values[0],
+                running: values[1] == values[2],
+            }),
+            0 => Ok(Reading {
+                value: 0,
+                running: false,
+            }),
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -198,7 +229,14 @@ fn map_ring(fd: &OwnedFd) -> io::Result<Ring> {
     let length = 2 * rustix::param::page_size();
     // SAFETY: a fresh mapping of the event's control page and one data page, at an address the kernel chooses.
     let address = unsafe {
-        libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, fd.as_raw_fd(), 0)
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            fd.as_raw_fd(),
+            0,
+        )
     };
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());

@@ -12,6 +12,7 @@ use crate::lease::{self, Lease};
 use crate::procfs;
 use crate::root::Files;
 use crate::rt;
+use crate::session;
 use crate::undo::{self, Outcome};
 
 /// What became of one run's folder.
@@ -148,7 +149,7 @@ pub fn undo_folder(files: &dyn Files, dir: &Path) -> Result<Outcome> {
 /// [`Error::File`]; a folder that is gone is none.
 pub fn remove_folder(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e| Error::file("remove", &path.to_string_lossy(), None, e);
-    for name in [lease::FILE, journal::FILE] {
+    for name in [session::PLAN, lease::FILE, journal::FILE] {
         let path = dir.join(name);
         match fs::remove_file(&path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&path, e)),

@@ -17,11 +17,23 @@ pub const WATCHDOG_PRIORITY: i32 = 85;
 
 /// Makes the calling thread SCHED_FIFO.
 pub fn fifo(priority: i32) -> io::Result<()> {
-    let param = libc::sched_param { sched_priority: priority };
+    let param = libc::sched_param {
+        sched_priority: priority,
+    };
     // Threads the caller makes later must not inherit it.
     // SAFETY: `param` is valid for the call; pid 0 is the calling thread.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const param) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let result = unsafe {
+        libc::sched_setscheduler(
+            0,
+            libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
+            &raw const param,
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Pins the calling thread to one CPU.
@@ -49,11 +61,15 @@ pub fn now() -> Nanos {
 /// Tries real-time scheduling in a thread of its own, in the cgroup we are in: what the throttlers will need.
 pub fn probe() -> Result<(), String> {
     let (send, receive) = mpsc::channel();
-    let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || {
-        let _ = send.send(fifo(THROTTLER_PRIORITY));
-    });
+    let thread = std::thread::Builder::new()
+        .stack_size(STACK)
+        .spawn(move || {
+            let _ = send.send(fifo(THROTTLER_PRIORITY));
+        });
     let thread = thread.map_err(|e| format!("no thread could be made: {e}"))?;
-    let tried = receive.recv().map_err(|_| "the probing thread died".to_owned());
+    let tried = receive
+        .recv()
+        .map_err(|_| "the probing thread died".to_owned());
     let _ = thread.join();
     tried?.map_err(|e| match e.raw_os_error() {
         Some(libc::EPERM) => "SCHED_FIFO is refused (EPERM): it needs CAP_SYS_NICE or RLIMIT_RTPRIO, and with \
@@ -70,8 +86,13 @@ pub const STACK: usize = 64 << 10;
 /// threads that is 2 MB instead of 134).
 pub fn lock_memory() -> io::Result<()> {
     // SAFETY: no pointers.
-    let result = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let result =
+        unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Waits an instant without taking execution resources from the SMT sibling (`PAUSE`, `YIELD`).

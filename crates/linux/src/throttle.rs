@@ -72,7 +72,9 @@ impl Default for Stats {
 
 impl Stats {
     fn react(&self, late: Nanos) {
-        let bucket = usize::try_from(late.0 / REACTION_BUCKET.0).unwrap_or(usize::MAX).min(REACTION_BUCKETS - 1);
+        let bucket = usize::try_from(late.0 / REACTION_BUCKET.0)
+            .unwrap_or(usize::MAX)
+            .min(REACTION_BUCKETS - 1);
         self.reaction[bucket].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -80,7 +82,11 @@ impl Stats {
     /// first stop.
     #[must_use]
     pub fn reaction_percentile(&self, percent: u32) -> Option<Nanos> {
-        let counts: Vec<u64> = self.reaction.iter().map(|b| u64::from(b.load(Ordering::Relaxed))).collect();
+        let counts: Vec<u64> = self
+            .reaction
+            .iter()
+            .map(|b| u64::from(b.load(Ordering::Relaxed)))
+            .collect();
         let total: u64 = counts.iter().sum();
         let rank = (total * u64::from(percent)).div_ceil(100).max(1);
         let mut seen = 0;
@@ -106,7 +112,9 @@ pub enum Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::WrongCpu => "its thread found itself on another CPU (the CPU went offline or its cpuset shrank)",
+            Self::WrongCpu => {
+                "its thread found itself on another CPU (the CPU went offline or its cpuset shrank)"
+            }
             Self::NotPermitted => "the lease on the machine was lost",
             Self::Meter => "its counter stopped counting (another user took it?)",
         })
@@ -129,14 +137,25 @@ pub struct Throttler {
 
 impl fmt::Debug for Throttler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Throttler").field("cpu", &self.cpu).field("stats", self.stats()).finish_non_exhaustive()
+        f.debug_struct("Throttler")
+            .field("cpu", &self.cpu)
+            .field("stats", self.stats())
+            .finish_non_exhaustive()
     }
 }
 
 impl Throttler {
     /// Starts regulating `cpu`. The thread is pinned, real-time and seen to be on its CPU before this returns.
-    pub fn start(cpu: CpuId, regulation: &Regulation, meter: Box<dyn Meter>, permit: Permit) -> io::Result<Self> {
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), stats: Stats::default() });
+    pub fn start(
+        cpu: CpuId,
+        regulation: &Regulation,
+        meter: Box<dyn Meter>,
+        permit: Permit,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            stats: Stats::default(),
+        });
         let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let (ready, started) = mpsc::channel();
         let mut task = Task {
@@ -147,21 +166,31 @@ impl Throttler {
             shared: Arc::clone(&shared),
             wake: Arc::clone(&wake),
         };
-        let thread = std::thread::Builder::new().name(format!("quell/{cpu}")).stack_size(rt::STACK).spawn(move || {
-            let prepared = task.prepare();
-            let go = prepared.is_ok();
-            let _ = ready.send(prepared);
-            if go && let Err(lost) = task.run() {
-                let code = match lost {
-                    Lost::WrongCpu => 1,
-                    Lost::NotPermitted => 2,
-                    Lost::Meter => 3,
-                };
-                task.shared.stats.lost.store(code, Ordering::Release);
-            }
-        })?;
-        let started = started.recv().map_err(|_| io::Error::other("the throttler thread died while starting"))?;
-        let throttler = Self { cpu, shared, wake, thread: Some(thread) };
+        let thread = std::thread::Builder::new()
+            .name(format!("quell/{cpu}"))
+            .stack_size(rt::STACK)
+            .spawn(move || {
+                let prepared = task.prepare();
+                let go = prepared.is_ok();
+                let _ = ready.send(prepared);
+                if go && let Err(lost) = task.run() {
+                    let code = match lost {
+                        Lost::WrongCpu => 1,
+                        Lost::NotPermitted => 2,
+                        Lost::Meter => 3,
+                    };
+                    task.shared.stats.lost.store(code, Ordering::Release);
+                }
+            })?;
+        let started = started
+            .recv()
+            .map_err(|_| io::Error::other("the throttler thread died while starting"))?;
+        let throttler = Self {
+            cpu,
+            shared,
+            wake,
+            thread: Some(thread),
+        };
         started.map(|()| throttler)
     }
 
@@ -207,7 +236,10 @@ impl Task {
         rt::pin(self.cpu)?;
         rt::fifo(rt::THROTTLER_PRIORITY)?;
         if rt::current_cpu() != self.cpu {
-            return Err(io::Error::other(format!("the throttler could not be brought onto CPU {}", self.cpu)));
+            return Err(io::Error::other(format!(
+                "the throttler could not be brought onto CPU {}",
+                self.cpu
+            )));
         }
         Ok(())
     }
@@ -221,7 +253,12 @@ impl Task {
 
     fn run(&mut self) -> Result<(), Lost> {
         let used = self.used()?;
-        let mut regulator = CpuRegulator::new(self.regulation.budget, self.regulation.period, rt::now(), used);
+        let mut regulator = CpuRegulator::new(
+            self.regulation.budget,
+            self.regulation.period,
+            rt::now(),
+            used,
+        );
         self.arm(regulator.left(used))?;
         while self.sleep()? {
             let used = self.used()?;
@@ -236,7 +273,10 @@ impl Task {
                     stats.react(over.time_at(self.regulation.peak));
                     stats.throttles.fetch_add(1, Ordering::Relaxed);
                     let stopped = self.stop_until(until);
-                    self.shared.stats.throttled_ns.fetch_add(rt::now().since(now).0, Ordering::Relaxed);
+                    self.shared
+                        .stats
+                        .throttled_ns
+                        .fetch_add(rt::now().since(now).0, Ordering::Relaxed);
                     if !stopped? {
                         return Ok(());
                     }
@@ -244,7 +284,10 @@ impl Task {
                     regulator.begin(rt::now(), used)
                 }
             };
-            self.shared.stats.forgiven.store(regulator.forgiven().0, Ordering::Relaxed);
+            self.shared
+                .stats
+                .forgiven
+                .store(regulator.forgiven().0, Ordering::Relaxed);
             self.arm(lines)?;
         }
         Ok(())
@@ -257,7 +300,8 @@ impl Task {
     /// Sleeps until the counter overflows (`true`) or the end is asked for (`false`).
     fn sleep(&self) -> Result<bool, Lost> {
         let meters = self.meter.descriptors();
-        let mut watched: [PollFd<'_>; 1 + MOST_EVENTS] = std::array::from_fn(|_| PollFd::new(&*self.wake, PollFlags::IN));
+        let mut watched: [PollFd<'_>; 1 + MOST_EVENTS] =
+            std::array::from_fn(|_| PollFd::new(&*self.wake, PollFlags::IN));
         for (slot, meter) in watched[1..].iter_mut().zip(&meters) {
             *slot = PollFd::from_borrowed_fd(meter.as_fd(), PollFlags::IN);
         }
@@ -267,7 +311,11 @@ impl Task {
                 Err(_) => return Err(Lost::Meter),
                 Ok(_) if self.shared.stop.load(Ordering::Acquire) => return Ok(false),
                 // A descriptor that hangs up belongs to an event in error state or to a CPU that went away.
-                Ok(_) if watched[1..].iter().any(|w| w.revents().intersects(PollFlags::HUP | PollFlags::ERR)) => {
+                Ok(_)
+                    if watched[1..]
+                        .iter()
+                        .any(|w| w.revents().intersects(PollFlags::HUP | PollFlags::ERR)) =>
+                {
                     return Err(Lost::Meter);
                 }
                 Ok(_) => return Ok(true),

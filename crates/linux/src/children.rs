@@ -1,0 +1,328 @@
+//! The programs a run starts: born in their group's cgroups and on their CPUs, watched through pidfds and pipes.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use quell_core::backend::{Measurement, Seen, SubjectId};
+use quell_core::cpuset::CpuSet;
+use quell_core::units::Nanos;
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::error::{Error, Result};
+use crate::rt;
+
+/// How long a program is given to end when asked to.
+const GRACE: Duration = Duration::from_secs(3);
+/// How long a generator is given: it looks for the word every millisecond.
+const GENERATOR_GRACE: Duration = Duration::from_millis(500);
+/// The longest line kept of a program's output.
+const LONGEST_LINE: usize = 64 << 10;
+
+/// How a program is started.
+pub struct Birth<'a> {
+    /// Program and arguments.
+    pub command: &'a [String],
+    /// Extra environment.
+    pub env: Vec<(String, String)>,
+    /// `cgroup.procs` files it enters before it executes.
+    pub doors: Vec<String>,
+    /// The CPUs it may use.
+    pub cpus: CpuSet,
+    /// Speaks the generators' protocol on its standard input and output.
+    pub generator: bool,
+    /// Its output is read line by line.
+    pub capture: bool,
+}
+
+/// A running (or ended) program.
+#[derive(Debug)]
+pub struct Subject {
+    /// Its number.
+    pub id: SubjectId,
+    name: String,
+    child: Child,
+    pidfd: OwnedFd,
+    started: Nanos,
+    generator: bool,
+    /// It leads a process group of its own.
+    leader: bool,
+    buffer: Vec<u8>,
+    status: Option<ExitStatus>,
+}
+
+impl Subject {
+    /// Starts a program.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with the program's name when it cannot be executed.
+    pub fn start(id: SubjectId, name: &str, birth: &Birth<'_>) -> Result<Self> {
+        let (program, arguments) = birth
+            .command
+            .split_first()
+            .ok_or_else(|| Error::refused(format!("{name}: the command is empty")))?;
+        let mut doors = Vec::new();
+        for door in &birth.doors {
+            let file = OpenOptions::new()
+                .write(true)
+                .open(door)
+                .map_err(|e| Error::file("open", door, None, e))?;
+            doors.push(file);
+        }
+        let mut mask = rustix::thread::CpuSet::new();
+        birth.cpus.iter().for_each(|cpu| mask.set(cpu as usize));
+        let (leader, pinned) = (birth.capture || birth.generator, !birth.cpus.is_empty());
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .envs(birth.env.iter().map(|(k, v)| (k, v)));
+        if birth.generator {
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        } else if birth.capture {
+            command.stdin(Stdio::null()).stdout(Stdio::piped());
+        }
+        if leader {
+            command.process_group(0);
+        }
+        // SAFETY: between fork and exec only system calls on prepared values are made; nothing allocates.
+        unsafe {
+            command.pre_exec(move || enter(&doors, pinned.then_some(&mask), leader));
+        }
+        let failed = |e: io::Error| {
+            let remedy = match e.kind() {
+                io::ErrorKind::NotFound => "install it, or give its path",
+                io::ErrorKind::PermissionDenied => "make it executable",
+                _ => "try the command by itself",
+            };
+            Error::refused_with(
+                format!("{name}: '{program}' could not be started: {e}"),
+                remedy,
+            )
+        };
+        let mut child = command.spawn().map_err(failed)?;
+        let watched = watch(&child, leader);
+        let pidfd = watched.inspect_err(|_| {
+            let _ = child.kill();
+            let _ = child.wait();
+        })?;
+        Ok(Self {
+            id,
+            name: name.to_owned(),
+            child,
+            pidfd,
+            started: rt::now(),
+            generator: birth.generator,
+            leader,
+            buffer: Vec::new(),
+            status: None,
+        })
+    }
+
+    /// Its process number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.status.is_some()
+    }
+
+    /// What to poll while it runs: its end, and its output.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let running = !self.ended();
+        let output = self.child.stdout.as_ref().map(AsFd::as_fd);
+        std::iter::once(self.pidfd.as_fd())
+            .chain(output)
+            .filter(move |_| running)
+    }
+
+    /// Reads what there is, and notices its end.
+    pub fn observe(&mut self, seen: &mut Vec<Seen>) {
+        if self.ended() {
+            return;
+        }
+        let ended = self.child.try_wait().ok().flatten();
+        self.drain(seen);
+        if let Some(status) = ended {
+            self.status = Some(status);
+            if !self.buffer.is_empty() {
+                let rest = std::mem::take(&mut self.buffer);
+                self.line(&rest, seen);
+            }
+            seen.push(Seen::Exited(
+                self.id,
+                shell_status(status),
+                rt::now().since(self.started),
+            ));
+        }
+    }
+
+    fn drain(&mut self, seen: &mut Vec<Seen>) {
+        let mut chunk = [0u8; 16 << 10];
+        while let Some(output) = self.child.stdout.as_mut() {
+            match output.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(n) => self.buffer.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+            while let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                self.line(&line, seen);
+            }
+            if !self.generator {
+                self.buffer.truncate(LONGEST_LINE);
+            }
+        }
+    }
+
+    fn line(&self, line: &[u8], seen: &mut Vec<Seen>) {
+        let text = String::from_utf8_lossy(line).trim_end().to_owned();
+        if !self.generator {
+            seen.push(Seen::Line(self.id, text));
+        } else if text == "ready" {
+            seen.push(Seen::Ready(self.id));
+        } else if let Some(measurement) = text
+            .strip_prefix("result ")
+            .and_then(|json| serde_json::from_str::<Measurement>(json).ok())
+        {
+            seen.push(Seen::Result(self.id, measurement));
+        }
+    }
+
+    /// Says a line of the generators' protocol.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when it does not listen any more.
+    pub fn say(&mut self, line: &str) -> Result<()> {
+        let name = &self.name;
+        let gone =
+            |e: io::Error| Error::refused(format!("{name}: the generator does not listen: {e}"));
+        match self.child.stdin.as_mut() {
+            Some(input) => input
+                .write_all(line.as_bytes())
+                .and_then(|()| input.flush())
+                .map_err(gone),
+            None => Err(Error::refused(format!("{name} is no generator"))),
+        }
+    }
+
+    /// Ends it and what it started, and reaps it.
+    pub fn stop(&mut self) {
+        if self.ended() {
+            self.signal(Signal::KILL);
+            return;
+        }
+        let grace = if self.generator {
+            let _ = self.say("stop\n");
+            GENERATOR_GRACE
+        } else {
+            self.signal(Signal::TERM);
+            GRACE
+        };
+        let asked = Instant::now();
+        while asked.elapsed() < grace {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                self.status = Some(status);
+                self.signal(Signal::KILL);
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        self.signal(Signal::KILL);
+        self.status = self.child.wait().ok();
+    }
+
+    /// Signals the process, or its whole group where it leads one. A group outlives its leader, so that this also
+    /// reaches what an ended program has left behind.
+    fn signal(&self, signal: Signal) {
+        let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else {
+            return;
+        };
+        if self.leader {
+            let _ = rustix::process::kill_process_group(pid, signal);
+        } else if !self.ended() {
+            let _ = rustix::process::pidfd_send_signal(&self.pidfd, signal);
+        }
+    }
+}
+
+/// Runs in the child between fork and exec.
+fn enter(
+    doors: &[File],
+    cpus: Option<&rustix::thread::CpuSet>,
+    dies_with_us: bool,
+) -> io::Result<()> {
+    for mut door in doors {
+        door.write_all(b"0")?;
+    }
+    if let Some(cpus) = cpus {
+        rustix::thread::sched_setaffinity(None, cpus)?;
+    }
+    if dies_with_us {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    }
+    Ok(())
+}
+
+fn watch(child: &Child, captured: bool) -> Result<OwnedFd> {
+    let failed =
+        |e: rustix::io::Errno| Error::refused(format!("the new process cannot be watched: {e}"));
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| Error::refused("the new process has no number"))?;
+    if captured && let Some(output) = &child.stdout {
+        let flags = rustix::fs::fcntl_getfl(output).map_err(failed)?;
+        rustix::fs::fcntl_setfl(output, flags | rustix::fs::OFlags::NONBLOCK).map_err(failed)?;
+    }
+    rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(failed)
+}
+
+/// The status as a shell reports it: 128 + n for signal n.
+fn shell_status(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// Blocks the signals that end a run and returns a descriptor to read them from.
+///
+/// # Errors
+/// As the kernel answers.
+pub fn stop_signals() -> io::Result<OwnedFd> {
+    // SAFETY: the set is initialised by sigemptyset before use; the calls take no other pointers.
+    unsafe {
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&raw mut set);
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        let blocked = libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        if blocked != 0 {
+            return Err(io::Error::from_raw_os_error(blocked));
+        }
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(std::os::fd::FromRawFd::from_raw_fd(fd))
+    }
+}
+
+/// The next signal of [`stop_signals`], if one came.
+#[must_use]
+pub fn next_signal(signals: &OwnedFd) -> Option<i32> {
+    let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+    // SAFETY: the buffer is as long as the record the kernel writes.
+    let n = unsafe { libc::read(signals.as_raw_fd(), info.as_mut_ptr().cast(), info.len()) };
+    if usize::try_from(n).ok()? != info.len() {
+        return None;
+    }
+    let number: [u8; 4] = info[..4].try_into().ok()?;
+    i32::try_from(u32::from_ne_bytes(number)).ok()
+}

@@ -1,0 +1,196 @@
+//! What this machine offers: each mechanism available or not, why, and what would enable it. Cheap things are tried, not
+//! believed: a counter is opened and seen to count, real-time scheduling is asked for.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+
+use quell_core::inventory::{Availability, CpusetKind, Inventory, Means, Measured, MeterKind};
+use quell_core::mechanism::{Level, Mechanism};
+
+use crate::cgroup::{Cgroups, Controller};
+use crate::error::Result;
+use crate::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cgroup_dir};
+use crate::pmu::{self, Counting};
+use crate::root::Files;
+use crate::{cpuset, irq, rt, topology, workqueue};
+
+/// The machine as found, with the counters that were seen to count.
+#[derive(Debug)]
+pub struct Probed {
+    /// For the planner.
+    pub inventory: Inventory,
+    /// For the meters.
+    pub counting: Vec<Counting>,
+}
+
+/// Looks at the machine. `measured`: what an earlier measurement found, if any.
+///
+/// # Errors
+/// Files that cannot be read or make no sense.
+pub fn probe(files: &dyn Files, cgroups: &Cgroups, measured: Option<Measured>) -> Result<Probed> {
+    let allowed = cgroups.own_cpus(files)?;
+    let shape = topology::read(files, allowed.as_ref())?;
+    let root = crate::is_root();
+    let (counting, meter) = match pmu::counting(files, &shape.identity.vendor) {
+        Ok(all) => {
+            let meter = MeterKind::Hardware {
+                events: all.iter().flat_map(Counting::names).collect(),
+                separate_writes: all.iter().all(|c| c.events.iter().any(|e| e.write)),
+            };
+            (all, Ok(meter))
+        }
+        Err(why) => (Vec::new(), Err(why)),
+    };
+    let time = time_meter(cgroups);
+    let meter = match (meter, &time) {
+        (Ok(meter), _) => meter,
+        (Err(_), Ok(())) => MeterKind::Time,
+        (Err(hardware), Err(time)) => MeterKind::None {
+            why: format!("{hardware}; {time}"),
+        },
+    };
+    let (movable_irqs, fixed_irqs) = irq::count(files)?;
+    let means = Means {
+        cpuset: cpuset::kind(files, cgroups)?,
+        movable_irqs: if root { movable_irqs } else { 0 },
+        fixed_irqs,
+        workqueue_mask: root && workqueue::mask(files)?.is_some(),
+        meter,
+        time_meter: time.is_ok(),
+        realtime: rt::probe(),
+        cpu_max: cgroups.of(Controller::Cpu).is_some(),
+        kernel_floor: topology::kernel_floor(files)?.safe,
+        counter_users: topology::counter_users(files)?,
+    };
+    let mechanisms = mechanisms(files, &means, root);
+    let inventory = Inventory {
+        identity: shape.identity,
+        cpus: shape.cpus,
+        caches: shape.caches,
+        nodes: shape.nodes,
+        mechanisms,
+        means,
+        measured,
+    };
+    Ok(Probed {
+        inventory,
+        counting,
+    })
+}
+
+/// Whether the CPU time of a cgroup can be counted on one CPU.
+fn time_meter(cgroups: &Cgroups) -> std::result::Result<(), String> {
+    let hierarchy = cgroups
+        .of(Controller::PerfEvent)
+        .ok_or("no cgroup hierarchy carries perf_event (mount cgroup2, or perf_event on v1)")?;
+    let dir = cgroup_dir(std::path::Path::new(&hierarchy.own_dir())).map_err(|e| e.to_string())?;
+    let code = EventCode {
+        kind: TYPE_SOFTWARE,
+        config: SW_CPU_CLOCK,
+    };
+    Event::open(code, Scope::Cgroup(dir.as_fd(), rt::current_cpu()), Wake::Once).map(drop).map_err(|e| {
+        format!("a cgroup's CPU clock is refused ({e}): it needs CAP_PERFMON, or kernel.perf_event_paranoid below 0")
+    })
+}
+
+fn yes(best: Level, how: impl Into<String>) -> Availability {
+    Availability::Yes {
+        best,
+        how: how.into(),
+    }
+}
+
+fn no(why: impl Into<String>, remedy: Option<&str>) -> Availability {
+    Availability::No {
+        why: why.into(),
+        remedy: remedy.map(str::to_owned),
+    }
+}
+
+fn mechanisms(files: &dyn Files, means: &Means, root: bool) -> BTreeMap<Mechanism, Availability> {
+    let unprivileged = || {
+        no(
+            "changing it needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)",
+            Some("run as root"),
+        )
+    };
+    let not_yet = |what: &str| no(format!("{what}; Quell does not use it yet"), None);
+    let has = |flag: &str| {
+        files
+            .optional("/proc/cpuinfo")
+            .ok()
+            .flatten()
+            .is_some_and(|text| {
+                text.lines()
+                    .find(|l| l.starts_with("flags"))
+                    .is_some_and(|l| l.split_whitespace().any(|f| f == flag))
+            })
+    };
+    Mechanism::ALL
+        .into_iter()
+        .map(|mechanism| {
+            let found = match mechanism {
+                Mechanism::Cores | Mechanism::Bandwidth | Mechanism::CpuMax if !root => {
+                    unprivileged()
+                }
+                Mechanism::Cores => cores(means),
+                Mechanism::Bandwidth => bandwidth(means),
+                Mechanism::CpuMax if means.cpu_max => yes(
+                    Level::Enforced,
+                    "CPU time per 100 ms; no bound within a period (periods from 1 ms)",
+                ),
+                Mechanism::CpuMax => no(
+                    "no cgroup hierarchy carries the cpu controller",
+                    Some("mount it"),
+                ),
+                Mechanism::Ways if has("cat_l3") || has("cat_l2") => {
+                    not_yet("the processor has cache allocation")
+                }
+                Mechanism::Mba if has("mba") => not_yet("the processor has bandwidth allocation"),
+                Mechanism::Ways | Mechanism::Mba | Mechanism::PseudoLock => no(
+                    "the processor offers no RDT (or the hypervisor hides it)",
+                    None,
+                ),
+                Mechanism::Sets
+                | Mechanism::Banks
+                | Mechanism::Memory
+                | Mechanism::Stop
+                | Mechanism::Placement => no("not yet built", None),
+            };
+            (mechanism, found)
+        })
+        .collect()
+}
+
+fn cores(means: &Means) -> Availability {
+    match means.cpuset {
+        CpusetKind::V2Partition => yes(Level::Enforced, "cgroup v2 cpuset partition"),
+        CpusetKind::V2 => yes(Level::Enforced, "cgroup v2 cpuset, everybody else narrowed"),
+        CpusetKind::V1 => yes(Level::Enforced, "cgroup v1 cpuset, everybody else narrowed"),
+        CpusetKind::AffinityOnly => yes(
+            Level::Estimated,
+            "affinity, thread by thread: no cpuset controller is mounted",
+        ),
+    }
+}
+
+fn bandwidth(means: &Means) -> Availability {
+    let floor = means.kernel_floor;
+    match (&means.realtime, &means.meter) {
+        (Err(why), _) => no(why.clone(), Some("limits fall back to cpu-max")),
+        (_, MeterKind::None { why }) => no(why.clone(), Some("limits fall back to cpu-max")),
+        (Ok(()), MeterKind::Hardware { events, .. }) => yes(
+            Level::Regulated,
+            format!(
+                "throttlers on {}; limits from {floor} of a CPU",
+                events.join(" + ")
+            ),
+        ),
+        (Ok(()), MeterKind::Time) => yes(
+            Level::Estimated,
+            format!(
+                "throttlers on CPU time × peak rate (no hardware counter counts); limits from {floor} of a CPU"
+            ),
+        ),
+    }
+}

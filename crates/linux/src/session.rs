@@ -1,0 +1,236 @@
+//! One hold on the machine: the lock, the run's folder with journal and lease, and the watchdog. Begun before the first
+//! change, ended after the last undo.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use quell_core::backend::Undone;
+use quell_core::plan::Plan;
+use quell_core::units::Nanos;
+
+use crate::cgroup::Cgroups;
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::journal::{self, Header, Journal, Mark};
+use crate::lease::Lease;
+use crate::lock::Lock;
+use crate::procfs;
+use crate::restore;
+use crate::root::Files;
+use crate::rt;
+use crate::watchdog::{self, Health, Watchdog};
+
+/// How often a watchdog that died is replaced before the run gives up.
+const REPLACEMENTS: u32 = 3;
+
+/// The plan's name in a run's folder, for `quell status`.
+pub const PLAN: &str = "plan.json";
+
+/// How the watchdog is started: a program that ends up in [`watchdog::run`] with the run's folder as last argument.
+#[derive(Clone, Debug)]
+pub struct WatchdogCommand {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments before the folder.
+    pub arguments: Vec<OsString>,
+}
+
+/// The hold.
+#[derive(Debug)]
+pub struct Session {
+    dir: PathBuf,
+    lock: Lock,
+    journal: Journal,
+    lease: Arc<Lease>,
+    watchdog: Option<Watchdog>,
+    command: WatchdogCommand,
+    replaced: u32,
+    /// Where the changes of steps begin: after those the watchdog needs.
+    base: Mark,
+}
+
+impl Session {
+    /// Takes the lock, begins the journal and the lease, and starts the watchdog. What an earlier run left behind is
+    /// restored first. Returns what a person should know.
+    ///
+    /// # Errors
+    /// When another run holds the machine, the disk is full, or the watchdog does not come up; nothing is changed then.
+    pub fn begin(
+        files: &dyn Files,
+        cgroups: &Cgroups,
+        run_root: &Path,
+        cpus: usize,
+        command: &WatchdogCommand,
+    ) -> Result<(Self, Vec<String>)> {
+        let main = procfs::ourselves(files)?.id;
+        let lock = Lock::acquire(run_root, &format!("quell, process {}", main.pid))?;
+        let mut notes = Vec::new();
+        for left in restore::restore(files, run_root)? {
+            notes.push(format!(
+                "restored what run {} left: {} changes taken back{}",
+                left.run,
+                left.undone.restored,
+                left.undone
+                    .left
+                    .iter()
+                    .map(|l| format!("; {l}"))
+                    .collect::<String>()
+            ));
+        }
+        let dir = run_root.join(format!("{}-{}", main.pid, main.start));
+        std::fs::create_dir(&dir)
+            .map_err(|e| Error::file("make", &dir.to_string_lossy(), None, e))?;
+        let begun = Self::fill(files, cgroups, lock, &dir, cpus, command);
+        if begun.is_err() {
+            let _ = restore::undo_folder(files, &dir);
+            let _ = restore::remove_folder(&dir);
+        }
+        let session = begun?;
+        notes.extend(session.watchdog.iter().flat_map(|w| w.notes.clone()));
+        Ok((session, notes))
+    }
+
+    fn fill(
+        files: &dyn Files,
+        cgroups: &Cgroups,
+        lock: Lock,
+        dir: &Path,
+        cpus: usize,
+        command: &WatchdogCommand,
+    ) -> Result<Self> {
+        let header = Header {
+            version: journal::VERSION,
+            boot: procfs::boot_id(files)?,
+            run: dir
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            main: procfs::ourselves(files)?.id,
+        };
+        let mut journal = Journal::create(dir, header)?;
+        let lease = Arc::new(Lease::create(dir, cpus, rt::now())?);
+        journal.bind(Arc::clone(&lease));
+        let mut session = Self {
+            dir: dir.to_owned(),
+            lock,
+            base: journal.mark(),
+            journal,
+            lease,
+            watchdog: None,
+            command: command.clone(),
+            replaced: 0,
+        };
+        session.watch(files, cgroups)?;
+        session.base = session.journal.mark();
+        Ok(session)
+    }
+
+    fn watch(&mut self, files: &dyn Files, cgroups: &Cgroups) -> Result<()> {
+        let spec = watchdog::Spec {
+            program: self.command.program.clone(),
+            arguments: self.command.arguments.clone(),
+            dir: &self.dir,
+            lock: &self.lock,
+            lease: &self.lease,
+        };
+        let mut hands = Hands::new(files, &mut self.journal);
+        self.watchdog = Some(watchdog::spawn(&mut hands, cgroups, &spec)?);
+        Ok(())
+    }
+
+    /// The run's folder.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Leaves the plan in the run's folder, for `quell status`.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn describe(&self, plan: &Plan) -> Result<()> {
+        let path = self.dir.join(PLAN);
+        let text = serde_json::to_string(plan).unwrap_or_default();
+        std::fs::write(&path, text)
+            .map_err(|e| Error::file("write", &path.to_string_lossy(), None, e))
+    }
+
+    /// The journal, for changes.
+    pub fn journal(&mut self) -> &mut Journal {
+        &mut self.journal
+    }
+
+    /// What was changed, oldest first.
+    #[must_use]
+    pub fn changes(&self) -> &[quell_core::journal::Undo] {
+        self.journal.entries()
+    }
+
+    /// The lease.
+    #[must_use]
+    pub fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    /// The watchdog's process number.
+    #[must_use]
+    pub fn watchdog_pid(&self) -> Option<u32> {
+        self.watchdog.as_ref().map(Watchdog::pid)
+    }
+
+    /// Renews the heartbeat and replaces a watchdog that died. A sentence when it was replaced.
+    ///
+    /// # Errors
+    /// When the run was revoked, or watchdogs keep dying.
+    pub fn beat(
+        &mut self,
+        files: &dyn Files,
+        cgroups: &Cgroups,
+        now: Nanos,
+    ) -> Result<Option<String>> {
+        if self.lease.is_revoked() {
+            return Err(Error::refused(
+                "the run was stopped or hung for over a second, and its watchdog undid everything",
+            ));
+        }
+        self.lease.beat(now);
+        let Some(Health::Died(how)) = self.watchdog.as_mut().map(Watchdog::check) else {
+            return Ok(None);
+        };
+        self.replaced += 1;
+        if self.replaced > REPLACEMENTS {
+            return Err(Error::refused(format!(
+                "the watchdog died {REPLACEMENTS} times ({how})"
+            )));
+        }
+        self.watch(files, cgroups)?;
+        Ok(Some(format!("the watchdog died ({how}) and was replaced")))
+    }
+
+    /// Takes back what the steps changed; the hold itself stays.
+    pub fn undo(&mut self, files: &dyn Files) -> Undone {
+        self.journal.undo_to(files, self.base)
+    }
+
+    /// Ends the hold: everything is taken back, the watchdog goes, the folder is removed, the lock is free.
+    ///
+    /// # Errors
+    /// When something could not be taken back; the journal then stays for `quell restore`.
+    pub fn end(mut self, files: &dyn Files) -> Result<Undone> {
+        let mut undone = self.undo(files);
+        // Only then: until here a death of ours must still be noticed.
+        self.lease.release();
+        if let Some(watchdog) = self.watchdog.take()
+            && let Err(e) = watchdog.finish()
+        {
+            undone.left.push(e.to_string());
+        }
+        let own = self.journal.undo_all(files);
+        undone.restored += own.restored;
+        undone.left.extend(own.left);
+        restore::close(self.journal, &self.dir)?;
+        Ok(undone)
+    }
+}
