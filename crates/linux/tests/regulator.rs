@@ -1,0 +1,322 @@
+//! The regulator on this machine's kernel: a busy process in a cgroup of its own, throttled on its CPU, and what it got counted
+//! by the kernel's accounting of the process itself (`/proc/PID/schedstat`), which no part of the regulator reads.
+//!
+//! Needs root and a cgroup hierarchy that carries perf_event; skipped aloud otherwise.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use quell_core::plan::{Meter as Kind, Regulation};
+use quell_core::units::{Lines, Nanos, Rate, Share};
+use quell_linux::cgroup::{Cgroups, Controller};
+use quell_linux::lock::Lock;
+use quell_linux::meter::{EventMeter, Meter, TimeMeter};
+use quell_linux::perf::{self, Event, EventCode, SW_MINOR_FAULTS, Scope, TYPE_SOFTWARE, Wake};
+use quell_linux::root::Kernel;
+use quell_linux::rt;
+use quell_linux::throttle::{Lost, Throttler};
+
+/// One line is one nanosecond at this rate.
+const PEAK: Rate = Rate(64_000_000_000);
+
+struct Busy {
+    child: Child,
+    dir: PathBuf,
+    cpu: u32,
+    _lock: Lock,
+}
+
+impl Busy {
+    /// A shell loop on the highest CPU, in a perf_event cgroup of its own; or `None` with the reason said.
+    fn start(name: &str) -> Option<Self> {
+        let skip = |why: &str| {
+            eprintln!("SKIPPED {name}: {why}");
+            None
+        };
+        if !quell_linux::is_root() {
+            return skip("needs root");
+        }
+        let kernel = Kernel::new().unwrap();
+        let cgroups = Cgroups::discover(&kernel).unwrap();
+        let Some(hierarchy) = cgroups.of(Controller::PerfEvent) else {
+            return skip("no cgroup hierarchy carries perf_event");
+        };
+        if let Err(why) = rt::probe() {
+            return skip(&why);
+        }
+        let lock = Lock::acquire_within(
+            &std::env::temp_dir().join("quell-tests"),
+            name,
+            Duration::from_secs(120),
+        )
+        .unwrap();
+        let cpu = rustix::thread::sched_getaffinity(None)
+            .map(|s| (0..1024).rev().find(|c| s.is_set(*c)))
+            .unwrap()?;
+        let cpu = u32::try_from(cpu).unwrap();
+        let dir = PathBuf::from(hierarchy.own_dir())
+            .join(format!("quell-test-{name}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let child = Command::new("/bin/sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let busy = Self {
+            child,
+            dir,
+            cpu,
+            _lock: lock,
+        };
+        fs::write(busy.dir.join("cgroup.procs"), busy.child.id().to_string()).unwrap();
+        let mut only = rustix::thread::CpuSet::new();
+        only.set(cpu as usize);
+        let pid = rustix::process::Pid::from_child(&busy.child);
+        rustix::thread::sched_setaffinity(Some(pid), &only).unwrap();
+        Some(busy)
+    }
+
+    /// CPU time the kernel says the process has had.
+    fn cpu_time(&self) -> Nanos {
+        let text = fs::read_to_string(format!("/proc/{}/schedstat", self.child.id())).unwrap();
+        Nanos(text.split_whitespace().next().unwrap().parse().unwrap())
+    }
+
+    fn meter(&self) -> Box<dyn Meter> {
+        let dir = perf::cgroup_dir(&self.dir).unwrap();
+        Box::new(TimeMeter::open(&dir, self.cpu, PEAK).unwrap())
+    }
+
+    fn regulation(&self, share: Share, period: Nanos) -> Regulation {
+        Regulation {
+            cpus: [self.cpu].into_iter().collect(),
+            budget: Lines::at(PEAK.part(share), period),
+            period,
+            meter: Kind::Time,
+            peak: PEAK,
+            longest: Nanos::millis(5),
+        }
+    }
+
+    /// The share of a CPU it gets over `span`.
+    fn share_over(&self, span: Duration) -> f64 {
+        let (from, began) = (self.cpu_time(), rt::now());
+        sleep(span);
+        self.cpu_time().since(from).0 as f64 / rt::now().since(began).0 as f64
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for _ in 0..100 {
+            if fs::remove_dir(&self.dir).is_ok() {
+                break;
+            }
+            sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn a_throttled_process_never_gets_more_than_its_cap() {
+    let Some(busy) = Busy::start("caps") else {
+        return;
+    };
+    for (percent, period) in [
+        (10, Nanos::millis(1)),
+        (50, Nanos::millis(1)),
+        (30, Nanos::millis(10)),
+        (20, Nanos::millis(100)),
+    ] {
+        let share = Share::percent(percent);
+        let permit = Arc::new(|_| true);
+        let throttler = Throttler::start(
+            busy.cpu,
+            &busy.regulation(share, period),
+            busy.meter(),
+            permit,
+        )
+        .unwrap();
+        sleep(Duration::from_millis(100));
+        let got = busy.share_over(Duration::from_secs(1));
+        let of_cap = got / share.as_f64();
+        assert!(throttler.lost().is_none());
+        assert!(throttler.stats().throttles.load(Ordering::Relaxed) > 0);
+        // A period more or less may fall into the span; others may hold the CPU, so there is no lower bound but sense.
+        let edge = 1.0 + period.as_secs_f64();
+        assert!(
+            of_cap <= 1.05 * edge,
+            "{percent} % per {period}: {of_cap:.3} of the cap"
+        );
+        assert!(
+            of_cap >= 0.3,
+            "{percent} % per {period}: {of_cap:.3} of the cap"
+        );
+        eprintln!("{percent} % per {period}: {of_cap:.3} of the cap");
+    }
+}
+
+#[test]
+fn below_its_budget_a_cpu_is_left_alone() {
+    let Some(busy) = Busy::start("below") else {
+        return;
+    };
+    // A budget of 100 % of the time can never be used up sooner than a period.
+    let throttler = Throttler::start(
+        busy.cpu,
+        &busy.regulation(Share::percent(100), Nanos::millis(1)),
+        busy.meter(),
+        Arc::new(|_| true),
+    )
+    .unwrap();
+    sleep(Duration::from_millis(500));
+    let throttled = throttler.stats().throttled_ns.load(Ordering::Relaxed);
+    assert!(throttled < 25_000_000, "throttled {throttled} ns of 500 ms");
+}
+
+#[test]
+fn without_permission_nothing_is_throttled_any_more() {
+    let Some(busy) = Busy::start("permit") else {
+        return;
+    };
+    let held = Arc::new(AtomicBool::new(true));
+    let permit = Arc::clone(&held);
+    let throttler = Throttler::start(
+        busy.cpu,
+        &busy.regulation(Share::percent(10), Nanos::millis(1)),
+        busy.meter(),
+        Arc::new(move |_| permit.load(Ordering::Acquire)),
+    )
+    .unwrap();
+    let held_share = busy.share_over(Duration::from_millis(300));
+    held.store(false, Ordering::Release);
+    let free_share = busy.share_over(Duration::from_millis(300));
+    assert_eq!(throttler.lost(), Some(Lost::NotPermitted));
+    assert!(
+        free_share > 2.0 * held_share,
+        "held {held_share}, free {free_share}"
+    );
+}
+
+#[test]
+fn an_ended_throttler_leaves_the_cpu_free() {
+    let Some(busy) = Busy::start("drop") else {
+        return;
+    };
+    let regulation = busy.regulation(Share::percent(10), Nanos::millis(1));
+    let throttler =
+        Throttler::start(busy.cpu, &regulation, busy.meter(), Arc::new(|_| true)).unwrap();
+    let held = busy.share_over(Duration::from_millis(300));
+    drop(throttler);
+    let free = busy.share_over(Duration::from_millis(300));
+    assert!(free > 2.0 * held, "held {held}, free {free}");
+}
+
+#[test]
+fn a_throttler_that_finds_itself_on_another_cpu_ends() {
+    let Some(busy) = Busy::start("moved") else {
+        return;
+    };
+    let others = rustix::thread::sched_getaffinity(None).unwrap();
+    let Some(other) = (0..1024).find(|c| others.is_set(*c) && *c != busy.cpu as usize) else {
+        eprintln!("SKIPPED moved: only one CPU");
+        return;
+    };
+    let throttler = Throttler::start(
+        busy.cpu,
+        &busy.regulation(Share::percent(10), Nanos::millis(1)),
+        busy.meter(),
+        Arc::new(|_| true),
+    )
+    .unwrap();
+    sleep(Duration::from_millis(50));
+    // As a shrunk cpuset or a CPU going offline would: the thread is moved from outside.
+    let name = format!("quell/{}", busy.cpu);
+    let tid = fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|t| t.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .find(|tid| {
+            fs::read_to_string(format!("/proc/self/task/{tid}/comm"))
+                .is_ok_and(|c| c.trim() == name)
+        })
+        .unwrap();
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(other);
+    rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(tid), &set).unwrap();
+    sleep(Duration::from_millis(200));
+    assert_eq!(throttler.lost(), Some(Lost::WrongCpu));
+}
+
+/// The event path on a counter that every kernel has: page faults of everybody on the CPU, one fault one line.
+#[test]
+fn an_event_meter_counts_everybody_on_its_cpu_and_wakes() {
+    let Some(busy) = Busy::start("events") else {
+        return;
+    };
+    let code = EventCode {
+        kind: TYPE_SOFTWARE,
+        config: SW_MINOR_FAULTS,
+    };
+    let mut meter = EventMeter::open(&[code], busy.cpu).unwrap();
+    meter.arm(Lines(1_000)).unwrap();
+    let before = meter.read().unwrap();
+    // 16 MiB touched page by page on that CPU: 4096 faults.
+    let cpu = busy.cpu;
+    std::thread::spawn(move || {
+        rt::pin(cpu).unwrap();
+        let mut memory = vec![0u8; 16 << 20];
+        memory.chunks_mut(4096).for_each(|page| page[0] = 1);
+        std::hint::black_box(&memory);
+    })
+    .join()
+    .unwrap();
+    let after = meter.read().unwrap();
+    assert!(
+        after.1 && after.0.0 >= before.0.0 + 4_096,
+        "{before:?} → {after:?}"
+    );
+    let descriptors = meter.descriptors();
+    let mut polled = [rustix::event::PollFd::from_borrowed_fd(
+        descriptors[0],
+        rustix::event::PollFlags::IN,
+    )];
+    assert_eq!(
+        rustix::event::poll(
+            &mut polled,
+            Some(&rustix::event::Timespec {
+                tv_sec: 1,
+                tv_nsec: 0
+            })
+        )
+        .unwrap(),
+        1
+    );
+}
+
+/// Alarms are one-shot: armed with the shortest time on a busy CPU, and nobody reading, there is one wake-up, not an
+/// interrupt every 10 µs (which locked up a CPU once).
+#[test]
+fn an_alarm_rings_once() {
+    let Some(busy) = Busy::start("alarm") else {
+        return;
+    };
+    let dir = perf::cgroup_dir(&busy.dir).unwrap();
+    let code = EventCode {
+        kind: TYPE_SOFTWARE,
+        config: perf::SW_CPU_CLOCK,
+    };
+    let alarm = Event::open(code, Scope::Cgroup(dir.as_fd(), busy.cpu), Wake::Once).unwrap();
+    alarm.arm(10_000).unwrap();
+    sleep(Duration::from_millis(50));
+    let first = alarm.read().unwrap().value;
+    sleep(Duration::from_millis(50));
+    let second = alarm.read().unwrap().value;
+    assert_eq!(first, second, "the alarm went on counting after it rang");
+}
