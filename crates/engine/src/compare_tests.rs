@@ -573,3 +573,41 @@ fn only_names_configurations_or_says_what_there_is() {
     assert!(text.starts_with("there is no configuration 'regulate'"));
     assert!(text.contains("regulated@10%"));
 }
+
+#[test]
+fn the_real_planner_confines_groups_to_where_their_subjects_run() {
+    for cpus in [2, 8] {
+        let (experiment, text) = neighbour();
+        let machine = machine(cpus);
+        let options = options(text, 1, None);
+        let plan = quell_core::planner::plan;
+        let report = run(
+            &experiment,
+            &mut fake(),
+            &machine,
+            &plan,
+            &options,
+            &mut NoProgress,
+        )
+        .unwrap()
+        .report;
+        for configuration in &report.result.configurations {
+            assert!(
+                configuration.refused.is_empty(),
+                "{:?}",
+                configuration.refused
+            );
+        }
+        for (name, plan) in &report.plans {
+            if ["solo", "none"].contains(&name.as_str()) {
+                assert!(plan.steps.is_empty(), "{name}: {:?}", plan.steps);
+                continue;
+            }
+            assert_eq!(plan.cpus("victim").unwrap().to_string(), "0", "{name}");
+            assert_eq!(plan.cpus("neighbour").unwrap().to_string(), "1", "{name}");
+        }
+        let regulated = of(&report.result, "regulated@10%");
+        let achieved = &regulated.subject("neighbour").unwrap().metrics["achieved_of_cap"];
+        assert!((achieved.value.unwrap() - 0.99).abs() < 0.01);
+    }
+}

@@ -9,9 +9,10 @@ use quell_core::backend::{
 };
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{
-    Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured, MeterKind,
+    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
+    MeterKind, Node,
 };
-use quell_core::mechanism::Mechanism;
+use quell_core::mechanism::{Level, Mechanism};
 use quell_core::plan::{Plan, Setting, Step, StepId};
 use quell_core::record::Event;
 use quell_core::units::{Bytes, Nanos, Rate, Share};
@@ -315,10 +316,23 @@ pub fn machine(cpus: u32) -> Inventory {
             ways: None,
             sets: None,
             line: Bytes(64),
-            cpus: all,
+            cpus: all.clone(),
         }],
-        nodes: Vec::new(),
-        mechanisms: BTreeMap::new(),
+        nodes: vec![Node {
+            id: 0,
+            cpus: all,
+            memory: Bytes(8 << 30),
+        }],
+        mechanisms: [
+            (Mechanism::Cores, Level::Enforced),
+            (Mechanism::Bandwidth, Level::Estimated),
+            (Mechanism::CpuMax, Level::Enforced),
+        ]
+        .map(|(mechanism, best)| {
+            let how = "as the test says".to_owned();
+            (mechanism, Availability::Yes { best, how })
+        })
+        .into(),
         means: Means {
             cpuset: CpusetKind::V2,
             movable_irqs: 0,

@@ -10,7 +10,7 @@ use quell_core::experiment::{
 };
 use quell_core::inventory::Inventory;
 use quell_core::plan::{Plan, Refusal};
-use quell_core::policy::{CpusWanted, Policy, Role, not_yet};
+use quell_core::policy::{CpusWanted, Policy, Role};
 use quell_core::units::Nanos;
 
 use crate::cell::{Extract, Member, Span};
@@ -62,12 +62,7 @@ impl<'e> Setup<'e> {
             .map(|configuration| {
                 let mut policy = configuration.policy.clone();
                 confine(&mut policy, &instances, &places);
-                let refused = not_yet(&policy);
-                let plan = if refused.is_empty() {
-                    plan(&policy, machine)
-                } else {
-                    Err(refused)
-                };
+                let plan = plan(&policy, machine);
                 Prepared {
                     configuration,
                     policy,

@@ -1,1 +1,22 @@
-//! quell-report
+//! What people look at: tables, verdicts, charts and one self-contained page, all functions from values to text. The
+//! numbers come from [`quell_core::result`]; nothing here measures or decides anything but how to say it.
+
+pub mod compare;
+pub mod doctor;
+mod frontier;
+pub mod html;
+pub mod plan;
+mod svg;
+mod text;
+pub mod verdict;
+mod view;
+
+#[cfg(test)]
+mod sample;
+
+pub use compare::compare_text;
+pub use doctor::doctor_text;
+pub use html::html;
+pub use plan::plan_text;
+pub use text::Style;
+pub use verdict::verdict;

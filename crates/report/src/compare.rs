@@ -1,0 +1,356 @@
+//! The result of a comparison on a terminal: one table, the verdict, the frontier, and what was left out.
+
+use quell_core::result::{CompareResult, ConfigurationResult, Subset};
+
+use crate::frontier::{self, Data};
+use crate::text::{
+    Style, Table, TableCell, Tone, count, normalized, number, percent, spread, unit,
+};
+use crate::verdict::{spoken_for, verdict};
+use crate::view::View;
+
+/// Everything `compare` prints, for a terminal of the style's width.
+#[must_use]
+pub fn compare_text(result: &CompareResult, style: Style) -> String {
+    let title = result.title.as_deref().unwrap_or(&result.experiment);
+    let mut out = style.paint(Tone::Title, title);
+    out.push_str(&format!(
+        "\n{}, {} times, {}\n\n",
+        result.backend,
+        result.timing.name(),
+        count(result.rounds, "round")
+    ));
+    out.push_str(&table_text(result, Subset::All, style));
+    out.push_str(&footnote(result, style));
+    if partly_shared(result) {
+        out.push('\n');
+        out.push_str(&style.wrap(
+            "",
+            "",
+            "Only rounds in which the subjects' CPUs shared a cache before and after the cell:",
+        ));
+        out.push_str(&table_text(result, Subset::Shared, style));
+    }
+    if let Some(others) = others(result) {
+        out.push('\n');
+        out.push_str(&others.render(style));
+    }
+    out.push('\n');
+    for sentence in verdict(result) {
+        out.push_str(&style.wrap("", "", &sentence));
+    }
+    if let Some(data) = Data::new(result, spoken_for(result)) {
+        out.push('\n');
+        out.push_str(&frontier::text(&data, style));
+    }
+    out.push_str(&left_out(result, style));
+    out.push_str(&expectations(result, style));
+    out
+}
+
+/// The first-screen table: configuration, p50 and p99 with spread, both normalized, what the neighbour keeps, level.
+#[must_use]
+pub fn table_text(result: &CompareResult, subset: Subset, style: Style) -> String {
+    table(result, subset).map_or_else(String::new, |t| t.render(style))
+}
+
+/// Whether some configuration shared a cache in some rounds but not in all.
+pub(crate) fn partly_shared(result: &CompareResult) -> bool {
+    let of = |c: &ConfigurationResult| c.rounds_shared.map(|s| (s, c.rounds));
+    let told: Vec<(u32, u32)> = result.configurations.iter().filter_map(of).collect();
+    told.iter().any(|(s, _)| *s > 0) && told.iter().any(|(s, r)| s < r)
+}
+
+pub(crate) fn table(result: &CompareResult, subset: Subset) -> Option<Table> {
+    let view = View::new(result, subset)?;
+    let all: Vec<_> = result
+        .configurations
+        .iter()
+        .filter_map(|c| view.protected(c))
+        .collect();
+    let (p50, p99) = (
+        all.iter().any(|f| f.p50.is_some()),
+        all.iter().any(|f| f.p99.is_some()),
+    );
+    let (who, unit) = (view.protected, unit(view.metric()));
+    let mut head = vec!["configuration".to_owned()];
+    head.push(if p50 {
+        format!("{who} p50 {unit}")
+    } else {
+        format!("{who} {unit}")
+    });
+    if p99 {
+        head.push(format!("p99 {unit}"));
+    }
+    let times = all.iter().any(|f| f.normalized_p50.is_some());
+    head.push(if times { "norm. p50" } else { "normalized" }.to_owned());
+    if p99 && times {
+        head.push("norm. p99".to_owned());
+    }
+    if let Some(pays) = view.pays {
+        head.push(format!("{pays} kept"));
+    }
+    let shared = subset == Subset::Shared;
+    if shared {
+        head.push("rounds".to_owned());
+    }
+    head.push("level".to_owned());
+    let level = head.len() - 1;
+    let rows = result
+        .configurations
+        .iter()
+        .map(|configuration| {
+            let f = view.protected(configuration).unwrap_or_default();
+            let mut row = vec![TableCell::new(&configuration.name)];
+            row.push(TableCell::new(if p50 {
+                spread(f.p50, f.p50_ci95)
+            } else {
+                spread(f.value, f.ci95)
+            }));
+            if p99 {
+                row.push(TableCell::new(spread(f.p99, f.p99_ci95)));
+            }
+            row.push(TableCell::new(if times {
+                normalized(f.normalized_p50, f.normalized_p50_ci95)
+            } else {
+                normalized(f.normalized, f.normalized_ci95)
+            }));
+            if p99 && times {
+                row.push(TableCell::new(normalized(
+                    f.normalized_p99,
+                    f.normalized_p99_ci95,
+                )));
+            }
+            if view.pays.is_some() {
+                row.push(if view.is_baseline(configuration) {
+                    TableCell::tone("alone", Tone::Faint)
+                } else {
+                    let kept = view.kept(configuration);
+                    TableCell::new(kept.map_or_else(|| "–".to_owned(), percent))
+                });
+            }
+            if shared {
+                let rounds = configuration.rounds_shared;
+                row.push(TableCell::new(
+                    rounds.map_or_else(|| "–".to_owned(), |n| n.to_string()),
+                ));
+            }
+            row.push(level_cell(&view, configuration));
+            row
+        })
+        .collect();
+    Some(Table {
+        head,
+        rows,
+        left: vec![level],
+    })
+}
+
+fn level_cell(view: &View<'_>, configuration: &ConfigurationResult) -> TableCell {
+    if !configuration.refused.is_empty() {
+        return TableCell::tone("refused", Tone::Bad);
+    }
+    if view.is_baseline(configuration) {
+        return TableCell::tone("–", Tone::Faint);
+    }
+    let level = configuration.guarantee.unwrap_or_default().name();
+    if configuration.promises.iter().any(|p| p.held == Some(false)) {
+        TableCell::tone(format!("{level}, NOT HELD"), Tone::Bad)
+    } else {
+        TableCell::new(level)
+    }
+}
+
+fn footnote(result: &CompareResult, style: Style) -> String {
+    let spread = if result.rounds > 1 {
+        format!(
+            "±: half the {} confidence interval over rounds. ",
+            percent(result.confidence)
+        )
+    } else {
+        "One round: no spread. ".to_owned()
+    };
+    let baseline = result.baseline.as_ref().map_or_else(String::new, |b| {
+        format!("Normalized: {b} ÷ measured, 1 = no interference.")
+    });
+    style.paint(Tone::Faint, (spread + &baseline).trim_end()) + "\n"
+}
+
+/// The subjects that the first table does not show.
+fn others(result: &CompareResult) -> Option<Table> {
+    let view = View::new(result, Subset::All)?;
+    let mut table = Table {
+        head: ["other subjects", "subject", "metric", "value", "normalized"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: Vec::new(),
+        left: vec![1, 2],
+    };
+    for configuration in &result.configurations {
+        for subject in &configuration.subjects {
+            if subject.name == view.protected || Some(subject.name.as_str()) == view.pays {
+                continue;
+            }
+            table.rows.push(vec![
+                TableCell::new(&configuration.name),
+                TableCell::new(&subject.name),
+                TableCell::new(&subject.metric),
+                TableCell::new(spread(subject.value, subject.ci95)),
+                TableCell::new(normalized(subject.normalized, subject.normalized_ci95)),
+            ]);
+        }
+    }
+    (!table.rows.is_empty()).then_some(table)
+}
+
+fn left_out(result: &CompareResult, style: Style) -> String {
+    let mut out = String::new();
+    for configuration in result
+        .configurations
+        .iter()
+        .filter(|c| !c.refused.is_empty())
+    {
+        let why: Vec<String> = configuration
+            .refused
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let text = format!("{} was skipped: {}", configuration.name, why.join("; "));
+        out.push_str(&style.wrap("", "  ", &text));
+    }
+    for failure in &result.failures {
+        let who = failure
+            .subject
+            .as_ref()
+            .map_or_else(String::new, |s| format!(", {s}"));
+        let text = format!(
+            "{}{who}, round {}, could not be measured: {}",
+            failure.configuration,
+            failure.round + 1,
+            failure.error
+        );
+        out.push_str(&style.wrap("", "  ", &text));
+    }
+    if out.is_empty() {
+        out
+    } else {
+        format!("\n{out}")
+    }
+}
+
+fn expectations(result: &CompareResult, style: Style) -> String {
+    if result.expectations.is_empty() {
+        return String::new();
+    }
+    let mut table = Table {
+        head: ["expected", "of", "what", "found", ""]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: Vec::new(),
+        left: vec![1, 2, 4],
+    };
+    for row in &result.expectations {
+        let (word, tone) = if row.met {
+            ("met", Tone::Good)
+        } else {
+            ("NOT MET", Tone::Bad)
+        };
+        table.rows.push(vec![
+            TableCell::new(&row.configuration),
+            TableCell::new(&row.subject),
+            TableCell::new(&row.expected),
+            TableCell::new(row.found.map_or_else(String::new, number)),
+            TableCell::tone(word, tone),
+        ]);
+    }
+    format!("\n{}", table.render(style))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use quell_core::result::{CellFailure, ExpectationResult};
+
+    #[test]
+    fn the_first_screen_is_one_table() {
+        let style = Style {
+            color: false,
+            width: 100,
+        };
+        let text = compare_text(&sample::result(), style);
+        sample::golden("compare", &text);
+    }
+
+    #[test]
+    fn a_command_is_shown_by_its_run_time_without_percentiles() {
+        let mut result = sample::result();
+        for subject in result
+            .configurations
+            .iter_mut()
+            .flat_map(|c| &mut c.subjects)
+        {
+            "run_time_s".clone_into(&mut subject.metric);
+            (subject.p50, subject.p99) = (None, None);
+            (subject.normalized_p50, subject.normalized_p99) = (None, None);
+        }
+        let text = table_text(&result, Subset::All, Style::default());
+        let head = text.lines().next().unwrap();
+        assert!(
+            head.contains("victim s") && head.contains("normalized"),
+            "{head}"
+        );
+        assert!(!head.contains("p99"), "{head}");
+    }
+
+    #[test]
+    fn both_sets_of_rounds_are_shown_when_they_differ() {
+        let mut result = sample::result();
+        assert!(!partly_shared(&result));
+        result.configurations[1].rounds_shared = Some(9);
+        let text = compare_text(&result, Style::default());
+        assert!(text.contains("Only rounds in which the subjects' CPUs shared a cache"));
+        assert_eq!(text.matches("\nnone ").count(), 2);
+    }
+
+    #[test]
+    fn a_broken_limit_and_a_missed_expectation_stand_out() {
+        let mut result = sample::result();
+        result.configurations[5].promises[0].held = Some(false);
+        result.expectations = vec![ExpectationResult {
+            configuration: "regulated@10%".into(),
+            subject: "victim".into(),
+            expected: "normalized_at_least = 0.95".into(),
+            found: Some(0.916),
+            met: false,
+        }];
+        result.failures = vec![CellFailure {
+            configuration: "solo".into(),
+            subject: Some("victim".into()),
+            round: 3,
+            error: "it was gone".into(),
+        }];
+        let text = compare_text(&result, Style::default());
+        assert!(text.contains("estimated, NOT HELD"));
+        assert!(text.contains("normalized_at_least = 0.95   0.92  NOT MET"));
+        assert!(text.contains("solo, victim, round 4, could not be measured: it was gone"));
+    }
+
+    #[test]
+    fn a_third_subject_has_its_own_table() {
+        let mut result = sample::result();
+        for configuration in &mut result.configurations {
+            if let Some(second) = configuration.subjects.get(1) {
+                let mut third = second.clone();
+                third.name = "batch".into();
+                configuration.subjects.push(third);
+            }
+        }
+        let text = compare_text(&result, Style::default());
+        assert!(text.contains("other subjects"));
+        assert!(
+            text.lines()
+                .any(|l| l.starts_with("none") && l.contains("batch"))
+        );
+    }
+}

@@ -1,0 +1,277 @@
+//! A machine in words: what it is, what each mechanism can do here, and what would enable those that cannot.
+
+use std::collections::BTreeSet;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::inventory::{
+    Availability, Cache, CacheKind, CpusetKind, Inventory, Means, MeterKind,
+};
+use quell_core::mechanism::Mechanism;
+
+use crate::plan::tone;
+use crate::text::{Style, Tone, count};
+
+/// Columns of the labels.
+const LABEL: usize = 13;
+
+/// The machine for a terminal of the style's width.
+#[must_use]
+pub fn doctor_text(machine: &Inventory, style: Style) -> String {
+    let mut out = style.paint(Tone::Title, &name(machine)) + "\n\n";
+    let mut line = |label: &str, text: &str| out.push_str(&labelled(label, text, style));
+    line("cpus", &cpus(machine));
+    for (label, text) in caches(machine) {
+        line(&label, &text);
+    }
+    for node in &machine.nodes {
+        line(
+            &format!("memory {}", node.id),
+            &format!("{}, CPUs {}", size(node.memory.0), node.cpus),
+        );
+    }
+    match &machine.measured {
+        Some(measured) => line(
+            "bandwidth",
+            &format!(
+                "one CPU {} ({}), {} together {}",
+                measured.peak_cpu,
+                measured.peak_operation,
+                count(measured.cpus, "CPU"),
+                measured.sustainable
+            ),
+        ),
+        None => line("bandwidth", "not measured; `quell doctor --deep` does"),
+    }
+    out.push('\n');
+    out.push_str(&style.paint(Tone::Title, "Mechanisms"));
+    out.push('\n');
+    for mechanism in Mechanism::ALL {
+        if let Some(available) = machine.mechanisms.get(&mechanism) {
+            out.push_str(&availability(mechanism, available, style));
+        }
+    }
+    out.push('\n');
+    out.push_str(&style.paint(Tone::Title, "How"));
+    out.push('\n');
+    for (label, text) in means(&machine.means) {
+        out.push_str(&labelled(label, &text, style));
+    }
+    out
+}
+
+fn labelled(label: &str, text: &str, style: Style) -> String {
+    let first = format!("  {label:<LABEL$}");
+    style.wrap(&first, &" ".repeat(LABEL + 2), text)
+}
+
+/// The machine's name: processor, architecture, kernel, hypervisor.
+pub(crate) fn name(machine: &Inventory) -> String {
+    let identity = &machine.identity;
+    let mut parts = vec![
+        identity.model.clone(),
+        identity.architecture.clone(),
+        format!("Linux {}", identity.kernel),
+    ];
+    if let Some(hypervisor) = &identity.hypervisor {
+        parts.push(format!("virtual machine ({hypervisor})"));
+    }
+    parts.retain(|p| !p.is_empty());
+    parts.join(" · ")
+}
+
+pub(crate) fn cpus(machine: &Inventory) -> String {
+    let cores: BTreeSet<&CpuSet> = machine.cpus.iter().map(|c| &c.siblings).collect();
+    let packages: BTreeSet<u32> = machine.cpus.iter().map(|c| c.package).collect();
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let threads = machine
+        .cpus
+        .iter()
+        .map(|c| c.siblings.len())
+        .max()
+        .unwrap_or(1);
+    format!(
+        "{} ({}), {}, {}{}",
+        number(machine.cpus.len()),
+        machine.cpu_set(),
+        count(number(cores.len()), "core"),
+        count(number(packages.len()), "package"),
+        if threads > 1 {
+            format!(", {threads} threads per core")
+        } else {
+            String::new()
+        }
+    )
+}
+
+/// Caches of the same kind and size on one line: `L2` → `512KiB, 16 ways, one per CPU`.
+pub(crate) fn caches(machine: &Inventory) -> Vec<(String, String)> {
+    let mut lines: Vec<(String, String)> = Vec::new();
+    let mut seen: Vec<&Cache> = Vec::new();
+    for cache in &machine.caches {
+        let same = |other: &&Cache| {
+            (other.level, other.kind, other.size, other.ways)
+                == (cache.level, cache.kind, cache.size, cache.ways)
+        };
+        if seen.iter().any(same) {
+            continue;
+        }
+        seen.push(cache);
+        let alike: Vec<&Cache> = machine.caches.iter().filter(same).collect();
+        let ways = cache
+            .ways
+            .map_or_else(String::new, |w| format!(", {w} ways"));
+        let whose = match alike.as_slice() {
+            [one] if one.cpus.len() == machine.cpus.len() && one.cpus.len() > 1 => {
+                ", shared by all".to_owned()
+            }
+            all => {
+                let sets: Vec<String> = all.iter().map(|c| c.cpus.to_string()).collect();
+                format!(", of CPUs {}", sets.join(" | "))
+            }
+        };
+        let kind = match cache.kind {
+            CacheKind::Data => "d",
+            CacheKind::Instruction => "i",
+            CacheKind::Unified => "",
+        };
+        lines.push((
+            format!("L{}{kind}", cache.level),
+            format!("{}{ways}{whose}", size(cache.size.0)),
+        ));
+    }
+    lines
+}
+
+/// Bytes in the largest binary unit that leaves at least one, with one place: `7.8GiB`.
+fn size(bytes: u64) -> String {
+    let (unit, scale) = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
+        .into_iter()
+        .find(|(_, scale)| bytes >= *scale)
+        .unwrap_or(("B", 1));
+    let text = format!("{:.1}", bytes as f64 / scale as f64);
+    format!("{}{unit}", text.trim_end_matches(".0"))
+}
+
+fn availability(mechanism: Mechanism, available: &Availability, style: Style) -> String {
+    let rest = " ".repeat(LABEL + 14);
+    match available {
+        Availability::Yes { best, how } => {
+            let first = format!("  + {:<11}{:<12}", mechanism.name(), best.name());
+            paint_head(&style.wrap(&first, &rest, how), &first, tone(*best), style)
+        }
+        Availability::No { why, remedy } => {
+            let first = format!("  - {:<11}{:<12}", mechanism.name(), "not here");
+            let mut out = paint_head(&style.wrap(&first, &rest, why), &first, Tone::Faint, style);
+            if let Some(remedy) = remedy {
+                out.push_str(&style.wrap(&format!("{rest}to enable: "), &rest, remedy));
+            }
+            out
+        }
+    }
+}
+
+/// Colours the part of a wrapped text that is the label.
+fn paint_head(text: &str, head: &str, tone: Tone, style: Style) -> String {
+    match text.strip_prefix(head) {
+        Some(tail) => style.paint(tone, head) + tail,
+        None => text.to_owned(),
+    }
+}
+
+fn means(means: &Means) -> Vec<(&'static str, String)> {
+    let cpuset = match means.cpuset {
+        CpusetKind::V1 => "cgroup v1 cpuset",
+        CpusetKind::V2 => "cgroup v2 cpuset",
+        CpusetKind::V2Partition => "cgroup v2 cpuset partitions",
+        CpusetKind::AffinityOnly => "CPU affinity of the matched tasks only; no cpuset controller",
+    };
+    let meter = match &means.meter {
+        MeterKind::Hardware {
+            events,
+            separate_writes,
+        } => format!(
+            "hardware events {}{}",
+            events.join(", "),
+            if *separate_writes {
+                ", writes apart"
+            } else {
+                ", reads and writes together"
+            }
+        ),
+        MeterKind::Time => "CPU time × this machine's peak rate: an upper bound".to_owned(),
+        MeterKind::None { why } => format!("none: {why}"),
+    };
+    let throttler = match &means.realtime {
+        Ok(()) => "a real-time thread per regulated CPU".to_owned(),
+        Err(why) => format!("no real-time thread to be had: {why}"),
+    };
+    let yes = |able: bool| if able { "can be set" } else { "cannot be set" };
+    let mut lines = vec![
+        ("cores", cpuset.to_owned()),
+        (
+            "interrupts",
+            format!("{} movable, {} fixed", means.movable_irqs, means.fixed_irqs),
+        ),
+        (
+            "kernel work",
+            format!("the mask of unbound work {}", yes(means.workqueue_mask)),
+        ),
+        ("meter", meter),
+        ("throttler", throttler),
+        (
+            "floor",
+            format!(
+                "the kernel leaves {} of a CPU to ordinary tasks; limits below it leak",
+                means.kernel_floor
+            ),
+        ),
+        ("cpu quota", yes(means.cpu_max).to_owned()),
+    ];
+    if !means.counter_users.is_empty() {
+        lines.push((
+            "counters",
+            format!("also used by {}", means.counter_users.join(", ")),
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_machine_reads_as_a_page() {
+        let style = Style {
+            color: false,
+            width: 80,
+        };
+        let text = doctor_text(&sample::machine(), style);
+        sample::golden("doctor", &text);
+    }
+
+    #[test]
+    fn colour_changes_no_column() {
+        let plain = doctor_text(&sample::machine(), Style::default());
+        let colour = doctor_text(
+            &sample::machine(),
+            Style {
+                color: true,
+                ..Style::default()
+            },
+        );
+        assert_ne!(plain, colour);
+        let mut stripped = String::new();
+        let mut inside = false;
+        for c in colour.chars() {
+            match (inside, c) {
+                (_, '\x1b') => inside = true,
+                (true, 'm') => inside = false,
+                (false, c) => stripped.push(c),
+                _ => {}
+            }
+        }
+        assert_eq!(stripped, plain);
+    }
+}

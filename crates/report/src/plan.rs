@@ -1,0 +1,262 @@
+//! A plan in words: what will be done and why, what it is then worth and what would break it first.
+
+use quell_core::cpuset::CpuSet;
+use quell_core::mechanism::Level;
+use quell_core::plan::{Held, Meter, Plan, Setting, StepId};
+use quell_core::task::TaskMatch;
+use quell_core::units::{LINE_BYTES, Lines, Nanos, Rate};
+
+use crate::text::{Style, Table, TableCell, Tone, list};
+
+/// The plan for a terminal of the style's width.
+#[must_use]
+pub fn plan_text(plan: &Plan, style: Style) -> String {
+    let mut out = style.paint(Tone::Title, &format!("Plan for '{}'", plan.policy)) + "\n";
+    if !plan.groups.is_empty() {
+        let mut table = Table {
+            left: vec![1, 2],
+            head: ["  group", "CPUs", ""].map(str::to_owned).to_vec(),
+            ..Table::default()
+        };
+        for group in &plan.groups {
+            let along = if group.throttled_along.is_empty() {
+                String::new()
+            } else {
+                format!("throttled along: {}", list(&group.throttled_along))
+            };
+            table.rows.push(vec![
+                TableCell::new(format!("  {}", group.name)),
+                TableCell::new(group.cpus.to_string()),
+                TableCell::new(along),
+            ]);
+        }
+        out.push('\n');
+        out.push_str(&table.render(style));
+    }
+    out.push('\n');
+    out.push_str(&style.paint(Tone::Title, "Steps"));
+    out.push('\n');
+    if plan.steps.is_empty() {
+        out.push_str("  none: nothing is changed\n");
+    }
+    for step in &plan.steps {
+        let who = step
+            .group
+            .as_ref()
+            .map_or_else(String::new, |g| format!("{g}: "));
+        let what = format!("{who}{} [{}]", describe(&step.set), step.mechanism);
+        out.push_str(&style.wrap(&format!("{:>3}. ", step.id.0), "     ", &what));
+        out.push_str(&faint(style, &style.wrap("     ", "     ", &step.because)));
+    }
+    out.push('\n');
+    out.push_str(&style.paint(Tone::Title, "Promises"));
+    out.push('\n');
+    if plan.promises.is_empty() {
+        out.push_str("  none\n");
+    }
+    for held in &plan.promises {
+        out.push_str(&promise_text(held, style));
+    }
+    if plan.promises.len() > 1 {
+        let level = style.paint(tone(plan.level()), plan.level().name());
+        out.push_str(&format!(
+            "  The plan as a whole: {level}, the weakest of its promises.\n"
+        ));
+    }
+    if !plan.notes.is_empty() {
+        out.push('\n');
+        out.push_str(&style.paint(Tone::Title, "Notes"));
+        out.push('\n');
+        for note in &plan.notes {
+            out.push_str(&style.wrap("  - ", "    ", note));
+        }
+    }
+    out
+}
+
+fn promise_text(held: &Held, style: Style) -> String {
+    let level = style.paint(tone(held.level), &format!("{:<9}", held.level.name()));
+    let mut out = format!("  {level}  {}: {}{}\n", held.group, held.promise, by(held));
+    if let Some(weakest) = &held.weakest {
+        let text = style.wrap(
+            "             ",
+            "             ",
+            &format!("weakest: {weakest}"),
+        );
+        out.push_str(&faint(style, &text));
+    }
+    out
+}
+
+fn by(held: &Held) -> String {
+    let steps: Vec<String> = held.held_by.iter().map(|StepId(n)| n.to_string()).collect();
+    match steps.len() {
+        0 => ", held by nothing".to_owned(),
+        1 => format!(", held by step {}", list(&steps)),
+        _ => format!(", held by steps {}", list(&steps)),
+    }
+}
+
+/// Whole lines, painted one by one so that a pager keeps the colours apart.
+fn faint(style: Style, lines: &str) -> String {
+    lines
+        .lines()
+        .map(|line| style.paint(Tone::Faint, line) + "\n")
+        .collect()
+}
+
+pub(crate) fn tone(level: Level) -> Tone {
+    match level {
+        Level::None => Tone::Bad,
+        Level::Estimated => Tone::Plain,
+        Level::Regulated | Level::Enforced => Tone::Good,
+    }
+}
+
+fn on(cpus: &CpuSet) -> String {
+    if cpus.len() == 1 {
+        format!("CPU {cpus}")
+    } else {
+        format!("CPUs {cpus}")
+    }
+}
+
+/// A setting in words.
+pub(crate) fn describe(set: &Setting) -> String {
+    match set {
+        Setting::Gather { matching } if matching.is_empty() => {
+            "gather what is launched in a cgroup".to_owned()
+        }
+        Setting::Gather { matching } => {
+            let who: Vec<String> = matching.iter().map(matched).collect();
+            if matching.iter().all(TaskMatch::in_place) {
+                format!("take as it is: {}", who.join(" or "))
+            } else {
+                format!("gather in a cgroup: {}", who.join(" or "))
+            }
+        }
+        Setting::Confine {
+            cpus,
+            mems,
+            exclusive,
+        } => format!(
+            "run on {}, memory from {}{}",
+            on(cpus),
+            if mems.len() == 1 {
+                format!("node {mems}")
+            } else {
+                format!("nodes {mems}")
+            },
+            if *exclusive {
+                ", nobody else there"
+            } else {
+                ""
+            }
+        ),
+        Setting::ConfineRest { cpus } => format!("keep every other task on {}", on(cpus)),
+        Setting::MoveIrqs { from, to } => {
+            format!("send interrupts of {} to {}", on(from), on(to))
+        }
+        Setting::WorkqueueMask { cpus } => format!("run unbound kernel work on {} only", on(cpus)),
+        Setting::Regulate(regulation) => {
+            let meter = match regulation.meter {
+                Meter::Hardware => "counted by the processor".to_owned(),
+                Meter::Time => format!("counted as CPU time × {}", regulation.peak),
+            };
+            format!(
+                "let {}{} move {} lines per {} ({}), {meter}, no throttle longer than {}",
+                if regulation.cpus.len() > 1 {
+                    "each of "
+                } else {
+                    ""
+                },
+                on(&regulation.cpus),
+                regulation.budget.0,
+                regulation.period,
+                rate(regulation.budget, regulation.period),
+                regulation.longest
+            )
+        }
+        Setting::CpuMax { share, period } => {
+            format!("give at most {share} of one CPU's time in each {period}")
+        }
+    }
+}
+
+/// The rate a budget allows, in whole MB/s.
+fn rate(budget: Lines, period: Nanos) -> String {
+    let bytes = u128::from(budget.0) * u128::from(LINE_BYTES) * 1_000_000_000;
+    let per_s = bytes.checked_div(u128::from(period.0)).unwrap_or(0);
+    let rounded = (per_s + 500_000) / 1_000_000 * 1_000_000;
+    Rate(u64::try_from(rounded).unwrap_or(u64::MAX)).to_string()
+}
+
+fn matched(table: &TaskMatch) -> String {
+    let keys = [
+        ("pid", table.pid.map(|p| p.to_string())),
+        ("exe", table.exe.clone()),
+        ("comm", table.comm.clone()),
+        ("arg", table.arg.clone()),
+        ("user", table.user.clone()),
+        ("cgroup", table.cgroup.clone()),
+        ("unit", table.unit.clone()),
+        ("container", table.container.clone()),
+    ];
+    let given: Vec<String> = keys
+        .into_iter()
+        .filter_map(|(key, value)| value.map(|v| format!("{key}={v}")))
+        .collect();
+    given.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_plan_reads_as_a_page() {
+        let text = plan_text(
+            &sample::plan(),
+            Style {
+                color: false,
+                width: 80,
+            },
+        );
+        sample::golden("plan", &text);
+    }
+
+    #[test]
+    fn an_empty_plan_says_that_nothing_happens() {
+        let mut plan = sample::plan();
+        plan.steps.clear();
+        plan.promises.clear();
+        plan.groups.clear();
+        plan.notes.clear();
+        assert_eq!(
+            plan_text(&plan, Style::default()),
+            "Plan for 'regulated@10%'\n\nSteps\n  none: nothing is changed\n\nPromises\n  none\n"
+        );
+    }
+
+    #[test]
+    fn matches_read_as_on_the_command_line() {
+        let table = TaskMatch {
+            exe: Some("/usr/bin/x".into()),
+            user: Some("y".into()),
+            ..TaskMatch::default()
+        };
+        let set = Setting::Gather {
+            matching: vec![table],
+        };
+        assert_eq!(describe(&set), "gather in a cgroup: exe=/usr/bin/x,user=y");
+        let unit = TaskMatch {
+            unit: Some("a.service".into()),
+            ..TaskMatch::default()
+        };
+        let set = Setting::Gather {
+            matching: vec![unit],
+        };
+        assert_eq!(describe(&set), "take as it is: unit=a.service");
+    }
+}

@@ -1,0 +1,408 @@
+//! Values for the tests: a comparison with figures as a small virtual machine gave them, its plan and its machine.
+
+use std::collections::BTreeMap;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::inventory::{
+    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
+    MeterKind, Node,
+};
+use quell_core::mechanism::{Level, Mechanism};
+use quell_core::plan::{
+    GroupPlan, Held, Meter, Plan, Promise, Refusal, Regulation, Setting, Step, StepId,
+};
+use quell_core::policy::Role;
+use quell_core::record::COMPARE_SCHEMA;
+use quell_core::result::{
+    Better, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult, ReportInput,
+    SubjectResult, Timing, Totals,
+};
+use quell_core::stats::Interval;
+use quell_core::units::{Bytes, Lines, Nanos, Rate, Share};
+
+/// Compares with `tests/NAME.txt`. `QUELL_BLESS=1 cargo test -p quell-report` rewrites it after a change that is meant.
+pub(crate) fn golden(name: &str, text: &str) {
+    let path = format!("{}/tests/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("QUELL_BLESS").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap();
+    assert!(kept == text, "{path} differs; now it reads:\n{text}");
+}
+
+fn around(value: f64, spread: f64) -> Option<Interval> {
+    Some([value - spread, value + spread].into())
+}
+
+/// One configuration of a victim and a neighbour: latencies at p50 and p99 in ns, and the part of 37,500 MB/s kept.
+pub(crate) fn row(
+    name: &str,
+    mechanisms: &[Mechanism],
+    level: Level,
+    (p50, p99): (f64, f64),
+    kept: f64,
+) -> ConfigurationResult {
+    let (n50, n99) = (15.3 / p50, 150.0 / p99);
+    let latency = Figures {
+        value: Some(p50 * 1.1),
+        ci95: around(p50 * 1.1, 1.0),
+        normalized: Some(n50),
+        normalized_ci95: around(n50, 0.03),
+        normalized_p50: Some(n50),
+        normalized_p50_ci95: around(n50, 0.03),
+        normalized_p99: Some(n99),
+        normalized_p99_ci95: around(n99, 0.04),
+        p50: Some(p50),
+        p50_ci95: around(p50, p50 * 0.02),
+        p95: Some(p99 * 0.9),
+        p99: Some(p99),
+        p99_ci95: around(p99, p99 * 0.04),
+        max: Some(p99 * 2.0),
+        samples: Some(15_000),
+        rounds: Some(15),
+    };
+    let rate = Figures {
+        value: Some(37_500.0 * kept),
+        normalized: Some(kept),
+        normalized_ci95: around(kept, 0.01),
+        rounds: Some(15),
+        ..Figures::default()
+    };
+    let mut victim = SubjectResult::new(
+        "victim".into(),
+        Role::Critical,
+        vec![0],
+        "latency_ns".into(),
+        Better::Lower,
+        latency.clone(),
+    );
+    victim.shared = Some(latency);
+    let mut neighbour = SubjectResult::new(
+        "neighbour".into(),
+        Role::BestEffort,
+        vec![1],
+        "bandwidth_mb_s".into(),
+        Better::Higher,
+        rate.clone(),
+    );
+    neighbour.shared = Some(rate);
+    let limit = mechanisms
+        .contains(&Mechanism::Bandwidth)
+        .then(|| PromiseResult {
+            group: "neighbour".into(),
+            promise: Promise::LimitBandwidth {
+                rate: Rate(1_000_000_000),
+            },
+            level,
+            held: Some(true),
+        });
+    let cap = name.split_once('@').map(|(_, cap)| cap.to_owned());
+    ConfigurationResult {
+        name: name.into(),
+        axes: cap.map(|c| ("cap".to_owned(), c)).into_iter().collect(),
+        mechanisms: mechanisms.to_vec(),
+        guarantee: Some(level),
+        promises: limit.into_iter().collect(),
+        refused: Vec::new(),
+        rounds: 15,
+        rounds_shared: Some(15),
+        subjects: vec![victim, neighbour],
+        totals: Totals::default(),
+    }
+}
+
+/// The default demonstration.
+pub(crate) fn result() -> CompareResult {
+    use Level::{Enforced, Estimated, None};
+    use Mechanism::{Bandwidth, Cores, CpuMax};
+    let mut refused = row("regulated@70%", &[], None, (1.0, 1.0), 0.0);
+    refused.guarantee = Option::None;
+    refused.subjects.clear();
+    refused.rounds = 0;
+    refused.rounds_shared = Option::None;
+    refused.refused = vec![Refusal {
+        key: "group.neighbour.limit.bandwidth".into(),
+        why: "70% cannot be metered here".into(),
+        remedy: Some("ask for less".into()),
+    }];
+    CompareResult {
+        schema: COMPARE_SCHEMA.into(),
+        version: "0.1.0".into(),
+        experiment: "neighbour".into(),
+        title: Some("An LLC-sized list beside a write stream".into()),
+        backend: "linux".into(),
+        timing: Timing::Real,
+        seed: 1,
+        machine: machine(),
+        policy_hash: "fnv1a64:0123456789abcdef".into(),
+        confidence: 0.95,
+        baseline: Some("solo".into()),
+        frontier: Some(Frontier {
+            protected: "victim".into(),
+            pays: "neighbour".into(),
+        }),
+        rounds: 15,
+        rounds_shared: Some(15),
+        interrupted: Option::None,
+        configurations: vec![
+            row("solo", &[], None, (15.3, 150.0), 1.0),
+            row("none", &[], None, (167.8, 189.0), 0.98),
+            row("cores", &[Cores], Enforced, (166.0, 188.0), 0.98),
+            row(
+                "cpu-max@10%",
+                &[Cores, CpuMax],
+                Enforced,
+                (32.2, 174.0),
+                0.09,
+            ),
+            row(
+                "cpu-max@30%",
+                &[Cores, CpuMax],
+                Enforced,
+                (103.0, 180.0),
+                0.29,
+            ),
+            row(
+                "regulated@10%",
+                &[Cores, Bandwidth],
+                Estimated,
+                (16.7, 149.0),
+                0.05,
+            ),
+            row(
+                "regulated@20%",
+                &[Cores, Bandwidth],
+                Estimated,
+                (24.0, 151.0),
+                0.12,
+            ),
+            row(
+                "regulated@30%",
+                &[Cores, Bandwidth],
+                Estimated,
+                (96.0, 164.0),
+                0.28,
+            ),
+            refused,
+        ],
+        failures: Vec::new(),
+        expectations: Vec::new(),
+    }
+}
+
+/// What a page is made from.
+pub(crate) fn report() -> ReportInput {
+    let curve = |from: f64, to: f64| -> Vec<f64> {
+        (0..=100)
+            .map(|p| from + (to - from) * f64::from(p) / 100.0)
+            .collect()
+    };
+    let mut quantiles: BTreeMap<String, BTreeMap<String, Vec<f64>>> = BTreeMap::new();
+    for (name, from, to) in [
+        ("solo", 15.0, 150.0),
+        ("none", 150.0, 190.0),
+        ("regulated@10%", 15.0, 149.0),
+    ] {
+        quantiles.insert(name.into(), [("victim".to_owned(), curve(from, to))].into());
+    }
+    ReportInput {
+        result: result(),
+        plans: [("regulated@10%".to_owned(), plan())].into(),
+        quantiles,
+        command_line: "quell compare neighbour --on linux && echo <done>".into(),
+    }
+}
+
+fn cpus(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+/// A regulated neighbour on a machine of two CPUs.
+pub(crate) fn plan() -> Plan {
+    let step = |id, group: Option<&str>, mechanism, set, because: &str| Step {
+        id: StepId(id),
+        group: group.map(str::to_owned),
+        mechanism,
+        set,
+        because: because.into(),
+    };
+    Plan {
+        policy: "regulated@10%".into(),
+        groups: vec![
+            GroupPlan {
+                name: "victim".into(),
+                cpus: cpus("0"),
+                throttled_along: Vec::new(),
+            },
+            GroupPlan {
+                name: "neighbour".into(),
+                cpus: cpus("1"),
+                throttled_along: vec!["rest".into()],
+            },
+        ],
+        steps: vec![
+            step(
+                1,
+                Some("victim"),
+                Mechanism::Cores,
+                Setting::Gather {
+                    matching: Vec::new(),
+                },
+                "its CPUs are its own",
+            ),
+            step(
+                2,
+                Some("victim"),
+                Mechanism::Cores,
+                Setting::Confine {
+                    cpus: cpus("0"),
+                    mems: cpus("0"),
+                    exclusive: true,
+                },
+                "critical groups run on CPUs of their own",
+            ),
+            step(
+                3,
+                None,
+                Mechanism::Cores,
+                Setting::ConfineRest { cpus: cpus("1") },
+                "everybody else leaves the victim's CPU",
+            ),
+            step(
+                4,
+                None,
+                Mechanism::Cores,
+                Setting::MoveIrqs {
+                    from: cpus("0"),
+                    to: cpus("1"),
+                },
+                "interrupts are sent away from critical CPUs",
+            ),
+            step(
+                5,
+                Some("neighbour"),
+                Mechanism::Bandwidth,
+                Setting::Regulate(Regulation {
+                    cpus: cpus("1"),
+                    budget: Lines(58_593),
+                    period: Nanos::millis(1),
+                    meter: Meter::Time,
+                    peak: Rate(37_500_000_000),
+                    longest: Nanos::millis(5),
+                }),
+                "the limit of 3.75GB/s on one CPU",
+            ),
+        ],
+        promises: vec![
+            Held {
+                group: "victim".into(),
+                promise: Promise::Cpus { cpus: cpus("0") },
+                level: Level::Enforced,
+                held_by: vec![StepId(2), StepId(3)],
+                weakest: None,
+            },
+            Held {
+                group: "neighbour".into(),
+                promise: Promise::LimitBandwidth {
+                    rate: Rate(3_750_000_000),
+                },
+                level: Level::Estimated,
+                held_by: vec![StepId(5)],
+                weakest: Some(
+                    "no counter counts here: CPU time times the peak rate is an upper bound".into(),
+                ),
+            },
+        ],
+        notes: vec![
+            "CPU 1 is shared: the tasks of rest are throttled along with neighbour.".into(),
+        ],
+    }
+}
+
+/// A virtual machine of two CPUs without counters.
+pub(crate) fn machine() -> Inventory {
+    let cache = |level, kind, size, of: &str| Cache {
+        level,
+        kind,
+        size: Bytes(size),
+        ways: Some(8),
+        sets: None,
+        line: Bytes(64),
+        cpus: cpus(of),
+    };
+    let no = |why: &str, remedy: Option<&str>| Availability::No {
+        why: why.into(),
+        remedy: remedy.map(str::to_owned),
+    };
+    let yes = |best, how: &str| Availability::Yes {
+        best,
+        how: how.into(),
+    };
+    Inventory {
+        identity: Identity {
+            kernel: "6.18.0".into(),
+            architecture: "x86_64".into(),
+            vendor: "AuthenticAMD".into(),
+            model: "AMD EPYC".into(),
+            hypervisor: Some("KVM".into()),
+        },
+        cpus: (0..2)
+            .map(|id| Cpu {
+                id,
+                siblings: CpuSet::from_iter([id]),
+                package: 0,
+                node: 0,
+            })
+            .collect(),
+        caches: vec![
+            cache(1, CacheKind::Data, 32 << 10, "0"),
+            cache(1, CacheKind::Data, 32 << 10, "1"),
+            cache(2, CacheKind::Unified, 1 << 20, "0"),
+            cache(2, CacheKind::Unified, 1 << 20, "1"),
+            cache(3, CacheKind::Unified, 32 << 20, "0-1"),
+        ],
+        nodes: vec![Node {
+            id: 0,
+            cpus: cpus("0-1"),
+            memory: Bytes(8_375_186_227),
+        }],
+        mechanisms: BTreeMap::from([
+            (Mechanism::Cores, yes(Level::Enforced, "cgroup v2 cpuset")),
+            (
+                Mechanism::Bandwidth,
+                yes(
+                    Level::Estimated,
+                    "a real-time throttler per CPU; CPU time × peak rate as the meter, since no counter counts",
+                ),
+            ),
+            (
+                Mechanism::Ways,
+                no(
+                    "the processor offers no cache allocation to this virtual machine",
+                    Some("run on the host, or in `quell lab`"),
+                ),
+            ),
+            (Mechanism::CpuMax, yes(Level::Enforced, "cpu.max")),
+        ]),
+        means: Means {
+            cpuset: CpusetKind::V2,
+            movable_irqs: 12,
+            fixed_irqs: 3,
+            workqueue_mask: true,
+            meter: MeterKind::Time,
+            time_meter: true,
+            realtime: Ok(()),
+            cpu_max: true,
+            kernel_floor: Share::percent(5),
+            counter_users: Vec::new(),
+        },
+        measured: Some(Measured {
+            peak_cpu: Rate(37_500_000_000),
+            peak_operation: "write".into(),
+            by_operation: BTreeMap::new(),
+            sustainable: Rate(45_000_000_000),
+            cpus: 2,
+            at_unix_s: 0,
+        }),
+    }
+}

@@ -1,0 +1,138 @@
+//! Which parts of a result are shown, and under which names: the protected subject, the one that pays, the unprotected
+//! configuration, and the figures that speak for a subject.
+
+use quell_core::mechanism::Mechanism;
+use quell_core::policy::Role;
+use quell_core::result::{CompareResult, ConfigurationResult, Figures, Subset};
+use quell_core::stats::Interval;
+
+/// A figure with its interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) value: f64,
+    pub(crate) ci: Option<Interval>,
+}
+
+/// A result, looked at over some of its rounds.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'r> {
+    pub(crate) result: &'r CompareResult,
+    pub(crate) subset: Subset,
+    pub(crate) protected: &'r str,
+    pub(crate) pays: Option<&'r str>,
+}
+
+impl<'r> View<'r> {
+    /// `None` for a result without subjects.
+    pub(crate) fn new(result: &'r CompareResult, subset: Subset) -> Option<Self> {
+        let subjects = &result
+            .configurations
+            .iter()
+            .find(|c| !c.subjects.is_empty())?
+            .subjects;
+        let (protected, pays) = match &result.frontier {
+            Some(frontier) => (frontier.protected.as_str(), Some(frontier.pays.as_str())),
+            None => {
+                let protected = subjects
+                    .iter()
+                    .find(|s| s.role == Role::Critical)
+                    .or(subjects.first())?;
+                let pays = subjects
+                    .iter()
+                    .find(|s| s.name != protected.name && s.role == Role::BestEffort);
+                (protected.name.as_str(), pays.map(|s| s.name.as_str()))
+            }
+        };
+        Some(Self {
+            result,
+            subset,
+            protected,
+            pays,
+        })
+    }
+
+    pub(crate) fn is_baseline(&self, configuration: &ConfigurationResult) -> bool {
+        self.result.baseline.as_ref() == Some(&configuration.name)
+    }
+
+    /// The subject's figures over this view's rounds.
+    pub(crate) fn figures(
+        &self,
+        configuration: &ConfigurationResult,
+        subject: &str,
+    ) -> Option<Figures> {
+        configuration.subject(subject)?.over(self.subset)
+    }
+
+    /// The protected subject by itself, over all rounds: alone it shares nothing.
+    pub(crate) fn solo(&self, baseline: &ConfigurationResult) -> Option<Figures> {
+        Some(baseline.subject(self.protected)?.figures())
+    }
+
+    pub(crate) fn protected(&self, configuration: &ConfigurationResult) -> Option<Figures> {
+        self.figures(configuration, self.protected)
+    }
+
+    /// The part of its solo rate that the paying subject keeps.
+    pub(crate) fn kept(&self, configuration: &ConfigurationResult) -> Option<f64> {
+        self.figures(configuration, self.pays?)?.normalized
+    }
+
+    /// The protected subject's metric.
+    pub(crate) fn metric(&self) -> &'r str {
+        self.result
+            .configurations
+            .iter()
+            .find_map(|c| c.subject(self.protected))
+            .map_or("", |s| s.metric.as_str())
+    }
+
+    /// The configuration in which both run and nothing is done.
+    pub(crate) fn unprotected(&self) -> Option<&'r ConfigurationResult> {
+        self.result
+            .configurations
+            .iter()
+            .find(|c| c.mechanisms.is_empty() && c.refused.is_empty() && !self.is_baseline(c))
+    }
+
+    pub(crate) fn baseline(&self) -> Option<&'r ConfigurationResult> {
+        self.result.configuration(self.result.baseline.as_deref()?)
+    }
+
+    /// Configurations that protect by what Quell adds, not by the CPU-time quota that everybody has.
+    pub(crate) fn protecting(&self) -> impl Iterator<Item = &'r ConfigurationResult> {
+        let baseline = self.result.baseline.clone();
+        self.result.configurations.iter().filter(move |c| {
+            !c.mechanisms.is_empty()
+                && !c.mechanisms.contains(&Mechanism::CpuMax)
+                && Some(&c.name) != baseline.as_ref()
+        })
+    }
+}
+
+/// Solo speed kept at the median: of the windows where there are any, else of the runs.
+pub(crate) fn median_kept(figures: &Figures) -> Option<Spread> {
+    match figures.normalized_p50 {
+        Some(value) => Some(Spread {
+            value,
+            ci: figures.normalized_p50_ci95,
+        }),
+        None => figures.normalized.map(|value| Spread {
+            value,
+            ci: figures.normalized_ci95,
+        }),
+    }
+}
+
+/// Solo speed kept at the 99th percentile.
+pub(crate) fn tail_kept(figures: &Figures) -> Option<Spread> {
+    figures.normalized_p99.map(|value| Spread {
+        value,
+        ci: figures.normalized_p99_ci95,
+    })
+}
+
+/// The value at the median: of the windows where there are any, else of the runs.
+pub(crate) fn middle(figures: &Figures) -> Option<f64> {
+    figures.p50.or(figures.value)
+}
