@@ -10,12 +10,15 @@
 //! machine cannot know them), so only the few offsets that are sampled have to be written in enough other pages.
 //!
 //! Each walk's time is the median of its parts (an interruption spoils one part), each of the three times the median
-//! over the repetitions, which interleave the three.
+//! over the repetitions, which interleave the three. The CPUs take turns in writing and reading, and the clearer of
+//! the two directions counts: that caches are shared is true of both, and what else goes on in them (other virtual
+//! machines, sometimes for a second on one side only) hides it but cannot feign it.
 
 use std::hint::spin_loop;
 use std::io;
 use std::path::Path;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
@@ -33,9 +36,8 @@ use crate::{Error, affinity, clock, procfs};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sharing {
     /// 1 = a line that the other CPU wrote is as near as one's own, 0 = as far as memory or farther:
-    /// (far − other) ÷ (far − near), held within 0 and 1. Another's line costs a little more than one's own even in
-    /// the same cache (whose it is must be asked), so CPUs that share score 0.7 to 0.9 rather than 1: take 0.5 as the
-    /// border.
+    /// (far − other) ÷ (far − near), held within 0 and 1. Caches busy with others' data can lower it, nothing raises it:
+    /// take 0.5 as the border.
     pub score: f64,
     /// Nanoseconds per access to lines that this CPU pushed out of its private caches.
     pub near_ns: f64,
@@ -60,8 +62,8 @@ impl Sharing {
 
 /// How much farther memory must be than the cache before the probe says anything.
 const CLEARLY: f64 = 1.3;
-/// Odd, so that a median is one of the values.
-const REPEATS: usize = 15;
+/// Turns of each side; odd, so that a median is one of the values.
+const REPEATS: u32 = 9;
 const PAGE: usize = 4096;
 /// Sampled offsets in a page, and how far apart they are: more than a pair of lines.
 const OFFSETS: usize = 8;
@@ -87,9 +89,9 @@ pub fn shared_cache(a: CpuId, b: CpuId) -> io::Result<Option<f64>> {
     Ok(sharing(a, b)?.map(|s| s.score))
 }
 
-/// Measures whether `a` and `b` share a cache, seen from `b`; some 10 ms of one thread on each. The calling thread only
-/// waits and keeps its affinity. `None` where it cannot be told: no instruction to flush a line, memory not clearly
-/// farther than the cache, or a CPU that did not run the thread in time.
+/// Measures whether `a` and `b` share a cache; some 6 ms of one thread on each. The calling thread only waits and keeps
+/// its affinity. `None` where it cannot be told: no instruction to flush a line, memory not clearly farther than the
+/// cache, or a CPU that did not run its thread in time.
 ///
 /// # Errors
 /// When the CPUs are the same, do not exist or may not be used, or memory is not to be had.
@@ -112,22 +114,32 @@ pub fn sharing(a: CpuId, b: CpuId) -> io::Result<Option<Sharing>> {
     }
     let size = Bytes((PAGES * PAGE) as u64 + 2 * l2);
     let meeting = Meeting::default();
-    thread::scope(|scope| {
-        let other = scope.spawn(|| meeting.attend(|| write_for(a, size, &meeting)));
-        let own = scope.spawn(|| meeting.attend(|| measure_on(b, size, &meeting)));
-        let ended = || Error::refused("probing for a shared cache", "a thread died", "report this");
-        let other = other.join().map_err(|_| ended())?;
-        let own = own.join().map_err(|_| ended())?;
-        other?;
-        Ok(own?)
-    })
+    let seen = thread::scope(|scope| {
+        let sides = [(0, a), (1, b)].map(|(side, cpu)| {
+            let meeting = &meeting;
+            scope.spawn(move || meeting.attend(|| take_turns(side, cpu, size, meeting)))
+        });
+        let died = |_| Error::refused("probing for a shared cache", "a thread died", "report this");
+        sides.map(|side| side.join().map_err(died)?)
+    });
+    let mut clearest: Option<Sharing> = None;
+    for sharing in seen {
+        if let Some(sharing) = sharing?
+            && clearest.is_none_or(|best| sharing.score > best.score)
+        {
+            clearest = Some(sharing);
+        }
+    }
+    Ok(clearest)
 }
 
-/// Where the two threads meet: the number of the phase reached, and the address of the writer's list.
+/// Where the two threads meet. It outlives both, and so do their lines.
 #[derive(Default)]
 struct Meeting {
+    /// How many half turns are over: after an even number the writer of the next turn is to write, after an odd one
+    /// its reader to read.
     phase: AtomicU32,
-    list: std::sync::atomic::AtomicPtr<u8>,
+    lines: [OnceLock<Lines>; 2],
 }
 
 const OVER: u32 = u32::MAX;
@@ -155,12 +167,14 @@ impl Meeting {
             });
     }
 
-    /// Runs one side; the other is let go when it returns, however it does.
+    /// Runs one side; the other is let go if it returns before the last turn, however it does.
     fn attend<T>(&self, side: impl FnOnce() -> T) -> T {
         struct End<'a>(&'a Meeting);
         impl Drop for End<'_> {
             fn drop(&mut self) {
-                self.0.phase.store(OVER, Ordering::Release);
+                if self.0.phase.load(Ordering::Acquire) < 4 * REPEATS {
+                    self.0.phase.store(OVER, Ordering::Release);
+                }
             }
         }
         let _end = End(self);
@@ -168,66 +182,41 @@ impl Meeting {
     }
 }
 
-/// Phases per repetition: the reader asks (odd), the writer has written (even).
-const fn asked(repeat: u32) -> u32 {
-    2 * repeat + 1
-}
-const fn written(repeat: u32) -> u32 {
-    2 * repeat + 2
-}
-const LAST: u32 = asked(REPEATS as u32);
-
-/// The side that writes, on CPU *a*. Keeps its buffer until the reader is done with it.
-fn write_for(cpu: CpuId, size: Bytes, meeting: &Meeting) -> Result<(), Error> {
+/// One side: writes in every other turn, measures in the turns between. `None` when the other side was not in time.
+fn take_turns(
+    side: usize,
+    cpu: CpuId,
+    size: Bytes,
+    meeting: &Meeting,
+) -> Result<Option<Sharing>, Error> {
     let _pinned = affinity::pin_to(cpu)?;
-    let lines = Lines::new(size, 1)?;
-    meeting.list.store(lines.start(), Ordering::Release);
-    for repeat in 0..REPEATS as u32 {
-        if !meeting.wait(asked(repeat)) {
-            break;
+    let lines = Lines::new(size, 1 + side as u64)?;
+    let own = meeting.lines[side].get_or_init(|| lines);
+    let [mut near, mut other, mut far] = [(); 3].map(|()| Vec::with_capacity(REPEATS as usize));
+    for turn in 0..2 * REPEATS {
+        if turn % 2 == side as u32 {
+            if !meeting.wait(2 * turn) {
+                return Ok(None);
+            }
+            own.write_and_push_out();
+            meeting.open(2 * turn + 1);
+        } else {
+            if !meeting.wait(2 * turn + 1) {
+                return Ok(None);
+            }
+            let Some(theirs) = meeting.lines[1 - side].get() else {
+                return Ok(None);
+            };
+            other.push(theirs.walk());
+            // Out of this CPU's caches again, so that the writer's next turn begins as the first did.
+            theirs.flush();
+            own.write_and_push_out();
+            near.push(own.walk());
+            own.flush();
+            far.push(own.walk());
+            meeting.open(2 * turn + 2);
         }
-        lines.write_and_push_out();
-        meeting.open(written(repeat));
     }
-    // The reader walks our lines once more. It always ends within its own patience, so this is bounded although it
-    // must not give up first: the buffer is freed on return.
-    while meeting.phase.load(Ordering::Acquire) != OVER
-        && meeting.phase.load(Ordering::Acquire) != LAST
-    {
-        thread::yield_now();
-    }
-    Ok(())
-}
-
-/// The side that measures, on CPU *b*.
-fn measure_on(cpu: CpuId, size: Bytes, meeting: &Meeting) -> Result<Option<Sharing>, Error> {
-    let _pinned = affinity::pin_to(cpu)?;
-    let own = Lines::new(size, 2)?;
-    let mut near = [0.0; REPEATS];
-    let mut other = [0.0; REPEATS];
-    let mut far = [0.0; REPEATS];
-    for repeat in 0..REPEATS {
-        let turn = u32::try_from(repeat).unwrap_or(0);
-        meeting.open(asked(turn));
-        if !meeting.wait(written(turn)) {
-            return Ok(None);
-        }
-        let theirs = meeting.list.load(Ordering::Acquire);
-        // SAFETY: the writer stored its list before it opened the phase and keeps it until we open `LAST` or end.
-        other[repeat] = unsafe { walk(theirs) };
-        // Out of this CPU's caches again, so that the writer's next round starts as the first did.
-        // SAFETY: as above.
-        unsafe { flush(theirs) };
-        own.write_and_push_out();
-        // SAFETY: our own list, laid out by `Lines::new`.
-        near[repeat] = unsafe { walk(own.start()) };
-        // SAFETY: as above.
-        far[repeat] = unsafe {
-            flush(own.start());
-            walk(own.start())
-        };
-    }
-    meeting.open(LAST);
     let middle = |times: &[f64]| median(times).unwrap_or(f64::NAN);
     Ok(Sharing::of(middle(&near), middle(&other), middle(&far)))
 }
@@ -243,13 +232,20 @@ struct Lines {
     next: Vec<u32>,
 }
 
+// SAFETY: two threads write and read the buffer, by volatile accesses through raw pointers and never at the same time:
+// each touches it only between the phase that lets it and the one it opens then, with release and acquire.
+unsafe impl Sync for Lines {}
+
 impl Lines {
     fn new(size: Bytes, seed: u64) -> Result<Self, Error> {
-        Ok(Self {
+        let lines = Self {
             // Huge pages where to be had: fewer translations, less noise. Base pages do as well.
             buffer: Buffer::new(size, Pages::Huge)?,
             next: cycle(SAMPLES as u32, Order::Random, seed),
-        })
+        };
+        // From here on the sampled lines always hold a whole list.
+        lines.write_and_push_out();
+        Ok(lines)
     }
 
     fn start(&self) -> *mut u8 {
@@ -273,68 +269,62 @@ impl Lines {
             }
         }
     }
-}
 
-/// Nanoseconds per access of a walk through all sampled lines: the median of its parts.
-///
-/// # Safety
-/// `start` is the beginning of a list that [`Lines::write_and_push_out`] wrote, and stays so.
-unsafe fn walk(start: *mut u8) -> f64 {
-    for page in (0..PAGES * PAGE).step_by(PAGE) {
-        // SAFETY: in a page with sampled lines, between two of them.
-        unsafe { ptr::read_volatile(start.add(page + GAP / 2)) };
-    }
-    let mut parts = [0.0; PARTS];
-    let mut at = start.cast::<*mut u8>();
-    for part in &mut parts {
-        let begin = clock::now();
-        for _ in 0..SAMPLES / PARTS {
-            // SAFETY: `at` is the list's first node or was read from one, and each points to another.
-            at = unsafe { ptr::read_volatile(at) }.cast();
+    /// Nanoseconds per access of a walk through all sampled lines: the median of its parts.
+    fn walk(&self) -> f64 {
+        for page in (0..PAGES * PAGE).step_by(PAGE) {
+            // SAFETY: in a page with sampled lines, between two of them.
+            unsafe { ptr::read_volatile(self.start().add(page + GAP / 2)) };
         }
-        // The clock must not be read before the last load is back.
-        std::hint::black_box(at);
-        *part = (clock::now() - begin) as f64 / (SAMPLES / PARTS) as f64;
+        let mut parts = [0.0; PARTS];
+        let mut at = self.start().cast::<*mut u8>();
+        for part in &mut parts {
+            let begin = clock::now();
+            for _ in 0..SAMPLES / PARTS {
+                // SAFETY: `at` is the list's first node or was read from one, and each points to another.
+                at = unsafe { ptr::read_volatile(at) }.cast();
+            }
+            // The clock must not be read before the last load is back.
+            std::hint::black_box(at);
+            *part = (clock::now() - begin) as f64 / (SAMPLES / PARTS) as f64;
+        }
+        median(&parts).unwrap_or(f64::NAN)
     }
-    median(&parts).unwrap_or(f64::NAN)
+
+    /// Flushes all sampled lines from all caches.
+    fn flush(&self) {
+        for i in 0..SAMPLES {
+            // SAFETY: a sampled line lies inside the buffer.
+            let at = unsafe { self.start().add(sample(i)) };
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: CLFLUSH of a mapped line changes no data; it belongs to every x86-64 processor.
+            unsafe {
+                core::arch::x86_64::_mm_clflush(at);
+            }
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: cleaning a mapped line changes no data; Linux allows it to programs (SCTLR_EL1.UCI).
+            unsafe {
+                std::arch::asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags));
+            }
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+            let _ = at;
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a fence has no other effect.
+        unsafe {
+            core::arch::x86_64::_mm_mfence();
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a barrier has no other effect.
+        unsafe {
+            std::arch::asm!("dsb ish", options(nostack, preserves_flags));
+        }
+    }
 }
 
 /// Whether a line can be flushed from all caches by an ordinary program here.
 const fn flush_is_known() -> bool {
     cfg!(any(target_arch = "x86_64", target_arch = "aarch64"))
-}
-
-/// Flushes all sampled lines from all caches.
-///
-/// # Safety
-/// `start` is the beginning of a buffer of [`Lines`].
-unsafe fn flush(start: *mut u8) {
-    for i in 0..SAMPLES {
-        // SAFETY: inside the buffer.
-        let at = unsafe { start.add(sample(i)) };
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: CLFLUSH of a mapped line changes no data; it belongs to every x86-64 processor.
-        unsafe {
-            core::arch::x86_64::_mm_clflush(at);
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: cleaning a mapped line changes no data; Linux allows it to programs (SCTLR_EL1.UCI).
-        unsafe {
-            std::arch::asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags));
-        }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let _ = at;
-    }
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a fence has no other effect.
-    unsafe {
-        core::arch::x86_64::_mm_mfence();
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier has no other effect.
-    unsafe {
-        std::arch::asm!("dsb ish", options(nostack, preserves_flags));
-    }
 }
 
 #[cfg(test)]
