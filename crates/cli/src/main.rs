@@ -1,2 +1,70 @@
-//! The command line of Quell.
-fn main() {}
+//! The command line of Quell: parses, calls, prints. Results go to stdout, everything else to stderr.
+
+mod args;
+mod bench;
+mod compare;
+mod doctor;
+mod exit;
+mod machine;
+mod plan;
+mod progress;
+mod run;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Args, Command};
+use exit::Exit;
+
+fn main() -> ExitCode {
+    quell_linux::fault::arm_from_environment();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() {
+                Exit::Usage.into()
+            } else {
+                Exit::Done.into()
+            };
+        }
+    };
+    let done = match args.command {
+        Command::Doctor(a) => doctor::run(&a),
+        Command::Plan(a) => plan::run(&a),
+        Command::Run(a) => run::run(&a),
+        Command::Status(a) => status::run(&a),
+        Command::Compare(a) => compare::run(&a),
+        Command::Bench(a) => bench::run(&a),
+        Command::Restore => status::restore(),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Args::command(), "quell", &mut std::io::stdout());
+            Ok(Exit::Done)
+        }
+        Command::Man { dir } => man(&dir),
+        Command::Watchdog { dir } => quell_linux::watchdog::run(&dir)
+            .map(|_| Exit::Done)
+            .map_err(exit::failed),
+        Command::Generator { workload } => bench::serve(&workload),
+    };
+    match done {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            eprintln!("quell: {}", failure.text);
+            failure.exit.into()
+        }
+    }
+}
+
+fn man(dir: &std::path::Path) -> exit::Result {
+    clap_mangen::generate_to(Args::command(), dir)
+        .map(|()| Exit::Done)
+        .map_err(|e| {
+            exit::failed(format!(
+                "the man pages could not be written to {}: {e}",
+                dir.display()
+            ))
+        })
+}

@@ -59,7 +59,11 @@ impl CpuRegulator {
     /// The lines left before the next overflow.
     #[must_use]
     pub fn left(&self, used: Lines) -> Lines {
-        Lines(self.budget.saturating_sub(used.0.saturating_sub(self.base)).max(1))
+        Lines(
+            self.budget
+                .saturating_sub(used.0.saturating_sub(self.base))
+                .max(1),
+        )
     }
 
     /// The lines used beyond the current budget.
@@ -123,31 +127,49 @@ mod tests {
     #[test]
     fn a_budget_used_too_soon_stops_the_cpu_until_the_period_ends() {
         let mut cpu = fresh();
-        assert_eq!(cpu.overflow(Nanos(300), Lines(100)), Fast::ThrottleUntil(Nanos(1_000)));
+        assert_eq!(
+            cpu.overflow(Nanos(300), Lines(100)),
+            Fast::ThrottleUntil(Nanos(1_000))
+        );
         assert_eq!(cpu.begin(Nanos(1_000), Lines(100)), BUDGET);
     }
 
     #[test]
     fn a_budget_that_lasted_a_period_is_renewed_without_a_stop() {
         let mut cpu = fresh();
-        assert_eq!(cpu.overflow(Nanos(1_200), Lines(100)), Fast::NewPeriod(BUDGET));
+        assert_eq!(
+            cpu.overflow(Nanos(1_200), Lines(100)),
+            Fast::NewPeriod(BUDGET)
+        );
         // The new budget began at 1200: using it up by 2000 is again too soon.
-        assert_eq!(cpu.overflow(Nanos(2_000), Lines(200)), Fast::ThrottleUntil(Nanos(2_200)));
+        assert_eq!(
+            cpu.overflow(Nanos(2_000), Lines(200)),
+            Fast::ThrottleUntil(Nanos(2_200))
+        );
     }
 
     #[test]
     fn overshoot_is_debited() {
         let mut cpu = fresh();
-        assert_eq!(cpu.overflow(Nanos(200), Lines(130)), Fast::ThrottleUntil(Nanos(1_000)));
+        assert_eq!(
+            cpu.overflow(Nanos(200), Lines(130)),
+            Fast::ThrottleUntil(Nanos(1_000))
+        );
         assert_eq!(cpu.begin(Nanos(1_003), Lines(130)), Lines(70));
         // Three budgets at once cost three periods, and the rest of the fourth.
-        assert_eq!(cpu.overflow(Nanos(1_400), Lines(450)), Fast::ThrottleUntil(Nanos(4_000)));
+        assert_eq!(
+            cpu.overflow(Nanos(1_400), Lines(450)),
+            Fast::ThrottleUntil(Nanos(4_000))
+        );
         assert_eq!(cpu.begin(Nanos(4_000), Lines(450)), Lines(50));
     }
 
     #[test]
     fn an_early_overflow_only_rearms() {
-        assert_eq!(fresh().overflow(Nanos(10), Lines(60)), Fast::Rearm(Lines(40)));
+        assert_eq!(
+            fresh().overflow(Nanos(10), Lines(60)),
+            Fast::Rearm(Lines(40))
+        );
     }
 
     #[test]
@@ -155,7 +177,10 @@ mod tests {
         let mut cpu = fresh();
         let periods = LONGEST_DEBT.0 / PERIOD.0;
         let used = Lines(BUDGET.0 * (periods + 500));
-        assert_eq!(cpu.overflow(Nanos(10), used), Fast::ThrottleUntil(LONGEST_DEBT));
+        assert_eq!(
+            cpu.overflow(Nanos(10), used),
+            Fast::ThrottleUntil(LONGEST_DEBT)
+        );
         assert_eq!(cpu.forgiven(), Lines(BUDGET.0 * 500));
         assert_eq!(cpu.begin(LONGEST_DEBT, used), BUDGET);
     }

@@ -1,0 +1,51 @@
+# The ways in: `make demo` shows the main job, `make check` is the quick loop, `make test` is what CI runs,
+# `make soak` the long one.
+
+CARGO ?= cargo
+QUELL := $(or $(CARGO_TARGET_DIR),target)/release/quell
+# Tests that change the machine need root; without it they skip themselves aloud.
+PACKAGES := redis-server redis-tools stress-ng
+
+.PHONY: demo build check test soak bench vm deps clean
+
+demo: build
+	$(QUELL) doctor
+	$(QUELL) compare neighbour --on linux
+
+build:
+	$(CARGO) build --release --locked -p quell
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) test --workspace --lib --bins --locked -q
+
+test: deps
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) test --workspace --locked -- --test-threads=2
+	tests/vm/run.sh
+
+# The thousand kills and the hour: every fault point, 200 random kills, caps and frontier in full.
+soak: deps build
+	QUELL_SOAK=1 $(CARGO) test --workspace --locked -- --test-threads=1
+	$(QUELL) compare experiments/caps.toml --check
+	$(QUELL) compare neighbour --rounds 60 --check
+
+# Speed, for docs/performance.md.
+bench: build
+	scripts/performance.sh $(QUELL)
+
+vm:
+	tests/vm/run.sh
+
+# What the tests use besides Rust; left alone where it is there or cannot be had.
+deps:
+	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null && command -v stress-ng >/dev/null || \
+	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; } || \
+	echo "SKIPPED: $(PACKAGES) cannot be installed here; the tests with real programs will skip"
+
+clean:
+	$(CARGO) clean
+	rm -rf .cache runs

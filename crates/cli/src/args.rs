@@ -1,0 +1,297 @@
+//! The command line's definitions; help, completions and man pages come from here.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use quell_core::cpuset::CpuSet;
+use quell_core::policy::{Bandwidth, CpusWanted};
+use quell_core::task::TaskMatch;
+use quell_core::units::{Bytes, Nanos, Rate};
+use quell_core::workload::Size;
+
+/// Keeps one program (or a few) fast beside noisy neighbours on the same multicore Linux machine.
+#[derive(Debug, Parser)]
+#[command(
+    name = "quell",
+    version,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Tell what this machine is and which mechanisms it offers, why not, and what would enable them
+    Doctor(Doctor),
+    /// Tell what a policy would do here (or on a captured machine) and what its promises are worth; change nothing
+    Plan(Plan),
+    /// Apply a policy, hold it, launch or attach, and restore everything at the end
+    Run(Run),
+    /// Tell what is applied now, and whether it holds
+    Status(Status),
+    /// Run an experiment: the same subjects under several configurations, compared
+    Compare(Compare),
+    /// Run a generator on its own
+    Bench(Bench),
+    /// Undo whatever an earlier run left
+    Restore,
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages
+    Man {
+        /// Into this directory
+        dir: PathBuf,
+    },
+    /// The watchdog of a run.
+    #[command(name = "__watchdog", hide = true)]
+    Watchdog {
+        /// The run's folder.
+        dir: PathBuf,
+    },
+    /// A generator of an experiment.
+    #[command(name = "__generator", hide = true)]
+    Generator {
+        /// What it does, as JSON.
+        workload: String,
+    },
+}
+
+/// `quell doctor`
+#[derive(Debug, clap::Args)]
+pub struct Doctor {
+    /// Measure the rates that percentages refer to, and remember them (a few seconds of full memory load)
+    #[arg(long)]
+    pub deep: bool,
+    /// Print the inventory as JSON; `quell plan --machine` reads it
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `quell plan`
+#[derive(Debug, clap::Args)]
+pub struct Plan {
+    /// The policy file
+    pub policy: PathBuf,
+    /// Plan for this machine (from `quell doctor --json`) instead of the one we run on
+    #[arg(long, value_name = "FILE")]
+    pub machine: Option<PathBuf>,
+    /// Print the plan as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `quell run`
+#[derive(Debug, clap::Args)]
+pub struct Run {
+    /// The policy file; leave it out and name groups with --critical and --best-effort instead
+    #[arg(conflicts_with_all = ["critical", "best_effort", "limit", "cpus", "save"])]
+    pub policy: Option<PathBuf>,
+    /// Tasks to protect: KEY=VALUE[,KEY=VALUE…] with pid, exe, comm, arg, user, cgroup, unit, container; repeat for more
+    #[arg(long, value_name = "MATCH")]
+    pub critical: Vec<TaskMatch>,
+    /// Tasks that may be slowed; written as for --critical
+    #[arg(long, value_name = "MATCH")]
+    pub best_effort: Vec<TaskMatch>,
+    /// At most this memory bandwidth for the best-effort tasks: part of what their CPUs can draw, or a rate [default: 20%]
+    #[arg(long, value_name = "LIMIT")]
+    pub limit: Option<Bandwidth>,
+    /// CPUs for the critical tasks: a number, or a list such as 0,2-3 [default: auto]
+    #[arg(long, value_name = "CPUS", value_parser = cpus)]
+    pub cpus: Option<CpusWanted>,
+    /// Write the policy that the options came to
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Write a record (manifest, events) into this directory
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Say nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// A command to launch: in the group that has neither `match` nor `command`; without a policy file it is the critical
+    /// one, or the best-effort one if --critical is given
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+fn cpus(text: &str) -> Result<CpusWanted, String> {
+    match text.parse::<u32>() {
+        Ok(n) => Ok(CpusWanted::Count(n)),
+        Err(_) => text.parse(),
+    }
+}
+
+/// `quell status`
+#[derive(Debug, clap::Args)]
+pub struct Status {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `quell compare`
+#[derive(Debug, clap::Args)]
+pub struct Compare {
+    /// A built-in experiment by name (neighbour), others by path
+    pub experiment: String,
+    /// The machine to run on: linux (sim and lab are not built yet)
+    #[arg(long, value_name = "BACKEND")]
+    pub on: Option<String>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The directory that gets the record's folder
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub out: PathBuf,
+    /// Seed of the order of cells and of the bootstrap [default: the experiment's]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Rounds [default: the experiment's]
+    #[arg(long)]
+    pub rounds: Option<u32>,
+    /// Only these configurations, by name or by the part before @; the baseline always comes along
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Exit with 3 when an expectation of the experiment is not met
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// `quell bench`
+#[derive(Debug, clap::Args)]
+pub struct Bench {
+    /// Which
+    #[command(subcommand)]
+    pub generator: Generator,
+}
+
+/// What generators have in common.
+#[derive(Debug, clap::Args)]
+pub struct Common {
+    /// The CPU to run on
+    #[arg(long)]
+    pub cpu: Option<u32>,
+    /// Load before measuring
+    #[arg(long, default_value = "200ms")]
+    pub warmup: Nanos,
+    /// The measured span
+    #[arg(long, default_value = "1s")]
+    pub duration: Nanos,
+    /// The window that percentiles are over
+    #[arg(long, default_value = "1ms")]
+    pub window: Nanos,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The generators.
+#[derive(Debug, Subcommand)]
+pub enum Generator {
+    /// A dependent walk through a list: nanoseconds per access
+    Latency {
+        /// Its size, as 24MiB or '0.5 LLC'
+        #[arg(long, default_value = "0.5 LLC")]
+        size: Size,
+        /// The order
+        #[arg(long, value_enum, default_value = "random")]
+        order: OrderArg,
+        /// Huge pages (2 MiB) instead of base pages
+        #[arg(long)]
+        huge: bool,
+        /// Common options
+        #[command(flatten)]
+        common: Common,
+    },
+    /// A stream: program bytes per second
+    Bandwidth {
+        /// What it does to each line
+        #[arg(long, value_enum, default_value = "write")]
+        operation: OperationArg,
+        /// The buffer's size
+        #[arg(long, default_value = "4 LLC")]
+        size: Size,
+        /// Huge pages (2 MiB) instead of base pages
+        #[arg(long)]
+        huge: bool,
+        /// A target rate such as 500MB/s
+        #[arg(long)]
+        rate: Option<Rate>,
+        /// Common options
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Calls that wait for kernel work on every CPU: how long they take
+    Flush {
+        /// The CPU to call from
+        #[arg(long)]
+        cpu: Option<u32>,
+        /// For so long
+        #[arg(long, default_value = "2s")]
+        duration: Nanos,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// How long a task runs without interruption on a CPU, and how long it is kept off
+    Overrun {
+        /// The CPU
+        #[arg(long)]
+        cpu: u32,
+        /// For so long
+        #[arg(long, default_value = "2s")]
+        duration: Nanos,
+        /// Inside system calls most of the time
+        #[arg(long)]
+        kernel: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Whether two CPUs share a cache right now
+    Sharing {
+        /// The two CPUs, as 0,1
+        cpus: CpuSet,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// The rates of this machine: one CPU alone, and all together
+    Rates {
+        /// Size of the last-level cache, if the kernel does not tell
+        #[arg(long)]
+        llc: Option<Bytes>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The order of a list.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum OrderArg {
+    /// One random cycle
+    Random,
+    /// By address
+    Sequential,
+}
+
+/// What a stream does.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum OperationArg {
+    /// Load
+    Read,
+    /// Store
+    Write,
+    /// Load from one half, store to the other
+    Copy,
+    /// Store past the caches
+    NonTemporal,
+}

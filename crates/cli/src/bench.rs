@@ -1,0 +1,211 @@
+//! `quell bench`, and the hidden child that serves a generator to an experiment.
+
+use std::fmt::Display;
+
+use quell_core::backend::Backend;
+use quell_core::cpuset::CpuId;
+use quell_core::units::Bytes;
+use quell_core::workload::{Operation, Order, Pages, Workload};
+use quell_workload::flush::FlushOptions;
+use quell_workload::overrun::OverrunOptions;
+use quell_workload::{BenchOptions, ResolvedWorkload, ServeOptions};
+use serde::Serialize;
+
+use crate::args::{Bench, Common, Generator, OperationArg, OrderArg};
+use crate::exit::{Exit, Result, failed, usage};
+use crate::machine;
+
+/// Runs a generator.
+pub fn run(args: &Bench) -> Result {
+    match &args.generator {
+        Generator::Latency {
+            size,
+            order,
+            huge,
+            common,
+        } => {
+            let order = match order {
+                OrderArg::Random => Order::Random,
+                OrderArg::Sequential => Order::Sequential,
+            };
+            generator(
+                &Workload::Latency {
+                    size: *size,
+                    order,
+                    pages: pages(*huge),
+                },
+                common,
+            )
+        }
+        Generator::Bandwidth {
+            operation,
+            size,
+            huge,
+            rate,
+            common,
+        } => {
+            let operation = match operation {
+                OperationArg::Read => Operation::Read,
+                OperationArg::Write => Operation::Write,
+                OperationArg::Copy => Operation::Copy,
+                OperationArg::NonTemporal => Operation::NonTemporal,
+            };
+            generator(
+                &Workload::Bandwidth {
+                    operation,
+                    size: *size,
+                    pages: pages(*huge),
+                    rate: *rate,
+                },
+                common,
+            )
+        }
+        Generator::Flush {
+            cpu,
+            duration,
+            json,
+        } => {
+            let cpu = match cpu {
+                Some(cpu) => *cpu,
+                None => first_cpu()?,
+            };
+            let options = FlushOptions {
+                cpu,
+                duration: *duration,
+                folder: std::env::temp_dir(),
+                stir: None,
+            };
+            show(
+                &quell_workload::flush::flush(&options).map_err(failed)?,
+                *json,
+            )
+        }
+        Generator::Overrun {
+            cpu,
+            duration,
+            kernel,
+            json,
+        } => {
+            let options = OverrunOptions {
+                cpu: *cpu,
+                duration: *duration,
+                kernel: *kernel,
+            };
+            show(
+                &quell_workload::overrun::overrun(&options).map_err(failed)?,
+                *json,
+            )
+        }
+        Generator::Sharing { cpus, json } => {
+            let mut two = cpus.iter();
+            let (Some(a), Some(b), None) = (two.next(), two.next(), two.next()) else {
+                return Err(usage(format!(
+                    "two CPUs are compared, not {}: write 0,1",
+                    cpus.len()
+                )));
+            };
+            let found = quell_workload::probe::sharing(a, b).map_err(failed)?;
+            if *json {
+                return show_json(&found);
+            }
+            match found {
+                Some(s) => println!(
+                    "CPUs {a} and {b}: score {:.2} (1 = share a cache now, 0 = do not); own line {:.0} ns, the other's {:.0} ns, \
+                     memory {:.0} ns",
+                    s.score, s.near_ns, s.other_ns, s.far_ns
+                ),
+                None => println!("CPUs {a} and {b}: it cannot be told here"),
+            }
+            Ok(Exit::Done)
+        }
+        Generator::Rates { llc, json } => {
+            let (mut backend, machine) = machine::linux()?;
+            if llc.is_none() {
+                let machine = backend
+                    .inventory(quell_core::backend::Probe::Deep)
+                    .map_err(failed)?;
+                return rates(machine.measured.as_ref(), *json);
+            }
+            let llc = llc.unwrap_or_default();
+            let measured =
+                quell_workload::measure::rates(&machine.cpu_set(), llc, machine::unix_s())
+                    .map_err(failed)?;
+            rates(Some(&measured), *json)
+        }
+    }
+}
+
+fn rates(measured: Option<&quell_core::inventory::Measured>, json: bool) -> Result {
+    if json {
+        return show_json(&measured);
+    }
+    if let Some(m) = measured {
+        for (name, rate) in &m.by_operation {
+            println!("{name:<14} one CPU  {rate}");
+        }
+        println!(
+            "{:<14} {} CPUs   {}",
+            m.peak_operation, m.cpus, m.sustainable
+        );
+    }
+    Ok(Exit::Done)
+}
+
+fn pages(huge: bool) -> Pages {
+    if huge { Pages::Huge } else { Pages::Base }
+}
+
+fn generator(workload: &Workload, common: &Common) -> Result {
+    let llc = llc()?;
+    let options = BenchOptions {
+        cpu: common.cpu,
+        warmup: common.warmup,
+        duration: common.duration,
+        window: common.window,
+        ..BenchOptions::new(ResolvedWorkload::new(workload, llc))
+    };
+    show(
+        &quell_workload::bench(&options).map_err(failed)?,
+        common.json,
+    )
+}
+
+fn llc() -> Result<Bytes> {
+    let (_, machine) = machine::linux()?;
+    let first = first_cpu()?;
+    Ok(machine.llc(first).map_or(Bytes(32 << 20), |c| c.size))
+}
+
+fn first_cpu() -> Result<CpuId> {
+    let allowed = quell_workload::affinity::allowed().map_err(failed)?;
+    allowed
+        .first()
+        .ok_or_else(|| failed("no CPU is left to run on"))
+}
+
+fn show<T: Serialize + Display>(report: &T, json: bool) -> Result {
+    if json {
+        return show_json(report);
+    }
+    print!("{report}");
+    Ok(Exit::Done)
+}
+
+fn show_json<T: Serialize>(value: &T) -> Result {
+    println!("{}", serde_json::to_string_pretty(value).map_err(failed)?);
+    Ok(Exit::Done)
+}
+
+/// The hidden child: serves a generator on its standard input and output.
+pub fn serve(workload: &str) -> Result {
+    let workload: ResolvedWorkload =
+        serde_json::from_str(workload).map_err(|e| usage(format!("not a generator: {e}")))?;
+    quell_workload::serve(
+        &workload,
+        &ServeOptions::default(),
+        std::io::stdin(),
+        std::io::stdout(),
+    )
+    .map_err(failed)?;
+    Ok(Exit::Done)
+}

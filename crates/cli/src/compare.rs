@@ -1,0 +1,97 @@
+//! `quell compare`
+
+use std::fs;
+
+use quell_core::experiment::Experiment;
+use quell_core::result::Timing;
+use quell_engine::compare::{CompareError, Options, run as compare};
+
+use crate::args::Compare;
+use crate::exit::{Exit, Failure, Result, failed, problems, usage};
+use crate::machine;
+use crate::progress::Bar;
+
+/// Runs an experiment and prints its table.
+pub fn run(args: &Compare) -> Result {
+    let (text, name) = read(&args.experiment)?;
+    let experiment = Experiment::parse(&text, &name).map_err(|all| problems(&all))?;
+    let on = args
+        .on
+        .as_deref()
+        .or(experiment.backends.first().map(String::as_str))
+        .unwrap_or("linux");
+    if on != "linux" {
+        return Err(usage(format!("--on {on}: not yet: only linux is built")));
+    }
+    let (mut backend, machine) = machine::measured()?;
+    let line: Vec<String> = std::env::args().collect();
+    let options = Options {
+        backend: on,
+        timing: Timing::Real,
+        seed: args.seed,
+        rounds: args.rounds,
+        only: &args.only,
+        out: Some(&args.out),
+        now_unix_s: machine::unix_s(),
+        command_line: &line.join(" "),
+        experiment_text: &text,
+        html: Some(&|input| quell_report::html(input)),
+    };
+    let mut bar = Bar::new();
+    let done = compare(
+        &experiment,
+        &mut backend,
+        &machine,
+        &quell_core::planner::plan,
+        &options,
+        &mut bar,
+    );
+    drop(bar);
+    let ended = backend.end();
+    let comparison = done.map_err(failure)?;
+    ended.map_err(failed)?;
+    let result = &comparison.report.result;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(result).map_err(failed)?);
+    } else {
+        print!("{}", quell_report::compare_text(result, machine::style()));
+    }
+    if let Some(folder) = &comparison.folder {
+        eprintln!("quell: the record is in {}", folder.display());
+    }
+    if let Some(why) = &result.interrupted {
+        return Err(failed(format!(
+            "interrupted ({why}): the result is partial"
+        )));
+    }
+    Ok(if args.check && !result.as_expected() {
+        Exit::NotHeld
+    } else {
+        Exit::Done
+    })
+}
+
+fn failure(error: CompareError) -> Failure {
+    match error {
+        CompareError::NotYet(_) | CompareError::Unknown { .. } | CompareError::Place(_) => {
+            usage(error)
+        }
+        CompareError::Folder(_) | CompareError::NotUndone { .. } => failed(error),
+    }
+}
+
+fn read(name: &str) -> Result<(String, String)> {
+    if let Some(text) = Experiment::builtin(name) {
+        return Ok((text.to_owned(), format!("{name}.toml")));
+    }
+    match fs::read_to_string(name) {
+        Ok(text) => Ok((text, name.to_owned())),
+        Err(e) => {
+            let known: Vec<&str> = Experiment::builtins().collect();
+            Err(usage(format!(
+                "{name}: neither a built-in experiment ({}) nor a file: {e}",
+                known.join(", ")
+            )))
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! `quell run`: from a policy file, or from what the options name.
+
+use std::path::Path;
+
+use quell_core::backend::{Program, SubjectSpec};
+use quell_core::plan::Plan;
+use quell_core::policy::{Bandwidth, Group, Policy, Role};
+use quell_core::record::Event;
+use quell_core::units::{Nanos, Share};
+use quell_engine::drive::Sink;
+use quell_engine::folder::Folder;
+use quell_engine::hold::{Held, Outcome, Until, run as hold};
+use quell_linux::backend::Linux;
+
+use crate::args::Run;
+use crate::exit::{Exit, Failure, Result, failed, problems, usage};
+use crate::machine;
+
+/// The limit of best-effort tasks when the options name none.
+const USUAL_LIMIT: Share = Share::percent(20);
+
+/// `env(1)`: the command cannot be started by us · cannot be executed · cannot be found.
+const FAILED: i32 = 125;
+const NOT_EXECUTABLE: i32 = 126;
+const NOT_FOUND: i32 = 127;
+
+/// Applies, holds, restores.
+pub fn run(args: &Run) -> Result {
+    let (policy, launched) = wanted(args)?;
+    let subjects = subjects(&policy, launched.as_deref(), &args.command)?;
+    for subject in &subjects {
+        findable(subject)?;
+    }
+    let with_command = !subjects.is_empty();
+    let result = held(args, &policy, &subjects);
+    match result {
+        // A failure of ours must not look like the command's.
+        Err(failure) if with_command && failure.exit == Exit::Failed => Err(Failure {
+            text: failure.text,
+            exit: Exit::Status(FAILED),
+        }),
+        other => other,
+    }
+}
+
+fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
+    let (mut backend, machine) = machine::measured()?;
+    let plan = quell_core::planner::plan(policy, &machine).map_err(|all| problems(&all))?;
+    if let Some(path) = &args.save {
+        save(policy, path)?;
+    }
+    backend.describe(&plan);
+    backend.on_drift(policy.on_drift);
+    // A throttler that waits for a page is late; nothing we touch may be swapped out.
+    if let Err(e) = quell_linux::rt::lock_memory() {
+        eprintln!(
+            "quell: note: memory could not be locked ({e}); throttlers may be late under memory pressure"
+        );
+    }
+    let folder = match &args.out {
+        Some(dir) => Some(
+            Folder::begin(dir, &policy.name, machine::unix_s(), now(&backend)).map_err(failed)?,
+        ),
+        None => None,
+    };
+    let mut told = Told {
+        quiet: args.quiet,
+        lost: false,
+        folder,
+    };
+    told.plan(&plan);
+    let until = match (args.command.is_empty(), subjects.is_empty()) {
+        (false, _) => Until::First,
+        (true, false) => Until::All,
+        (true, true) => Until::Stop,
+    };
+    let done = hold(&mut backend, &plan, subjects, until, &mut told);
+    let ended = backend.end();
+    if let Some(folder) = told.folder.take() {
+        let path = record(folder, policy, &plan)?;
+        eprintln!("quell: the record is in {path}");
+    }
+    let done = done.map_err(failed)?;
+    ended.map_err(failed)?;
+    Ok(told.end(&done, !subjects.is_empty()))
+}
+
+fn now(backend: &Linux) -> Nanos {
+    quell_core::backend::Backend::now(backend)
+}
+
+/// The policy, and the group that the command of the command line is launched in.
+fn wanted(args: &Run) -> Result<(Policy, Option<String>)> {
+    if let Some(path) = &args.policy {
+        let policy = crate::plan::policy(path)?;
+        let launched = if args.command.is_empty() {
+            None
+        } else {
+            Some(open_group(&policy, path)?)
+        };
+        return Ok((policy, launched));
+    }
+    let critical = args.critical.is_empty() && !args.command.is_empty();
+    let best_effort = args.best_effort.is_empty() && !args.command.is_empty() && !critical;
+    if args.critical.is_empty() && !critical {
+        return Err(usage(
+            "name what to protect: a policy file, --critical MATCH, or a command after --",
+        ));
+    }
+    if !args.command.is_empty() && !critical && !best_effort {
+        return Err(usage(
+            "--critical and --best-effort both say who they are: for which of them is the command after --?",
+        ));
+    }
+    let mut policy = Policy::new("run");
+    let mut victim = Group::new(Role::Critical);
+    victim.matching.clone_from(&args.critical);
+    victim.cpus.clone_from(&args.cpus);
+    policy.groups.insert("critical".to_owned(), victim);
+    if best_effort || !args.best_effort.is_empty() {
+        let mut others = Group::new(Role::BestEffort);
+        others.matching.clone_from(&args.best_effort);
+        others.limit.bandwidth = Some(args.limit.unwrap_or(Bandwidth::Share(USUAL_LIMIT)));
+        policy.groups.insert("best-effort".to_owned(), others);
+    } else if args.limit.is_some() {
+        return Err(usage(
+            "--limit needs --best-effort: unmatched tasks are not limited",
+        ));
+    }
+    let launched = match (critical, best_effort) {
+        (true, _) => Some("critical".to_owned()),
+        (_, true) => Some("best-effort".to_owned()),
+        _ => None,
+    };
+    Ok((policy, launched))
+}
+
+/// The one group of a policy file that a command can be launched in.
+fn open_group(policy: &Policy, path: &Path) -> Result<String> {
+    let open: Vec<&String> = policy
+        .groups
+        .iter()
+        .filter(|(_, g)| g.matching.is_empty() && g.command.is_none())
+        .map(|(n, _)| n)
+        .collect();
+    match open.as_slice() {
+        [one] => Ok((*one).clone()),
+        [] => Err(usage(format!(
+            "{}: no group is left for the command after --: leave `match` and `command` out of the group it belongs to",
+            path.display()
+        ))),
+        several => {
+            let names: Vec<&str> = several.iter().map(|n| n.as_str()).collect();
+            Err(usage(format!(
+                "{}: the command after -- could belong to any of {}",
+                path.display(),
+                names.join(", ")
+            )))
+        }
+    }
+}
+
+fn subjects(
+    policy: &Policy,
+    launched: Option<&str>,
+    command: &[String],
+) -> Result<Vec<SubjectSpec>> {
+    let spec = |group: &str, command: &[String]| SubjectSpec {
+        name: group.to_owned(),
+        group: group.to_owned(),
+        program: Program::Command(command.to_vec()),
+        cpus: None,
+        env: std::collections::BTreeMap::new(),
+        capture: false,
+    };
+    let mut all: Vec<SubjectSpec> = policy
+        .groups
+        .iter()
+        .filter_map(|(name, group)| group.command.as_deref().map(|command| spec(name, command)))
+        .collect();
+    match launched {
+        Some(group) => all.insert(0, spec(group, command)),
+        None if policy
+            .groups
+            .values()
+            .all(|g| g.matching.is_empty() && g.command.is_none()) =>
+        {
+            return Err(usage(
+                "the policy matches and launches nothing: give its groups `match` or `command`, or a command after --",
+            ));
+        }
+        None => {}
+    }
+    Ok(all)
+}
+
+/// Before anything is changed: can the command be executed at all?
+fn findable(subject: &SubjectSpec) -> Result<()> {
+    let Program::Command(command) = &subject.program else {
+        return Ok(());
+    };
+    let Some(program) = command.first() else {
+        return Ok(());
+    };
+    let fail = |text: String, status| {
+        Err(Failure {
+            text,
+            exit: Exit::Status(status),
+        })
+    };
+    let candidates: Vec<std::path::PathBuf> = if program.contains('/') {
+        vec![program.into()]
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path)
+            .map(|dir| dir.join(program))
+            .collect()
+    };
+    let found: Vec<&std::path::PathBuf> = candidates.iter().filter(|p| p.is_file()).collect();
+    if found.is_empty() {
+        return fail(
+            format!("{program}: command not found; nothing was changed"),
+            NOT_FOUND,
+        );
+    }
+    if !found.iter().any(|p| quell_linux::is_executable(p)) {
+        return fail(
+            format!("{program}: not executable; nothing was changed"),
+            NOT_EXECUTABLE,
+        );
+    }
+    Ok(())
+}
+
+fn save(policy: &Policy, path: &Path) -> Result<()> {
+    let text = toml::to_string_pretty(policy).map_err(failed)?;
+    std::fs::write(path, text).map_err(|e| {
+        failed(format!(
+            "the policy could not be saved to {}: {e}",
+            path.display()
+        ))
+    })
+}
+
+fn record(mut folder: Folder, policy: &Policy, plan: &Plan) -> Result<String> {
+    let manifest = serde_json::json!({
+        "schema": quell_core::record::MANIFEST_SCHEMA,
+        "version": env!("CARGO_PKG_VERSION"),
+        "policy": policy,
+        "policy_hash": quell_engine::folder::hash(&toml::to_string(policy).unwrap_or_default()),
+        "plan": plan,
+    });
+    folder
+        .write(
+            "manifest.json",
+            &serde_json::to_string_pretty(&manifest).map_err(failed)?,
+        )
+        .map_err(failed)?;
+    folder.check().map_err(failed)?;
+    Ok(folder.finish().map_err(failed)?.display().to_string())
+}
+
+/// What a person is told, and what goes into the record.
+struct Told {
+    quiet: bool,
+    lost: bool,
+    folder: Option<Folder>,
+}
+
+impl Told {
+    fn plan(&self, plan: &Plan) {
+        if !self.quiet {
+            eprint!("{}", quell_report::plan_text(plan, machine::error_style()));
+        }
+    }
+
+    fn end(&self, held: &Held, with_command: bool) -> Exit {
+        if !self.quiet {
+            for note in &held.notes {
+                eprintln!("quell: {note}");
+            }
+            if held.throttles > 0 {
+                eprintln!(
+                    "quell: throttled {} times, {} in all",
+                    held.throttles,
+                    Nanos(held.throttled.0 / 1_000_000 * 1_000_000)
+                );
+            }
+            eprintln!("quell: {} changes taken back", held.undone.restored);
+        }
+        for left in &held.undone.left {
+            eprintln!("quell: not taken back: {left}");
+        }
+        match &held.outcome {
+            Outcome::Revoked(why) => {
+                eprintln!("quell: {why}");
+                Exit::NotHeld
+            }
+            Outcome::Exited(0) if self.lost => Exit::NotHeld,
+            Outcome::Exited(status) => Exit::Status(*status),
+            Outcome::Stopped(signal) if with_command && *signal > 0 => Exit::Status(128 + signal),
+            Outcome::Stopped(0) => Exit::NotHeld,
+            Outcome::Stopped(_) if self.lost => Exit::NotHeld,
+            Outcome::Stopped(_) => Exit::Done,
+        }
+    }
+}
+
+impl Sink for Told {
+    fn put(&mut self, at: Nanos, event: &Event) {
+        if let Event::Finding { what, .. } = event {
+            self.lost |= what.contains("level none");
+            eprintln!("quell: {what}");
+        }
+        self.folder.put(at, event);
+    }
+}

@@ -1,0 +1,150 @@
+//! `quell status` and `quell restore`
+
+use std::fs;
+use std::path::Path;
+
+use quell_core::plan::{Plan, Setting};
+use quell_core::units::Nanos;
+use quell_linux::lease::{self, Lease, State};
+use quell_linux::root::Kernel;
+use quell_linux::{restore as undo, rt, session};
+use serde::Serialize;
+
+use crate::args::Status;
+use crate::exit::{Exit, Result, failed};
+use crate::machine::{self, RUN_ROOT};
+
+#[derive(Debug, Serialize)]
+struct Run {
+    run: String,
+    holds: bool,
+    why: String,
+    changes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<Plan>,
+    throttled: Vec<Cpu>,
+}
+
+#[derive(Debug, Serialize)]
+struct Cpu {
+    cpu: u32,
+    group: String,
+    regulated: bool,
+    throttles: u64,
+    throttled_ns: u64,
+}
+
+/// Tells what is applied and whether it holds.
+pub fn run(args: &Status) -> Result {
+    let mut runs = Vec::new();
+    for dir in undo::folders(Path::new(RUN_ROOT)).map_err(failed)? {
+        runs.push(look(&dir)?);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&runs).map_err(failed)?);
+    } else if runs.is_empty() {
+        println!("nothing is applied");
+    }
+    let holds = runs.iter().all(|r| r.holds);
+    if !args.json {
+        runs.iter().for_each(show);
+    }
+    Ok(if holds { Exit::Done } else { Exit::NotHeld })
+}
+
+fn look(dir: &Path) -> Result<Run> {
+    let lease = Lease::open(&dir.join(lease::FILE));
+    let (mut holds, mut why) = match &lease {
+        Ok(lease) if lease.is_held(rt::now()) => {
+            (true, "held by a living process, heartbeat fresh".to_owned())
+        }
+        Ok(lease) if lease.state() == State::Held => {
+            (false, "its process does not answer".to_owned())
+        }
+        Ok(lease) if lease.state() == State::Revoked => {
+            (false, "revoked: the watchdog has undone it".to_owned())
+        }
+        Ok(_) => (false, "it is just ending".to_owned()),
+        Err(_) => (false, "its process is gone; run `quell restore`".to_owned()),
+    };
+    let plan: Option<Plan> = fs::read_to_string(dir.join(session::PLAN))
+        .ok()
+        .and_then(|text| serde_json::from_str(&text).ok());
+    let mut throttled = Vec::new();
+    for step in plan.iter().flat_map(|p| &p.steps) {
+        let Setting::Regulate(regulation) = &step.set else {
+            continue;
+        };
+        for cpu in regulation.cpus.iter() {
+            let Some(record) = lease.as_ref().ok().and_then(|l| l.record(cpu as usize)) else {
+                continue;
+            };
+            let value = |i: usize| record.0[i].load(std::sync::atomic::Ordering::Relaxed);
+            let regulated = value(4) == 1;
+            if holds && !regulated {
+                holds = false;
+                why = format!("CPU {cpu} is not regulated any more");
+            }
+            throttled.push(Cpu {
+                cpu,
+                group: step.group.clone().unwrap_or_default(),
+                regulated,
+                throttles: value(1),
+                throttled_ns: value(2),
+            });
+        }
+    }
+    Ok(Run {
+        run: dir
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+        holds,
+        why,
+        changes: undo::left_by(dir).map(|all| all.len()).unwrap_or(0),
+        plan,
+        throttled,
+    })
+}
+
+fn show(run: &Run) {
+    let word = if run.holds { "holds" } else { "DOES NOT HOLD" };
+    println!(
+        "run {}: {word} ({}); {} changes recorded",
+        run.run, run.why, run.changes
+    );
+    for cpu in &run.throttled {
+        println!(
+            "  CPU {:<4} group {:<16} throttled {} times, {} in all",
+            cpu.cpu,
+            cpu.group,
+            cpu.throttles,
+            Nanos(cpu.throttled_ns / 1_000_000 * 1_000_000)
+        );
+    }
+    if let Some(plan) = &run.plan {
+        print!("{}", quell_report::plan_text(plan, machine::style()));
+    }
+}
+
+/// Undoes what earlier runs left.
+pub fn restore() -> Result {
+    let kernel = Kernel::new().map_err(failed)?;
+    let all = undo::restore(&kernel, Path::new(RUN_ROOT)).map_err(failed)?;
+    if all.is_empty() {
+        println!("nothing to restore");
+    }
+    let mut complete = true;
+    for one in &all {
+        println!(
+            "run {}: {} changes taken back",
+            one.run, one.undone.restored
+        );
+        for text in one.notes.iter().chain(&one.undone.left) {
+            println!("  {text}");
+        }
+        complete &= one.complete;
+    }
+    Ok(if complete { Exit::Done } else { Exit::Failed })
+}
