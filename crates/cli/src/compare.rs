@@ -64,6 +64,9 @@ pub fn run(args: &Compare) -> Result {
             "interrupted ({why}): the result is partial"
         )));
     }
+    if !result.failures.is_empty() {
+        return Err(failed(format!("{} cells failed twice and are missing from the result", result.failures.len())));
+    }
     Ok(if args.check && !result.as_expected() {
         Exit::NotHeld
     } else {

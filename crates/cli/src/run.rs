@@ -44,7 +44,8 @@ pub fn run(args: &Run) -> Result {
 }
 
 fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
-    let (mut backend, machine) = machine::measured()?;
+    let rates = policy.groups.values().any(|g| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some());
+    let (mut backend, machine) = if rates { machine::measured()? } else { machine::linux()? };
     let plan = quell_core::planner::plan(policy, &machine).map_err(|all| problems(&all))?;
     if let Some(path) = &args.save {
         save(policy, path)?;

@@ -27,6 +27,13 @@ struct Limited {
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
+    if policy.rest.allow.contains(&Permission::Throttle) {
+        draft.refuse(
+            "rest.allow",
+            "not yet: unmatched tasks are throttled along on a regulated CPU, but not regulated by themselves",
+            Some("match those that must be limited in a group of their own".to_owned()),
+        );
+    }
     let mut limited: Vec<Limited> = Vec::new();
     let reserved = reserves(draft);
     let spare = spare_of(draft, &reserved);
