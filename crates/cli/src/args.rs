@@ -233,6 +233,9 @@ pub enum Generator {
         /// The CPU to call from
         #[arg(long)]
         cpu: Option<u32>,
+        /// Keep kernel work pending on this other CPU, so that there is something to wait for
+        #[arg(long)]
+        stir: Option<u32>,
         /// For so long
         #[arg(long, default_value = "2s")]
         duration: Nanos,

@@ -62,6 +62,7 @@ pub fn run(args: &Bench) -> Result {
         }
         Generator::Flush {
             cpu,
+            stir,
             duration,
             json,
         } => {
@@ -73,7 +74,7 @@ pub fn run(args: &Bench) -> Result {
                 cpu,
                 duration: *duration,
                 folder: std::env::temp_dir(),
-                stir: None,
+                stir: *stir,
             };
             show(
                 &quell_workload::flush::flush(&options).map_err(failed)?,

@@ -43,6 +43,12 @@ pub enum Event {
         throttled_ns: u64,
         /// Lines counted.
         lines: u64,
+        /// From overflow to throttled, median since the beginning, as the CPU's own use past its budget tells.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reaction_p50_ns: Option<u64>,
+        /// The same, 99th percentile.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reaction_p99_ns: Option<u64>,
     },
     /// Something a person should know: a promise lost, a value changed by somebody else.
     Finding {

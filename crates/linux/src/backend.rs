@@ -59,6 +59,21 @@ struct Group {
     regulated: CpuSet,
 }
 
+/// A regulated CPU.
+struct Regulated {
+    group: String,
+    throttler: Throttler,
+    /// What the record has been told of it: overflows, throttles, time, lines.
+    told: [u64; 4],
+}
+
+impl Regulated {
+    fn totals(&self) -> [u64; 4] {
+        let stats = self.throttler.stats();
+        [&stats.overflows, &stats.throttles, &stats.throttled_ns, &stats.lines].map(|v| v.load(Ordering::Relaxed))
+    }
+}
+
 /// This machine.
 pub struct Linux {
     files: Kernel,
@@ -73,7 +88,7 @@ pub struct Linux {
     on_drift: OnDrift,
     session: Option<Session>,
     groups: BTreeMap<String, Group>,
-    throttlers: Vec<(String, Throttler)>,
+    throttlers: Vec<Regulated>,
     subjects: Vec<Subject>,
     next_beat: Nanos,
     next_look: Nanos,
@@ -437,7 +452,7 @@ impl Linux {
             let permit = Arc::new(move |now| lease.is_held(now));
             let throttler = Throttler::start(cpu, regulation, meter, permit)
                 .map_err(|e| failed("no throttler", e))?;
-            self.throttlers.push((name.to_owned(), throttler));
+            self.throttlers.push(Regulated { group: name.to_owned(), throttler, told: [0; 4] });
         }
         if let Some(group) = self.groups.get_mut(name) {
             group.regulated = regulation.cpus.clone();
@@ -458,31 +473,41 @@ impl Linux {
         session.beat(&self.files, &self.cgroups, now)
     }
 
+    /// Tells what the throttlers did since the last time, before anything else seen meanwhile.
+    fn account(&mut self, seen: &mut Observation) {
+        for regulated in &mut self.throttlers {
+            let now = regulated.totals();
+            let [overflows, throttles, throttled_ns, lines] = std::array::from_fn(|i| now[i] - regulated.told[i]);
+            regulated.told = now;
+            let reaction = |percent| regulated.throttler.stats().reaction_percentile(percent).map(|n| n.0);
+            let event = Event::Throttle {
+                cpu: regulated.throttler.cpu,
+                group: regulated.group.clone(),
+                overflows,
+                throttles,
+                throttled_ns,
+                lines,
+                reaction_p50_ns: reaction(50),
+                reaction_p99_ns: reaction(99),
+            };
+            seen.insert(0, Seen::Event(event));
+        }
+    }
+
     /// The slow duties of a hold: newborn tasks, drift, throttlers that ended.
     fn look(&mut self, seen: &mut Observation) -> Result<()> {
         let finding =
             |what: String, group: Option<String>| Seen::Event(Event::Finding { what, group });
         let mut lost = Vec::new();
-        for (group, throttler) in &self.throttlers {
-            let stats = throttler.stats();
-            seen.push(Seen::Event(Event::Throttle {
-                cpu: throttler.cpu,
-                group: group.clone(),
-                overflows: stats.overflows.load(Ordering::Relaxed),
-                throttles: stats.throttles.load(Ordering::Relaxed),
-                throttled_ns: stats.throttled_ns.load(Ordering::Relaxed),
-                lines: stats.lines.load(Ordering::Relaxed),
-            }));
+        self.account(seen);
+        for Regulated { group, throttler, .. } in &self.throttlers {
             if let Some(why) = throttler.lost() {
                 lost.push(throttler.cpu);
-                let what = format!(
-                    "CPU {} is no longer regulated: {why}; the group's limit is at level none",
-                    throttler.cpu
-                );
+                let what = format!("CPU {} is no longer regulated: {why}; the group's limit is at level none", throttler.cpu);
                 seen.push(finding(what, Some(group.clone())));
             }
         }
-        self.throttlers.retain(|(_, t)| !lost.contains(&t.cpu));
+        self.throttlers.retain(|r| !lost.contains(&r.throttler.cpu));
         let matched: Vec<String> = self
             .groups
             .iter()
@@ -555,6 +580,9 @@ impl Linux {
                 self.look(seen)?;
             }
             if !seen.is_empty() || rt::now() >= until {
+                if seen.iter().any(|s| matches!(s, Seen::Exited(..) | Seen::Stop(_) | Seen::Result(..))) {
+                    self.account(seen);
+                }
                 return Ok(());
             }
             let next = if self.session.is_some() {
@@ -600,20 +628,13 @@ impl Linux {
 }
 
 /// Writes what the throttlers did into the lease's page, for `quell status`.
-fn publish(session: &Session, throttlers: &[(String, Throttler)]) {
-    for (_, throttler) in throttlers {
-        let stats = throttler.stats();
-        if let Some(record) = session.lease().record(throttler.cpu as usize) {
-            let values = [
-                &stats.overflows,
-                &stats.throttles,
-                &stats.throttled_ns,
-                &stats.lines,
-            ];
-            for (slot, value) in record.0.iter().zip(values) {
-                slot.store(value.load(Ordering::Relaxed), Ordering::Relaxed);
+fn publish(session: &Session, throttlers: &[Regulated]) {
+    for regulated in throttlers {
+        if let Some(record) = session.lease().record(regulated.throttler.cpu as usize) {
+            for (slot, value) in record.0.iter().zip(regulated.totals()) {
+                slot.store(value, Ordering::Relaxed);
             }
-            record.0[4].store(u64::from(throttler.lost().is_none()), Ordering::Relaxed);
+            record.0[4].store(u64::from(regulated.throttler.lost().is_none()), Ordering::Relaxed);
         }
     }
 }

@@ -153,14 +153,14 @@ fn size(bytes: u64) -> String {
 }
 
 fn availability(mechanism: Mechanism, available: &Availability, style: Style) -> String {
-    let rest = " ".repeat(LABEL + 14);
+    let rest = " ".repeat(LABEL + 16);
     match available {
         Availability::Yes { best, how } => {
-            let first = format!("  + {:<11}{:<12}", mechanism.name(), best.name());
+            let first = format!("  + {:<13}{:<12}", mechanism.name(), best.name());
             paint_head(&style.wrap(&first, &rest, how), &first, tone(*best), style)
         }
         Availability::No { why, remedy } => {
-            let first = format!("  - {:<11}{:<12}", mechanism.name(), "not here");
+            let first = format!("  - {:<13}{:<12}", mechanism.name(), "not here");
             let mut out = paint_head(&style.wrap(&first, &rest, why), &first, Tone::Faint, style);
             if let Some(remedy) = remedy {
                 out.push_str(&style.wrap(&format!("{rest}to enable: "), &rest, remedy));
