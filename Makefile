@@ -6,7 +6,7 @@ QUELL := $(or $(CARGO_TARGET_DIR),target)/release/quell
 # Tests that change the machine need root; without it they skip themselves aloud.
 PACKAGES := redis-server redis-tools stress-ng
 
-.PHONY: demo build check test soak bench vm deps clean
+.PHONY: demo build check test soak bench deps clean
 
 demo: build
 	$(QUELL) doctor
@@ -24,7 +24,6 @@ test: deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) test --workspace --locked -- --test-threads=2
-	tests/vm/run.sh
 
 # The thousand kills and the hour: every fault point, 200 random kills, caps and frontier in full.
 soak: deps build
@@ -36,8 +35,6 @@ soak: deps build
 bench: build
 	scripts/performance.sh $(QUELL)
 
-vm:
-	tests/vm/run.sh
 
 # What the tests use besides Rust; left alone where it is there or cannot be had.
 deps:

@@ -65,7 +65,10 @@ pub fn run(args: &Compare) -> Result {
         )));
     }
     if !result.failures.is_empty() {
-        return Err(failed(format!("{} cells failed twice and are missing from the result", result.failures.len())));
+        return Err(failed(format!(
+            "{} cells failed twice and are missing from the result",
+            result.failures.len()
+        )));
     }
     Ok(if args.check && !result.as_expected() {
         Exit::NotHeld

@@ -111,7 +111,18 @@ pub fn linux() -> Result<(Linux, Inventory)> {
 
 /// Measures and remembers.
 pub fn measure(backend: &mut Linux) -> Result<Inventory> {
-    let machine = backend.inventory(Probe::Deep).map_err(failed)?;
+    let mut machine = backend.inventory(Probe::Deep).map_err(failed)?;
+    match quell_engine::calibrate::stop_cost(backend, &machine) {
+        Ok(cost) => {
+            if let Some(measured) = machine.measured.as_mut() {
+                measured.stop_cost = cost;
+                backend.measured(measured.clone());
+            }
+        }
+        Err(why) => eprintln!(
+            "quell: note: what a stop costs could not be measured, and is taken as nothing: {why}"
+        ),
+    }
     if let Some(measured) = &machine.measured
         && let Err(e) = store(&machine, measured)
     {

@@ -3,28 +3,43 @@
 use std::path::Path;
 
 use quell_core::inventory::Inventory;
+use quell_core::plan::Plan as Planned;
 use quell_core::policy::Policy;
 
 use crate::args::Plan;
 use crate::exit::{Exit, Result, failed, problems, usage};
 use crate::machine;
 
-/// Reads a policy file.
-pub fn policy(path: &Path) -> Result<Policy> {
+/// Reads a policy file; `open` to a command from the command line, for which a group may be left without tasks.
+pub fn policy(path: &Path, open: bool) -> Result<Policy> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path)
         .map_err(|e| usage(format!("{name}: the policy cannot be read: {e}")))?;
-    Policy::parse(&text, &name).map_err(|all| problems(&all))
+    let parsed = if open {
+        Policy::parse_open(&text, &name)
+    } else {
+        Policy::parse(&text, &name)
+    };
+    parsed.map_err(|all| problems(&all))
+}
+
+/// Plans a policy for a machine; what is refused names the file, if there is one.
+pub fn plan(policy: &Policy, path: Option<&Path>, machine: &Inventory) -> Result<Planned> {
+    quell_core::planner::plan(policy, machine).map_err(|all| {
+        let file = path.map_or(String::new(), |p| format!("{}: ", p.display()));
+        let lines: Vec<String> = all.iter().map(|p| format!("{file}{p}")).collect();
+        problems(&lines)
+    })
 }
 
 /// Tells what would be done.
 pub fn run(args: &Plan) -> Result {
-    let policy = policy(&args.policy)?;
+    let policy = policy(&args.policy, false)?;
     let machine = match &args.machine {
         Some(file) => captured(file)?,
         None => machine::linux()?.1,
     };
-    let plan = quell_core::planner::plan(&policy, &machine).map_err(|all| problems(&all))?;
+    let plan = plan(&policy, Some(&args.policy), &machine)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&plan).map_err(failed)?);
     } else {

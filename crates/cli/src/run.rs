@@ -13,7 +13,7 @@ use quell_engine::hold::{Held, Outcome, Until, run as hold};
 use quell_linux::backend::Linux;
 
 use crate::args::Run;
-use crate::exit::{Exit, Failure, Result, failed, problems, usage};
+use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::machine;
 
 /// The limit of best-effort tasks when the options name none.
@@ -44,11 +44,19 @@ pub fn run(args: &Run) -> Result {
 }
 
 fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
-    let rates = policy.groups.values().any(|g| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some());
-    let (mut backend, machine) = if rates { machine::measured()? } else { machine::linux()? };
-    let plan = quell_core::planner::plan(policy, &machine).map_err(|all| problems(&all))?;
+    crate::status::settle()?;
+    let rates = policy
+        .groups
+        .values()
+        .any(|g| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some());
+    let (mut backend, machine) = if rates {
+        machine::measured()?
+    } else {
+        machine::linux()?
+    };
+    let plan = crate::plan::plan(policy, args.policy.as_deref(), &machine)?;
     if let Some(path) = &args.save {
-        save(policy, path)?;
+        save(policy, subjects, path)?;
     }
     backend.describe(&plan);
     backend.on_drift(policy.on_drift);
@@ -67,6 +75,9 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     let mut told = Told {
         quiet: args.quiet,
         lost: false,
+        holding: false,
+        undoing: false,
+        late: Vec::new(),
         folder,
     };
     told.plan(&plan);
@@ -81,7 +92,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         let path = record(folder, policy, &plan)?;
         eprintln!("quell: the record is in {path}");
     }
-    let done = done.map_err(failed)?;
+    let done = done.map_err(|e| failed(told.also(&e.to_string())))?;
     ended.map_err(failed)?;
     Ok(told.end(&done, !subjects.is_empty()))
 }
@@ -93,7 +104,7 @@ fn now(backend: &Linux) -> Nanos {
 /// The policy, and the group that the command of the command line is launched in.
 fn wanted(args: &Run) -> Result<(Policy, Option<String>)> {
     if let Some(path) = &args.policy {
-        let policy = crate::plan::policy(path)?;
+        let policy = crate::plan::policy(path, !args.command.is_empty())?;
         let launched = if args.command.is_empty() {
             None
         } else {
@@ -233,7 +244,17 @@ fn findable(subject: &SubjectSpec) -> Result<()> {
     Ok(())
 }
 
-fn save(policy: &Policy, path: &Path) -> Result<()> {
+/// The command of the command line becomes its group's, so that the file stands for itself.
+fn save(policy: &Policy, subjects: &[SubjectSpec], path: &Path) -> Result<()> {
+    let mut policy = policy.clone();
+    for subject in subjects {
+        if let (Program::Command(command), Some(group)) =
+            (&subject.program, policy.groups.get_mut(&subject.group))
+        {
+            group.command = Some(command.clone());
+        }
+    }
+    let policy = &policy;
     let text = toml::to_string_pretty(policy).map_err(failed)?;
     std::fs::write(path, text).map_err(|e| {
         failed(format!(
@@ -265,6 +286,11 @@ fn record(mut folder: Folder, policy: &Policy, plan: &Plan) -> Result<String> {
 struct Told {
     quiet: bool,
     lost: bool,
+    /// Everything is applied: what is found from now on is no mere note.
+    holding: bool,
+    /// From the beginning of the undoing on, what is found is told at the end, once.
+    undoing: bool,
+    late: Vec<String>,
     folder: Option<Folder>,
 }
 
@@ -275,11 +301,15 @@ impl Told {
         }
     }
 
+    /// A failure, with what else the undoing brought to light.
+    fn also(&self, failure: &str) -> String {
+        let late = self.late.iter().filter(|l| *l != failure);
+        let lines = std::iter::once(failure).chain(late.map(String::as_str));
+        lines.collect::<Vec<_>>().join("\nquell: ")
+    }
+
     fn end(&self, held: &Held, with_command: bool) -> Exit {
         if !self.quiet {
-            for note in &held.notes {
-                eprintln!("quell: {note}");
-            }
             if held.throttles > 0 {
                 eprintln!(
                     "quell: throttled {} times, {} in all",
@@ -293,10 +323,8 @@ impl Told {
             eprintln!("quell: not taken back: {left}");
         }
         match &held.outcome {
-            Outcome::Revoked(why) => {
-                eprintln!("quell: {why}");
-                Exit::NotHeld
-            }
+            // Why was told when it was found.
+            Outcome::Revoked(_) => Exit::NotHeld,
             Outcome::Exited(0) if self.lost => Exit::NotHeld,
             Outcome::Exited(status) => Exit::Status(*status),
             Outcome::Stopped(signal) if with_command && *signal > 0 => Exit::Status(128 + signal),
@@ -309,9 +337,18 @@ impl Told {
 
 impl Sink for Told {
     fn put(&mut self, at: Nanos, event: &Event) {
+        if let Event::Phase { name } = event {
+            self.holding = name == "hold";
+            self.undoing = name == "undo";
+        }
         if let Event::Finding { what, .. } = event {
-            self.lost |= what.contains("level none");
-            eprintln!("quell: {what}");
+            let lost = what.contains("level none");
+            self.lost |= lost;
+            if self.undoing {
+                self.late.push(what.clone());
+            } else if lost || self.holding || !self.quiet {
+                eprintln!("quell: {what}");
+            }
         }
         self.folder.put(at, event);
     }

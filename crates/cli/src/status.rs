@@ -6,6 +6,7 @@ use std::path::Path;
 use quell_core::plan::{Plan, Setting};
 use quell_core::units::Nanos;
 use quell_linux::lease::{self, Lease, State};
+use quell_linux::lock::Lock;
 use quell_linux::root::Kernel;
 use quell_linux::{restore as undo, rt, session};
 use serde::Serialize;
@@ -126,6 +127,29 @@ fn show(run: &Run) {
     if let Some(plan) = &run.plan {
         print!("{}", quell_report::plan_text(plan, machine::style()));
     }
+}
+
+/// Before anything is planned: nobody else is at work, and what a dead run left is restored. Otherwise the plan would be
+/// made for what is left of the machine. Without root nothing can be applied, and nothing is done here.
+pub fn settle() -> Result<()> {
+    if !quell_linux::is_root() {
+        return Ok(());
+    }
+    let root = Path::new(RUN_ROOT);
+    let lock = Lock::acquire(root, "quell").map_err(failed)?;
+    let kernel = Kernel::new().map_err(failed)?;
+    for left in undo::restore(&kernel, root).map_err(failed)? {
+        eprintln!(
+            "quell: restored what run {} left: {} changes taken back",
+            left.run, left.undone.restored
+        );
+        for text in left.notes.iter().chain(&left.undone.left) {
+            eprintln!("quell: {text}");
+        }
+    }
+    // Until the run takes it for itself.
+    drop(lock);
+    Ok(())
 }
 
 /// Undoes what earlier runs left.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpuset::{CpuId, CpuSet};
 use crate::mechanism::{Level, Mechanism};
-use crate::units::{Bytes, Rate, Share};
+use crate::units::{Bytes, Nanos, Rate, Share};
 
 /// The machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -204,6 +204,10 @@ pub struct Measured {
     pub sustainable: Rate,
     /// How many CPUs drew it.
     pub cpus: u32,
+    /// CPU time that a stop by the regulator costs the stopped group without moving a byte: interrupt, wake-up and
+    /// switch, and on virtual machines the exits they take. Credited per stop by the time meter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_cost: Option<Nanos>,
     /// When it was measured, seconds since 1970.
     pub at_unix_s: u64,
 }

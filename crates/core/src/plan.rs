@@ -107,6 +107,8 @@ pub struct Regulation {
     pub meter: Meter,
     /// For the time meter: the peak single-CPU rate.
     pub peak: Rate,
+    /// For the time meter: CPU time that each stop costs the group without moving a byte.
+    pub stop_cost: Nanos,
     /// The longest uninterrupted throttle.
     pub longest: Nanos,
 }

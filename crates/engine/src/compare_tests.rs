@@ -67,6 +67,7 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
                 period: Nanos::millis(1),
                 meter: quell_core::plan::Meter::Time,
                 peak: Rate(10_000_000_000),
+                stop_cost: Nanos(0),
                 longest: Nanos::millis(5),
             };
             let id = step(Mechanism::Bandwidth, Setting::Regulate(regulation));

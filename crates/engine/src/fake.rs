@@ -353,6 +353,7 @@ pub fn machine(cpus: u32) -> Inventory {
             by_operation: BTreeMap::new(),
             sustainable: Rate(15_000_000_000),
             cpus,
+            stop_cost: None,
             at_unix_s: 0,
         }),
     }

@@ -3,6 +3,7 @@
 //! comes from them, randomness from a seed, and the calendar from the caller.
 
 pub mod aggregate;
+pub mod calibrate;
 pub mod cell;
 mod collect;
 pub mod compare;

@@ -70,7 +70,13 @@ struct Regulated {
 impl Regulated {
     fn totals(&self) -> [u64; 4] {
         let stats = self.throttler.stats();
-        [&stats.overflows, &stats.throttles, &stats.throttled_ns, &stats.lines].map(|v| v.load(Ordering::Relaxed))
+        [
+            &stats.overflows,
+            &stats.throttles,
+            &stats.throttled_ns,
+            &stats.lines,
+        ]
+        .map(|v| v.load(Ordering::Relaxed))
     }
 }
 
@@ -165,8 +171,15 @@ impl Linux {
     /// Ends throttlers and programs.
     fn release(&mut self) {
         self.throttlers.clear();
+        // What hangs is waited for longer than the lease lasts: the watchdog must not take the run away meanwhile.
+        let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
+        let mut beat = || {
+            if let Some(lease) = lease.as_ref().filter(|l| !l.is_revoked()) {
+                lease.beat(rt::now());
+            }
+        };
         for subject in &mut self.subjects {
-            subject.stop();
+            subject.stop(&mut beat);
         }
         self.subjects.clear();
         self.groups.clear();
@@ -403,7 +416,12 @@ impl Linux {
         let _ = self.files.set_affinity(0, cpus);
         let all = self.all_cpus()?;
         let quiet = all.difference(cpus);
-        notes.extend(remaining::remaining_on(&self.files, &quiet, &processes)?.sentences(&quiet));
+        // Who was put there is not left there.
+        let mut except = processes;
+        for place in homes.iter().flat_map(|h| &h.places) {
+            except.extend(crate::undo::tasks_in(&self.files, &place.dir).unwrap_or_default());
+        }
+        notes.extend(remaining::remaining_on(&self.files, &quiet, &except)?.sentences(&quiet));
         Ok(notes)
     }
 
@@ -435,7 +453,7 @@ impl Linux {
                     };
                     let dir = perf::cgroup_dir(Path::new(dir))
                         .map_err(|e| failed("its cgroup cannot be opened", e))?;
-                    let meter = TimeMeter::open(&dir, cpu, regulation.peak);
+                    let meter = TimeMeter::open(&dir, cpu, regulation.peak, regulation.stop_cost);
                     Box::new(meter.map_err(|e| failed("its CPU clock cannot be counted", e))?)
                 }
                 MeterKind::Hardware => {
@@ -452,7 +470,11 @@ impl Linux {
             let permit = Arc::new(move |now| lease.is_held(now));
             let throttler = Throttler::start(cpu, regulation, meter, permit)
                 .map_err(|e| failed("no throttler", e))?;
-            self.throttlers.push(Regulated { group: name.to_owned(), throttler, told: [0; 4] });
+            self.throttlers.push(Regulated {
+                group: name.to_owned(),
+                throttler,
+                told: [0; 4],
+            });
         }
         if let Some(group) = self.groups.get_mut(name) {
             group.regulated = regulation.cpus.clone();
@@ -477,9 +499,16 @@ impl Linux {
     fn account(&mut self, seen: &mut Observation) {
         for regulated in &mut self.throttlers {
             let now = regulated.totals();
-            let [overflows, throttles, throttled_ns, lines] = std::array::from_fn(|i| now[i] - regulated.told[i]);
+            let [overflows, throttles, throttled_ns, lines] =
+                std::array::from_fn(|i| now[i] - regulated.told[i]);
             regulated.told = now;
-            let reaction = |percent| regulated.throttler.stats().reaction_percentile(percent).map(|n| n.0);
+            let reaction = |percent| {
+                regulated
+                    .throttler
+                    .stats()
+                    .reaction_percentile(percent)
+                    .map(|n| n.0)
+            };
             let event = Event::Throttle {
                 cpu: regulated.throttler.cpu,
                 group: regulated.group.clone(),
@@ -500,10 +529,16 @@ impl Linux {
             |what: String, group: Option<String>| Seen::Event(Event::Finding { what, group });
         let mut lost = Vec::new();
         self.account(seen);
-        for Regulated { group, throttler, .. } in &self.throttlers {
+        for Regulated {
+            group, throttler, ..
+        } in &self.throttlers
+        {
             if let Some(why) = throttler.lost() {
                 lost.push(throttler.cpu);
-                let what = format!("CPU {} is no longer regulated: {why}; the group's limit is at level none", throttler.cpu);
+                let what = format!(
+                    "CPU {} is no longer regulated: {why}; the group's limit is at level none",
+                    throttler.cpu
+                );
                 seen.push(finding(what, Some(group.clone())));
             }
         }
@@ -580,7 +615,10 @@ impl Linux {
                 self.look(seen)?;
             }
             if !seen.is_empty() || rt::now() >= until {
-                if seen.iter().any(|s| matches!(s, Seen::Exited(..) | Seen::Stop(_) | Seen::Result(..))) {
+                if seen
+                    .iter()
+                    .any(|s| matches!(s, Seen::Exited(..) | Seen::Stop(_) | Seen::Result(..)))
+                {
                     self.account(seen);
                 }
                 return Ok(());
@@ -634,7 +672,10 @@ fn publish(session: &Session, throttlers: &[Regulated]) {
             for (slot, value) in record.0.iter().zip(regulated.totals()) {
                 slot.store(value, Ordering::Relaxed);
             }
-            record.0[4].store(u64::from(regulated.throttler.lost().is_none()), Ordering::Relaxed);
+            record.0[4].store(
+                u64::from(regulated.throttler.lost().is_none()),
+                Ordering::Relaxed,
+            );
         }
     }
 }
@@ -706,7 +747,14 @@ impl Backend for Linux {
                 let line = format!("go {} {}\n", warmup.0, duration.0);
                 self.subject(*subject)?.say(&line)?;
             }
-            Action::Stop(subject) => self.subject(*subject)?.stop(),
+            Action::Stop(subject) => {
+                let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
+                self.subject(*subject)?.stop(&mut || {
+                    if let Some(lease) = lease.as_ref().filter(|l| !l.is_revoked()) {
+                        lease.beat(rt::now());
+                    }
+                });
+            }
         }
         Ok(())
     }

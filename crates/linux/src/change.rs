@@ -40,7 +40,15 @@ impl<'a> Hands<'a> {
             old: old.clone(),
             new: new.to_owned(),
         })?;
-        self.files.put(path, new)?;
+        if let Err(e) = self.files.put(path, new) {
+            // Refused: not a value of ours to look after, and nothing to take back.
+            self.journal.record(&Undo::Write {
+                path: path.to_owned(),
+                old: old.clone(),
+                new: old,
+            })?;
+            return Err(e);
+        }
         fault::boundary();
         if let Ok(now) = self.files.text(path)
             && !same(path, &now, new)

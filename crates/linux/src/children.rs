@@ -214,7 +214,8 @@ impl Subject {
     }
 
     /// Ends it and what it started, and reaps it.
-    pub fn stop(&mut self) {
+    /// Calls `meanwhile` again and again while it waits: the heartbeat must not stop.
+    pub fn stop(&mut self, meanwhile: &mut dyn FnMut()) {
         if self.ended() {
             self.signal(Signal::KILL);
             return;
@@ -233,6 +234,7 @@ impl Subject {
                 self.signal(Signal::KILL);
                 return;
             }
+            meanwhile();
             std::thread::sleep(Duration::from_micros(500));
         }
         self.signal(Signal::KILL);
@@ -268,7 +270,8 @@ fn enter(
     if dies_with_us {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     }
-    Ok(())
+    // Blocked by us only to be read from a descriptor; a program must be able to be ended by them.
+    mask_stop_signals(libc::SIG_UNBLOCK).map(|_| ())
 }
 
 fn watch(child: &Child, captured: bool) -> Result<OwnedFd> {
@@ -295,6 +298,19 @@ fn shell_status(status: ExitStatus) -> i32 {
 /// # Errors
 /// As the kernel answers.
 pub fn stop_signals() -> io::Result<OwnedFd> {
+    let set = mask_stop_signals(libc::SIG_BLOCK)?;
+    // SAFETY: the set is initialised; the descriptor is new and nobody else's.
+    unsafe {
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(std::os::fd::FromRawFd::from_raw_fd(fd))
+    }
+}
+
+/// Blocks or unblocks them for this thread; allocates nothing, so that it may be called between fork and exec.
+fn mask_stop_signals(how: libc::c_int) -> io::Result<libc::sigset_t> {
     // SAFETY: the set is initialised by sigemptyset before use; the calls take no other pointers.
     unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
@@ -302,15 +318,10 @@ pub fn stop_signals() -> io::Result<OwnedFd> {
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
             libc::sigaddset(&raw mut set, signal);
         }
-        let blocked = libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
-        if blocked != 0 {
-            return Err(io::Error::from_raw_os_error(blocked));
+        match libc::pthread_sigmask(how, &raw const set, std::ptr::null_mut()) {
+            0 => Ok(set),
+            error => Err(io::Error::from_raw_os_error(error)),
         }
-        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(std::os::fd::FromRawFd::from_raw_fd(fd))
     }
 }
 

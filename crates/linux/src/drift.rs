@@ -16,12 +16,14 @@ pub fn look(files: &dyn Files, changes: &[Undo], on_drift: OnDrift) -> Vec<Strin
         // Only the newest value counts, and what the kernel made of ours comes as a later entry for the same file.
         let superseded = changes[i + 1..]
             .iter()
-            .any(|c| matches!(c, Undo::Write { path: p, .. } if p == path));
+            .any(|c| matches!(c, Undo::Write { path: p, .. } if p == path))
+            // Each controller is a value of its own.
+            && !path.ends_with("/cgroup.subtree_control");
         if superseded {
             continue;
         }
         let Ok(now) = files.text(path) else { continue };
-        if same(path, &now, new) {
+        if same(path, &now, new) || holds_controller(path, &now, new) {
             continue;
         }
         let repaired = on_drift == OnDrift::Repair && files.put(path, new).is_ok();
@@ -31,4 +33,36 @@ pub fn look(files: &dyn Files, changes: &[Undo], on_drift: OnDrift) -> Vec<Strin
         ));
     }
     said
+}
+
+/// `cgroup.subtree_control` reads as the list of all controllers, where `+cpu` was written.
+fn holds_controller(path: &str, now: &str, new: &str) -> bool {
+    path.ends_with("/cgroup.subtree_control")
+        && new
+            .strip_prefix('+')
+            .is_some_and(|ours| now.split_ascii_whitespace().any(|c| c == ours))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn a_controller_among_others_is_no_drift_and_one_taken_away_is() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("cg")).unwrap();
+        let file = dir.path().join("cg/cgroup.subtree_control");
+        let kernel = Kernel::at(dir.path());
+        let change = |controller: &str| Undo::Write {
+            path: "/cg/cgroup.subtree_control".into(),
+            old: format!("-{controller}"),
+            new: format!("+{controller}"),
+        };
+        let changes = [change("cpuset"), change("cpu")];
+        std::fs::write(&file, "cpuset cpu\n").unwrap();
+        assert!(look(&kernel, &changes, OnDrift::Report).is_empty());
+        std::fs::write(&file, "cpuset\n").unwrap();
+        assert_eq!(look(&kernel, &changes, OnDrift::Report).len(), 1);
+    }
 }

@@ -26,6 +26,8 @@ pub const MOST_EVENTS: usize = 2;
 pub trait Meter: Send {
     /// Wakes pollers after so many more lines.
     fn arm(&mut self, lines: Lines) -> io::Result<()>;
+    /// The reader was woken by an overflow.
+    fn woken(&mut self) {}
     /// Lines so far, and whether the counters were counting all the time.
     fn read(&mut self) -> io::Result<(Lines, bool)>;
     /// What to poll.
@@ -40,11 +42,15 @@ pub struct TimeMeter {
     clock: Event,
     alarm: Event,
     peak: Rate,
+    /// CPU time per wake-up in which the group was charged but did not run: the interrupt, the switch to the reader and
+    /// back. Measured ([`quell_core::inventory::Measured::stop_cost`]), credited.
+    cost: Nanos,
+    woken: u64,
 }
 
 impl TimeMeter {
     /// Counts the tasks of the cgroup `dir` on `cpu`.
-    pub fn open(dir: &OwnedFd, cpu: CpuId, peak: Rate) -> io::Result<Self> {
+    pub fn open(dir: &OwnedFd, cpu: CpuId, peak: Rate, cost: Nanos) -> io::Result<Self> {
         let code = EventCode {
             kind: TYPE_SOFTWARE,
             config: SW_CPU_CLOCK,
@@ -54,6 +60,8 @@ impl TimeMeter {
             clock: open(Wake::Never)?,
             alarm: open(Wake::Once)?,
             peak,
+            cost,
+            woken: 0,
         })
     }
 }
@@ -63,10 +71,18 @@ impl Meter for TimeMeter {
         self.alarm.arm(lines.time_at(self.peak).0.max(SHORTEST.0))
     }
 
+    fn woken(&mut self) {
+        self.woken += 1;
+    }
+
     fn read(&mut self) -> io::Result<(Lines, bool)> {
         let reading = self.clock.read()?;
         // A cgroup event runs only while its group does: enabled and running differ by nature.
-        Ok((Lines::at(self.peak, Nanos(reading.value)), true))
+        let idle = self.cost.0.saturating_mul(self.woken);
+        Ok((
+            Lines::at(self.peak, Nanos(reading.value).since(Nanos(idle))),
+            true,
+        ))
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

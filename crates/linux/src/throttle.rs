@@ -261,6 +261,7 @@ impl Task {
         );
         self.arm(regulator.left(used))?;
         while self.sleep()? {
+            self.meter.woken();
             let used = self.used()?;
             let now = rt::now();
             let stats = &self.shared.stats;

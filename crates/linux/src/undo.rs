@@ -96,9 +96,11 @@ impl<'a> Work<'a> {
     }
 
     fn write(&mut self, path: &str, old: &str, new: &str) -> Step {
-        if path
-            .rsplit_once('/')
-            .is_some_and(|(dir, _)| self.made.contains(dir))
+        // A controller, though, cannot be taken from the parent while a cgroup of ours still hands it on.
+        if !path.ends_with("/cgroup.subtree_control")
+            && path
+                .rsplit_once('/')
+                .is_some_and(|(dir, _)| self.made.contains(dir))
         {
             return Ok(false);
         }

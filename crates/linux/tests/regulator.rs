@@ -3,6 +3,8 @@
 //!
 //! Needs root and a cgroup hierarchy that carries perf_event; skipped aloud otherwise.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -89,7 +91,7 @@ impl Busy {
 
     fn meter(&self) -> Box<dyn Meter> {
         let dir = perf::cgroup_dir(&self.dir).unwrap();
-        Box::new(TimeMeter::open(&dir, self.cpu, PEAK).unwrap())
+        Box::new(TimeMeter::open(&dir, self.cpu, PEAK, Nanos(0)).unwrap())
     }
 
     fn regulation(&self, share: Share, period: Nanos) -> Regulation {
@@ -99,6 +101,7 @@ impl Busy {
             period,
             meter: Kind::Time,
             peak: PEAK,
+            stop_cost: Nanos(0),
             longest: Nanos::millis(5),
         }
     }

@@ -288,6 +288,7 @@ pub(crate) fn plan() -> Plan {
                     period: Nanos::millis(1),
                     meter: Meter::Time,
                     peak: Rate(37_500_000_000),
+                    stop_cost: Nanos(0),
                     longest: Nanos::millis(5),
                 }),
                 "the limit of 3.75GB/s on one CPU",
@@ -402,6 +403,7 @@ pub(crate) fn machine() -> Inventory {
             by_operation: BTreeMap::new(),
             sustainable: Rate(45_000_000_000),
             cpus: 2,
+            stop_cost: None,
             at_unix_s: 0,
         }),
     }

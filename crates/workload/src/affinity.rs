@@ -68,6 +68,13 @@ pub fn allowed() -> Result<CpuSet, Error> {
 /// # Errors
 /// When one of the CPUs does not exist, is offline, or is outside the thread's cpuset.
 pub fn pin(cpus: &CpuSet) -> Result<Pinned, Error> {
+    if let Some(cpu) = cpus.iter().find(|cpu| *cpu > MAX_CPU) {
+        return Err(Error::refused(
+            format!("CPU {cpu}"),
+            format!("the highest number handled is {MAX_CPU}"),
+            "name a CPU that is online",
+        ));
+    }
     let before = Mask::read()?;
     let wanted = Mask::of(cpus);
     let pinned = Pinned { before };

@@ -130,6 +130,7 @@ pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured>
                 .collect(),
             sustainable: rate(sustained.max(peak)),
             cpus: u32::try_from(workers.len()).unwrap_or(u32::MAX),
+            stop_cost: None,
             at_unix_s: now_unix_s,
         })
     })?)

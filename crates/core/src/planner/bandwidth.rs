@@ -390,6 +390,12 @@ fn regulate(
         period,
         meter,
         peak,
+        stop_cost: draft
+            .machine
+            .measured
+            .as_ref()
+            .and_then(|m| m.stop_cost)
+            .unwrap_or_default(),
         longest,
     };
     let id = draft.step(

@@ -58,6 +58,7 @@ fn machine(cores: u32, threads: u32) -> Inventory {
             by_operation: BTreeMap::new(),
             sustainable: Rate(20_000_000_000),
             cpus: cores * threads,
+            stop_cost: None,
             at_unix_s: 0,
         }),
         cpus,

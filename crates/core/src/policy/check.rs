@@ -45,7 +45,7 @@ pub(super) fn check(policy: &Policy, shape: Shape) -> Vec<Complaint> {
             Some("this program reads version 1"),
         );
     }
-    if policy.groups.is_empty() && shape == Shape::File {
+    if policy.groups.is_empty() && shape != Shape::Configuration {
         found.say(
             Path::of(&["group"]),
             "no group is given",

@@ -27,6 +27,8 @@ pub(crate) const FRAGMENT_KEYS: [&str; 9] = [
 pub(crate) enum Shape {
     /// A file of its own: groups match or launch.
     File,
+    /// A file for a command that comes from elsewhere: groups may be without tasks.
+    Open,
     /// A configuration of an experiment: the runner launches.
     Configuration,
 }
@@ -37,13 +39,25 @@ impl Policy {
     /// # Errors
     /// Every problem found, in the order of finding; types and unknown keys before impossible values.
     pub fn parse(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
+        Self::parse_as(text, file, Shape::File)
+    }
+
+    /// The same, for `quell run POLICY -- CMD`: a group may have neither `match` nor `command`, so that CMD can be its.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_open(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
+        Self::parse_as(text, file, Shape::Open)
+    }
+
+    fn parse_as(text: &str, file: &str, shape: Shape) -> Result<Self, Vec<Problem>> {
         let origin = Origin {
             file,
             text: Some(text),
         };
         let root = origin.document(text)?;
         let mut reader = Reader::new(origin);
-        match policy_of(&mut reader, root, Shape::File) {
+        match policy_of(&mut reader, root, shape) {
             Some(mut policy) if reader.problems.is_empty() => {
                 if policy.name.is_empty() {
                     policy.name = stem(file);
