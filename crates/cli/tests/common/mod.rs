@@ -1,0 +1,309 @@
+//! What the end-to-end tests share: the program under test, the machine alone to themselves, and a picture of it before
+//! and after.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "../../../linux/tests/common/mod.rs"]
+mod kernel;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use kernel::{Picture, Program, eventually};
+use quell_linux::cgroup::{Cgroups, Controller};
+use quell_linux::lock::{Lock, RUN_ROOT};
+use quell_linux::root::Kernel;
+use rustix::process::{Pid, Signal};
+
+/// No command of these tests takes longer, the measuring of a new machine included.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The program under test.
+pub fn quell() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_quell"))
+}
+
+/// What a command came to.
+#[derive(Debug)]
+pub struct Done {
+    /// The exit status; 128 + n for signal n.
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Done {
+    /// Asserts the exit code and that stderr names all of this.
+    #[track_caller]
+    pub fn fails(&self, code: i32, names: &[&str]) {
+        assert_eq!(self.code, code, "{self:?}");
+        for name in names {
+            assert!(
+                self.err.contains(name),
+                "'{name}' is not named in: {}",
+                self.err
+            );
+        }
+    }
+
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        assert_eq!(self.code, 0, "{self:?}");
+        serde_json::from_str(&self.out).unwrap()
+    }
+}
+
+/// A command that runs, its output collected; killed on drop.
+pub struct Running {
+    child: Child,
+    out: Option<JoinHandle<String>>,
+    err: Option<JoinHandle<String>>,
+}
+
+fn collected(stream: impl Read + Send + 'static) -> Option<JoinHandle<String>> {
+    let mut stream = stream;
+    Some(std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = stream.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    }))
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = collected(child.stdout.take().unwrap());
+        let err = collected(child.stderr.take().unwrap());
+        Self { child, out, err }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        send(self.pid(), signal);
+    }
+
+    pub fn alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    pub fn wait(mut self) -> Done {
+        use std::os::unix::process::ExitStatusExt;
+        let started = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if started.elapsed() > LONGEST {
+                let _ = self.child.kill();
+                panic!("not ended after {LONGEST:?}");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let text = |stream: &mut Option<JoinHandle<String>>| stream.take().unwrap().join().unwrap();
+        Done {
+            code: status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap()),
+            out: text(&mut self.out),
+            err: text(&mut self.err),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs `quell ARGS` to its end.
+pub fn run(args: &[&str]) -> Done {
+    Running::start(quell().args(args)).wait()
+}
+
+pub fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// The machine, alone, and how it was. On drop everything must be as it was.
+pub struct Machine {
+    pub kernel: Kernel,
+    before: Option<Picture>,
+    pub folder: tempfile::TempDir,
+    _alone: File,
+}
+
+/// The machine for a test that changes it; `None`, said aloud, where that cannot be.
+pub fn machine(test: &str) -> Option<Machine> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED {test}: needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)");
+        return None;
+    }
+    let kernel = Kernel::new().unwrap();
+    let cgroups = Cgroups::discover(&kernel).unwrap();
+    if cgroups.of(Controller::Cpuset).is_none() {
+        eprintln!("SKIPPED {test}: no cpuset hierarchy is mounted");
+        return None;
+    }
+    if quell_linux::topology::online(&kernel).unwrap().len() < 2 {
+        eprintln!("SKIPPED {test}: needs two CPUs");
+        return None;
+    }
+    let alone = File::create(std::env::temp_dir().join("quell-e2e.lock")).unwrap();
+    rustix::fs::flock(&alone, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    // Somebody else's Quell may be at work, too: waited for, then let go, as the program under test wants it.
+    drop(Lock::acquire_within(Path::new(RUN_ROOT), test, Duration::from_secs(300)).unwrap());
+    Some(Machine {
+        before: None,
+        kernel,
+        folder: tempfile::tempdir().unwrap(),
+        _alone: alone,
+    })
+}
+
+impl Machine {
+    /// Remembers how the machine is now, the test's own programs included.
+    pub fn remember(&mut self) {
+        self.before = Some(Picture::take(&self.kernel));
+    }
+
+    pub fn differences(&self) -> Vec<String> {
+        let before = self
+            .before
+            .as_ref()
+            .expect("the test remembered the machine");
+        before.differences(&self.kernel)
+    }
+
+    /// Everything is as it was.
+    #[track_caller]
+    pub fn unchanged(&self, when: &str) {
+        assert_eq!(self.differences(), Vec::<String>::new(), "{when}");
+        let runs = quell_linux::restore::folders(Path::new(RUN_ROOT)).unwrap();
+        assert!(runs.is_empty(), "{when}: {runs:?} is left");
+    }
+
+    /// Waits until the watchdog has undone a run, and tells how long that took.
+    #[track_caller]
+    pub fn undone(&self) -> Duration {
+        let started = Instant::now();
+        eventually("the run is undone", || {
+            quell_linux::restore::folders(Path::new(RUN_ROOT))
+                .unwrap()
+                .is_empty()
+                && Lock::acquire(Path::new(RUN_ROOT), "test").is_ok()
+        });
+        started.elapsed()
+    }
+
+    /// The same for a death that may have come before there was a watchdog: then `quell restore` suffices.
+    #[track_caller]
+    pub fn undone_or_restored(&self) -> Duration {
+        let started = Instant::now();
+        eventually("the lock is free", || {
+            Lock::acquire(Path::new(RUN_ROOT), "test").is_ok()
+        });
+        let took = started.elapsed();
+        let restored = run(&["restore"]);
+        assert_eq!(restored.code, 0, "{restored:?}");
+        took
+    }
+
+    pub fn file(&self, name: &str, content: &str) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, content).unwrap();
+        path.display().to_string()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // What a failed test left must not make the next one fail.
+            std::thread::sleep(Duration::from_secs(2));
+            let _ = quell().arg("restore").status();
+        } else if self.before.is_some() {
+            self.unchanged("at the end of the test");
+        }
+    }
+}
+
+/// What `quell status --json` says.
+pub fn status() -> serde_json::Value {
+    serde_json::from_str(&run(&["status", "--json"]).out).unwrap_or_default()
+}
+
+/// Throttles so far, over all CPUs, as `quell status` tells.
+pub fn throttles() -> u64 {
+    let status = status();
+    let cpus = status[0]["throttled"].as_array().cloned();
+    cpus.unwrap_or_default()
+        .iter()
+        .map(|c| c["throttles"].as_u64().unwrap())
+        .sum()
+}
+
+/// A program that computes for ever on one CPU.
+pub fn busy() -> Program {
+    Program::start(&["sh", "-c", "while :; do :; done"])
+}
+
+/// The share of a CPU that a program gets, over `span`.
+pub fn cpu_share(pid: u32, span: Duration) -> f64 {
+    let (begun, used) = (Instant::now(), cpu_ticks(pid));
+    std::thread::sleep(span);
+    let ticks = cpu_ticks(pid) - used;
+    ticks / rustix::param::clock_ticks_per_second() as f64 / begun.elapsed().as_secs_f64()
+}
+
+fn cpu_ticks(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .unwrap()
+        .1
+        .split_whitespace()
+        .collect();
+    fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()
+}
+
+/// The process number of the watchdog of a run.
+pub fn watchdog_of(main: u32) -> Option<u32> {
+    let kernel = Kernel::new().unwrap();
+    let all = quell_linux::procfs::processes(&kernel).unwrap();
+    let ours = all.iter().find(|s| {
+        s.parent == main
+            && std::fs::read_to_string(format!("/proc/{}/cmdline", s.id.pid))
+                .is_ok_and(|line| line.contains("__watchdog"))
+    });
+    ours.map(|s| s.id.pid)
+}
+
+/// Whether the process is in a cgroup of Quell's.
+pub fn is_held(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/cgroup"))
+        .is_ok_and(|text| text.contains("quell.slice"))
+}

@@ -1,0 +1,268 @@
+//! `quell run` while nothing goes wrong: it launches or attaches, holds, tells, and restores.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use common::{Running, busy, eventually, is_held, machine, quell, run, status, throttles};
+use rustix::process::Signal;
+
+/// The arguments that attach to a critical and a best-effort process.
+fn attach(critical: u32, best_effort: u32) -> Vec<String> {
+    let matching = |pid: u32| format!("pid={pid}");
+    [
+        "run",
+        "--critical",
+        &matching(critical),
+        "--best-effort",
+        &matching(best_effort),
+        "--limit",
+        "20%",
+        "--cpus",
+        "1",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+#[test]
+fn the_commands_exit_status_is_passed_through() {
+    let Some(mut machine) = machine("exit status") else {
+        return;
+    };
+    machine.remember();
+    for (script, code) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+    ] {
+        let done = run(&["run", "--", "sh", "-c", script]);
+        assert_eq!(done.code, code, "{script}: {done:?}");
+        machine.unchanged(script);
+    }
+    run(&["run", "--", "/no/such/program"])
+        .fails(127, &["/no/such/program", "nothing was changed"]);
+    run(&["run", "--", "/etc/passwd"]).fails(126, &["/etc/passwd", "nothing was changed"]);
+    let done = run(&["run", "--quiet", "--", "sh", "-c", "echo out; echo err >&2"]);
+    assert_eq!(done.out, "out\n");
+    // What goes wrong while it holds is told even so.
+    for silent in ["Plan for", "Steps", "taken back"] {
+        assert!(!done.err.contains(silent), "{done:?}");
+    }
+    assert!(done.err.contains("err\n"), "{done:?}");
+}
+
+#[test]
+fn a_signal_ends_the_command_and_restores() {
+    let Some(mut machine) = machine("signals") else {
+        return;
+    };
+    machine.remember();
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let note = machine.path("pid");
+        let script = format!(
+            "echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60",
+            note.display()
+        );
+        let run = Running::start(quell().args(["run", "--", "sh", "-c", &script]));
+        eventually("the command runs", || note.exists());
+        let command: u32 = fs::read_to_string(&note).unwrap().trim().parse().unwrap();
+        assert!(is_held(command));
+        assert!(!machine.differences().is_empty(), "the machine was changed");
+        run.signal(signal);
+        assert_eq!(run.wait().code, code);
+        machine.unchanged("after the signal");
+        let state = fs::read_to_string(format!("/proc/{command}/stat")).unwrap_or_default();
+        assert!(
+            state.is_empty() || state.contains(") Z "),
+            "the command was ended: {state}"
+        );
+        fs::remove_file(note).unwrap();
+    }
+}
+
+#[test]
+fn running_programs_are_attached_to_told_about_and_let_go() {
+    let Some(mut machine) = machine("attach") else {
+        return;
+    };
+    let (victim, other) = (busy(), busy());
+    machine.remember();
+    let run = Running::start(quell().args(attach(victim.pid(), other.pid())));
+    eventually("both are held and the busy one is throttled", || {
+        is_held(victim.pid()) && is_held(other.pid()) && throttles() > 0
+    });
+    let (first, told) = (throttles(), status());
+    assert_eq!(told[0]["holds"], true, "{told}");
+    assert_eq!(told[0]["plan"]["policy"], "run", "{told}");
+    eventually("it goes on being throttled", || throttles() > first);
+    let text = common::run(&["status"]);
+    assert_eq!(text.code, 0);
+    assert!(
+        text.out.contains("holds") && text.out.contains("best-effort"),
+        "{text:?}"
+    );
+
+    let refused = common::run(&["run", "--", "true"]);
+    refused.fails(
+        125,
+        &[
+            "another Quell is at work",
+            &format!("process {}", run.pid()),
+        ],
+    );
+    assert_eq!(
+        refused.err.matches("another Quell").count(),
+        1,
+        "said once: {}",
+        refused.err
+    );
+    common::run(&["restore"]).fails(1, &["is alive", &run.pid().to_string()]);
+
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(
+        done.err.contains("throttled") && done.err.contains("taken back"),
+        "{done:?}"
+    );
+    machine.unchanged("after the hold");
+    let after = common::run(&["status"]);
+    assert_eq!(
+        (after.code, after.out.as_str()),
+        (0, "nothing is applied\n")
+    );
+}
+
+#[test]
+fn the_saved_policy_plans_and_runs_with_a_command_of_its_own() {
+    let Some(mut machine) = machine("save") else {
+        return;
+    };
+    let other = busy();
+    machine.remember();
+    let saved = machine.path("saved.toml").display().to_string();
+    let matching = format!("pid={}", other.pid());
+    let done = run(&[
+        "run",
+        "--best-effort",
+        &matching,
+        "--limit",
+        "30%",
+        "--save",
+        &saved,
+        "--",
+        "true",
+    ]);
+    assert_eq!(done.code, 0, "{done:?}");
+    let again = run(&["run", &saved]);
+    assert_eq!(again.code, 0, "{again:?}");
+    // Without its own command, the group is open to one of the command line.
+    let text = fs::read_to_string(&saved).unwrap();
+    let kept: Vec<&str> = text.lines().filter(|l| !l.starts_with("command")).collect();
+    assert_eq!(kept.len() + 1, text.lines().count(), "{text}");
+    fs::write(&saved, kept.join("\n")).unwrap();
+    let again = run(&["run", &saved, "--", "sh", "-c", "exit 4"]);
+    assert_eq!(again.code, 4, "{again:?}");
+
+    let critical = busy();
+    machine.remember();
+    let attach = Running::start(
+        quell()
+            .args(attach(critical.pid(), other.pid()))
+            .args(["--save", &saved]),
+    );
+    eventually("held", || is_held(critical.pid()));
+    attach.signal(Signal::TERM);
+    assert_eq!(attach.wait().code, 0);
+    let plan = run(&["plan", &saved, "--json"]).json();
+    assert!(plan["steps"].as_array().unwrap().len() > 3, "{plan}");
+}
+
+#[test]
+fn a_task_that_appears_later_is_found() {
+    let Some(mut machine) = machine("late") else {
+        return;
+    };
+    let victim = busy();
+    // A name that nothing else on this machine has.
+    let program = machine.path("quell-late");
+    fs::copy("/bin/sleep", &program).unwrap();
+    machine.remember();
+    let run = Running::start(quell().args([
+        "run",
+        "--critical",
+        &format!("pid={}", victim.pid()),
+        "--best-effort",
+        "comm=quell-late",
+        "--cpus",
+        "1",
+    ]));
+    eventually("held", || is_held(victim.pid()));
+    let late = common::Program::start(&[program.to_str().unwrap(), "60"]);
+    let born = Instant::now();
+    eventually("the late one is found", || is_held(late.pid()));
+    assert!(
+        born.elapsed() < Duration::from_secs(5),
+        "it is looked for every second"
+    );
+    run.signal(Signal::TERM);
+    assert_eq!(run.wait().code, 0);
+    assert!(!is_held(late.pid()));
+}
+
+#[test]
+fn the_death_of_the_launched_program_ends_the_hold() {
+    let Some(mut machine) = machine("death") else {
+        return;
+    };
+    machine.remember();
+    let note = machine.path("pid");
+    let script = format!(
+        "echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60",
+        note.display()
+    );
+    let run = Running::start(quell().args(["run", "--", "sh", "-c", &script]));
+    eventually("the command runs", || note.exists());
+    let command: u32 = fs::read_to_string(&note).unwrap().trim().parse().unwrap();
+    common::send(command, Signal::KILL);
+    assert_eq!(run.wait().code, 137);
+    machine.unchanged("after the command's death");
+}
+
+/// A holding run fits into 16 MiB and 128 KiB per CPU, and none of it can be swapped out.
+#[test]
+fn a_holding_run_is_small_and_locked() {
+    let Some(mut machine) = machine("memory") else {
+        return;
+    };
+    let (victim, other) = (busy(), busy());
+    machine.remember();
+    let run = Running::start(quell().args(attach(victim.pid(), other.pid())));
+    eventually("throttled", || throttles() > 10);
+    let text = fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap();
+    let kib = |key: &str| -> u64 {
+        let line = text.lines().find(|l| l.starts_with(key)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let cpus = std::thread::available_parallelism().unwrap().get() as u64;
+    let most = 16 * 1024 + 128 * cpus;
+    eprintln!(
+        "VmHWM {} KiB, VmRSS {} KiB, VmLck {} KiB of at most {most} KiB",
+        kib("VmHWM"),
+        kib("VmRSS"),
+        kib("VmLck")
+    );
+    assert!(kib("VmRSS") <= most && kib("VmHWM") <= most, "{text}");
+    assert!(kib("VmLck") > 0, "{text}");
+    run.signal(Signal::TERM);
+    assert_eq!(run.wait().code, 0);
+}

@@ -1,0 +1,229 @@
+//! Deaths of `quell run`, of its watchdog, and of both, at any moment: every setting is back, and nobody stays throttled.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{
+    Machine, Program, Running, busy, cpu_share, eventually, is_held, machine, quell, run,
+    throttles, watchdog_of,
+};
+use rustix::process::Signal;
+
+/// Long enough for a share of a CPU to be told from a fifth of it, on a busy machine too.
+const SPAN: Duration = Duration::from_millis(400);
+
+fn soak() -> bool {
+    std::env::var_os("QUELL_SOAK").is_some()
+}
+
+/// A busy best-effort program, partitioned from a critical one and regulated.
+struct Regulated {
+    _victim: Program,
+    other: Program,
+    run: Running,
+    /// The share of a CPU it gets while throttled.
+    throttled: f64,
+}
+
+impl Regulated {
+    fn start(machine: &mut Machine) -> Self {
+        let (victim, other) = (Program::start(&["sleep", "600"]), busy());
+        machine.remember();
+        let run = Running::start(&mut hold(victim.pid(), other.pid(), &[]));
+        eventually("it is throttled", || throttles() > 0);
+        let throttled = cpu_share(other.pid(), SPAN);
+        assert!(throttled < 0.5, "a fifth was asked for, it got {throttled}");
+        Self {
+            _victim: victim,
+            other,
+            run,
+            throttled,
+        }
+    }
+
+    /// It gets most of a CPU again, far more than while throttled. Somebody else's load may take some of a moment.
+    fn is_free(&self) {
+        let mut best = 0.0_f64;
+        eventually("the best-effort program runs freely", || {
+            best = best.max(cpu_share(self.other.pid(), SPAN));
+            best > 0.5 && best > 2.0 * self.throttled
+        });
+        eprintln!(
+            "share of a CPU: throttled {:.2}, afterwards {best:.2}",
+            self.throttled
+        );
+    }
+}
+
+fn hold(victim: u32, other: u32, command: &[&str]) -> std::process::Command {
+    let mut hold = quell();
+    hold.args(["run", "--limit", "20%", "--best-effort"])
+        .arg(format!("pid={other}"));
+    match command {
+        [] => hold.arg("--critical").arg(format!("pid={victim}")),
+        command => hold.arg("--").args(command),
+    };
+    hold
+}
+
+#[test]
+fn a_kill_is_undone_by_the_watchdog() {
+    let Some(mut machine) = machine("kill") else {
+        return;
+    };
+    let held = Regulated::start(&mut machine);
+    held.run.signal(Signal::KILL);
+    let took = machine.undone();
+    eprintln!("undone {took:.1?} after SIGKILL");
+    assert!(
+        took < Duration::from_secs(6),
+        "at most 3 s, on an idle machine: {took:?}"
+    );
+    machine.unchanged("after SIGKILL");
+    held.is_free();
+}
+
+#[test]
+fn a_stopped_run_holds_nobody() {
+    let Some(mut machine) = machine("stop") else {
+        return;
+    };
+    let held = Regulated::start(&mut machine);
+    held.run.signal(Signal::STOP);
+    let stopped = Instant::now();
+    eventually("everything is restored while it is stopped", || {
+        machine.differences().is_empty()
+    });
+    eprintln!("undone {:.1?} after SIGSTOP", stopped.elapsed());
+    held.is_free();
+    std::thread::sleep(Duration::from_millis(2500).saturating_sub(stopped.elapsed()));
+    held.run.signal(Signal::CONT);
+    let Regulated { run, .. } = held;
+    let done = run.wait();
+    done.fails(3, &["stopped or hung", "watchdog undid everything"]);
+    machine.undone();
+}
+
+#[test]
+fn a_killed_watchdog_is_replaced() {
+    let Some(mut machine) = machine("watchdog") else {
+        return;
+    };
+    let held = Regulated::start(&mut machine);
+    let first = watchdog_of(held.run.pid()).unwrap();
+    common::send(first, Signal::KILL);
+    eventually("another one watches", || {
+        watchdog_of(held.run.pid()).is_some_and(|w| w != first)
+    });
+    let before = throttles();
+    eventually("the run goes on", || throttles() > before);
+    let Regulated { run, .. } = held;
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    done.fails(0, &["the watchdog died", "was replaced"]);
+    machine.unchanged("after the replacement");
+}
+
+#[test]
+fn restore_undoes_what_two_deaths_left() {
+    let Some(mut machine) = machine("both") else {
+        return;
+    };
+    let held = Regulated::start(&mut machine);
+    let watchdog = watchdog_of(held.run.pid()).unwrap();
+    // Stopped first, so that neither can act on the death of the other.
+    held.run.signal(Signal::STOP);
+    common::send(watchdog, Signal::STOP);
+    common::send(watchdog, Signal::KILL);
+    held.run.signal(Signal::KILL);
+    eventually("both are gone", || {
+        let main = std::fs::read_to_string(format!("/proc/{}/stat", held.run.pid()));
+        main.is_ok_and(|stat| stat.contains(") Z "))
+            && !std::path::Path::new(&format!("/proc/{watchdog}/fd"))
+                .join("0")
+                .exists()
+    });
+    assert!(is_held(held.other.pid()), "nobody has undone it");
+    // A throttler's thread went with its process: what is left is confined, not throttled.
+    let status = run(&["status"]);
+    assert_eq!(status.code, 3, "{status:?}");
+    assert!(status.out.contains("quell restore"), "{status:?}");
+    let restored = run(&["restore"]);
+    assert_eq!(restored.code, 0, "{restored:?}");
+    assert!(restored.out.contains("changes taken back"), "{restored:?}");
+    machine.unchanged("after restore");
+    held.is_free();
+    assert_eq!(run(&["restore"]).out, "nothing to restore\n");
+}
+
+#[test]
+fn a_kill_at_a_random_moment_leaves_nothing() {
+    let Some(mut machine) = machine("random kills") else {
+        return;
+    };
+    let (victim, other) = (Program::start(&["sleep", "600"]), busy());
+    machine.remember();
+    // How long a whole one takes: the shortest of a few, as somebody else's load only lengthens it.
+    let whole = (0..3).map(|_| {
+        let begun = Instant::now();
+        let done = Running::start(&mut hold(victim.pid(), other.pid(), &["sleep", "0.05"])).wait();
+        assert_eq!(done.code, 0, "{done:?}");
+        u32::try_from(begun.elapsed().as_micros()).unwrap()
+    });
+    let whole = whole.min().unwrap();
+    let mut random = quell_core::rng::Rng::new(std::process::id().into());
+    let (rounds, mut alive) = (if soak() { 200 } else { 20 }, 0);
+    let mut longest = Duration::ZERO;
+    for round in 0..rounds {
+        let mut run = Running::start(&mut hold(victim.pid(), other.pid(), &["sleep", "0.05"]));
+        let moment = Duration::from_micros(random.below(whole).into());
+        std::thread::sleep(moment);
+        if run.alive() {
+            alive += 1;
+            run.signal(Signal::KILL);
+        }
+        run.wait();
+        longest = longest.max(machine.undone_or_restored());
+        machine.unchanged(&format!("round {round}, killed {moment:?} after its start"));
+    }
+    eprintln!("{alive} of {rounds} killed alive; undone {longest:.1?} later at most");
+    assert!(
+        alive * 2 > rounds,
+        "{alive} of {rounds} were killed in time"
+    );
+    eventually("nobody is left throttled", || {
+        cpu_share(other.pid(), SPAN) > 0.5
+    });
+}
+
+#[test]
+fn a_death_at_a_boundary_leaves_nothing() {
+    let Some(mut machine) = machine("boundaries") else {
+        return;
+    };
+    let (victim, other) = (Program::start(&["sleep", "600"]), busy());
+    machine.remember();
+    let step = if soak() { 1 } else { 7 };
+    let mut died = 0;
+    for n in (1..).step_by(step) {
+        let mut command = hold(victim.pid(), other.pid(), &["true"]);
+        command.env("QUELL_FAULT", n.to_string());
+        let done = Running::start(&mut command).wait();
+        machine.undone_or_restored();
+        machine.unchanged(&format!("killed at boundary {n}: {done:?}"));
+        if done.code == 0 {
+            eprintln!("survived from boundary {n} on; {died} deaths");
+            break;
+        }
+        assert_eq!(done.code, 137, "boundary {n}: {}", done.err);
+        died += 1;
+    }
+    assert!(died > 5, "only {died} deaths: the faults were not armed");
+}
