@@ -23,6 +23,7 @@ pub fn run(args: &Compare) -> Result {
     if on != "linux" {
         return Err(usage(format!("--on {on}: not yet: only linux is built")));
     }
+    crate::status::settle()?;
     let (mut backend, machine) = machine::measured()?;
     let line: Vec<String> = std::env::args().collect();
     let options = Options {

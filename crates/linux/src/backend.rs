@@ -720,6 +720,11 @@ impl Backend for Linux {
             .as_mut()
             .map(|s| s.undo(&self.files))
             .unwrap_or_default();
+        if let Some(session) = &self.session {
+            session.rest(rt::now());
+        }
+        // The first step that follows beats at once.
+        self.next_beat = Nanos(0);
         let _ = self.files.set_affinity(0, &all);
         Ok(undone)
     }

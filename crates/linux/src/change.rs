@@ -52,7 +52,6 @@ impl<'a> Hands<'a> {
         fault::boundary();
         if let Ok(now) = self.files.text(path)
             && !same(path, &now, new)
-            && !same(path, &now, &old)
         {
             self.journal.record(&Undo::Write {
                 path: path.to_owned(),

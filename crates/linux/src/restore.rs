@@ -167,8 +167,24 @@ pub fn remove_folder(dir: &Path) -> Result<()> {
 /// # Errors
 /// [`Error::Refused`] while something is recorded, [`Error::File`].
 pub fn close(journal: Journal, dir: &Path) -> Result<()> {
+    // The journal goes before the folder, the rest before the journal: what is left by a death in between is either
+    // still found by it, or an empty folder.
+    for name in [session::PLAN, lease::FILE] {
+        let _ = fs::remove_file(dir.join(name));
+    }
     journal.clear()?;
     remove_folder(dir)
+}
+
+/// Removes the empty folders that deaths between the last two steps of [`close`] leave.
+pub fn sweep(run_root: &Path) {
+    let Ok(entries) = fs::read_dir(run_root) else {
+        return;
+    };
+    for entry in entries.flatten().filter(|e| e.path().is_dir()) {
+        // Fails, as it should, where anything is inside.
+        let _ = fs::remove_dir(entry.path());
+    }
 }
 
 /// The changes an earlier run left, without undoing them: for `status` and `doctor`.

@@ -24,6 +24,9 @@ use crate::watchdog::{self, Health, Watchdog};
 /// How often a watchdog that died is replaced before the run gives up.
 const REPLACEMENTS: u32 = 3;
 
+/// How long the heart may rest between two plans of one hold.
+const LONGEST_REST: Nanos = Nanos::secs(600);
+
 /// The plan's name in a run's folder, for `quell status`.
 pub const PLAN: &str = "plan.json";
 
@@ -78,6 +81,7 @@ impl Session {
                     .collect::<String>()
             ));
         }
+        restore::sweep(run_root);
         let dir = run_root.join(format!("{}-{}", main.pid, main.start));
         std::fs::create_dir(&dir)
             .map_err(|e| Error::file("make", &dir.to_string_lossy(), None, e))?;
@@ -212,6 +216,12 @@ impl Session {
     /// Takes back what the steps changed; the hold itself stays.
     pub fn undo(&mut self, files: &dyn Files) -> Undone {
         self.journal.undo_to(files, self.base)
+    }
+
+    /// Nothing is applied for the moment: the heart may rest, there is nothing that a late beat could endanger. The next
+    /// [`Self::beat`] ends the rest.
+    pub fn rest(&self, now: Nanos) {
+        self.lease.beat(now.plus(LONGEST_REST));
     }
 
     /// Ends the hold: everything is taken back, the watchdog goes, the folder is removed, the lock is free.

@@ -210,7 +210,8 @@ fn run_once(driver: &mut Driver, run: &Run) -> Option<f64> {
     reason = "a measured rate: positive, far below 2^53"
 )]
 fn rate(bytes_per_second: f64) -> Rate {
-    Rate(bytes_per_second as u64)
+    // Up to the next 10^6: peaks are bounds, and nothing below is meant by them.
+    Rate((bytes_per_second / 1e6).ceil() as u64 * 1_000_000)
 }
 
 /// At most `most` of the CPUs, evenly over the set.
