@@ -69,7 +69,7 @@ fn the_default_demonstration_compares_at_five_equal_caps() {
     assert_eq!(experiment.not_yet(), []);
     assert_eq!(
         (experiment.measure.rounds, experiment.measure.warmup),
-        (15, Nanos::millis(150))
+        (8, Nanos::millis(150))
     );
     assert_eq!(
         experiment.measure.span(),
