@@ -1,0 +1,366 @@
+//! The Linux backend: steps become changes, each recorded first (`steps`); programs are started; what happens meanwhile
+//! is waited for, and the slow duties of a hold are done (`watch`).
+
+mod steps;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use quell_core::backend::{
+    Action, Backend, BackendError, Observation, Probe, Program, SubjectId, SubjectSpec,
+    Undone,
+};
+use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::inventory::{Inventory, Measured};
+use quell_core::plan::{Plan, Step};
+use quell_core::policy::OnDrift;
+use quell_core::task::TaskMatch;
+use quell_core::units::{Bytes, Nanos};
+use quell_core::workload::Workload;
+
+use crate::cgroup::Cgroups;
+use crate::children::{self, Birth, Subject};
+use crate::error::{Error, Result};
+use crate::home::Home;
+use crate::pmu::Counting;
+use crate::root::{Files, Kernel};
+use crate::session::{Session, WatchdogCommand};
+use crate::throttle::Throttler;
+use crate::{probe, rt};
+
+/// What the backend needs of the rest of the program.
+pub struct Tools {
+    /// The command that serves a generator on these CPUs, on a machine with a last-level cache of this size.
+    pub generator: fn(&Workload, Bytes) -> Vec<String>,
+    /// Whether two CPUs share a cache now.
+    pub shared_cache: fn(CpuId, CpuId) -> std::io::Result<Option<f64>>,
+    /// Measures rates on CPUs.
+    pub rates: fn(&CpuSet, Bytes) -> std::io::Result<Measured>,
+    /// How the watchdog is started.
+    pub watchdog: WatchdogCommand,
+}
+
+struct Group {
+    home: Home,
+    matching: Vec<TaskMatch>,
+    cpus: CpuSet,
+    /// CPUs whose throttlers belong to it.
+    regulated: CpuSet,
+}
+
+/// A regulated CPU.
+struct Regulated {
+    group: String,
+    throttler: Throttler,
+    /// What the record has been told of it: overflows, throttles, time, lines.
+    told: [u64; 4],
+}
+
+impl Regulated {
+    fn totals(&self) -> [u64; 4] {
+        let stats = self.throttler.stats();
+        [
+            &stats.overflows,
+            &stats.throttles,
+            &stats.throttled_ns,
+            &stats.lines,
+        ]
+        .map(|v| v.load(Ordering::Relaxed))
+    }
+}
+
+/// This machine.
+pub struct Linux {
+    files: Kernel,
+    cgroups: Cgroups,
+    run_root: PathBuf,
+    tools: Tools,
+    measured: Option<Measured>,
+    plan: Option<Plan>,
+    counting: Vec<Counting>,
+    inventory: Option<Inventory>,
+    signals: OwnedFd,
+    on_drift: OnDrift,
+    session: Option<Session>,
+    groups: BTreeMap<String, Group>,
+    throttlers: Vec<Regulated>,
+    subjects: Vec<Subject>,
+    next_beat: Nanos,
+    next_look: Nanos,
+    revoked: bool,
+}
+
+impl Linux {
+    /// The machine we run on. From here on SIGINT, SIGTERM and SIGHUP are seen by [`Backend::wait`] only.
+    ///
+    /// # Errors
+    /// When the kernel's interfaces are not where they should be.
+    pub fn new(run_root: &Path, tools: Tools) -> Result<Self> {
+        let files = Kernel::new()?;
+        let cgroups = Cgroups::discover(&files)?;
+        let signals = children::stop_signals()
+            .map_err(|e| Error::refused(format!("signals cannot be received: {e}")))?;
+        Ok(Self {
+            files,
+            cgroups,
+            run_root: run_root.to_owned(),
+            tools,
+            measured: None,
+            plan: None,
+            counting: Vec::new(),
+            inventory: None,
+            signals,
+            on_drift: OnDrift::default(),
+            session: None,
+            groups: BTreeMap::new(),
+            throttlers: Vec::new(),
+            subjects: Vec::new(),
+            next_beat: Nanos(0),
+            next_look: Nanos(0),
+            revoked: false,
+        })
+    }
+
+    /// What an earlier run measured on this machine.
+    pub fn measured(&mut self, measured: Measured) {
+        if let Some(machine) = self.inventory.as_mut() {
+            machine.measured = Some(measured.clone());
+        }
+        self.measured = Some(measured);
+    }
+
+    /// The plan whose steps will be applied, told to `quell status` while they hold.
+    pub fn describe(&mut self, plan: &Plan) {
+        self.plan = Some(plan.clone());
+    }
+
+    /// What to do when somebody else changes what we set.
+    pub fn on_drift(&mut self, what: OnDrift) {
+        self.on_drift = what;
+    }
+
+    /// The folder of the current hold, once something was applied.
+    #[must_use]
+    pub fn run_dir(&self) -> Option<&Path> {
+        self.session.as_ref().map(Session::dir)
+    }
+
+    /// Ends the hold: everything is taken back, the watchdog goes.
+    ///
+    /// # Errors
+    /// When something could not be taken back.
+    pub fn end(&mut self) -> Result<Undone> {
+        self.release();
+        match self.session.take() {
+            Some(session) => session.end(&self.files),
+            None => Ok(Undone::default()),
+        }
+    }
+
+    /// Ends throttlers and programs.
+    fn release(&mut self) {
+        self.throttlers.clear();
+        // What hangs is waited for longer than the lease lasts: the watchdog must not take the run away meanwhile.
+        let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
+        let mut beat = || {
+            if let Some(lease) = lease.as_ref().filter(|l| !l.is_revoked()) {
+                lease.beat(rt::now());
+            }
+        };
+        for subject in &mut self.subjects {
+            subject.stop(&mut beat);
+        }
+        self.subjects.clear();
+        self.groups.clear();
+    }
+
+    fn cached_inventory(&mut self) -> Result<&Inventory> {
+        if self.inventory.is_none() {
+            let probed = probe::probe(&self.files, &self.cgroups, self.measured.clone())?;
+            self.counting = probed.counting;
+            self.inventory = Some(probed.inventory);
+        }
+        self.inventory
+            .as_ref()
+            .ok_or_else(|| Error::refused("the machine could not be read"))
+    }
+
+    fn all_cpus(&mut self) -> Result<CpuSet> {
+        Ok(self.cached_inventory()?.cpu_set())
+    }
+
+    fn llc(&mut self) -> Result<Bytes> {
+        let machine = self.cached_inventory()?;
+        let first = machine.cpus.first().map_or(0, |c| c.id);
+        // A machine that tells nothing of its caches: 32 MiB is beyond most.
+        Ok(machine.llc(first).map_or(Bytes(32 << 20), |c| c.size))
+    }
+
+    fn session(&mut self) -> Result<(&mut Session, Vec<String>)> {
+        let mut notes = Vec::new();
+        if self.session.is_none() {
+            if !crate::is_root() {
+                return Err(Error::refused_with(
+                    "changing the machine needs root (CAP_SYS_ADMIN for cgroups, CAP_SYS_NICE for throttlers)",
+                    "run it with sudo",
+                ));
+            }
+            let most = self
+                .all_cpus()?
+                .iter()
+                .next_back()
+                .map_or(1, |c| c as usize + 1);
+            let (session, said) = Session::begin(
+                &self.files,
+                &self.cgroups,
+                &self.run_root,
+                most,
+                &self.tools.watchdog,
+            )?;
+            if let Some(plan) = &self.plan {
+                session.describe(plan)?;
+            }
+            self.session = Some(session);
+            notes = said;
+            self.revoked = false;
+        }
+        let session = self
+            .session
+            .as_mut()
+            .ok_or_else(|| Error::refused("no hold on the machine"))?;
+        Ok((session, notes))
+    }
+
+    fn birth(&mut self, subject: &SubjectSpec) -> Result<SubjectId> {
+        let command = match &subject.program {
+            Program::Generator(workload) => (self.tools.generator)(workload, self.llc()?),
+            Program::Command(command) => command.clone(),
+        };
+        let group = self.groups.get(&subject.group);
+        let doors = group.map(|g| g.home.doors()).unwrap_or_default();
+        let usual = match group {
+            Some(group) => group.cpus.clone(),
+            None => self.all_cpus()?,
+        };
+        let id = SubjectId(u32::try_from(self.subjects.len()).unwrap_or(u32::MAX));
+        let birth = Birth {
+            command: &command,
+            env: subject.env.clone().into_iter().collect(),
+            doors,
+            cpus: subject.cpus.clone().unwrap_or(usual),
+            generator: matches!(subject.program, Program::Generator(_)),
+            capture: subject.capture,
+        };
+        self.subjects
+            .push(Subject::start(id, &subject.name, &birth)?);
+        Ok(id)
+    }
+
+    fn subject(&mut self, id: SubjectId) -> Result<&mut Subject> {
+        self.subjects
+            .iter_mut()
+            .find(|s| s.id == id)
+            .ok_or_else(|| Error::refused(format!("there is no subject {}", id.0)))
+    }
+}
+
+impl Drop for Linux {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+impl Backend for Linux {
+    fn inventory(&mut self, depth: Probe) -> std::result::Result<Inventory, BackendError> {
+        if depth == Probe::Deep {
+            let (cpus, llc) = (self.all_cpus()?, self.llc()?);
+            let rates = (self.tools.rates)(&cpus, llc);
+            let measured = rates.map_err(|e| {
+                BackendError(format!(
+                    "the rates of this machine could not be measured: {e}"
+                ))
+            })?;
+            self.measured = Some(measured.clone());
+            if let Some(machine) = self.inventory.as_mut() {
+                machine.measured = Some(measured);
+            }
+        }
+        Ok(self.cached_inventory()?.clone())
+    }
+
+    fn now(&self) -> Nanos {
+        rt::now()
+    }
+
+    fn apply(&mut self, step: &Step) -> std::result::Result<Vec<String>, BackendError> {
+        Ok(self.apply_step(step)?)
+    }
+
+    fn undo(&mut self) -> std::result::Result<Undone, BackendError> {
+        self.release();
+        let all = self.all_cpus()?;
+        let undone = self
+            .session
+            .as_mut()
+            .map(|s| s.undo(&self.files))
+            .unwrap_or_default();
+        if let Some(session) = &self.session {
+            session.rest(rt::now());
+        }
+        // The first step that follows beats at once.
+        self.next_beat = Nanos(0);
+        let _ = self.files.set_affinity(0, &all);
+        Ok(undone)
+    }
+
+    fn start(&mut self, subject: &SubjectSpec) -> std::result::Result<SubjectId, BackendError> {
+        Ok(self.birth(subject)?)
+    }
+
+    fn wait(
+        &mut self,
+        until: Nanos,
+        seen: &mut Observation,
+    ) -> std::result::Result<Nanos, BackendError> {
+        self.observe(until, seen)?;
+        Ok(rt::now())
+    }
+
+    fn act(&mut self, action: &Action) -> std::result::Result<(), BackendError> {
+        match action {
+            Action::Go {
+                subject,
+                warmup,
+                duration,
+            } => {
+                let line = format!("go {} {}\n", warmup.0, duration.0);
+                self.subject(*subject)?.say(&line)?;
+            }
+            Action::Stop(subject) => {
+                let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
+                self.subject(*subject)?.stop(&mut || {
+                    if let Some(lease) = lease.as_ref().filter(|l| !l.is_revoked()) {
+                        lease.beat(rt::now());
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn shared_cache(
+        &mut self,
+        a: CpuId,
+        b: CpuId,
+    ) -> std::result::Result<Option<f64>, BackendError> {
+        (self.tools.shared_cache)(a, b).map_err(|e| {
+            BackendError(format!(
+                "the cache of CPUs {a} and {b} cannot be probed: {e}"
+            ))
+        })
+    }
+}

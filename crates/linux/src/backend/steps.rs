@@ -1,0 +1,264 @@
+//! Steps become changes of the machine, each recorded first.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::plan::{Meter as MeterKind, REST, Regulation, Setting, Step};
+use quell_core::task::TaskMatch;
+
+use super::{Group, Linux, Regulated};
+use crate::cgroup::Controller;
+use crate::change::Hands;
+use crate::cpuset::Keep;
+use crate::error::{Error, Result};
+use crate::home::Home;
+use crate::meter::{EventMeter, Meter, TimeMeter};
+use crate::pmu::{self, Counting};
+use crate::root::Files;
+use crate::session::Session;
+use crate::tasks::{self, Matcher};
+use crate::throttle::Throttler;
+use crate::{cpumax, cpuset, irq, perf, remaining, workqueue};
+impl Linux {
+    pub(super) fn apply_step(&mut self, step: &Step) -> Result<Vec<String>> {
+        self.beat_if_due()?;
+        let (_, mut notes) = self.session()?;
+        let group = step.group.as_deref().unwrap_or(REST);
+        match &step.set {
+            Setting::Gather { matching } => notes.extend(self.gather(group, matching)?),
+            Setting::Confine {
+                cpus,
+                mems,
+                exclusive,
+            } => notes.extend(self.confine(group, cpus, mems, *exclusive)?),
+            Setting::ConfineRest { cpus } => notes.extend(self.confine_rest(cpus)?),
+            Setting::MoveIrqs { from, to } => {
+                let moved = irq::keep_away(&mut self.hands()?, from, to)?;
+                notes.extend(moved.note(from));
+            }
+            Setting::WorkqueueMask { cpus } => {
+                workqueue::confine(&mut self.hands()?, cpus)?;
+            }
+            Setting::Regulate(regulation) => self.regulate(group, regulation)?,
+            Setting::CpuMax { share, period } => {
+                let home = self.group(group)?.home.clone();
+                let cgroups = self.cgroups.clone();
+                notes.extend(cpumax::limit(
+                    &mut self.hands()?,
+                    &cgroups,
+                    &home,
+                    *share,
+                    *period,
+                )?);
+            }
+        }
+        Ok(notes)
+    }
+
+    pub(super) fn hands(&mut self) -> Result<Hands<'_>> {
+        let session = self
+            .session
+            .as_mut()
+            .ok_or_else(|| Error::refused("no hold on the machine"))?;
+        Ok(Hands::new(&self.files, session.journal()))
+    }
+
+    pub(super) fn group(&self, name: &str) -> Result<&Group> {
+        self.groups.get(name).ok_or_else(|| {
+            Error::refused(format!("group {name} was not gathered before this step"))
+        })
+    }
+
+    pub(super) fn gather(&mut self, name: &str, matching: &[TaskMatch]) -> Result<Vec<String>> {
+        let controllers = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
+        let cgroups = self.cgroups.clone();
+        let cpus = self.all_cpus()?;
+        let mut notes = Vec::new();
+        let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
+        let mut home = if in_place.is_empty() {
+            Home::create(&mut self.hands()?, &cgroups, name, &controllers)?
+        } else {
+            Home {
+                group: name.to_owned(),
+                places: Vec::new(),
+            }
+        };
+        self.groups.insert(
+            name.to_owned(),
+            Group {
+                home: home.clone(),
+                matching: matching.to_vec(),
+                cpus,
+                regulated: CpuSet::new(),
+            },
+        );
+        if matching.is_empty() {
+            return Ok(notes);
+        }
+        let found = self.assigned()?.remove(name).unwrap_or_default();
+        for cgroup in tasks::cgroups_of(&self.files, &in_place, &found)? {
+            home.adopt(&mut self.hands()?, &cgroups, &cgroup, &controllers)?;
+        }
+        if let Some(group) = self.groups.get_mut(name) {
+            group.home = home;
+        }
+        if found.is_empty() {
+            notes.push(format!(
+                "group {name}: no task matches yet; it is looked for every second"
+            ));
+        }
+        self.collect(name)?;
+        Ok(notes)
+    }
+
+    pub(super) fn matchers(&self) -> Result<Vec<Matcher>> {
+        self.groups
+            .iter()
+            .map(|(name, g)| Matcher::new(&self.files, name, &g.matching))
+            .collect()
+    }
+
+    pub(super) fn never(&self) -> BTreeSet<u32> {
+        self.session
+            .as_ref()
+            .and_then(Session::watchdog_pid)
+            .into_iter()
+            .collect()
+    }
+
+    pub(super) fn assigned(&self) -> Result<tasks::Assigned> {
+        tasks::assign(&self.files, &self.matchers()?, &self.never())
+    }
+
+    /// Moves the tasks of a group that are still outside into its cgroups.
+    pub(super) fn collect(&mut self, name: &str) -> Result<()> {
+        let home = self.group(name)?.home.clone();
+        if !home.places.iter().any(|p| p.ours) {
+            return Ok(());
+        }
+        let (matchers, never) = (self.matchers()?, self.never());
+        let mut find = |files: &dyn Files| {
+            Ok(tasks::assign(files, &matchers, &never)?
+                .remove(name)
+                .unwrap_or_default())
+        };
+        home.gather(&mut self.hands()?, &mut find)?;
+        Ok(())
+    }
+
+    pub(super) fn confine(
+        &mut self,
+        name: &str,
+        cpus: &CpuSet,
+        mems: &CpuSet,
+        exclusive: bool,
+    ) -> Result<Vec<String>> {
+        let home = self.group(name)?.home.clone();
+        let cgroups = self.cgroups.clone();
+        let pids: Vec<u32> = match cgroups.of(Controller::Cpuset) {
+            Some(_) => Vec::new(),
+            None => self
+                .assigned()?
+                .remove(name)
+                .unwrap_or_default()
+                .iter()
+                .map(|s| s.id.pid)
+                .collect(),
+        };
+        let confined = cpuset::confine(
+            &mut self.hands()?,
+            &cgroups,
+            &home,
+            cpus,
+            mems,
+            exclusive,
+            &pids,
+        )?;
+        if let Some(group) = self.groups.get_mut(name) {
+            group.cpus = cpus.clone();
+        }
+        Ok(confined.notes)
+    }
+
+    pub(super) fn confine_rest(&mut self, cpus: &CpuSet) -> Result<Vec<String>> {
+        let cgroups = self.cgroups.clone();
+        let homes: Vec<Home> = self.groups.values().map(|g| g.home.clone()).collect();
+        let homes: Vec<&Home> = homes.iter().collect();
+        let processes: BTreeSet<u32> = [std::process::id()].into();
+        let keep = Keep {
+            homes: &homes,
+            processes: &processes,
+        };
+        let mut notes = cpuset::confine_rest(&mut self.hands()?, &cgroups, keep, cpus)?;
+        // Our own process stays free, so that throttlers can be pinned anywhere; this thread keeps off.
+        let _ = self.files.set_affinity(0, cpus);
+        let all = self.all_cpus()?;
+        let quiet = all.difference(cpus);
+        // Who was put there is not left there.
+        let mut except = processes;
+        for place in homes.iter().flat_map(|h| &h.places) {
+            except.extend(crate::undo::tasks_in(&self.files, &place.dir).unwrap_or_default());
+        }
+        notes.extend(remaining::remaining_on(&self.files, &quiet, &except)?.sentences(&quiet));
+        Ok(notes)
+    }
+
+    pub(super) fn regulate(&mut self, name: &str, regulation: &Regulation) -> Result<()> {
+        let home = self.group(name)?.home.clone();
+        let cgroups = self.cgroups.clone();
+        let dirs: Vec<String> = home
+            .dirs(&cgroups, Controller::PerfEvent)
+            .map(|p| p.dir.clone())
+            .collect();
+        self.cached_inventory()?;
+        for cpu in regulation.cpus.iter() {
+            let failed = |what: &str, e: std::io::Error| {
+                Error::refused_with(
+                    format!("group {name}, CPU {cpu}: {what}: {e}"),
+                    "quell doctor tells what is missing; mechanisms.bandwidth = \"none\" uses cpu-max instead",
+                )
+            };
+            let meter: Box<dyn Meter> = match regulation.meter {
+                MeterKind::Time => {
+                    let [dir] = dirs.as_slice() else {
+                        return Err(Error::refused_with(
+                            format!(
+                                "group {name} lives in {} cgroups that carry perf_event; CPU time is counted in one",
+                                dirs.len()
+                            ),
+                            "match it by something else than its cgroup, or limit cpu-time",
+                        ));
+                    };
+                    let dir = perf::cgroup_dir(Path::new(dir))
+                        .map_err(|e| failed("its cgroup cannot be opened", e))?;
+                    let meter = TimeMeter::open(&dir, cpu, regulation.peak, regulation.stop_cost);
+                    Box::new(meter.map_err(|e| failed("its CPU clock cannot be counted", e))?)
+                }
+                MeterKind::Hardware => {
+                    let codes = pmu::of_cpu(&self.counting, cpu)
+                        .map(Counting::codes)
+                        .unwrap_or_default();
+                    Box::new(
+                        EventMeter::open(&codes, cpu)
+                            .map_err(|e| failed("its counters cannot be opened", e))?,
+                    )
+                }
+            };
+            let lease = Arc::clone(self.session()?.0.lease());
+            let permit = Arc::new(move |now| lease.is_held(now));
+            let throttler = Throttler::start(cpu, regulation, meter, permit)
+                .map_err(|e| failed("no throttler", e))?;
+            self.throttlers.push(Regulated {
+                group: name.to_owned(),
+                throttler,
+                told: [0; 4],
+            });
+        }
+        if let Some(group) = self.groups.get_mut(name) {
+            group.regulated = regulation.cpus.clone();
+        }
+        Ok(())
+    }
+}

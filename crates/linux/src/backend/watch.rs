@@ -1,0 +1,185 @@
+//! Waiting, and what a hold does meanwhile: the heartbeat, newborn tasks, drift, the throttlers' figures.
+
+use std::sync::atomic::Ordering;
+
+use quell_core::backend::{Observation, Seen};
+use quell_core::policy::OnDrift;
+use quell_core::record::Event;
+use quell_core::units::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::{Linux, Regulated};
+use crate::error::{Error, Result};
+use crate::session::Session;
+use crate::{children, drift, rt};
+/// How often the heartbeat is renewed.
+const BEAT: Nanos = Nanos::millis(100);
+/// How often newborn tasks, drift and the throttlers are looked after.
+const LOOK: Nanos = Nanos::secs(1);
+
+impl Linux {
+    pub(super) fn beat_if_due(&mut self) -> Result<Option<String>> {
+        let now = rt::now();
+        if now < self.next_beat {
+            return Ok(None);
+        }
+        self.next_beat = now.plus(BEAT);
+        let Some(session) = self.session.as_mut() else {
+            return Ok(None);
+        };
+        publish(session, &self.throttlers);
+        session.beat(&self.files, &self.cgroups, now)
+    }
+
+    /// Tells what the throttlers did since the last time, before anything else seen meanwhile.
+    pub(super) fn account(&mut self, seen: &mut Observation) {
+        for regulated in &mut self.throttlers {
+            let now = regulated.totals();
+            let [overflows, throttles, throttled_ns, lines] =
+                std::array::from_fn(|i| now[i] - regulated.told[i]);
+            regulated.told = now;
+            let reaction = |percent| {
+                regulated
+                    .throttler
+                    .stats()
+                    .reaction_percentile(percent)
+                    .map(|n| n.0)
+            };
+            let event = Event::Throttle {
+                cpu: regulated.throttler.cpu,
+                group: regulated.group.clone(),
+                overflows,
+                throttles,
+                throttled_ns,
+                lines,
+                reaction_p50_ns: reaction(50),
+                reaction_p99_ns: reaction(99),
+            };
+            seen.insert(0, Seen::Event(event));
+        }
+    }
+
+    /// The slow duties of a hold: newborn tasks, drift, throttlers that ended.
+    pub(super) fn look(&mut self, seen: &mut Observation) -> Result<()> {
+        let finding =
+            |what: String, group: Option<String>| Seen::Event(Event::Finding { what, group });
+        let mut lost = Vec::new();
+        self.account(seen);
+        for Regulated {
+            group, throttler, ..
+        } in &self.throttlers
+        {
+            if let Some(why) = throttler.lost() {
+                lost.push(throttler.cpu);
+                let what = format!(
+                    "CPU {} is no longer regulated: {why}; the group's limit is at level none",
+                    throttler.cpu
+                );
+                seen.push(finding(what, Some(group.clone())));
+            }
+        }
+        self.throttlers.retain(|r| !lost.contains(&r.throttler.cpu));
+        let matched: Vec<String> = self
+            .groups
+            .iter()
+            .filter(|(_, g)| !g.matching.is_empty())
+            .map(|(n, _)| n.clone())
+            .collect();
+        for name in matched {
+            if let Err(e) = self.collect(&name) {
+                seen.push(finding(e.to_string(), Some(name)));
+            }
+        }
+        if let Some(session) = &self.session {
+            for what in drift::look(&self.files, session.changes(), self.on_drift) {
+                seen.push(finding(what, None));
+                if self.on_drift == OnDrift::Stop {
+                    seen.push(Seen::Stop(0));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn poll(&mut self, until: Nanos) -> Result<()> {
+        let span = until.since(rt::now());
+        let timeout = Timespec {
+            tv_sec: i64::try_from(span.0 / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(span.0 % 1_000_000_000).unwrap_or(0),
+        };
+        let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        for subject in &self.subjects {
+            watched.extend(
+                subject
+                    .descriptors()
+                    .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+            );
+        }
+        match rustix::event::poll(&mut watched, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(Error::refused(format!("waiting failed: {e}"))),
+        }
+    }
+
+    pub(super) fn observe(&mut self, until: Nanos, seen: &mut Observation) -> Result<()> {
+        loop {
+            match self.beat_if_due() {
+                Ok(Some(note)) => seen.push(Seen::Event(Event::Finding {
+                    what: note,
+                    group: None,
+                })),
+                Ok(None) => {}
+                Err(_) if self.revoked => {}
+                Err(e) => {
+                    self.revoked = true;
+                    self.throttlers.clear();
+                    // The watchdog has undone it, but perhaps not a change we were in the middle of.
+                    if let Some(session) = self.session.as_mut() {
+                        session.undo(&self.files);
+                    }
+                    seen.push(Seen::Revoked(e.to_string()));
+                }
+            }
+            for subject in &mut self.subjects {
+                subject.observe(seen);
+            }
+            while let Some(signal) = children::next_signal(&self.signals) {
+                seen.push(Seen::Stop(signal));
+            }
+            if self.session.is_some() && !self.revoked && rt::now() >= self.next_look {
+                self.next_look = rt::now().plus(LOOK);
+                self.look(seen)?;
+            }
+            if !seen.is_empty() || rt::now() >= until {
+                if seen
+                    .iter()
+                    .any(|s| matches!(s, Seen::Exited(..) | Seen::Stop(_) | Seen::Result(..)))
+                {
+                    self.account(seen);
+                }
+                return Ok(());
+            }
+            let next = if self.session.is_some() {
+                until.min(self.next_beat)
+            } else {
+                until
+            };
+            self.poll(next)?;
+        }
+    }
+}
+
+/// Writes what the throttlers did into the lease's page, for `quell status`.
+fn publish(session: &Session, throttlers: &[Regulated]) {
+    for regulated in throttlers {
+        if let Some(record) = session.lease().record(regulated.throttler.cpu as usize) {
+            for (slot, value) in record.0.iter().zip(regulated.totals()) {
+                slot.store(value, Ordering::Relaxed);
+            }
+            record.0[4].store(
+                u64::from(regulated.throttler.lost().is_none()),
+                Ordering::Relaxed,
+            );
+        }
+    }
+}
