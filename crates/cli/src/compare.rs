@@ -1,6 +1,7 @@
 //! `quell compare`
 
 use std::fs;
+use std::path::Path;
 
 use quell_core::experiment::Experiment;
 use quell_core::result::Timing;
@@ -9,6 +10,7 @@ use quell_engine::compare::{CompareError, Options, run as compare};
 use crate::args::Compare;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::machine;
+use crate::plan;
 use crate::progress::Bar;
 
 /// Runs an experiment and prints its table.
@@ -49,7 +51,7 @@ pub fn run(args: &Compare) -> Result {
     );
     drop(bar);
     let ended = backend.end();
-    let comparison = done.map_err(failure)?;
+    let comparison = done.map_err(|e| failure(e, &name))?;
     ended.map_err(failed)?;
     let result = &comparison.report.result;
     if args.json {
@@ -78,11 +80,10 @@ pub fn run(args: &Compare) -> Result {
     })
 }
 
-fn failure(error: CompareError) -> Failure {
+fn failure(error: CompareError, experiment: &str) -> Failure {
     match error {
-        CompareError::NotYet(_) | CompareError::Unknown { .. } | CompareError::Place(_) => {
-            usage(error)
-        }
+        CompareError::NotYet(all) => plan::refused(&all, Some(Path::new(experiment))),
+        CompareError::Unknown { .. } | CompareError::Place(_) => usage(error),
         CompareError::Folder(_) | CompareError::NotUndone { .. } => failed(error),
     }
 }

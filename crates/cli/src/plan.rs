@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use quell_core::inventory::Inventory;
-use quell_core::plan::Plan as Planned;
+use quell_core::plan::{Plan as Planned, Refusal};
 use quell_core::policy::Policy;
+use quell_core::text::place_of;
 
 use crate::args::Plan;
-use crate::exit::{Exit, Result, failed, problems, usage};
+use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::machine;
 
 /// Reads a policy file; `open` to a command from the command line, for which a group may be left without tasks.
@@ -25,11 +26,21 @@ pub fn policy(path: &Path, open: bool) -> Result<Policy> {
 
 /// Plans a policy for a machine; what is refused names the file, if there is one.
 pub fn plan(policy: &Policy, path: Option<&Path>, machine: &Inventory) -> Result<Planned> {
-    quell_core::planner::plan(policy, machine).map_err(|all| {
-        let file = path.map_or(String::new(), |p| format!("{}: ", p.display()));
-        let lines: Vec<String> = all.iter().map(|p| format!("{file}{p}")).collect();
-        problems(&lines)
-    })
+    quell_core::planner::plan(policy, machine).map_err(|all| refused(&all, path))
+}
+
+/// Refusals, each with its place in the file, if there is one.
+pub fn refused(all: &[Refusal], path: Option<&Path>) -> Failure {
+    let text = path.and_then(|p| std::fs::read_to_string(p).ok());
+    let line = |refusal: &Refusal| {
+        let Some(path) = path else {
+            return refusal.to_string();
+        };
+        let place = text.as_deref().and_then(|t| place_of(t, &refusal.key));
+        let place = place.map_or(String::new(), |(line, column)| format!(":{line}:{column}"));
+        format!("{}{place}: {refusal}", path.display())
+    };
+    problems(&all.iter().map(line).collect::<Vec<_>>())
 }
 
 /// Tells what would be done.

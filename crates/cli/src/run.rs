@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use quell_core::backend::{Program, SubjectSpec};
+use quell_core::cpuset::CpuId;
 use quell_core::plan::Plan;
 use quell_core::policy::{Bandwidth, Group, Policy, Role};
-use quell_core::record::Event;
+use quell_core::record::{Decision, Event};
 use quell_core::units::{Nanos, Share};
 use quell_engine::drive::Sink;
 use quell_engine::folder::Folder;
@@ -351,5 +352,9 @@ impl Sink for Told {
             }
         }
         self.folder.put(at, event);
+    }
+
+    fn decisions(&mut self, cpu: CpuId, decisions: &[Decision], missed: u64) {
+        self.folder.decisions(cpu, decisions, missed);
     }
 }

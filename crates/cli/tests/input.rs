@@ -47,7 +47,7 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
         ),
         (
             "match = [{ comm = \"no-such\" }]\ncpus = \"900\"\n",
-            &["p.toml", "group.a.cpus", "CPU 900", "usable are"],
+            &["p.toml:5", "group.a.cpus", "CPU 900", "usable are"],
         ),
         (
             "",
@@ -57,7 +57,7 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
         (
             "match = [{ comm = \"no-such\" }]\nreserve.cache = \"3MiB\"\n",
             &[
-                "p.toml",
+                "p.toml:5",
                 "group.a.reserve.cache",
                 "not yet",
                 "remove the key",

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::inventory::Inventory;
 use crate::plan::{GroupId, Step};
-use crate::record::Event;
+use crate::record::{Decision, Event};
 use crate::units::Nanos;
 use crate::workload::Workload;
 
@@ -62,6 +62,8 @@ pub enum Seen {
     Exited(SubjectId, i32, Nanos),
     /// Something for the record: throttling, findings.
     Event(Event),
+    /// What the regulator of a CPU decided since the last time, and how many decisions were lost on the way.
+    Decisions(CpuId, Vec<Decision>, u64),
     /// The user or the system wants the run to end (SIGINT, SIGTERM, SIGHUP): the signal's number.
     Stop(i32),
     /// The backend's hold on the machine was revoked (its watchdog undid everything): nothing is held any more.

@@ -3,8 +3,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::control::bandwidth::Fast;
 use crate::cpuset::CpuId;
 use crate::plan::{GroupId, StepId};
+use crate::units::{Lines, Nanos};
 
 /// Schema id of `events.jsonl`.
 pub const EVENTS_SCHEMA: &str = "quell.events/1";
@@ -43,12 +45,6 @@ pub enum Event {
         throttled_ns: u64,
         /// Lines counted.
         lines: u64,
-        /// From overflow to throttled, median since the beginning, as the CPU's own use past its budget tells.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        reaction_p50_ns: Option<u64>,
-        /// The same, 99th percentile.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        reaction_p99_ns: Option<u64>,
     },
     /// Something a person should know: a promise lost, a value changed by somebody else.
     Finding {
@@ -65,6 +61,20 @@ pub enum Event {
         /// Its exit status as a shell reports it.
         status: i32,
     },
+}
+
+/// One decision of a regulator, for `samples/decisions-cpuN.csv`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// When, on the backend's clock.
+    pub at: Nanos,
+    /// What the counter read.
+    pub used: Lines,
+    /// What was decided.
+    pub what: Fast,
+    /// From the overflow to the decision, where the machine records overflows as they happen, and whether the overflow
+    /// came while the kernel ran (else a program).
+    pub reaction: Option<(Nanos, bool)>,
 }
 
 /// An event with its time since the run began.

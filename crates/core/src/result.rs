@@ -292,6 +292,27 @@ pub struct Totals {
     /// Time throttled, summed over CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled_ns: Option<u64>,
+    /// From overflow to throttled, where the overflow interrupted a program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reaction_user: Option<Reaction>,
+    /// The same, where it interrupted the kernel, which may go on for a while.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reaction_kernel: Option<Reaction>,
+}
+
+/// How long it took from a counter's overflow, as the kernel recorded it, to the decision to throttle, made by the thread
+/// that from then on keeps the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reaction {
+    /// Throttles looked at.
+    pub samples: u64,
+    /// Nanoseconds.
+    pub p50_ns: f64,
+    /// Nanoseconds.
+    pub p99_ns: f64,
+    /// Nanoseconds.
+    pub max_ns: f64,
 }
 
 /// One configuration.

@@ -408,6 +408,17 @@ fn place(root: &DeTable<'_>, path: &Path) -> Option<usize> {
     })
 }
 
+/// Line and column, both from 1, of a dotted key in a TOML text, or of the innermost table of it that is there: where to
+/// look for what a [`crate::plan::Refusal`] names.
+#[must_use]
+pub fn place_of(text: &str, key: &str) -> Option<(usize, usize)> {
+    let (root, _) = DeTable::parse_recoverable(text);
+    let keys: Vec<&str> = key.split('.').collect();
+    let file = "";
+    let text = Some(text);
+    Origin { file, text }.position(place(root.get_ref(), &Path::of(&keys))?)
+}
+
 /// The position of the key that `path` ends with.
 fn key_at(root: &DeTable<'_>, path: &Path) -> Option<usize> {
     let (Step::Key(key), way) = path.0.split_last()? else {

@@ -13,9 +13,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use quell_core::backend::{Action, Measurement, Program, Seen, SubjectId, SubjectSpec};
+use quell_core::control::bandwidth::Fast;
 use quell_core::experiment::RUN_TIME;
 use quell_core::policy::NumberPattern;
-use quell_core::record::Event;
+use quell_core::record::{Decision, Event};
 use quell_core::units::Nanos;
 
 use crate::drive::{Order, Script};
@@ -67,7 +68,7 @@ pub struct Span {
 }
 
 /// Throttling in the cell, over all CPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Throttling {
     /// Budgets used up.
     pub overflows: u64,
@@ -75,6 +76,32 @@ pub struct Throttling {
     pub throttles: u64,
     /// Time throttled.
     pub throttled_ns: u64,
+    /// From overflow to throttled in ns, where a program was interrupted.
+    pub reactions_user: Vec<f64>,
+    /// The same, where the kernel was.
+    pub reactions_kernel: Vec<f64>,
+}
+
+impl Throttling {
+    /// Takes in another cell's.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.overflows += other.overflows;
+        self.throttles += other.throttles;
+        self.throttled_ns += other.throttled_ns;
+        self.reactions_user.extend(other.reactions_user);
+        self.reactions_kernel.extend(other.reactions_kernel);
+    }
+
+    fn decided(&mut self, decision: &Decision) {
+        if let (Fast::ThrottleUntil(_), Some((late, kernel))) = (decision.what, decision.reaction) {
+            let list = if kernel {
+                &mut self.reactions_kernel
+            } else {
+                &mut self.reactions_user
+            };
+            list.push(late.0 as f64);
+        }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -424,6 +451,10 @@ impl Script for Cell {
                 sum.overflows += overflows;
                 sum.throttles += throttles;
                 sum.throttled_ns += throttled_ns;
+            }
+            Seen::Decisions(_, decisions, _) => {
+                let sum = self.throttling.get_or_insert_default();
+                decisions.iter().for_each(|d| sum.decided(d));
             }
             Seen::Event(_) | Seen::Stop(_) | Seen::Revoked(_) => {}
         }

@@ -9,7 +9,7 @@ use quell_core::plan::{Plan, Promise};
 use quell_core::record::COMPARE_SCHEMA;
 use quell_core::result::{
     Better, CellFailure, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult,
-    SubjectResult, Timing, Totals,
+    Reaction, SubjectResult, Timing, Totals,
 };
 use quell_core::stats::{percentile, sorted};
 
@@ -22,6 +22,16 @@ use crate::setup::{Prepared, Setup};
 pub(crate) const ACHIEVED: &str = "achieved_of_cap";
 /// A limit held when its group never moved more than this part of it (`docs/specification.md`).
 const HELD: f64 = 1.05;
+
+fn reaction(late: &[f64]) -> Option<Reaction> {
+    let late = sorted(late);
+    Some(Reaction {
+        samples: late.len() as u64,
+        p50_ns: percentile(&late, 50.0)?,
+        p99_ns: percentile(&late, 99.0)?,
+        max_ns: *late.last()?,
+    })
+}
 
 /// One subject in one cell.
 struct Taken {
@@ -77,10 +87,7 @@ impl<'s> Collected<'s> {
         let setup = self.setup;
         *self.cells.entry(configuration).or_default() += 1;
         if let Some(new) = throttling {
-            let sum = self.throttling.entry(configuration).or_default();
-            sum.overflows += new.overflows;
-            sum.throttles += new.throttles;
-            sum.throttled_ns += new.throttled_ns;
+            self.throttling.entry(configuration).or_default().add(new);
         }
         let achieved = setup
             .prepared
@@ -216,6 +223,8 @@ impl<'s> Collected<'s> {
             overflows: throttling.map(|t| t.overflows),
             throttles: throttling.map(|t| t.throttles),
             throttled_ns: throttling.map(|t| t.throttled_ns),
+            reaction_user: throttling.and_then(|t| reaction(&t.reactions_user)),
+            reaction_kernel: throttling.and_then(|t| reaction(&t.reactions_kernel)),
         };
         Some(ConfigurationResult {
             name: prepared.name().to_owned(),

@@ -5,14 +5,17 @@
 //! backend itself. So there is one place in which things are applied, and one in which they are undone.
 
 use quell_core::backend::{Action, Backend, Observation, Seen, SubjectId, SubjectSpec, Undone};
+use quell_core::cpuset::CpuId;
 use quell_core::plan::Plan;
-use quell_core::record::Event;
+use quell_core::record::{Decision, Event};
 use quell_core::units::Nanos;
 
 /// Where events go.
 pub trait Sink {
     /// Takes one event; `at` is the backend's time.
     fn put(&mut self, at: Nanos, event: &Event);
+    /// Takes what a regulator decided.
+    fn decisions(&mut self, _cpu: CpuId, _decisions: &[Decision], _missed: u64) {}
 }
 
 /// Keeps events in memory.
@@ -27,6 +30,12 @@ impl<S: Sink> Sink for Option<S> {
     fn put(&mut self, at: Nanos, event: &Event) {
         if let Some(sink) = self {
             sink.put(at, event);
+        }
+    }
+
+    fn decisions(&mut self, cpu: CpuId, decisions: &[Decision], missed: u64) {
+        if let Some(sink) = self {
+            sink.decisions(cpu, decisions, missed);
         }
     }
 }
@@ -205,6 +214,10 @@ fn attend(
                 Seen::Event(event) => {
                     sink.put(now, &event);
                     script.seen(now, Seen::Event(event), &mut orders)?;
+                }
+                Seen::Decisions(cpu, decisions, missed) => {
+                    sink.decisions(cpu, &decisions, missed);
+                    script.seen(now, Seen::Decisions(cpu, decisions, missed), &mut orders)?;
                 }
                 other => script.seen(now, other, &mut orders)?,
             }

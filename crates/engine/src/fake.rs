@@ -261,8 +261,6 @@ impl Backend for Fake {
                         throttles: 10,
                         throttled_ns: 9_000,
                         lines: 64,
-                        reaction_p50_ns: None,
-                        reaction_p99_ns: None,
                     };
                     self.push(at, Seen::Event(event));
                 }

@@ -2,14 +2,21 @@
 //! name that begins with a dot and ends in `.partial`; it gets its name when it is complete, so a folder without that
 //! suffix is whole. Events and samples are appended as they come and survive a crash in the partial folder.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use quell_core::record::{EVENTS_SCHEMA, Event, Stamped};
+use quell_core::control::bandwidth::Fast;
+use quell_core::cpuset::CpuId;
+use quell_core::record::{Decision, EVENTS_SCHEMA, Event, Stamped};
 use quell_core::units::Nanos;
 
 use crate::drive::Sink;
+
+/// The most decisions of one CPU that a record holds: what a quarter of an hour at 1 ms makes, some 60 MB.
+const MOST_DECISIONS: u64 = 1_000_000;
 
 /// Why the record could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +34,10 @@ pub struct Folder {
     partial: PathBuf,
     last: PathBuf,
     events: BufWriter<File>,
+    /// The regulators' decisions, per CPU: the file and how many it holds.
+    decisions: BTreeMap<CpuId, (BufWriter<File>, u64)>,
+    /// Decisions that were lost or did not fit any more, per CPU.
+    missing: BTreeMap<CpuId, u64>,
     begun: Nanos,
     /// The first failure while appending; reported by [`Folder::check`], because sinks cannot fail.
     failed: Option<FolderError>,
@@ -67,6 +78,8 @@ impl Folder {
             partial,
             last,
             events,
+            decisions: BTreeMap::new(),
+            missing: BTreeMap::new(),
             begun,
             failed: None,
         })
@@ -107,21 +120,70 @@ impl Folder {
     /// Whether every event was written so far; also hands them to the kernel.
     pub fn check(&mut self) -> Result<(), FolderError> {
         if let Err(why) = self.events.flush() {
-            self.fail(why);
+            self.fail("events.jsonl", why);
+        }
+        let mut failures = Vec::new();
+        for (cpu, (file, _)) in &mut self.decisions {
+            failures.extend(file.flush().err().map(|why| (*cpu, why)));
+        }
+        for (cpu, why) in failures {
+            self.fail(&decisions_name(cpu), why);
         }
         self.failed.take().map_or(Ok(()), Err)
     }
 
     /// Gives the record its name, and returns it.
     pub fn finish(mut self) -> Result<PathBuf, FolderError> {
+        for (cpu, missing) in std::mem::take(&mut self.missing) {
+            let name = decisions_name(cpu);
+            let what = format!("{missing} decisions about CPU {cpu} are not in {name}");
+            self.put(self.begun, &Event::Finding { what, group: None });
+        }
         self.check()?;
         fs::rename(&self.partial, &self.last).map_err(|why| error(&self.last, why))?;
         Ok(self.last)
     }
 
-    fn fail(&mut self, why: std::io::Error) {
-        let path = self.partial.join("events.jsonl");
+    fn fail(&mut self, name: &str, why: std::io::Error) {
+        let path = self.partial.join(name);
         self.failed.get_or_insert(FolderError { path, why });
+    }
+
+    fn decide(&mut self, cpu: CpuId, decisions: &[Decision]) -> std::io::Result<()> {
+        let (file, rows) = match self.decisions.entry(cpu) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(free) => {
+                let mut file =
+                    BufWriter::new(File::create(self.partial.join(decisions_name(cpu)))?);
+                writeln!(
+                    file,
+                    "at_ns,used_lines,decision,lines,until_ns,reaction_ns,interrupted"
+                )?;
+                free.insert((file, 0))
+            }
+        };
+        for decision in decisions {
+            if *rows == MOST_DECISIONS {
+                *self.missing.entry(cpu).or_default() += 1;
+                continue;
+            }
+            *rows += 1;
+            let since = |at: Nanos| at.since(self.begun).0;
+            let (at, used) = (since(decision.at), decision.used.0);
+            match decision.what {
+                Fast::Rearm(lines) => write!(file, "{at},{used},rearm,{},,", lines.0)?,
+                Fast::NewPeriod(lines) => write!(file, "{at},{used},new-period,{},,", lines.0)?,
+                Fast::ThrottleUntil(until) => {
+                    write!(file, "{at},{used},throttle,,{},", since(until))?;
+                }
+            }
+            match decision.reaction {
+                Some((late, true)) => writeln!(file, "{},kernel", late.0)?,
+                Some((late, false)) => writeln!(file, "{},program", late.0)?,
+                None => writeln!(file, ",")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -135,9 +197,22 @@ impl Sink for Folder {
             .map_err(std::io::Error::from)
             .and_then(|()| self.events.write_all(b"\n"));
         if let Err(why) = written {
-            self.fail(why);
+            self.fail("events.jsonl", why);
         }
     }
+
+    fn decisions(&mut self, cpu: CpuId, decisions: &[Decision], missed: u64) {
+        if missed > 0 {
+            *self.missing.entry(cpu).or_default() += missed;
+        }
+        if let Err(why) = self.decide(cpu, decisions) {
+            self.fail(&decisions_name(cpu), why);
+        }
+    }
+}
+
+fn decisions_name(cpu: CpuId) -> String {
+    format!("samples/decisions-cpu{cpu}.csv")
 }
 
 fn error(path: &Path, why: std::io::Error) -> FolderError {

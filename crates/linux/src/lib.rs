@@ -25,6 +25,7 @@ pub mod probe;
 pub mod procfs;
 pub mod remaining;
 pub mod restore;
+pub mod ring;
 pub mod root;
 pub mod rt;
 pub mod session;

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use quell_core::cpuset::CpuId;
 use quell_core::units::{Lines, Nanos, Rate};
 
-use crate::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
+use crate::perf::{Event, EventCode, Overflow, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
 
 /// The shortest time the kernel's clock events can be armed with (`perf_swevent_start_hrtimer`: 10 µs).
 const SHORTEST: Nanos = Nanos::micros(10);
@@ -26,8 +26,8 @@ pub const MOST_EVENTS: usize = 2;
 pub trait Meter: Send {
     /// Wakes pollers after so many more lines.
     fn arm(&mut self, lines: Lines) -> io::Result<()>;
-    /// The reader was woken by an overflow.
-    fn woken(&mut self) {}
+    /// The reader was woken: by which overflow, if the kernel recorded one.
+    fn woken(&mut self) -> io::Result<Option<Overflow>>;
     /// Lines so far, and whether the counters were counting all the time.
     fn read(&mut self) -> io::Result<(Lines, bool)>;
     /// What to poll.
@@ -42,10 +42,12 @@ pub struct TimeMeter {
     clock: Event,
     alarm: Event,
     peak: Rate,
-    /// CPU time per wake-up in which the group was charged but did not run: the interrupt, the switch to the reader and
-    /// back. Measured ([`quell_core::inventory::Measured::stop_cost`]), credited.
+    /// CPU time with which the group is charged each time the CPU is given back to it, before it runs. Measured ([`quell_core::inventory::Measured::stop_cost`]).
     cost: Nanos,
-    woken: u64,
+    /// Both events' readings when the alarm was last armed.
+    armed: (u64, u64),
+    /// CPU time charged in which nothing can have been moved.
+    credit: u64,
 }
 
 impl TimeMeter {
@@ -61,26 +63,44 @@ impl TimeMeter {
             alarm: open(Wake::Once)?,
             peak,
             cost,
-            woken: 0,
+            armed: (0, 0),
+            credit: 0,
         })
+    }
+}
+
+impl TimeMeter {
+    fn readings(&self) -> io::Result<(u64, u64)> {
+        Ok((self.clock.read()?.value, self.alarm.read()?.value))
     }
 }
 
 impl Meter for TimeMeter {
     fn arm(&mut self, lines: Lines) -> io::Result<()> {
-        self.alarm.arm(lines.time_at(self.peak).0.max(SHORTEST.0))
+        self.armed = self.readings()?;
+        self.credit += self.cost.0;
+        let span = lines.time_at(self.peak).plus(self.cost);
+        self.alarm.arm(span.0.max(SHORTEST.0))
     }
 
-    fn woken(&mut self) {
-        self.woken += 1;
+    /// The alarm stopped counting when it rang, the clock went on until the group was switched out. If a program was
+    /// interrupted, all that lies between is the interrupt, the wake-up and the switch: no instruction of the group. If
+    /// the kernel was, it may have gone on for it (kernels preempt themselves or not), and it stays charged.
+    fn woken(&mut self) -> io::Result<Option<Overflow>> {
+        let overflow = self.alarm.overflow();
+        let (clock, alarm) = self.readings()?;
+        let [on, until_rung] = [clock - self.armed.0, alarm - self.armed.1];
+        if overflow.is_some_and(|o| !o.kernel) {
+            self.credit += on.saturating_sub(until_rung);
+        }
+        Ok(overflow)
     }
 
     fn read(&mut self) -> io::Result<(Lines, bool)> {
         let reading = self.clock.read()?;
         // A cgroup event runs only while its group does: enabled and running differ by nature.
-        let idle = self.cost.0.saturating_mul(self.woken);
         Ok((
-            Lines::at(self.peak, Nanos(reading.value).since(Nanos(idle))),
+            Lines::at(self.peak, Nanos(reading.value).since(Nanos(self.credit))),
             true,
         ))
     }
@@ -121,6 +141,15 @@ impl Meter for EventMeter {
             .div_ceil(self.events.len().max(1) as u64)
             .max(FEWEST.0);
         self.events.iter().try_for_each(|event| event.arm(part))
+    }
+
+    /// The newest overflow of all events: the one that woke.
+    fn woken(&mut self) -> io::Result<Option<Overflow>> {
+        Ok(self
+            .events
+            .iter()
+            .filter_map(Event::overflow)
+            .max_by_key(|o| o.at))
     }
 
     fn read(&mut self) -> io::Result<(Lines, bool)> {

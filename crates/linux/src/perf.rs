@@ -3,13 +3,17 @@
 //! From the kernel's `include/uapi/linux/perf_event.h` and the manual page. Events are pinned (a counter that cannot be
 //! scheduled goes into an error state instead of silently sharing its time) and non-inherited; the overflow is seen by
 //! `poll(2)` on the descriptor, for which the kernel wants a ring buffer: one page, mapped read-only, so that the
-//! kernel overwrites it and nobody has to consume it.
+//! kernel overwrites it and nobody has to consume it. What it writes there, the time of the overflow and the mode it
+//! interrupted, is the kernel's own witness of how late its reader is.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
 use quell_core::cpuset::CpuId;
+use quell_core::units::Nanos;
 
 /// `PERF_TYPE_SOFTWARE`.
 pub const TYPE_SOFTWARE: u32 = 1;
@@ -20,6 +24,17 @@ pub const SW_MINOR_FAULTS: u64 = 5;
 
 const FLAG_PINNED: u64 = 1 << 2;
 const FLAG_DISABLED: u64 = 1;
+const FLAG_USE_CLOCKID: u64 = 1 << 25;
+/// `PERF_SAMPLE_TIME`.
+const SAMPLE_TIME: u64 = 1 << 2;
+/// `PERF_RECORD_SAMPLE`, of a header and a time.
+const RECORD_SAMPLE: u32 = 9;
+const RECORD_BYTES: u64 = 16;
+/// `PERF_RECORD_MISC_CPUMODE_MASK`, `PERF_RECORD_MISC_KERNEL`.
+const MISC_MODE: u16 = 7;
+const MISC_KERNEL: u16 = 1;
+/// `data_head` in `struct perf_event_mmap_page`: the control page's first 1024 bytes are kept free for what comes before.
+const DATA_HEAD: usize = 1024;
 const OPEN_CLOEXEC: u64 = 1 << 3;
 const OPEN_PID_CGROUP: u64 = 1 << 2;
 const FORMAT_TIMES: u64 = 1 | 2;
@@ -83,6 +98,15 @@ pub struct Reading {
     pub running: bool,
 }
 
+/// An overflow, as the kernel recorded it while it happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overflow {
+    /// CLOCK_MONOTONIC.
+    pub at: Nanos,
+    /// Whether it interrupted the kernel (else a program).
+    pub kernel: bool,
+}
+
 /// How an event wakes those who poll it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
@@ -100,17 +124,54 @@ pub struct Event {
     fd: OwnedFd,
     wake: Wake,
     /// Kept mapped for as long as the event is polled.
-    _ring: Option<Ring>,
+    ring: Option<Ring>,
 }
 
+/// The event's control page and one page of records.
 #[derive(Debug)]
 struct Ring {
     address: *mut libc::c_void,
     length: usize,
 }
 
-// SAFETY: the mapping is only ever unmapped, by its owner; nothing reads or writes through the pointer.
+// SAFETY: the mapping has one owner, who alone unmaps it; the kernel writes to it from anywhere, and it is only read.
 unsafe impl Send for Ring {}
+
+impl Ring {
+    /// The newest record, unless the kernel wrote another meanwhile.
+    fn newest(&self) -> Option<Overflow> {
+        // SAFETY: the control page is mapped for as long as `self` lives, `DATA_HEAD` lies in it and is aligned; the
+        // kernel writes it whole.
+        let head = unsafe { &*self.address.cast::<u8>().add(DATA_HEAD).cast::<AtomicU64>() };
+        let end = head.load(Ordering::Acquire);
+        let page = self.length as u64 / 2;
+        let begin = usize::try_from(page + end.checked_sub(RECORD_BYTES)? % page).ok()?;
+        // Records are 16 bytes and the page is a multiple of that, so none is split, unless others stand between
+        // (throttling of the event by the kernel): then the header will not fit and nothing is said.
+        if begin % 8 != 0 || begin + 16 > self.length {
+            return None;
+        }
+        // SAFETY: 16 bytes within the mapping, aligned to 8, as just checked. The kernel may write them at the same time;
+        // that is found out below and what was read is dropped.
+        let [header, at] = unsafe {
+            let words = self.address.cast::<u8>().add(begin).cast::<u64>();
+            [words.read_volatile(), words.add(1).read_volatile()]
+        };
+        fence(Ordering::Acquire);
+        if head.load(Ordering::Relaxed) != end {
+            return None;
+        }
+        // struct perf_event_header: type (32), misc (16), size (16).
+        let bytes = header.to_ne_bytes();
+        let kind = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let misc = u16::from_ne_bytes([bytes[4], bytes[5]]);
+        let size = u16::from_ne_bytes([bytes[6], bytes[7]]);
+        (kind == RECORD_SAMPLE && u64::from(size) == RECORD_BYTES).then_some(Overflow {
+            at: Nanos(at),
+            kernel: misc & MISC_MODE == MISC_KERNEL,
+        })
+    }
+}
 
 impl Drop for Ring {
     fn drop(&mut self) {
@@ -131,10 +192,13 @@ impl Event {
             config: code.config,
             // Beyond reach until armed.
             sample_period: if samples { u64::MAX >> 2 } else { 0 },
+            sample_type: if samples { SAMPLE_TIME } else { 0 },
+            clockid: libc::CLOCK_MONOTONIC,
             read_format: FORMAT_TIMES,
             // The kernel refuses `pinned` on task events that are not on every CPU's context; per-thread probes do
             // without.
             flags: FLAG_DISABLED
+                | FLAG_USE_CLOCKID
                 | if matches!(scope, Scope::ThisThread) {
                     0
                 } else {
@@ -167,11 +231,7 @@ impl Event {
         // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let ring = if samples { Some(map_ring(&fd)?) } else { None };
-        let event = Self {
-            fd,
-            wake,
-            _ring: ring,
-        };
+        let event = Self { fd, wake, ring };
         if wake != Wake::Once {
             event.ioctl(IOC_ENABLE, 0)?;
         }
@@ -198,6 +258,12 @@ impl Event {
         } else {
             Ok(())
         }
+    }
+
+    /// The last overflow, if the kernel has recorded one.
+    #[must_use]
+    pub fn overflow(&self) -> Option<Overflow> {
+        self.ring.as_ref()?.newest()
     }
 
     /// The count so far.

@@ -22,10 +22,12 @@ use std::thread::JoinHandle;
 use quell_core::control::bandwidth::{CpuRegulator, Fast};
 use quell_core::cpuset::CpuId;
 use quell_core::plan::Regulation;
+use quell_core::record::Decision;
 use quell_core::units::{Lines, Nanos};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::meter::{MOST_EVENTS, Meter};
+use crate::ring::Ring;
 use crate::rt;
 
 /// The pause in a stop longer than the longest allowed: long enough for a waiting kernel worker to be scheduled.
@@ -33,10 +35,6 @@ pub const BREATH: Nanos = Nanos::micros(100);
 
 /// Says whether throttling is still permitted at a time: the lease is held and its heartbeat fresh.
 pub type Permit = Arc<dyn Fn(Nanos) -> bool + Send + Sync>;
-
-/// Width of a bucket of [`Stats::reaction`].
-pub const REACTION_BUCKET: Nanos = Nanos::micros(2);
-const REACTION_BUCKETS: usize = 256;
 
 /// What a throttler did since it started; written by its thread alone, read by anybody.
 #[derive(Debug)]
@@ -51,8 +49,8 @@ pub struct Stats {
     pub lines: AtomicU64,
     /// Lines of debt forgiven.
     pub forgiven: AtomicU64,
-    /// How far past the budget the CPU was when it was stopped, in time at the meter's peak rate: overflow to throttled.
-    reaction: [AtomicU32; REACTION_BUCKETS],
+    /// Every decision, for the record.
+    pub decisions: Ring,
     lost: AtomicU32,
 }
 
@@ -64,37 +62,9 @@ impl Default for Stats {
             throttled_ns: AtomicU64::new(0),
             lines: AtomicU64::new(0),
             forgiven: AtomicU64::new(0),
-            reaction: std::array::from_fn(|_| AtomicU32::new(0)),
+            decisions: Ring::default(),
             lost: AtomicU32::new(0),
         }
-    }
-}
-
-impl Stats {
-    fn react(&self, late: Nanos) {
-        let bucket = usize::try_from(late.0 / REACTION_BUCKET.0)
-            .unwrap_or(usize::MAX)
-            .min(REACTION_BUCKETS - 1);
-        self.reaction[bucket].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The `percent`-th percentile of the time from overflow to throttled (upper edge of its bucket); `None` before the
-    /// first stop.
-    #[must_use]
-    pub fn reaction_percentile(&self, percent: u32) -> Option<Nanos> {
-        let counts: Vec<u64> = self
-            .reaction
-            .iter()
-            .map(|b| u64::from(b.load(Ordering::Relaxed)))
-            .collect();
-        let total: u64 = counts.iter().sum();
-        let rank = (total * u64::from(percent)).div_ceil(100).max(1);
-        let mut seen = 0;
-        let bucket = counts.iter().position(|n| {
-            seen += n;
-            seen >= rank
-        })?;
-        Some(Nanos((bucket as u64 + 1) * REACTION_BUCKET.0))
     }
 }
 
@@ -261,17 +231,22 @@ impl Task {
         );
         self.arm(regulator.left(used))?;
         while self.sleep()? {
-            self.meter.woken();
+            let overflow = self.meter.woken().map_err(|_| Lost::Meter)?;
             let used = self.used()?;
             let now = rt::now();
             let stats = &self.shared.stats;
             stats.overflows.fetch_add(1, Ordering::Relaxed);
             stats.lines.store(used.0, Ordering::Relaxed);
-            let over = regulator.overrun(used);
-            let lines = match regulator.overflow(now, used) {
+            let what = regulator.overflow(now, used);
+            stats.decisions.push(&Decision {
+                at: now,
+                used,
+                what,
+                reaction: overflow.map(|o| (now.since(o.at), o.kernel)),
+            });
+            let lines = match what {
                 Fast::Rearm(lines) | Fast::NewPeriod(lines) => lines,
                 Fast::ThrottleUntil(until) => {
-                    stats.react(over.time_at(self.regulation.peak));
                     stats.throttles.fetch_add(1, Ordering::Relaxed);
                     let stopped = self.stop_until(until);
                     self.shared

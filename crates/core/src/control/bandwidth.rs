@@ -66,12 +66,6 @@ impl CpuRegulator {
         )
     }
 
-    /// The lines used beyond the current budget.
-    #[must_use]
-    pub fn overrun(&self, used: Lines) -> Lines {
-        Lines(used.0.saturating_sub(self.base).saturating_sub(self.budget))
-    }
-
     /// Lines of debt forgiven since the beginning ([`LONGEST_DEBT`]).
     #[must_use]
     pub fn forgiven(&self) -> Lines {

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use quell_core::backend::{
-    Action, Backend, BackendError, Observation, Probe, Program, SubjectId, SubjectSpec,
-    Undone,
+    Action, Backend, BackendError, Observation, Probe, Program, SubjectId, SubjectSpec, Undone,
 };
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Inventory, Measured};
 use quell_core::plan::{Plan, Step};
 use quell_core::policy::OnDrift;
+use quell_core::record::Decision;
 use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos};
 use quell_core::workload::Workload;
@@ -58,9 +58,17 @@ struct Regulated {
     throttler: Throttler,
     /// What the record has been told of it: overflows, throttles, time, lines.
     told: [u64; 4],
+    /// Decisions taken out of its ring and not told yet, and how many were told to be lost.
+    decisions: Vec<Decision>,
+    missed: u64,
 }
 
 impl Regulated {
+    /// Empties the ring.
+    fn take(&mut self) {
+        self.throttler.stats().decisions.drain(&mut self.decisions);
+    }
+
     fn totals(&self) -> [u64; 4] {
         let stats = self.throttler.stats();
         [

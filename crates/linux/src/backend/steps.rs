@@ -254,6 +254,8 @@ impl Linux {
                 group: name.to_owned(),
                 throttler,
                 told: [0; 4],
+                decisions: Vec::new(),
+                missed: 0,
             });
         }
         if let Some(group) = self.groups.get_mut(name) {

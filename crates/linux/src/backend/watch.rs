@@ -28,6 +28,7 @@ impl Linux {
             return Ok(None);
         };
         publish(session, &self.throttlers);
+        self.throttlers.iter_mut().for_each(Regulated::take);
         session.beat(&self.files, &self.cgroups, now)
     }
 
@@ -38,13 +39,6 @@ impl Linux {
             let [overflows, throttles, throttled_ns, lines] =
                 std::array::from_fn(|i| now[i] - regulated.told[i]);
             regulated.told = now;
-            let reaction = |percent| {
-                regulated
-                    .throttler
-                    .stats()
-                    .reaction_percentile(percent)
-                    .map(|n| n.0)
-            };
             let event = Event::Throttle {
                 cpu: regulated.throttler.cpu,
                 group: regulated.group.clone(),
@@ -52,10 +46,15 @@ impl Linux {
                 throttles,
                 throttled_ns,
                 lines,
-                reaction_p50_ns: reaction(50),
-                reaction_p99_ns: reaction(99),
             };
             seen.insert(0, Seen::Event(event));
+            regulated.take();
+            let missed = regulated.throttler.stats().decisions.missed();
+            let lost = missed - std::mem::replace(&mut regulated.missed, missed);
+            if lost > 0 || !regulated.decisions.is_empty() {
+                let decisions = std::mem::take(&mut regulated.decisions);
+                seen.push(Seen::Decisions(regulated.throttler.cpu, decisions, lost));
+            }
         }
     }
 
