@@ -59,7 +59,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     if let Some(path) = &args.save {
         save(policy, subjects, path)?;
     }
-    backend.describe(&plan);
+    backend.describe(&plan).map_err(failed)?;
     backend.on_drift(policy.on_drift);
     // A throttler that waits for a page is late; nothing we touch may be swapped out.
     if let Err(e) = quell_linux::rt::lock_memory() {

@@ -27,8 +27,8 @@ fn reaction(late: &[f64]) -> Option<Reaction> {
     let late = sorted(late);
     Some(Reaction {
         samples: late.len() as u64,
-        p50_ns: percentile(&late, 50.0)?,
-        p99_ns: percentile(&late, 99.0)?,
+        p50_ns: tidy(percentile(&late, 50.0)?),
+        p99_ns: tidy(percentile(&late, 99.0)?),
         max_ns: *late.last()?,
     })
 }

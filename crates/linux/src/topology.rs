@@ -222,8 +222,16 @@ fn identity(files: &dyn Files) -> Result<Identity> {
     })
 }
 
+/// Clock sources that only a hypervisor's guests have (drivers in arch/x86/kernel/kvmclock.c, arch/x86/xen/time.c,
+/// drivers/clocksource/hyperv_timer.c).
+const GUEST_CLOCKS: [(&str, &str); 3] = [
+    ("kvm-clock", "KVM"),
+    ("hyperv_clocksource_tsc_page", "Hyper-V"),
+    ("xen", "Xen"),
+];
+
 /// The hypervisor: Xen's own file, else the firmware's vendor where the processor says it is virtual (x86) or the
-/// vendor is one that only makes virtual machines (Arm has no such flag).
+/// vendor is one that only makes virtual machines (Arm has no such flag), else what its clock is made for.
 fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
     if let Some(kind) = files.optional("/sys/hypervisor/type")? {
         return Ok(Some(kind));
@@ -234,8 +242,15 @@ fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
         .ok()
         .flatten()
         .unwrap_or_default();
+    let clocks = files
+        .optional("/sys/devices/system/clocksource/clocksource0/available_clocksource")?
+        .unwrap_or_default();
+    let by_clock = GUEST_CLOCKS
+        .iter()
+        .find(|(clock, _)| clocks.split_ascii_whitespace().any(|c| c == *clock))
+        .map_or("unknown", |(_, name)| name);
     Ok(match (flagged, vendor.as_str()) {
-        (true, "") => Some("unknown".to_owned()),
+        (true, "") => Some(by_clock.to_owned()),
         (true, _) | (false, "QEMU") => Some(vendor),
         (false, _) => None,
     })
@@ -397,6 +412,13 @@ mod tests {
         assert_eq!(found.nodes[0].memory, Bytes(1 << 20));
         assert_eq!(found.identity.model, "Fast CPU");
         assert_eq!(found.identity.hypervisor.as_deref(), Some("unknown"));
+        write(
+            dir.path(),
+            "sys/devices/system/clocksource/clocksource0/available_clocksource",
+            "tsc kvm-clock \n",
+        );
+        let found = read(&kernel, None).unwrap();
+        assert_eq!(found.identity.hypervisor.as_deref(), Some("KVM"));
     }
 
     #[test]

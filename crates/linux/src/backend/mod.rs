@@ -142,8 +142,13 @@ impl Linux {
     }
 
     /// The plan whose steps will be applied, told to `quell status` while they hold.
-    pub fn describe(&mut self, plan: &Plan) {
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn describe(&mut self, plan: &Plan) -> Result<()> {
         self.plan = Some(plan.clone());
+        // Measuring may have begun the hold already.
+        self.session.as_ref().map_or(Ok(()), |s| s.describe(plan))
     }
 
     /// What to do when somebody else changes what we set.
