@@ -2,19 +2,16 @@
 
 use super::*;
 use crate::drive::{DriveError, Driven, NoSink, drive};
-use crate::fake::{Fake, Scene, plan_with_steps};
+use crate::fake::{self, Fake, Scene, plan_with_steps};
 use quell_core::workload::{Operation, Order as Walk, Pages, Size, Workload};
 
 fn member(name: &str, program: Program, decides: bool) -> Member {
     let command = matches!(program, Program::Command(_));
     Member {
         spec: SubjectSpec {
-            name: name.into(),
-            group: name.into(),
             program,
-            cpus: None,
-            env: BTreeMap::new(),
             capture: true,
+            ..fake::command(name)
         },
         decides,
         after: None,

@@ -65,10 +65,14 @@ pub trait Script {
     fn started(&mut self, name: &str, id: SubjectId, now: Nanos);
     /// Something was seen. Stop and revocation never get here: they end the run.
     fn seen(&mut self, now: Nanos, seen: Seen, orders: &mut Vec<Order>) -> Result<(), String>;
-    /// Time has passed: called after every wait.
-    fn tick(&mut self, now: Nanos, orders: &mut Vec<Order>) -> Result<(), String>;
+    /// Time has passed: called after every wait. A script without deadlines has nothing to do then.
+    fn tick(&mut self, _now: Nanos, _orders: &mut Vec<Order>) -> Result<(), String> {
+        Ok(())
+    }
     /// When [`Self::tick`] is wanted at the latest.
-    fn wake(&self) -> Nanos;
+    fn wake(&self) -> Nanos {
+        Nanos(u64::MAX)
+    }
     /// Whether nothing more is to be done.
     fn finished(&self) -> bool;
 }
@@ -260,8 +264,7 @@ fn finding(backend: &dyn Backend, sink: &mut dyn Sink, what: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Fake, plan_with_steps};
-    use quell_core::backend::Program;
+    use crate::fake::{Fake, command, plan_with_steps};
 
     /// Starts one command and ends with it.
     struct UntilExit {
@@ -270,14 +273,7 @@ mod tests {
 
     impl Script for UntilExit {
         fn begin(&mut self, _: Nanos, orders: &mut Vec<Order>) -> Result<(), String> {
-            orders.push(Order::Start(SubjectSpec {
-                name: "job".into(),
-                group: "job".into(),
-                program: Program::Command(vec!["job".into()]),
-                cpus: None,
-                env: Default::default(),
-                capture: false,
-            }));
+            orders.push(Order::Start(command("job")));
             Ok(())
         }
         fn started(&mut self, _: &str, _: SubjectId, _: Nanos) {}
@@ -288,12 +284,6 @@ mod tests {
                 _ => {}
             }
             Ok(())
-        }
-        fn tick(&mut self, _: Nanos, _: &mut Vec<Order>) -> Result<(), String> {
-            Ok(())
-        }
-        fn wake(&self) -> Nanos {
-            Nanos(u64::MAX)
         }
         fn finished(&self) -> bool {
             self.ended

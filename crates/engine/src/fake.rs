@@ -357,6 +357,18 @@ pub fn machine(cpus: u32) -> Inventory {
     }
 }
 
+/// A subject whose name is its command and its group.
+pub fn command(name: &str) -> SubjectSpec {
+    SubjectSpec {
+        name: name.into(),
+        group: name.into(),
+        program: Program::Command(vec![name.into()]),
+        cpus: None,
+        env: BTreeMap::new(),
+        capture: false,
+    }
+}
+
 /// A plan that moves interrupts so many times.
 pub fn plan_with_steps(steps: u32) -> Plan {
     Plan {

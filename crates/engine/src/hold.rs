@@ -144,14 +144,6 @@ impl Script for Hold<'_> {
         Ok(())
     }
 
-    fn tick(&mut self, _: Nanos, _: &mut Vec<Order>) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn wake(&self) -> Nanos {
-        Nanos(u64::MAX)
-    }
-
     fn finished(&self) -> bool {
         match self.until {
             Until::Stop => false,
@@ -164,19 +156,7 @@ impl Script for Hold<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Fake, plan_with_steps};
-    use quell_core::backend::Program;
-
-    fn command(name: &str) -> SubjectSpec {
-        SubjectSpec {
-            name: name.into(),
-            group: name.into(),
-            program: Program::Command(vec![name.into()]),
-            cpus: None,
-            env: BTreeMap::new(),
-            capture: false,
-        }
-    }
+    use crate::fake::{Fake, command, plan_with_steps};
 
     fn hold(fake: &mut Fake, names: &[&str], until: Until) -> (Held, Vec<(Nanos, Event)>) {
         let subjects: Vec<_> = names.iter().map(|n| command(n)).collect();
