@@ -163,7 +163,7 @@ fn generator(workload: &Workload, common: &Common) -> Result {
         warmup: common.warmup,
         duration: common.duration,
         window: common.window,
-        ..BenchOptions::new(ResolvedWorkload::new(workload, llc))
+        ..BenchOptions::new(workload.resolve(llc))
     };
     show(
         &quell_workload::bench(&options).map_err(failed)?,

@@ -11,7 +11,6 @@ use quell_core::workload::Workload;
 use quell_linux::backend::{Linux, Tools};
 use quell_linux::session::WatchdogCommand;
 use quell_report::Style;
-use quell_workload::ResolvedWorkload;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::{Result, failed};
@@ -77,8 +76,7 @@ pub fn unix_s() -> u64 {
 }
 
 fn generator(workload: &Workload, llc: Bytes) -> Vec<String> {
-    let resolved = ResolvedWorkload::new(workload, llc);
-    let json = serde_json::to_string(&resolved).unwrap_or_default();
+    let json = serde_json::to_string(&workload.resolve(llc)).unwrap_or_default();
     vec!["/proc/self/exe".to_owned(), "__generator".to_owned(), json]
 }
 

@@ -137,11 +137,13 @@ impl Operation {
 /// A generator and its parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
-pub enum Workload {
+// The published schema has one workload only, that of experiments.
+#[schemars(rename = "Workload")]
+pub enum Workload<S = Size> {
     /// A dependent walk through a list with one node per line (`latency_ns`).
     Latency {
         /// The list's size.
-        size: Size,
+        size: S,
         /// Its order.
         #[serde(default)]
         order: Order,
@@ -154,7 +156,7 @@ pub enum Workload {
         /// What it does.
         operation: Operation,
         /// The buffer's size.
-        size: Size,
+        size: S,
         /// Its pages.
         #[serde(default)]
         pages: Pages,
@@ -165,6 +167,31 @@ pub enum Workload {
 }
 
 impl Workload {
+    /// With its size for a machine whose last-level cache holds `llc`: then it depends on the machine no more.
+    #[must_use]
+    pub fn resolve(&self, llc: Bytes) -> Workload<Bytes> {
+        match *self {
+            Self::Latency { size, order, pages } => Workload::Latency {
+                size: size.resolve(llc),
+                order,
+                pages,
+            },
+            Self::Bandwidth {
+                operation,
+                size,
+                pages,
+                rate,
+            } => Workload::Bandwidth {
+                operation,
+                size: size.resolve(llc),
+                pages,
+                rate,
+            },
+        }
+    }
+}
+
+impl<S: Copy> Workload<S> {
     /// The generator's name, as in `quell bench NAME`.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
@@ -180,6 +207,14 @@ impl Workload {
         match self {
             Self::Latency { .. } => "latency_ns",
             Self::Bandwidth { .. } => "bandwidth_mb_s",
+        }
+    }
+
+    /// The buffer's size.
+    #[must_use]
+    pub const fn size(&self) -> S {
+        match self {
+            Self::Latency { size, .. } | Self::Bandwidth { size, .. } => *size,
         }
     }
 }

@@ -1,8 +1,7 @@
 //! A workload with its sizes in bytes, and the generator built from it.
 
 use quell_core::units::{Bytes, LINE_BYTES, Rate};
-use quell_core::workload::{Operation, Order, Pages, Workload};
-use serde::{Deserialize, Serialize};
+use quell_core::workload::Workload;
 
 use crate::Error;
 use crate::latency::List;
@@ -11,82 +10,7 @@ use crate::memory::Granted;
 use crate::stream::Stream;
 
 /// A generator and its parameters, independent of the machine: what a runner hands to a child.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
-pub enum ResolvedWorkload {
-    /// A dependent walk through a list with one node per line (`latency_ns`).
-    Latency {
-        /// The list's size.
-        size: Bytes,
-        /// Its order.
-        order: Order,
-        /// Its pages.
-        pages: Pages,
-    },
-    /// A stream (`bandwidth_mb_s`, program bytes).
-    Bandwidth {
-        /// What it does.
-        operation: Operation,
-        /// The buffer's size; a copy uses one half for reading and one for writing.
-        size: Bytes,
-        /// Its pages.
-        pages: Pages,
-        /// A target rate in program bytes; absent: as fast as it can.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        rate: Option<Rate>,
-    },
-}
-
-impl ResolvedWorkload {
-    /// With sizes for a machine whose last-level cache holds `llc`.
-    #[must_use]
-    pub fn new(workload: &Workload, llc: Bytes) -> Self {
-        match *workload {
-            Workload::Latency { size, order, pages } => Self::Latency {
-                size: size.resolve(llc),
-                order,
-                pages,
-            },
-            Workload::Bandwidth {
-                operation,
-                size,
-                pages,
-                rate,
-            } => Self::Bandwidth {
-                operation,
-                size: size.resolve(llc),
-                pages,
-                rate,
-            },
-        }
-    }
-
-    /// The generator's name, as in `quell bench NAME`.
-    #[must_use]
-    pub const fn kind(&self) -> &'static str {
-        match self {
-            Self::Latency { .. } => "latency",
-            Self::Bandwidth { .. } => "bandwidth",
-        }
-    }
-
-    /// The metric it is judged by.
-    #[must_use]
-    pub const fn primary(&self) -> &'static str {
-        match self {
-            Self::Latency { .. } => "latency_ns",
-            Self::Bandwidth { .. } => "bandwidth_mb_s",
-        }
-    }
-
-    /// The buffer's size.
-    #[must_use]
-    pub const fn size(&self) -> Bytes {
-        match self {
-            Self::Latency { size, .. } | Self::Bandwidth { size, .. } => *size,
-        }
-    }
-}
+pub type ResolvedWorkload = Workload<Bytes>;
 
 /// The load a workload makes, in units of one step (an access; a line).
 #[derive(Debug)]
@@ -176,21 +100,18 @@ impl Load {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use quell_core::workload::{Operation, Pages};
 
     #[test]
     fn sizes_follow_the_cache_and_travel_as_json() {
         let text = r#"{"kind":"latency","size":"0.5 LLC","order":"random","pages":"4KiB"}"#;
         let workload: Workload = serde_json::from_str(text).unwrap();
-        let resolved = ResolvedWorkload::new(&workload, Bytes(48 << 20));
+        let resolved = workload.resolve(Bytes(48 << 20));
         let json = serde_json::to_string(&resolved).unwrap();
         assert_eq!(json, text.replace("0.5 LLC", "24MiB"));
         assert_eq!(
             serde_json::from_str::<ResolvedWorkload>(&json).unwrap(),
             resolved
-        );
-        assert_eq!(
-            (resolved.kind(), resolved.primary()),
-            (workload.kind(), workload.primary())
         );
     }
 
