@@ -9,27 +9,47 @@
 mod common;
 
 use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Running, busy, eventually, is_held, machine, quell, run, status, throttles};
+use common::{
+    Done, Machine, Program, Running, busy, eventually, is_held, machine, quell, run, status,
+    throttles,
+};
 use rustix::process::Signal;
 
-/// The arguments that attach to a critical and a best-effort process.
-fn attach(critical: u32, best_effort: u32) -> Vec<String> {
-    let matching = |pid: u32| format!("pid={pid}");
-    [
-        "run",
-        "--critical",
-        &matching(critical),
-        "--best-effort",
-        &matching(best_effort),
-        "--limit",
-        "20%",
-        "--cpus",
-        "1",
-    ]
-    .map(str::to_owned)
-    .to_vec()
+/// The command that attaches to a critical and a best-effort process.
+fn attach(critical: &Program, best_effort: &Program) -> Command {
+    let matching = |program: &Program| format!("pid={}", program.pid());
+    let mut attach = quell();
+    attach
+        .args(["run", "--critical", &matching(critical)])
+        .args(["--best-effort", &matching(best_effort)])
+        .args(["--limit", "20%", "--cpus", "1"]);
+    attach
+}
+
+/// A run that has launched a command which sleeps for a minute, and the command's process number.
+fn launched(machine: &Machine) -> (Running, u32) {
+    let note = machine.path("pid");
+    let script = format!(
+        "echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60",
+        note.display()
+    );
+    let run = Running::start(quell().args(["run", "--", "sh", "-c", &script]));
+    eventually("the command runs", || note.exists());
+    let command = fs::read_to_string(&note).unwrap().trim().parse().unwrap();
+    fs::remove_file(note).unwrap();
+    (run, command)
+}
+
+/// Lets a run end in good order, as a user would.
+#[track_caller]
+fn end(run: Running) -> Done {
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    done
 }
 
 #[test]
@@ -67,14 +87,7 @@ fn a_signal_ends_the_command_and_restores() {
     };
     machine.remember();
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        let note = machine.path("pid");
-        let script = format!(
-            "echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60",
-            note.display()
-        );
-        let run = Running::start(quell().args(["run", "--", "sh", "-c", &script]));
-        eventually("the command runs", || note.exists());
-        let command: u32 = fs::read_to_string(&note).unwrap().trim().parse().unwrap();
+        let (run, command) = launched(&machine);
         assert!(is_held(command));
         assert!(!machine.differences().is_empty(), "the machine was changed");
         run.signal(signal);
@@ -85,7 +98,6 @@ fn a_signal_ends_the_command_and_restores() {
             state.is_empty() || state.contains(") Z "),
             "the command was ended: {state}"
         );
-        fs::remove_file(note).unwrap();
     }
 }
 
@@ -96,7 +108,7 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
     };
     let (victim, other) = (busy(), busy());
     machine.remember();
-    let run = Running::start(quell().args(attach(victim.pid(), other.pid())));
+    let run = Running::start(&mut attach(&victim, &other));
     eventually("both are held and the busy one is throttled", || {
         is_held(victim.pid()) && is_held(other.pid()) && throttles() > 0
     });
@@ -127,9 +139,7 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
     );
     common::run(&["restore"]).fails(1, &["is alive", &run.pid().to_string()]);
 
-    run.signal(Signal::TERM);
-    let done = run.wait();
-    assert_eq!(done.code, 0, "{done:?}");
+    let done = end(run);
     assert!(
         done.err.contains("throttled") && done.err.contains("taken back"),
         "{done:?}"
@@ -175,14 +185,9 @@ fn the_saved_policy_plans_and_runs_with_a_command_of_its_own() {
 
     let critical = busy();
     machine.remember();
-    let attach = Running::start(
-        quell()
-            .args(attach(critical.pid(), other.pid()))
-            .args(["--save", &saved]),
-    );
+    let attached = Running::start(attach(&critical, &other).args(["--save", &saved]));
     eventually("held", || is_held(critical.pid()));
-    attach.signal(Signal::TERM);
-    assert_eq!(attach.wait().code, 0);
+    end(attached);
     let plan = run(&["plan", &saved, "--json"]).json();
     assert!(plan["steps"].as_array().unwrap().len() > 3, "{plan}");
 }
@@ -207,15 +212,14 @@ fn a_task_that_appears_later_is_found() {
         "1",
     ]));
     eventually("held", || is_held(victim.pid()));
-    let late = common::Program::start(&[program.to_str().unwrap(), "60"]);
+    let late = Program::start(&[program.to_str().unwrap(), "60"]);
     let born = Instant::now();
     eventually("the late one is found", || is_held(late.pid()));
     assert!(
         born.elapsed() < Duration::from_secs(5),
         "it is looked for every second"
     );
-    run.signal(Signal::TERM);
-    assert_eq!(run.wait().code, 0);
+    end(run);
     assert!(!is_held(late.pid()));
 }
 
@@ -225,14 +229,7 @@ fn the_death_of_the_launched_program_ends_the_hold() {
         return;
     };
     machine.remember();
-    let note = machine.path("pid");
-    let script = format!(
-        "echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60",
-        note.display()
-    );
-    let run = Running::start(quell().args(["run", "--", "sh", "-c", &script]));
-    eventually("the command runs", || note.exists());
-    let command: u32 = fs::read_to_string(&note).unwrap().trim().parse().unwrap();
+    let (run, command) = launched(&machine);
     common::send(command, Signal::KILL);
     assert_eq!(run.wait().code, 137);
     machine.unchanged("after the command's death");
@@ -246,7 +243,7 @@ fn a_holding_run_is_small_and_locked() {
     };
     let (victim, other) = (busy(), busy());
     machine.remember();
-    let run = Running::start(quell().args(attach(victim.pid(), other.pid())));
+    let run = Running::start(&mut attach(&victim, &other));
     eventually("throttled", || throttles() > 10);
     let text = fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap();
     let kib = |key: &str| -> u64 {
@@ -263,6 +260,5 @@ fn a_holding_run_is_small_and_locked() {
     );
     assert!(kib("VmRSS") <= most && kib("VmHWM") <= most, "{text}");
     assert!(kib("VmLck") > 0, "{text}");
-    run.signal(Signal::TERM);
-    assert_eq!(run.wait().code, 0);
+    end(run);
 }
