@@ -59,9 +59,6 @@ pub struct Figures {
     /// The median over rounds of the rounds' means, in the metric's unit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// The interval of `value` at the result's `confidence`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ci95: Option<Interval>,
     /// Performance against the baseline: 1 = no interference, higher is better.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub normalized: Option<f64>,
@@ -104,6 +101,9 @@ pub struct Figures {
     /// Rounds that the figures are over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u32>,
+    /// The interval of `value` at the result's `confidence`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ci95: Option<Interval>,
 }
 
 /// One subject under one configuration. The figures of its primary metric stand here, all others in `metrics`.
@@ -120,54 +120,9 @@ pub struct SubjectResult {
     pub metric: String,
     /// The good direction of `metric`.
     pub better: Better,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub value: Option<f64>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub normalized: Option<f64>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub normalized_ci95: Option<Interval>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub normalized_p50: Option<f64>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub normalized_p50_ci95: Option<Interval>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub normalized_p99: Option<f64>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub normalized_p99_ci95: Option<Interval>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p50: Option<f64>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p50_ci95: Option<Interval>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p95: Option<f64>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p99: Option<f64>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p99_ci95: Option<Interval>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max: Option<f64>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub samples: Option<u64>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rounds: Option<u32>,
-    /// As in [`Figures`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ci95: Option<Interval>,
+    /// Its primary metric over all rounds.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// The primary metric over the rounds in which this configuration's CPUs shared a cache; absent without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<Figures>,
@@ -177,72 +132,12 @@ pub struct SubjectResult {
 }
 
 impl SubjectResult {
-    /// A subject with the figures of its primary metric.
-    #[must_use]
-    pub fn new(
-        name: String,
-        role: Role,
-        cpus: Vec<CpuId>,
-        metric: String,
-        better: Better,
-        figures: Figures,
-    ) -> Self {
-        Self {
-            name,
-            role,
-            cpus,
-            metric,
-            better,
-            value: figures.value,
-            normalized: figures.normalized,
-            normalized_ci95: figures.normalized_ci95,
-            normalized_p50: figures.normalized_p50,
-            normalized_p50_ci95: figures.normalized_p50_ci95,
-            normalized_p99: figures.normalized_p99,
-            normalized_p99_ci95: figures.normalized_p99_ci95,
-            p50: figures.p50,
-            p50_ci95: figures.p50_ci95,
-            p95: figures.p95,
-            p99: figures.p99,
-            p99_ci95: figures.p99_ci95,
-            max: figures.max,
-            samples: figures.samples,
-            rounds: figures.rounds,
-            ci95: figures.ci95,
-            shared: None,
-            metrics: BTreeMap::new(),
-        }
-    }
-
-    /// The figures of its primary metric over all rounds.
-    #[must_use]
-    pub fn figures(&self) -> Figures {
-        Figures {
-            value: self.value,
-            ci95: self.ci95,
-            normalized: self.normalized,
-            normalized_ci95: self.normalized_ci95,
-            normalized_p50: self.normalized_p50,
-            normalized_p50_ci95: self.normalized_p50_ci95,
-            normalized_p99: self.normalized_p99,
-            normalized_p99_ci95: self.normalized_p99_ci95,
-            p50: self.p50,
-            p50_ci95: self.p50_ci95,
-            p95: self.p95,
-            p99: self.p99,
-            p99_ci95: self.p99_ci95,
-            max: self.max,
-            samples: self.samples,
-            rounds: self.rounds,
-        }
-    }
-
     /// The figures over the rounds asked for, as far as there are any.
     #[must_use]
-    pub fn over(&self, rounds: Subset) -> Option<Figures> {
+    pub fn over(&self, rounds: Subset) -> Option<&Figures> {
         match rounds {
-            Subset::All => Some(self.figures()),
-            Subset::Shared => self.shared.clone(),
+            Subset::All => Some(&self.figures),
+            Subset::Shared => self.shared.as_ref(),
         }
     }
 }
@@ -518,6 +413,7 @@ mod tests {
                 .unwrap()
                 .subject("victim")
                 .unwrap()
+                .figures
                 .value,
             Some(20.0)
         );
@@ -529,38 +425,6 @@ mod tests {
         value["configurations"][0]["subjects"][0]["mean"] = 1.into();
         let error = serde_json::from_value::<CompareResult>(value).unwrap_err();
         assert!(error.to_string().contains("unknown field `mean`"));
-    }
-
-    #[test]
-    fn figures_survive_the_way_into_a_subject_and_out() {
-        let figures = Figures {
-            value: Some(1.0),
-            ci95: Some([0.9, 1.1].into()),
-            normalized: Some(2.0),
-            normalized_ci95: Some([1.9, 2.1].into()),
-            normalized_p50: Some(3.0),
-            normalized_p50_ci95: Some([2.9, 3.1].into()),
-            normalized_p99: Some(4.0),
-            normalized_p99_ci95: Some([3.9, 4.1].into()),
-            p50: Some(5.0),
-            p50_ci95: Some([4.9, 5.1].into()),
-            p95: Some(6.0),
-            p99: Some(7.0),
-            p99_ci95: Some([6.9, 7.1].into()),
-            max: Some(8.0),
-            samples: Some(9),
-            rounds: Some(10),
-        };
-        let subject = SubjectResult::new(
-            "victim".into(),
-            Role::Critical,
-            vec![0],
-            "latency_ns".into(),
-            Better::Lower,
-            figures.clone(),
-        );
-        assert_eq!(subject.over(Subset::All), Some(figures));
-        assert_eq!(subject.over(Subset::Shared), None);
     }
 
     /// `QUELL_BLESS=1 cargo test -p quell-core` rewrites the published schema after a change that is meant.

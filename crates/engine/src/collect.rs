@@ -213,7 +213,7 @@ impl<'s> Collected<'s> {
             .filter(|f| f.configuration == prepared.name())
             .count();
         let throttling = self.throttling.get(&index);
-        let normalized: Option<Vec<f64>> = subjects.iter().map(|s| s.normalized).collect();
+        let normalized: Option<Vec<f64>> = subjects.iter().map(|s| s.figures.normalized).collect();
         let totals = Totals {
             cells: self.cells.get(&index).copied().unwrap_or(0),
             failed: u32::try_from(failed).ok().filter(|n| *n > 0),
@@ -290,20 +290,7 @@ impl<'s> Collected<'s> {
             )
         };
         let primary = subject.primary();
-        let mut result = SubjectResult::new(
-            instance.name.clone(),
-            subject.role,
-            self.setup
-                .places
-                .get(&instance.name)
-                .map(|cpus| cpus.iter().collect())
-                .unwrap_or_default(),
-            primary.to_owned(),
-            subject.better(primary).unwrap_or(Better::Lower),
-            form(primary, &|_| true),
-        );
         let shared = form(primary, &|taken| taken.shared == Some(true));
-        result.shared = shared.rounds.is_some().then_some(shared);
         let names: std::collections::BTreeSet<&String> = self
             .taken
             .get(&(configuration, index))
@@ -313,10 +300,24 @@ impl<'s> Collected<'s> {
             .flat_map(|t| t.metrics.keys())
             .filter(|name| *name != primary)
             .collect();
-        for name in names {
-            result.metrics.insert(name.clone(), form(name, &|_| true));
-        }
-        Some(result)
+        Some(SubjectResult {
+            name: instance.name.clone(),
+            role: subject.role,
+            cpus: self
+                .setup
+                .places
+                .get(&instance.name)
+                .map(|cpus| cpus.iter().collect())
+                .unwrap_or_default(),
+            metric: primary.to_owned(),
+            better: subject.better(primary).unwrap_or(Better::Lower),
+            figures: form(primary, &|_| true),
+            shared: shared.rounds.is_some().then_some(shared),
+            metrics: names
+                .into_iter()
+                .map(|name| (name.clone(), form(name, &|_| true)))
+                .collect(),
+        })
     }
 
     fn promises(&self, configuration: usize, plan: &Plan) -> Vec<PromiseResult> {

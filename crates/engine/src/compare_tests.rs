@@ -205,16 +205,19 @@ fn an_experiment_says_how_much_it_hurts_and_what_protection_costs() {
     assert_eq!((result.rounds, result.rounds_shared), (5, Some(5)));
 
     let solo = of(&result, "solo").subject("victim").unwrap();
-    assert_eq!(solo.normalized, Some(1.0));
-    let none = of(&result, "none").subject("victim").unwrap();
+    assert_eq!(solo.figures.normalized, Some(1.0));
+    let none = &of(&result, "none").subject("victim").unwrap().figures;
     assert!((none.normalized.unwrap() - 0.1).abs() < 0.01);
     assert!(none.normalized_p99.is_some() && none.p99_ci95.is_some());
     assert_eq!(none.samples, Some(1000));
 
     let regulated = of(&result, "regulated@10%");
     let neighbour = regulated.subject("neighbour").unwrap();
-    assert!((neighbour.normalized.unwrap() - 0.1).abs() < 1e-3);
-    assert_eq!(neighbour.normalized_p50, None, "a rate has no slow tail");
+    assert!((neighbour.figures.normalized.unwrap() - 0.1).abs() < 1e-3);
+    assert_eq!(
+        neighbour.figures.normalized_p50, None,
+        "a rate has no slow tail"
+    );
     assert!((neighbour.metrics["achieved_of_cap"].value.unwrap() - 0.99).abs() < 1e-3);
     assert_eq!(
         regulated.mechanisms,
@@ -475,7 +478,11 @@ fn the_canary_alone_decides_what_is_shared() {
     let mut spoilt = heard.cells[0].split(", ").skip(1);
     let hit = of(&result, spoilt.next().unwrap());
     let subject = hit.subject(spoilt.next().unwrap_or("victim")).unwrap();
-    assert_eq!(subject.rounds, Some(2), "all rounds are reported, too");
+    assert_eq!(
+        subject.figures.rounds,
+        Some(2),
+        "all rounds are reported, too"
+    );
     let shared = subject.shared.as_ref().and_then(|f| f.rounds);
     assert!(shared.is_none_or(|rounds| rounds < 2));
 }

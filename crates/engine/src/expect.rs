@@ -19,8 +19,8 @@ pub(crate) fn rows(
         };
         let figures = configuration.subject(&expect.subject).and_then(|subject| {
             match expect.metric.as_deref() {
-                Some(name) if name != subject.metric => subject.metrics.get(name).cloned(),
-                _ => Some(subject.figures()),
+                Some(name) if name != subject.metric => subject.metrics.get(name),
+                _ => Some(&subject.figures),
             }
         });
         let mut row = |expected: String, found: Option<f64>, met: bool| {
@@ -36,7 +36,7 @@ pub(crate) fn rows(
             });
         };
         for condition in expect.conditions() {
-            let found = figures.as_ref().and_then(|f| figure(f, condition.figure));
+            let found = figures.and_then(|f| figure(f, condition.figure));
             row(
                 condition.to_string(),
                 found,

@@ -100,7 +100,7 @@ pub(crate) fn table(result: &CompareResult, subset: Subset) -> Option<Table> {
         .configurations
         .iter()
         .map(|configuration| {
-            let f = view.protected(configuration).unwrap_or_default();
+            let f = view.protected(configuration).cloned().unwrap_or_default();
             let mut row = vec![TableCell::new(&configuration.name)];
             row.push(TableCell::new(if p50 {
                 spread(f.p50, f.p50_ci95)
@@ -191,12 +191,13 @@ fn others(result: &CompareResult) -> Option<Table> {
             if subject.name == view.protected || Some(subject.name.as_str()) == view.pays {
                 continue;
             }
+            let f = &subject.figures;
             table.rows.push(vec![
                 TableCell::new(&configuration.name),
                 TableCell::new(&subject.name),
                 TableCell::new(&subject.metric),
-                TableCell::new(spread(subject.value, subject.ci95)),
-                TableCell::new(normalized(subject.normalized, subject.normalized_ci95)),
+                TableCell::new(spread(f.value, f.ci95)),
+                TableCell::new(normalized(f.normalized, f.normalized_ci95)),
             ]);
         }
     }
@@ -285,14 +286,11 @@ mod tests {
     #[test]
     fn a_command_is_shown_by_its_run_time_without_percentiles() {
         let mut result = sample::result();
-        for subject in result
-            .configurations
-            .iter_mut()
-            .flat_map(|c| &mut c.subjects)
-        {
+        for subject in sample::subjects(&mut result) {
             "run_time_s".clone_into(&mut subject.metric);
-            (subject.p50, subject.p99) = (None, None);
-            (subject.normalized_p50, subject.normalized_p99) = (None, None);
+            let f = &mut subject.figures;
+            (f.p50, f.p99) = (None, None);
+            (f.normalized_p50, f.normalized_p99) = (None, None);
         }
         let text = table_text(&result, Subset::All, Style::default());
         let head = text.lines().next().unwrap();

@@ -143,8 +143,8 @@ fn point(view: &View<'_>, configuration: &ConfigurationResult) -> Option<Point> 
     Some(Point {
         name: configuration.name.clone(),
         kept: view.kept(configuration)?,
-        median: median_kept(&figures)?,
-        tail: tail_kept(&figures),
+        median: median_kept(figures)?,
+        tail: tail_kept(figures),
     })
 }
 
@@ -387,7 +387,7 @@ mod tests {
     #[test]
     fn a_worse_mechanism_is_called_worse() {
         let mut result = sample::result();
-        let victim = &mut result.configurations[6].subjects[0];
+        let victim = &mut result.configurations[6].subjects[0].figures;
         victim.normalized_p50 = Some(0.2);
         victim.normalized_p50_ci95 = Some([0.19, 0.21].into());
         let data = Data::new(&result, Subset::All).unwrap();
@@ -397,12 +397,8 @@ mod tests {
     #[test]
     fn without_intervals_nothing_is_told_apart() {
         let mut result = sample::result();
-        for subject in result
-            .configurations
-            .iter_mut()
-            .flat_map(|c| &mut c.subjects)
-        {
-            subject.normalized_p50_ci95 = None;
+        for subject in sample::subjects(&mut result) {
+            subject.figures.normalized_p50_ci95 = None;
         }
         let data = Data::new(&result, Subset::All).unwrap();
         assert_eq!(standing(&data, "regulated@20%"), Standing::Same);

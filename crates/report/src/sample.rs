@@ -68,24 +68,26 @@ pub(crate) fn row(
         rounds: Some(15),
         ..Figures::default()
     };
-    let mut victim = SubjectResult::new(
-        "victim".into(),
-        Role::Critical,
-        vec![0],
-        "latency_ns".into(),
-        Better::Lower,
-        latency.clone(),
-    );
-    victim.shared = Some(latency);
-    let mut neighbour = SubjectResult::new(
-        "neighbour".into(),
-        Role::BestEffort,
-        vec![1],
-        "bandwidth_mb_s".into(),
-        Better::Higher,
-        rate.clone(),
-    );
-    neighbour.shared = Some(rate);
+    let victim = SubjectResult {
+        name: "victim".into(),
+        role: Role::Critical,
+        cpus: vec![0],
+        metric: "latency_ns".into(),
+        better: Better::Lower,
+        figures: latency.clone(),
+        shared: Some(latency),
+        metrics: BTreeMap::new(),
+    };
+    let neighbour = SubjectResult {
+        name: "neighbour".into(),
+        role: Role::BestEffort,
+        cpus: vec![1],
+        metric: "bandwidth_mb_s".into(),
+        better: Better::Higher,
+        figures: rate.clone(),
+        shared: Some(rate),
+        metrics: BTreeMap::new(),
+    };
     let limit = mechanisms
         .contains(&Mechanism::Bandwidth)
         .then(|| PromiseResult {
@@ -188,6 +190,12 @@ pub(crate) fn result() -> CompareResult {
         failures: Vec::new(),
         expectations: Vec::new(),
     }
+}
+
+/// All subjects of all configurations.
+pub(crate) fn subjects(result: &mut CompareResult) -> impl Iterator<Item = &mut SubjectResult> {
+    let configurations = result.configurations.iter_mut();
+    configurations.flat_map(|c| &mut c.subjects)
 }
 
 /// What a page is made from.

@@ -94,10 +94,10 @@ fn effect(view: &View<'_>, said: &mut Vec<String>) -> bool {
         ));
         return false;
     };
-    let Some(median) = median_kept(&figures) else {
+    let Some(median) = median_kept(figures) else {
         return false;
     };
-    let tail = tail_kept(&figures);
+    let tail = tail_kept(figures);
     let unit = unit(view.metric());
     let from_to = |solo: Option<f64>, here: Option<f64>| match (solo, here) {
         (Some(solo), Some(here)) => format!(" ({} → {} {unit})", number(solo), number(here)),
@@ -113,7 +113,7 @@ fn effect(view: &View<'_>, said: &mut Vec<String>) -> bool {
             "{beside}, {} keeps {} of its solo speed at the median{}",
             view.protected,
             percent(median.value),
-            from_to(middle(&solo), middle(&figures))
+            from_to(middle(solo), middle(figures))
         );
         if let Some(tail) = tail {
             text.push_str(&format!(
@@ -150,14 +150,14 @@ fn benefit(view: &View<'_>, said: &mut Vec<String>) {
         .protecting()
         .filter_map(|c| {
             let figures = view.protected(c)?;
-            Some((median_kept(&figures)?.value, c, figures))
+            Some((median_kept(figures)?.value, c, figures))
         })
         .max_by(|a, b| a.0.total_cmp(&b.0));
     let Some((_, best, figures)) = best else {
         said.push("No protecting configuration could be measured here.".to_owned());
         return;
     };
-    let (Some(before), Some(after)) = (median_kept(&none), median_kept(&figures)) else {
+    let (Some(before), Some(after)) = (median_kept(none), median_kept(figures)) else {
         return;
     };
     let name = &best.name;
@@ -168,7 +168,7 @@ fn benefit(view: &View<'_>, said: &mut Vec<String>) {
                 .zip(after.ci)
                 .is_some_and(|(a, b)| !a.overlaps(&b))
     };
-    let (tail_before, tail_after) = (tail_kept(&none), tail_kept(&figures));
+    let (tail_before, tail_after) = (tail_kept(none), tail_kept(figures));
     let tail_helps = tail_before
         .zip(tail_after)
         .is_some_and(|(b, a)| helps(b, a));
@@ -185,7 +185,7 @@ fn benefit(view: &View<'_>, said: &mut Vec<String>) {
         "With {name} it keeps {}{}{}",
         percent(after.value),
         taken_away(before, after),
-        tail_words(&figures)
+        tail_words(figures)
     );
     match (view.pays, view.kept(best)) {
         (Some(pays), Some(kept)) => {
@@ -312,8 +312,9 @@ mod tests {
             }
             if let Some(victim) = configuration.subjects.first_mut() {
                 let ci = Some([value - spread, value + spread].into());
-                (victim.normalized_p50, victim.normalized_p50_ci95) = (Some(value), ci);
-                (victim.normalized_p99, victim.normalized_p99_ci95) = (Some(value), ci);
+                let f = &mut victim.figures;
+                (f.normalized_p50, f.normalized_p50_ci95) = (Some(value), ci);
+                (f.normalized_p99, f.normalized_p99_ci95) = (Some(value), ci);
             }
         }
     }
@@ -358,12 +359,9 @@ mod tests {
     #[test]
     fn one_round_proves_nothing() {
         let mut result = sample::result();
-        for subject in result
-            .configurations
-            .iter_mut()
-            .flat_map(|c| &mut c.subjects)
-        {
-            (subject.normalized_p50_ci95, subject.normalized_p99_ci95) = (None, None);
+        for subject in sample::subjects(&mut result) {
+            let f = &mut subject.figures;
+            (f.normalized_p50_ci95, f.normalized_p99_ci95) = (None, None);
         }
         assert!(said(&result).contains("(one round: no interval)"));
     }

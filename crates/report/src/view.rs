@@ -56,20 +56,23 @@ impl<'r> View<'r> {
     }
 
     /// The subject's figures over this view's rounds.
-    pub(crate) fn figures(
+    pub(crate) fn figures<'c>(
         &self,
-        configuration: &ConfigurationResult,
+        configuration: &'c ConfigurationResult,
         subject: &str,
-    ) -> Option<Figures> {
+    ) -> Option<&'c Figures> {
         configuration.subject(subject)?.over(self.subset)
     }
 
     /// The protected subject by itself, over all rounds: alone it shares nothing.
-    pub(crate) fn solo(&self, baseline: &ConfigurationResult) -> Option<Figures> {
-        Some(baseline.subject(self.protected)?.figures())
+    pub(crate) fn solo<'c>(&self, baseline: &'c ConfigurationResult) -> Option<&'c Figures> {
+        Some(&baseline.subject(self.protected)?.figures)
     }
 
-    pub(crate) fn protected(&self, configuration: &ConfigurationResult) -> Option<Figures> {
+    pub(crate) fn protected<'c>(
+        &self,
+        configuration: &'c ConfigurationResult,
+    ) -> Option<&'c Figures> {
         self.figures(configuration, self.protected)
     }
 
