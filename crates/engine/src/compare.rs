@@ -405,5 +405,5 @@ fn json(value: &impl Serialize) -> String {
 }
 
 #[cfg(test)]
-#[path = "compare_tests.rs"]
+#[path = "compare_tests/mod.rs"]
 mod tests;
