@@ -241,12 +241,6 @@ impl Rate {
         let scaled = u128::from(self.0) * u128::from(share.0) / u128::from(Share::WHOLE.0);
         Self(u64::try_from(scaled).unwrap_or(u64::MAX))
     }
-
-    /// In 10^6 bytes per second.
-    #[must_use]
-    pub fn as_mb_s(self) -> f64 {
-        self.0 as f64 / 1e6
-    }
 }
 
 impl FromStr for Rate {
@@ -368,12 +362,6 @@ impl Lines {
         }
         let scaled = u128::from(self.0) * u128::from(LINE_BYTES) * 1_000_000_000;
         Nanos(u64::try_from(scaled.div_ceil(u128::from(rate.0))).unwrap_or(u64::MAX))
-    }
-
-    /// `self − other`, zero where `other` is larger.
-    #[must_use]
-    pub const fn minus(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
     }
 }
 

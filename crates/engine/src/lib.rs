@@ -2,9 +2,9 @@
 //! ([`hold`]), running an experiment ([`compare`]) and the record of both ([`folder`]). Backends are injected; time
 //! comes from them, randomness from a seed, and the calendar from the caller.
 
-pub mod aggregate;
+mod aggregate;
 pub mod calibrate;
-pub mod cell;
+mod cell;
 mod collect;
 pub mod compare;
 pub mod drive;

@@ -1,14 +1,14 @@
 //! What people look at: tables, verdicts, charts and one self-contained page, all functions from values to text. The
 //! numbers come from [`quell_core::result`]; nothing here measures or decides anything but how to say it.
 
-pub mod compare;
-pub mod doctor;
+mod compare;
+mod doctor;
 mod frontier;
-pub mod html;
-pub mod plan;
+mod html;
+mod plan;
 mod svg;
 mod text;
-pub mod verdict;
+mod verdict;
 mod view;
 
 #[cfg(test)]

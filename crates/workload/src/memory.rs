@@ -164,7 +164,6 @@ impl Buffer {
 
     /// Its length in bytes, a multiple of 4096.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
