@@ -23,7 +23,7 @@ use quell_linux::meter::{EventMeter, Meter, TimeMeter};
 use quell_linux::perf::{self, Event, EventCode, SW_MINOR_FAULTS, Scope, TYPE_SOFTWARE, Wake};
 use quell_linux::root::Kernel;
 use quell_linux::rt;
-use quell_linux::throttle::{Lost, Throttler};
+use quell_linux::throttle::{Lost, Permit, Throttler};
 
 /// One line is one nanosecond at this rate.
 const PEAK: Rate = Rate(64_000_000_000);
@@ -124,6 +124,16 @@ impl Busy {
         }
     }
 
+    /// Limits it to a share of the CPU, for as long as `permit` says.
+    fn throttle_while(&self, share: Share, period: Nanos, permit: Permit) -> Throttler {
+        let regulation = self.regulation(share, period);
+        Throttler::start(self.cpu, &regulation, self.meter(), permit).unwrap()
+    }
+
+    fn throttle(&self, share: Share, period: Nanos) -> Throttler {
+        self.throttle_while(share, period, Arc::new(|_| true))
+    }
+
     /// The share of a CPU it gets over `span`.
     fn share_over(&self, span: Duration) -> f64 {
         let (from, began) = (self.cpu_time(), rt::now());
@@ -160,14 +170,7 @@ fn a_throttled_process_never_gets_more_than_its_cap() {
         // The best of several spans: the host may take the CPU away in any.
         let free = (0..8).map(|_| busy.pace(Duration::from_millis(50)));
         let free = free.reduce(f64::max).unwrap();
-        let permit = Arc::new(|_| true);
-        let throttler = Throttler::start(
-            busy.cpu,
-            &busy.regulation(share, period),
-            busy.meter(),
-            permit,
-        )
-        .unwrap();
+        let throttler = busy.throttle(share, period);
         sleep(Duration::from_millis(100));
         let of_cap = busy.pace(Duration::from_secs(1)) / free / share.as_f64();
         assert!(throttler.lost().is_none());
@@ -192,13 +195,7 @@ fn below_its_budget_a_cpu_is_left_alone() {
         return;
     };
     // A budget of 100 % of the time can never be used up sooner than a period.
-    let throttler = Throttler::start(
-        busy.cpu,
-        &busy.regulation(Share::percent(100), Nanos::millis(1)),
-        busy.meter(),
-        Arc::new(|_| true),
-    )
-    .unwrap();
+    let throttler = busy.throttle(Share::percent(100), Nanos::millis(1));
     sleep(Duration::from_millis(500));
     let throttled = throttler.stats().throttled_ns.load(Ordering::Relaxed);
     assert!(throttled < 25_000_000, "throttled {throttled} ns of 500 ms");
@@ -211,13 +208,11 @@ fn without_permission_nothing_is_throttled_any_more() {
     };
     let held = Arc::new(AtomicBool::new(true));
     let permit = Arc::clone(&held);
-    let throttler = Throttler::start(
-        busy.cpu,
-        &busy.regulation(Share::percent(10), Nanos::millis(1)),
-        busy.meter(),
+    let throttler = busy.throttle_while(
+        Share::percent(10),
+        Nanos::millis(1),
         Arc::new(move |_| permit.load(Ordering::Acquire)),
-    )
-    .unwrap();
+    );
     let held_share = busy.share_over(Duration::from_millis(300));
     held.store(false, Ordering::Release);
     let free_share = busy.share_over(Duration::from_millis(300));
@@ -233,9 +228,7 @@ fn an_ended_throttler_leaves_the_cpu_free() {
     let Some(busy) = Busy::start("drop") else {
         return;
     };
-    let regulation = busy.regulation(Share::percent(10), Nanos::millis(1));
-    let throttler =
-        Throttler::start(busy.cpu, &regulation, busy.meter(), Arc::new(|_| true)).unwrap();
+    let throttler = busy.throttle(Share::percent(10), Nanos::millis(1));
     let held = busy.share_over(Duration::from_millis(300));
     drop(throttler);
     let free = busy.share_over(Duration::from_millis(300));
@@ -252,13 +245,7 @@ fn a_throttler_that_finds_itself_on_another_cpu_ends() {
         eprintln!("SKIPPED moved: only one CPU");
         return;
     };
-    let throttler = Throttler::start(
-        busy.cpu,
-        &busy.regulation(Share::percent(10), Nanos::millis(1)),
-        busy.meter(),
-        Arc::new(|_| true),
-    )
-    .unwrap();
+    let throttler = busy.throttle(Share::percent(10), Nanos::millis(1));
     sleep(Duration::from_millis(50));
     // As a shrunk cpuset or a CPU going offline would: the thread is moved from outside.
     let name = format!("quell/{}", busy.cpu);
