@@ -1,4 +1,4 @@
-//! The generators as real programs: a dependent list walk ([`latency`]), streams ([`stream`]), calls that flush
+//! The generators as real programs: a dependent list walk (`latency`), streams (`stream`), calls that flush
 //! per-CPU kernel work ([`flush`]), a detector of the times a CPU does not run a thread ([`overrun`]); what a runner
 //! speaks with a generator in a child process ([`serve`]); what `quell bench` shows ([`bench`]); and two measurements
 //! of the machine itself: whether two CPUs share a cache now ([`probe`]) and the rates it reaches ([`measure`]).
