@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use quell_core::backend::{Backend, Probe};
-use quell_core::cpuset::CpuSet;
+use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Identity, Inventory, Measured};
 use quell_core::units::Bytes;
 use quell_core::workload::Workload;
@@ -84,6 +84,15 @@ fn rates(cpus: &CpuSet, llc: Bytes) -> std::io::Result<Measured> {
     quell_workload::measure::rates(cpus, llc, unix_s())
 }
 
+fn watcher(cpu: CpuId) -> Vec<String> {
+    let cpu = cpu.to_string();
+    ["/proc/self/exe", "bench", "overrun", "--cpu", &cpu]
+        .into_iter()
+        .chain(["--duration", "1s", "--json"])
+        .map(str::to_owned)
+        .collect()
+}
+
 /// The backend, and the machine as found by the fast probe, with what was measured on it before.
 pub fn linux() -> Result<(Linux, Inventory)> {
     let tools = Tools {
@@ -110,7 +119,7 @@ pub fn linux() -> Result<(Linux, Inventory)> {
 /// Measures and remembers.
 pub fn measure(backend: &mut Linux) -> Result<Inventory> {
     let mut machine = backend.inventory(Probe::Deep).map_err(failed)?;
-    match quell_engine::calibrate::stop_cost(backend, &machine) {
+    match quell_engine::calibrate::stop_cost(backend, &machine, &watcher) {
         Ok(cost) => {
             if let Some(measured) = machine.measured.as_mut() {
                 measured.stop_cost = cost;

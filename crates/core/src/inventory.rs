@@ -204,8 +204,8 @@ pub struct Measured {
     pub sustainable: Rate,
     /// How many CPUs drew it.
     pub cpus: u32,
-    /// CPU time that a stop by the regulator costs the stopped group without moving a byte: interrupt, wake-up and
-    /// switch, and on virtual machines the exits they take. Credited per stop by the time meter.
+    /// CPU time with which a group is charged each time a stop by the regulator ends, before it runs: the switch back,
+    /// and on virtual machines the exits it takes. Credited per stop by the time meter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_cost: Option<Nanos>,
     /// When it was measured, seconds since 1970.
