@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Measures what docs/performance.md reports and prints it as Markdown. Needs root and a quiet machine; five minutes.
+# Measures what docs/performance.md reports and prints it as Markdown. Needs root and a quiet machine; a quarter of an hour.
 # Usage: scripts/performance.sh path/to/quell > docs/performance.new
 set -euo pipefail
 quell=$(realpath "$1")
+PATH=$(dirname "$quell"):$PATH
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -49,10 +50,16 @@ longest = "${3:-5ms}"
 P
 }
 reaction() { python3 - "$work/$1" <<'P'
-import json, glob, sys
-for f in glob.glob(sys.argv[1] + "/*/events.jsonl"):
-    last = [e for e in map(json.loads, open(f)) if e.get("event") == "throttle"][-1]
-    print(f"overflow to throttled: p50 {last['reaction_p50_ns']/1000:.0f} us, p99 {last['reaction_p99_ns']/1000:.0f} us")
+import csv, glob, sys
+late = {}
+for f in glob.glob(sys.argv[1] + "/*/samples/decisions-cpu*.csv"):
+    for row in csv.DictReader(open(f)):
+        if row["decision"] == "throttle" and row["reaction_ns"]:
+            late.setdefault(row["interrupted"], []).append(int(row["reaction_ns"]) / 1000)
+for mode, values in sorted(late.items()):
+    values.sort()
+    at = lambda p: values[min(len(values) - 1, int(p * len(values)))]
+    print(f"overflow to throttled, {mode} interrupted: {len(values)} stops, p50 {at(.5):.0f} us, p99 {at(.99):.0f} us, max {values[-1]:.0f} us")
 P
 }
 say "## Overflow to throttled" "A loop in user mode, and one inside system calls (1 MiB reads of /dev/zero), throttled to 30 %; the running spans are the loop's own."
@@ -78,6 +85,9 @@ done
 
 say "## Overhead below the budget" "\`quell compare experiments/overhead.toml\`: CPU time of the same work, paced below its budget."
 "$quell" compare experiments/overhead.toml --out "$work" 2>/dev/null | block
+
+say "## Two real programs" "\`scripts/real.sh\`: redis-server and an ffmpeg encode beside \`stress-ng --stream\` on every CPU."
+scripts/real.sh "$quell" 2>/dev/null | block
 
 say "## Start and memory"
 { for _ in 1 2 3 4 5; do /usr/bin/env time -f "quell doctor: %e s" "$quell" doctor 2>&1 >/dev/null; done
