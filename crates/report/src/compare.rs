@@ -6,6 +6,7 @@ use crate::frontier::{self, Data};
 use crate::text::{
     Style, Table, TableCell, Tone, count, normalized, number, percent, spread, unit,
 };
+use crate::throttling::{LEGEND, throttling};
 use crate::verdict::{spoken_for, verdict};
 use crate::view::View;
 
@@ -42,6 +43,11 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
     if let Some(data) = Data::new(result, spoken_for(result)) {
         out.push('\n');
         out.push_str(&frontier::text(&data, style));
+    }
+    if let Some(table) = throttling(result) {
+        out.push('\n');
+        out.push_str(&table.render(style));
+        out.push_str(&style.wrap("", "", LEGEND));
     }
     out.push_str(&left_out(result, style));
     out.push_str(&expectations(result, style));

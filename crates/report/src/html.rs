@@ -11,6 +11,7 @@ use crate::frontier::Data;
 use crate::plan::describe;
 use crate::svg;
 use crate::text::{Table, Tone, count, unit};
+use crate::throttling::{LEGEND, throttling};
 use crate::verdict::{spoken_for, verdict};
 use crate::view::View;
 
@@ -75,6 +76,10 @@ pub fn html(report: &ReportInput) -> String {
             "<h2>Frontier</h2>\n<p class=\"faint\">Solid: at the median, with intervals; dashed: at p99.</p>\n{}",
             svg::frontier(&data)
         );
+    }
+    if let Some(table) = throttling(result) {
+        out.push_str("<h2>Throttling</h2>\n");
+        out.push_str(&html_table(&table, LEGEND));
     }
     out.push_str(&distribution(report));
     out.push_str(&plans(report));

@@ -8,6 +8,7 @@ mod html;
 mod plan;
 mod svg;
 mod text;
+mod throttling;
 mod verdict;
 mod view;
 

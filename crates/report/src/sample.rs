@@ -14,8 +14,8 @@ use quell_core::plan::{
 use quell_core::policy::Role;
 use quell_core::record::COMPARE_SCHEMA;
 use quell_core::result::{
-    Better, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult, ReportInput,
-    SubjectResult, Timing, Totals,
+    Better, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult, Reaction,
+    ReportInput, SubjectResult, Timing, Totals,
 };
 use quell_core::stats::Interval;
 use quell_core::units::{Bytes, Lines, Nanos, Rate, Share};
@@ -109,7 +109,27 @@ pub(crate) fn row(
         rounds: 15,
         rounds_shared: Some(15),
         subjects: vec![victim, neighbour],
-        totals: Totals::default(),
+        totals: if name.starts_with("regulated") {
+            throttled()
+        } else {
+            Totals::default()
+        },
+    }
+}
+
+fn throttled() -> Totals {
+    Totals {
+        cells: 15,
+        overflows: Some(16_000),
+        throttles: Some(15_000),
+        throttled_ns: Some(13_500_000_000),
+        reaction_user: Some(Reaction {
+            samples: 14_000,
+            p50_ns: 24_300.0,
+            p99_ns: 47_900.0,
+            max_ns: 310_000.0,
+        }),
+        ..Totals::default()
     }
 }
 
@@ -122,6 +142,7 @@ pub(crate) fn result() -> CompareResult {
     refused.subjects.clear();
     refused.rounds = 0;
     refused.rounds_shared = Option::None;
+    refused.totals = Totals::default();
     refused.refused = vec![Refusal {
         key: "group.neighbour.limit.bandwidth".into(),
         why: "70% cannot be metered here".into(),

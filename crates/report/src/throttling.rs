@@ -1,0 +1,51 @@
+//! What the regulators did: how often and how long they stopped a CPU, and how soon after its budget was used up.
+
+use quell_core::result::{CompareResult, Reaction};
+
+use crate::text::{Table, TableCell, number};
+
+/// One row per configuration that throttled. `None`: none did.
+pub(crate) fn throttling(result: &CompareResult) -> Option<Table> {
+    let rows: Vec<Vec<TableCell>> = result
+        .configurations
+        .iter()
+        .filter_map(|c| {
+            let totals = &c.totals;
+            let cells = f64::from(totals.cells.max(1));
+            let stops = totals.throttles.filter(|n| *n > 0)? as f64 / cells;
+            let stopped = totals.throttled_ns? as f64 / cells / 1e6;
+            Some(vec![
+                TableCell::new(&c.name),
+                TableCell::new(number(stops)),
+                TableCell::new(number(stopped)),
+                TableCell::new(reaction(totals.reaction_user)),
+                TableCell::new(reaction(totals.reaction_kernel)),
+            ])
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        head: [
+            "throttling",
+            "stops per cell",
+            "stopped ms",
+            "late µs: program",
+            "late µs: kernel",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows,
+        left: Vec::new(),
+    })
+}
+
+/// What the table's last columns mean.
+pub(crate) const LEGEND: &str = "late: from the counter's overflow to the decision to throttle, median / 99th percentile, by \
+    what the overflow interrupted.";
+
+fn reaction(reaction: Option<Reaction>) -> String {
+    let us = |ns: f64| number(ns / 1e3);
+    reaction.map_or_else(
+        || "–".to_owned(),
+        |r| format!("{} / {}", us(r.p50_ns), us(r.p99_ns)),
+    )
+}
