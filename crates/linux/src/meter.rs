@@ -16,6 +16,10 @@ use crate::perf::{Event, EventCode, Overflow, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE
 /// The shortest time the kernel's clock events can be armed with (`perf_swevent_start_hrtimer`: 10 µs).
 const SHORTEST: Nanos = Nanos::micros(10);
 
+/// The most that is credited for one overflow: twice what a reaction takes on a slow machine. If it took longer, a task of
+/// the group that goes before the throttler (a deadline task) may have run on.
+const MOST_CREDIT: Nanos = Nanos::micros(100);
+
 /// The fewest events an event meter is armed with: it wakes repeatedly, and must not do so without end.
 const FEWEST: Lines = Lines(256);
 
@@ -91,7 +95,7 @@ impl Meter for TimeMeter {
         let (clock, alarm) = self.readings()?;
         let [on, until_rung] = [clock - self.armed.0, alarm - self.armed.1];
         if overflow.is_some_and(|o| !o.kernel) {
-            self.credit += on.saturating_sub(until_rung);
+            self.credit += on.saturating_sub(until_rung).min(MOST_CREDIT.0);
         }
         Ok(overflow)
     }
