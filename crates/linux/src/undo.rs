@@ -5,6 +5,7 @@
 //!   compared as sets). If it reads as before, there is nothing to do. Anything else was set by somebody else since: it
 //!   is left, and named.
 //! - A task is moved back only if it is the same task (number and start time) and still where it was put.
+//! - A v2 cpuset that was not set cannot be unset while it has tasks: all that the machine can have stands in for it.
 //! - A cgroup of ours is emptied before it is removed: a task born in it goes where its process, or the closest
 //!   ancestor that was moved there, came from; else to the heir. What is inside a cgroup of ours goes with it.
 //! - Nothing is ever continued or thawed here: what is stopped was stopped by somebody else.
@@ -37,9 +38,15 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Takes back `entries` (oldest first), latest first.
 pub fn undo(files: &dyn Files, entries: &[Undo]) -> Outcome {
-    let mut work = Work::new(files, entries);
+    undo_while(files, entries, &|| {})
+}
+
+/// The same, calling `alive` before each entry and each new try.
+pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outcome {
+    let mut work = Work::new(files, entries, alive);
     for (i, entry) in entries.iter().enumerate().rev() {
         fault::boundary();
+        alive();
         let result = match entry {
             Undo::Write { path, old, new } => work.write(path, old, new),
             Undo::Move { task, from, to } => work.put_back(*task, from, to),
@@ -61,6 +68,7 @@ pub fn undo(files: &dyn Files, entries: &[Undo]) -> Outcome {
 
 struct Work<'a> {
     files: &'a dyn Files,
+    alive: &'a dyn Fn(),
     entries: &'a [Undo],
     /// Cgroups that will be removed by this undoing: their settings need not be restored first.
     made: BTreeSet<&'a str>,
@@ -73,7 +81,7 @@ struct Work<'a> {
 type Step = Result<bool, String>;
 
 impl<'a> Work<'a> {
-    fn new(files: &'a dyn Files, entries: &'a [Undo]) -> Self {
+    fn new(files: &'a dyn Files, entries: &'a [Undo], alive: &'a dyn Fn()) -> Self {
         let made = entries
             .iter()
             .filter_map(|e| match e {
@@ -83,6 +91,7 @@ impl<'a> Work<'a> {
             .collect();
         Self {
             files,
+            alive,
             entries,
             made,
             members: BTreeMap::new(),
@@ -96,8 +105,10 @@ impl<'a> Work<'a> {
     }
 
     fn write(&mut self, path: &str, old: &str, new: &str) -> Step {
-        // A controller, though, cannot be taken from the parent while a cgroup of ours still hands it on.
-        if !path.ends_with("/cgroup.subtree_control")
+        // A controller, though, cannot be taken from the parent while a cgroup of ours still hands it on; and a
+        // partition that is removed as it is does not give its CPUs back (seen with Linux 6.12).
+        let first = ["/cgroup.subtree_control", "/cpuset.cpus.partition"];
+        if !first.iter().any(|name| path.ends_with(name))
             && path
                 .rsplit_once('/')
                 .is_some_and(|(dir, _)| self.made.contains(dir))
@@ -114,7 +125,11 @@ impl<'a> Work<'a> {
             if !now.split_ascii_whitespace().any(|c| c == controller) {
                 return Ok(false);
             }
-        } else if same(path, &now, old) {
+        } else if same(path, &now, old)
+            || self
+                .unset(path, old)
+                .is_some_and(|all| same(path, &now, &all))
+        {
             return Ok(false);
         } else if !same(path, &now, new) {
             return self.leave(format!(
@@ -122,7 +137,14 @@ impl<'a> Work<'a> {
                 new.trim()
             ));
         }
-        match self.files.write(path, old) {
+        let written = match self.files.write(path, old) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => match self.unset(path, old) {
+                Some(all) => self.files.write(path, &all),
+                None => Err(e),
+            },
+            other => other,
+        };
+        match written {
             Ok(()) => Ok(true),
             Err(e) if gone(&e) => Ok(false),
             Err(e)
@@ -139,6 +161,19 @@ impl<'a> Work<'a> {
                 old.trim()
             )),
         }
+    }
+
+    /// A v2 cpuset that has tasks takes CPUs and nodes but no longer none (ENOSPC). What stands in for a value that was
+    /// not set is everything the machine can have: it, too, leaves the cgroup what its parent has.
+    fn unset(&self, path: &str, old: &str) -> Option<String> {
+        let possible = match path.rsplit('/').next() {
+            _ if !old.trim().is_empty() => return None,
+            Some("cpuset.cpus") => "/sys/devices/system/cpu/possible",
+            Some("cpuset.mems") => "/sys/devices/system/node/possible",
+            _ => return None,
+        };
+        let all = self.files.read(possible).ok()?.trim().to_owned();
+        (!all.is_empty()).then_some(all)
     }
 
     fn put_back(&mut self, task: TaskId, from: &'a str, to: &'a str) -> Step {
@@ -236,6 +271,7 @@ impl<'a> Work<'a> {
         for attempt in 0..TRIES {
             if attempt > 0 {
                 std::thread::sleep(PAUSE);
+                (self.alive)();
             }
             if !self.files.exists(path) {
                 return Ok(attempt > 0);
@@ -438,6 +474,44 @@ mod tests {
             Undone::default(),
             "a second time there is nothing to do"
         );
+    }
+
+    #[test]
+    fn everything_possible_stands_for_a_cpuset_that_was_not_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let content = [
+            ("sys/devices/system/cpu/possible", "0-3\n"),
+            ("g/cpuset.cpus", "0-3\n"),
+        ];
+        let kernel = files(dir.path(), &content);
+        // As after the kernel's refusal to take nothing, by whoever undid it first.
+        let entry = write("/g/cpuset.cpus", "", "0-2");
+        assert_eq!(undo(&kernel, &[entry]).undone, Undone::default());
+        let entry = write("/g/cpuset.cpus", "1", "0-2");
+        assert_eq!(undo(&kernel, &[entry]).undone.left.len(), 1);
+    }
+
+    #[test]
+    fn a_partition_gives_its_cpus_back_before_its_cgroup_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let content = [("g/cpuset.cpus", "3"), ("g/cpuset.cpus.partition", "root")];
+        let kernel = files(dir.path(), &content);
+        let made = Undo::Cgroup {
+            path: "/g".into(),
+            heir: "/".into(),
+        };
+        // (A folder of plain files cannot be removed as a cgroup can: that fails.)
+        undo(
+            &kernel,
+            &[
+                made,
+                write("/g/cpuset.cpus", "", "3"),
+                write("/g/cpuset.cpus.partition", "member", "root"),
+            ],
+        );
+        let now = |name: &str| kernel.read(&format!("/g/{name}")).unwrap();
+        assert_eq!(now("cpuset.cpus.partition").trim(), "member");
+        assert_eq!(now("cpuset.cpus").trim(), "3", "what goes with the cgroup");
     }
 
     #[test]
