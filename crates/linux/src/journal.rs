@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::lease::Lease;
 use crate::root::Files;
+use crate::rt;
 use crate::undo;
 
 /// The file's name in a run's folder.
@@ -96,7 +97,8 @@ impl Journal {
     }
 
     /// From now on nothing is recorded, and so nothing changed, once the lease is revoked: the watchdog has undone
-    /// everything, and a change made after that would stay.
+    /// everything, and a change made after that would stay. Until then every change made or taken back renews the
+    /// heartbeat: a process that gets on with its work does not hang, however slow the machine.
     pub fn bind(&mut self, lease: Arc<Lease>) {
         self.lease = Some(lease);
     }
@@ -157,6 +159,7 @@ impl Journal {
             .map_err(|e| Error::file("write", &self.path.to_string_lossy(), None, e))?;
         self.ends.extend(ends);
         self.entries.extend_from_slice(entries);
+        beat(self.lease.as_ref());
         fault::boundary();
         Ok(())
     }
@@ -171,7 +174,8 @@ impl Journal {
     /// somebody else has changed since) stays in the journal and is named in [`Undone::left`].
     pub fn undo_to(&mut self, files: &dyn Files, mark: Mark) -> Undone {
         let from = mark.0.min(self.entries.len());
-        let mut outcome = undo::undo(files, &self.entries[from..]);
+        let lease = self.lease.as_ref();
+        let mut outcome = undo::undo_while(files, &self.entries[from..], &|| beat(lease));
         self.entries.truncate(from);
         self.ends.truncate(from + 1);
         fault::boundary();
@@ -241,6 +245,12 @@ impl Journal {
                 e.into(),
             )),
         }
+    }
+}
+
+fn beat(lease: Option<&Arc<Lease>>) {
+    if let Some(lease) = lease {
+        lease.beat(rt::now());
     }
 }
 
@@ -323,6 +333,7 @@ fn checksum(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use crate::root::Kernel;
+    use quell_core::units::Nanos;
 
     fn header() -> Header {
         Header {
@@ -424,6 +435,23 @@ mod tests {
         let path = journal.path().to_owned();
         journal.clear().unwrap();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn getting_on_with_the_work_keeps_the_heart_beating() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        std::fs::write(dir.path().join("x"), "2").unwrap();
+        let lease = Arc::new(Lease::create(dir.path(), 1, rt::now()).unwrap());
+        let mut journal = Journal::create(dir.path(), header()).unwrap();
+        journal.bind(Arc::clone(&lease));
+        let mut beats_at = |work: &mut dyn FnMut(&mut Journal)| {
+            lease.beat(Nanos(1));
+            work(&mut journal);
+            assert_ne!(lease.last_beat(), Nanos(1));
+        };
+        beats_at(&mut |journal| journal.record(&write("/x", "1", "2")).unwrap());
+        beats_at(&mut |journal| assert_eq!(journal.undo_all(&kernel).restored, 1));
     }
 
     #[test]
