@@ -251,14 +251,23 @@ fn effective(
         Version::V1 => [format!("cpuset.effective_{what}"), format!("cpuset.{what}")],
         Version::V2 => [format!("cpuset.{what}.effective"), format!("cpuset.{what}")],
     };
-    for name in names {
-        if let Some(set) = files.cpus(&format!("{dir}/{name}"))?
-            && !set.is_empty()
-        {
-            return Ok(Some(set));
+    // A v2 cgroup that was not given the controller has its parent's.
+    let mut at = dir;
+    loop {
+        for name in &names {
+            if let Some(set) = files.cpus(&format!("{at}/{name}"))?
+                && !set.is_empty()
+            {
+                return Ok(Some(set));
+            }
+        }
+        match at.rsplit_once('/') {
+            Some((above, _)) if hierarchy.version == Version::V2 && at != hierarchy.mount => {
+                at = above;
+            }
+            _ => return Ok(None),
         }
     }
-    Ok(None)
 }
 
 /// Whether any task lives in a cgroup or below it.
@@ -430,6 +439,29 @@ mod tests {
         }
         let kernel = Kernel::at(root);
         (dir, kernel)
+    }
+
+    #[test]
+    fn a_v2_cgroup_without_the_controller_has_what_its_parent_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        std::fs::create_dir_all(dir.path().join("cg/user/x/y")).unwrap();
+        std::fs::write(dir.path().join("cg/cpuset.cpus.effective"), "0-3").unwrap();
+        std::fs::write(dir.path().join("cg/user/cpuset.cpus.effective"), "0-1").unwrap();
+        let hierarchy = |version| Hierarchy {
+            version,
+            mount: "/cg".into(),
+            top: "/".into(),
+            controllers: Vec::new(),
+            own: "/".into(),
+        };
+        let of = |version, dir: &str| {
+            let found = effective_cpus(&kernel, &hierarchy(version), dir).unwrap();
+            found.map(|set| set.to_string())
+        };
+        assert_eq!(of(Version::V2, "/cg/user/x/y").as_deref(), Some("0-1"));
+        assert_eq!(of(Version::V2, "/cg/other").as_deref(), Some("0-3"));
+        assert_eq!(of(Version::V1, "/cg/user/x"), None, "an empty v1 cpuset");
     }
 
     #[test]

@@ -192,6 +192,39 @@ pub struct Keep<'a> {
     pub processes: &'a BTreeSet<u32>,
 }
 
+/// Lets a process of our own run on `cpus`: where the cpuset it was started in does not have them (any more), it moves
+/// to one of ours that has what the machine's top has. A throttler cannot be brought onto its CPU otherwise.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Refused`] when not even the top has them: they belong to a partition.
+pub fn reach(hands: &mut Hands<'_>, cgroups: &Cgroups, pid: u32, cpus: &CpuSet) -> Result<()> {
+    let Some(hierarchy) = cgroups.of(Controller::Cpuset) else {
+        return Ok(());
+    };
+    let has = |files: &dyn Files, dir: &str| -> Result<bool> {
+        let effective = effective_cpus(files, hierarchy, dir)?;
+        Ok(effective.is_none_or(|all| cpus.is_subset(&all)))
+    };
+    match hierarchy.dir_of(hands.files, pid)? {
+        Some(own) if !has(hands.files, &own)? => {}
+        _ => return Ok(()),
+    }
+    if !has(hands.files, &hierarchy.mount)? {
+        return Err(Error::refused(format!(
+            "not all of CPUs {cpus} are left to {}: they belong to a partition",
+            hierarchy.mount
+        )));
+    }
+    let home = Home::internal(hands, cgroups, "main", &[Controller::Cpuset])?;
+    let Some(stat) = procfs::stat(hands.files, pid)? else {
+        return Ok(());
+    };
+    for place in &home.places {
+        home::enter(hands, place, std::slice::from_ref(&stat))?;
+    }
+    Ok(())
+}
+
 /// Keeps everybody who is in no group of ours on `cpus`. Returns what a person should know.
 ///
 /// # Errors

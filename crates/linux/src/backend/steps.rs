@@ -213,6 +213,12 @@ impl Linux {
             .map(|p| p.dir.clone())
             .collect();
         self.cached_inventory()?;
+        cpuset::reach(
+            &mut self.hands()?,
+            &cgroups,
+            std::process::id(),
+            &regulation.cpus,
+        )?;
         for cpu in regulation.cpus.iter() {
             let failed = |what: &str, e: std::io::Error| {
                 Error::refused_with(
