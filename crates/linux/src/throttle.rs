@@ -4,8 +4,9 @@
 //! everybody else until the time the regulator names, by running on it at real-time priority. It guards against what
 //! such a thread can do wrong on a stock kernel:
 //!
-//! * It can find itself on another CPU (hot-unplug, a shrunk cpuset). The CPU is checked before and during every stop;
-//!   on a mismatch the thread ends and says so.
+//! * It can find itself on another CPU (hot-unplug, a shrunk cpuset). The CPU is checked before and during every stop,
+//!   and every [`LOOK`] while the thread sleeps: the counter of a CPU that went away is silent for ever. On a mismatch
+//!   the thread ends and says so.
 //! * It keeps per-CPU kernel workers from running, and calls elsewhere that wait for them. One uninterrupted stop
 //!   is therefore at most [`Regulation::longest`]; a longer one is broken by [`BREATH`], whose use is debited.
 //! * It outlives its permission: when the lease is revoked or its heartbeat is late, it ends.
@@ -24,7 +25,7 @@ use quell_core::cpuset::CpuId;
 use quell_core::plan::Regulation;
 use quell_core::record::Decision;
 use quell_core::units::{Lines, Nanos};
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::meter::{MOST_EVENTS, Meter};
 use crate::ring::Ring;
@@ -32,6 +33,9 @@ use crate::rt;
 
 /// The pause in a stop longer than the longest allowed: long enough for a waiting kernel worker to be scheduled.
 pub const BREATH: Nanos = Nanos::micros(100);
+
+/// How long a throttler sleeps at most before it looks where it is.
+pub const LOOK: Nanos = Nanos::millis(250);
 
 /// Says whether throttling is still permitted at a time: the lease is held and its heartbeat fresh.
 pub type Permit = Arc<dyn Fn(Nanos) -> bool + Send + Sync>;
@@ -281,9 +285,15 @@ impl Task {
         for (slot, meter) in watched[1..].iter_mut().zip(&meters) {
             *slot = PollFd::from_borrowed_fd(meter.as_fd(), PollFlags::IN);
         }
+        let look = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::try_from(LOOK.0).unwrap_or(250_000_000),
+        };
         loop {
-            match rustix::event::poll(&mut watched[..=meters.len().min(MOST_EVENTS)], None) {
-                Err(rustix::io::Errno::INTR) => {}
+            match rustix::event::poll(&mut watched[..=meters.len().min(MOST_EVENTS)], Some(&look)) {
+                // The kernel wakes a thread whose CPU is gone on another one.
+                Ok(0) if rt::current_cpu() != self.cpu => return Err(Lost::WrongCpu),
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return Err(Lost::Meter),
                 Ok(_) if self.shared.stop.load(Ordering::Acquire) => return Ok(false),
                 // A descriptor that hangs up belongs to an event in error state or to a CPU that went away.

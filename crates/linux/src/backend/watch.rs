@@ -77,6 +77,10 @@ impl Linux {
                 seen.push(finding(what, Some(group.clone())));
             }
         }
+        // The last that `quell status` hears of them.
+        if let Some(session) = self.session.as_ref().filter(|_| !lost.is_empty()) {
+            publish(session, &self.throttlers);
+        }
         self.throttlers.retain(|r| !lost.contains(&r.throttler.cpu));
         let matched: Vec<String> = self
             .groups
