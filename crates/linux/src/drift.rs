@@ -7,9 +7,18 @@ use crate::root::Files;
 use crate::undo::same;
 
 /// Compares every value we wrote with what it reads now; sets it again if the policy says so. A sentence per difference.
-pub fn look(files: &dyn Files, changes: &[Undo], on_drift: OnDrift) -> Vec<String> {
+/// Before each value `held` is asked: once the run is revoked, what differs is what the watchdog has taken back.
+pub fn look(
+    files: &dyn Files,
+    changes: &[Undo],
+    on_drift: OnDrift,
+    held: &dyn Fn() -> bool,
+) -> Vec<String> {
     let mut said = Vec::new();
     for (i, change) in changes.iter().enumerate() {
+        if !held() {
+            break;
+        }
         let Undo::Write { path, new, .. } = change else {
             continue;
         };
@@ -61,8 +70,23 @@ mod tests {
         };
         let changes = [change("cpuset"), change("cpu")];
         std::fs::write(&file, "cpuset cpu\n").unwrap();
-        assert!(look(&kernel, &changes, OnDrift::Report).is_empty());
+        let held = &|| true;
+        assert!(look(&kernel, &changes, OnDrift::Report, held).is_empty());
         std::fs::write(&file, "cpuset\n").unwrap();
-        assert_eq!(look(&kernel, &changes, OnDrift::Report).len(), 1);
+        assert_eq!(look(&kernel, &changes, OnDrift::Report, held).len(), 1);
+    }
+
+    #[test]
+    fn what_the_watchdog_took_back_is_not_set_again() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("x"), "before").unwrap();
+        let kernel = Kernel::at(dir.path());
+        let change = Undo::Write {
+            path: "/x".into(),
+            old: "before".into(),
+            new: "ours".into(),
+        };
+        assert!(look(&kernel, &[change], OnDrift::Repair, &|| false).is_empty());
+        assert_eq!(kernel.read("/x").unwrap(), "before");
     }
 }

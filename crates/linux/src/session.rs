@@ -213,6 +213,16 @@ impl Session {
         Ok(Some(format!("the watchdog died ({how}) and was replaced")))
     }
 
+    /// Whether the run is still ours, in the middle of slow work; if so the heart beats.
+    #[must_use]
+    pub fn still_held(&self) -> bool {
+        let held = !self.lease.is_revoked();
+        if held {
+            self.lease.beat(rt::now());
+        }
+        held
+    }
+
     /// Takes back what the steps changed; the hold itself stays.
     pub fn undo(&mut self, files: &dyn Files) -> Undone {
         self.journal.undo_to(files, self.base)

@@ -89,12 +89,16 @@ impl Linux {
             .map(|(n, _)| n.clone())
             .collect();
         for name in matched {
+            if !self.session.as_ref().is_some_and(Session::still_held) {
+                return Ok(());
+            }
             if let Err(e) = self.collect(&name) {
                 seen.push(finding(e.to_string(), Some(name)));
             }
         }
         if let Some(session) = &self.session {
-            for what in drift::look(&self.files, session.changes(), self.on_drift) {
+            let held = || session.still_held();
+            for what in drift::look(&self.files, session.changes(), self.on_drift, &held) {
                 seen.push(finding(what, None));
                 if self.on_drift == OnDrift::Stop {
                     seen.push(Seen::Stop(0));
