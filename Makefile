@@ -1,12 +1,12 @@
 # The ways in: `make demo` shows the main job, `make check` is the quick loop, `make test` is what CI runs,
-# `make soak` the long one.
+# `make soak` the long one, `make vm` what needs another kernel than this machine's.
 
 CARGO ?= cargo
 QUELL := $(or $(CARGO_TARGET_DIR),target)/release/quell
 # Tests that change the machine need root; without it they skip themselves aloud.
 PACKAGES := redis-server redis-tools stress-ng
 
-.PHONY: demo build check test soak bench deps clean
+.PHONY: demo build check test soak vm bench deps clean
 
 demo: build
 	$(QUELL) doctor
@@ -24,12 +24,17 @@ test: deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) test --workspace --locked -- --test-threads=2
+	CARGO="$(CARGO)" tests/vm/run.sh
 
 # The thousand kills and the hour: every fault point, 200 random kills, caps and frontier in full.
 soak: deps build
 	QUELL_SOAK=1 $(CARGO) test --workspace --locked -- --test-threads=1
 	$(QUELL) compare experiments/caps.toml --check
 	$(QUELL) compare neighbour --rounds 60 --check
+
+# cgroup v2, with remote partitions and without, in a virtual machine.
+vm:
+	CARGO="$(CARGO)" tests/vm/run.sh all
 
 # Speed, for docs/performance.md.
 bench: build

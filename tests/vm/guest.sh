@@ -1,0 +1,272 @@
+#!/bin/sh
+# The init of the virtual machine that tests/vm/run.sh boots: mounts cgroup v2 alone, runs the checks, powers off.
+# One line per check, `-- N passed, N failed, N skipped` at the end. What is observed is read from the kernel's own files,
+# never from Quell. Nothing here judges a time or a rate: an emulated machine has none of its own.
+
+export PATH=/bin HOME=/ TMPDIR=/tmp RUST_BACKTRACE=1
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs run /run
+mount -t tmpfs tmp /tmp
+CG=/sys/fs/cgroup
+SLICE=$CG/quell.slice
+mount -t cgroup2 cgroup2 $CG
+passed=0 failed=0 skipped=0
+echo "-- guest: Linux $(uname -r), $(nproc) CPUs, controllers: $(cat $CG/cgroup.controllers)"
+if grep -q quell.try /proc/cmdline; then poweroff -f; fi
+
+# --- Words ---------------------------------------------------------------------------------------------------------
+
+now() { cut -d. -f1 /proc/uptime; }
+ok() { passed=$((passed + 1)); echo "$(now) s: ok      $1"; }
+bad() { failed=$((failed + 1)); echo "$(now) s: FAILED  $1"; }
+skipped() { skipped=$((skipped + 1)); echo "$(now) s: SKIPPED $1: $2"; }
+# same WHAT FOUND EXPECTED
+same() { if [ "$2" = "$3" ]; then ok "$1"; else bad "$1: found '$2', expected '$3'"; fi; }
+# holds WHAT COMMAND…
+holds() { what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
+not() { ! "$@"; }
+# within SECONDS COMMAND…: true as soon as the command is
+within() {
+    n=$(($1 * 10)); shift
+    while ! "$@" 2>/dev/null; do
+        n=$((n - 1)); [ $n -gt 0 ] || return 1
+        usleep 100000
+    done
+}
+gone() { [ ! -e "$1" ]; }
+# The CPUs a task may use, as a list.
+allowed() { sed -n 's/^Cpus_allowed_list:\t//p' "/proc/$1/status"; }
+# Its cgroup.
+home() { sed -n 's/^0:://p' "/proc/$1/cgroup"; }
+# CPU time in ns, from the scheduler's own account of the task.
+cpu_time() { cut -d' ' -f1 "/proc/$1/schedstat"; }
+# runs PID: it gets CPU time now
+runs() { a=$(cpu_time "$1"); within 10 eval "[ \$(cpu_time $1) -gt $a ]"; }
+stat_of() { sed -n "s/^$2 //p" "$1/cpu.stat"; }
+
+# Everything a run may change: settings of every cgroup, who is where, interrupts, kernel work.
+picture() {
+    find $CG -type d | sort | while read -r dir; do
+        for file in cgroup.subtree_control cpuset.cpus cpuset.mems cpuset.cpus.exclusive cpuset.cpus.partition \
+            cpuset.cpus.effective cpu.max; do
+            [ -e "$dir/$file" ] && echo "$dir/$file $(cat "$dir/$file")"
+        done
+        # A cpuset with tasks that was not set cannot be unset again (ENOSPC); everything possible means the same.
+    done | sed "s/\(cpuset.cpus\) $(cat /sys/devices/system/cpu/possible)$/\1 /; s/\(cpuset.mems\) $(cat /sys/devices/system/node/possible)$/\1 /"
+    for irq in /proc/irq/[0-9]*; do echo "$irq $(cat "$irq/smp_affinity_list")"; done
+    cat /sys/devices/virtual/workqueue/cpumask /proc/irq/default_smp_affinity
+    for pid in 1 $subjects; do echo "$pid $(home "$pid") $(allowed "$pid")"; done
+}
+before() { picture >/tmp/before; }
+restored() {
+    picture >/tmp/after
+    if cmp -s /tmp/before /tmp/after; then ok "$1"; else
+        bad "$1"; diff /tmp/before /tmp/after | sed -n '/^[+-]/s/^/        /p'; tell
+    fi
+}
+
+subjects=
+# start COMMAND…: in the background; its number is in $started, and it is part of the picture until `done_with_all`.
+start() { "$@" </dev/null >/dev/null 2>&1 & started=$!; subjects="$subjects $started"; }
+busy() { start sh -c 'while :; do :; done'; }
+done_with_all() { for pid in $subjects; do kill -9 "$pid"; wait "$pid"; done 2>/dev/null; subjects=; }
+
+# hold POLICY [CGROUP [BEFORE…]]: quell run in the background, started from a cgroup, until its changes are made.
+hold() {
+    rm -f /tmp/held
+    policy=$1 from=$CG${2:-}; shift; [ $# -eq 0 ] || shift
+    sh -c 'echo 0 >"$0/cgroup.procs"; exec "$@"' "$from" "$@" quell run "$policy" </dev/null >/tmp/quell.out 2>&1 & quell=$!
+    within 30 [ -e /tmp/held ] || { bad "quell run $policy comes to hold"; tell; }
+}
+# let_go SIGNAL: ends it.
+let_go() { kill "-$1" "$quell"; wait "$quell" 2>/dev/null; ended=$?; }
+tell() { sed 's/^/        | /' /tmp/quell.out; }
+# What a killed run's programs are: nobody's.
+sweep() { for pid in $(named mark); do kill -9 "$pid"; done; within 10 eval '[ -z "$(named mark)" ]'; }
+# Processes by their name; the watchdog, by its argument.
+named() { grep -lx "$1" /proc/[0-9]*/comm 2>/dev/null | cut -d/ -f3; }
+watchdog() { grep -al '_[_]watchdog' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3; }
+
+# policy FILE MATCH LIMIT [MORE]: a critical group of one CPU, a limited one, and a third whose program tells that all is
+# applied.
+policy() {
+    cat >"$1" <<POLICY
+quell = 1
+[group.critical]
+role = "critical"
+cpus = "3"
+match = [{ pid = $victim }]
+[group.batch]
+role = "best-effort"
+match = [$2]
+$3
+[group.mark]
+role = "best-effort"
+cpus = "0"
+command = ["/bin/mark"]
+$4
+POLICY
+}
+printf '#!/bin/sh\ntouch /tmp/held\nwhile :; do sleep 1; done\n' >/bin/mark
+chmod +x /bin/mark
+
+# --- The checks ----------------------------------------------------------------------------------------------------
+
+# Remote partitions came with 6.7, and with them cpuset.cpus.exclusive.
+partitions=no
+case "$(uname -r)" in [1-5].* | 6.[0-6].*) ;; *) partitions=yes ;; esac
+QUOTA='limit.cpu-time = "40%"'
+
+quell doctor >/tmp/doctor 2>&1
+if [ $partitions = yes ]; then holds "doctor names v2 partitions" grep -q 'v2 cpuset partition' /tmp/doctor
+else holds "doctor names v2 cpusets, everybody else narrowed" grep -q 'v2 cpuset, everybody else narrowed' /tmp/doctor; fi
+
+mkdir $CG/batch
+start sleep 1000; victim=$started
+start sleep 1000; inplace=$started
+busy; noise=$started
+before
+policy /tmp/p.toml "{ pid = $noise }" "$QUOTA"
+hold /tmp/p.toml
+if [ $partitions = yes ]; then
+    same "the critical group is a valid partition" "$(cat $SLICE/critical/cpuset.cpus.partition)" root
+    same "the root's effective CPUs leave its CPU out" "$(cat $CG/cpuset.cpus.effective)" 0-2
+else
+    same "without remote partitions, everybody else is in rest" "$(home 1)" /quell.slice/rest
+fi
+same "the critical task is in its cgroup" "$(home "$victim")" /quell.slice/critical
+same "the critical task has its CPU" "$(allowed "$victim")" 3
+same "everybody else does not" "$(allowed 1)" 0-2
+same "cpuset.mems is set" "$(cat $SLICE/critical/cpuset.mems)" 0
+same "cpu.max has the quota" "$(cat $SLICE/batch/cpu.max)" "40000 100000"
+same "the limited task is in its cgroup" "$(home "$noise")" /quell.slice/batch
+holds "the kernel throttles it" within 20 eval "[ \$(stat_of $SLICE/batch nr_throttled) -gt 0 ]"
+holds "and it runs" runs "$noise"
+let_go TERM
+holds "nothing is called somebody else's change" not grep -q "somebody else" /tmp/quell.out
+holds "the watchdog is not needed" not grep -q "watchdog:" /tmp/quell.out
+restored "SIGTERM: everything is as before, subtree_control included"
+
+hold /tmp/p.toml
+let_go KILL
+holds "SIGKILL: the watchdog leaves no cgroup" within 20 gone $SLICE
+sweep
+restored "SIGKILL: everything is as before, subtree_control included"
+
+hold /tmp/p.toml
+kill -STOP "$quell"
+kill -9 $(watchdog)
+let_go KILL
+holds "both killed: nobody has undone it" [ -d $SLICE ]
+quell status >/tmp/quell.out 2>&1
+same "both killed: status says so" "$?" 3
+holds "both killed: restore succeeds" quell restore >/tmp/quell.out 2>&1
+sweep
+restored "both killed: restore suffices"
+
+# What ends or freezes the cgroup of the main process does not reach its watchdog.
+mkdir $CG/cell
+before
+hold /tmp/p.toml /cell
+same "the main process is where it was started" "$(home "$quell")" /cell
+echo 1 >$CG/cell/cgroup.kill
+wait "$quell" 2>/dev/null
+holds "cgroup.kill: the watchdog leaves no cgroup" within 20 gone $SLICE
+sweep
+restored "cgroup.kill: everything is as before"
+rmdir $CG/cell
+
+echo "$inplace" >$CG/batch/cgroup.procs
+before
+policy /tmp/p.toml '{ cgroup = "/batch" }' "$QUOTA"
+hold /tmp/p.toml
+same "a group selected by cgroup stays there" "$(home "$inplace")" /batch
+same "in place: cpu.max" "$(cat $CG/batch/cpu.max)" "40000 100000"
+same "in place: cpuset.cpus" "$(cat $CG/batch/cpuset.cpus)" 0-2
+let_go TERM
+same "it was never emptied" "$(home "$inplace")" /batch
+restored "in place: everything is as before"
+
+# As under systemd: controllers enabled by somebody else, Quell started from a cgroup below the root.
+echo "+cpu +cpuset" >$CG/cgroup.subtree_control
+mkdir -p $CG/user.slice/x
+before
+hold /tmp/p.toml /user.slice/x
+same "from below the root: the critical task has its CPU" "$(allowed "$victim")" 3
+let_go TERM
+restored "from below the root: everything is as before"
+
+# Rates, as if they had been measured: what an emulated machine reaches is no rate of its own.
+mkdir -p /var/lib/quell
+{
+    echo '{"schema":"quell.measured/1",'
+    quell doctor --json | sed -n '/^  "identity": {/,/^  }/p'
+    echo '"cpus":"0-3","measured":{"peak-cpu":"1GB/s","peak-operation":"read","by-operation":{"read":"1GB/s"},'
+    echo '"sustainable":"2GB/s","cpus":4,"at-unix-s":0}}'
+} >/var/lib/quell/measured.json
+
+# A regulated CPU is taken away. The rest is kept off the group's CPUs, and with it the session that Quell was started
+# from: its throttlers have to get there all the same.
+policy /tmp/r.toml "{ pid = $noise }" 'cpus = "1-2"
+limit.bandwidth = "30%"' '[rest]
+cpus = "0"
+[regulator]
+period = "20ms"'
+hold /tmp/r.toml /user.slice/x
+quell status >/tmp/status 2>&1
+status=$?
+same "regulated: status says it holds" "$status" 0
+[ "$status" = 0 ] || tell
+holds "regulated: the limited task is throttled" \
+    within 20 eval 'quell status | grep -q "CPU 2 .*throttled [1-9]\|CPU 1 .*throttled [1-9]"'
+same "regulated: everybody else is kept off" "$(allowed 1)" 0
+echo 0 >/sys/devices/system/cpu/cpu2/online
+holds "a regulated CPU goes away: it is said, with level none" \
+    within 20 grep -q "CPU 2 is no longer regulated.*level none" /tmp/quell.out
+quell status >/tmp/status 2>&1
+same "a regulated CPU goes away: status says it does not hold" "$?" 3
+holds "its throttler has ended" not grep -qx quell/2 /proc/$quell/task/*/comm
+holds "the other CPU is regulated still" grep -qx quell/1 /proc/$quell/task/*/comm
+holds "nothing is left stopped" runs "$noise"
+echo 1 >/sys/devices/system/cpu/cpu2/online
+let_go TERM
+restored "after the CPU is back: everything is as before"
+
+# Without the right to real-time scheduling.
+if [ -x /bin/setpriv.full ]; then
+    setpriv.full --bounding-set=-sys_nice quell plan /tmp/r.toml >/tmp/quell.out 2>&1
+    holds "without CAP_SYS_NICE the plan falls back to cpu-max" grep -q '\[cpu-max\]' /tmp/quell.out
+    holds "and says why" grep -q 'SCHED_FIFO is' /tmp/quell.out
+    # Programs it starts have no more rights than it; to move others it would need the capability.
+    cat >/tmp/n.toml <<POLICY
+quell = 1
+[group.batch]
+role = "best-effort"
+limit.bandwidth = "30%"
+command = ["/bin/mark"]
+POLICY
+    hold /tmp/n.toml /user.slice/x setpriv.full --bounding-set=-sys_nice
+    holds "without CAP_SYS_NICE: a quota stands in" not grep -q max $SLICE/batch/cpu.max
+    let_go TERM
+    restored "without CAP_SYS_NICE: everything is as before"
+else
+    skipped "without CAP_SYS_NICE" "util-linux's setpriv was not at hand"
+fi
+done_with_all
+rmdir $CG/user.slice/x $CG/user.slice $CG/batch
+echo "-cpu -cpuset" >$CG/cgroup.subtree_control
+
+# tests/regulator.rs is not among them: the shares it judges need real time, which this machine may not have.
+for test in live watchdog; do
+    if timeout 150 /tests/$test --test-threads=1 >/tmp/$test.out 2>&1; then
+        ok "tests/$test.rs: $(grep -c '^test .* ok$' /tmp/$test.out) tests"
+        grep -a '^SKIPPED' /tmp/$test.out
+    else
+        bad "tests/$test.rs"; grep -aE '^test .*FAILED|panicked|^    ' -A2 /tmp/$test.out | head -40 | sed 's/^/        | /'
+    fi
+done
+
+echo "-- $passed passed, $failed failed, $skipped skipped"
+poweroff -f
