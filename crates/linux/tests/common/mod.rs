@@ -145,7 +145,10 @@ impl Picture {
                     .filter(|m| changed_by_us(m))
                     .map(|m| format!("{:?}{}", m.controllers, m.path))
                     .collect();
-                tasks.insert(stat.id, (stat.comm, places, files.affinity(tid).ok()));
+                // Kernel threads bound by the kernel are its own affair: a workqueue's rescuer takes the mask of the
+                // pool it has helped out.
+                let affinity = files.affinity(tid).ok().filter(|_| !stat.bound());
+                tasks.insert(stat.id, (stat.comm, places, affinity));
             }
         }
         let mut settings = BTreeMap::new();
