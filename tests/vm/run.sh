@@ -65,12 +65,12 @@ SOURCES
 # fetch DIRECTORY PACKAGE… with apt's options in $options: unpacked into DIRECTORY/root.
 options=()
 fetch() {
-    local into=$1
+    local into=$1 deb
     shift
     rm -rf "$into"
     mkdir -p "$into/root"
     (cd "$into" && apt-get "${options[@]}" download "$@" >/dev/null 2>&1) || return 1
-    for package in "$into"/*.deb; do dpkg -x "$package" "$into/root" || return 1; done
+    for deb in "$into"/*.deb; do dpkg -x "$deb" "$into/root" || return 1; done
     rm -f "$into"/*.deb
 }
 
@@ -187,7 +187,7 @@ boot() {
     [ $ended = yes ]
 }
 # What the guest said: the serial line ends its lines in CR LF, and the firmware speaks first.
-said() { tr -d '\r' <"$cache/$1/console.log" | sed -n 's/^.*-- guest/-- guest/;/^-- guest/,$p'; }
+said() { tr -d '\r' <"$cache/$1/console.log" | sed -n 's/^.*-- guest/-- guest/;/^-- guest/,/^-- [0-9]* passed/p'; }
 
 tcg=tcg,thread=multi
 failed=0
