@@ -24,8 +24,32 @@ pub fn arm_from_environment() {
     }
 }
 
+/// The death of [`unwind_at`]: what `catch_unwind` catches.
+#[cfg(feature = "fake")]
+#[derive(Debug)]
+pub struct Died;
+
+#[cfg(feature = "fake")]
+thread_local! {
+    static UNWIND: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Unwinds the calling thread at its `n`-th boundary from now instead of killing the process, so that a model of the
+/// kernel in the same process outlives the "death"; 0 disarms.
+#[cfg(feature = "fake")]
+pub fn unwind_at(n: u64) {
+    UNWIND.set(n);
+}
+
 /// A point at which a crash is to be survived.
 pub fn boundary() {
+    #[cfg(feature = "fake")]
+    if UNWIND.get() > 0 {
+        UNWIND.set(UNWIND.get() - 1);
+        if UNWIND.get() == 0 {
+            std::panic::resume_unwind(Box::new(Died));
+        }
+    }
     if LEFT.load(Ordering::Relaxed) == 0 {
         return;
     }

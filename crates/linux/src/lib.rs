@@ -12,6 +12,8 @@ pub mod cpumax;
 pub mod cpuset;
 mod drift;
 pub mod error;
+#[cfg(feature = "fake")]
+pub mod fake;
 pub mod fault;
 pub mod home;
 pub mod irq;

@@ -1,0 +1,402 @@
+//! The machine that is modelled: CPUs, nodes, tasks, and the way to the subsystem that a path belongs to.
+
+use std::collections::BTreeMap;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::journal::TaskId;
+
+use super::Answer;
+use super::cgroup::Tree;
+use super::knobs::Knobs;
+use super::resctrl::Resctrl;
+
+/// Which generation of cgroups the machine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// One v1 hierarchy per controller, and a v2 one without controllers beside them, as on Linux 6.18 with systemd's
+    /// hybrid layout.
+    V1,
+    /// One v2 hierarchy.
+    V2,
+}
+
+/// What machine is wanted.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The cgroups.
+    pub flavour: Flavour,
+    /// CPUs, all online.
+    pub cpus: u32,
+    /// Memory nodes.
+    pub nodes: u32,
+    /// `/proc/sys/kernel/osrelease`. Below 6.2 cpusets forget what CPUs a task asked for; below 6.7 there is no
+    /// `cpuset.cpus.exclusive` and no remote partition.
+    pub release: &'static str,
+    /// Cache allocation: classes of service; 0 where the machine has none.
+    pub closids: u32,
+}
+
+impl Spec {
+    /// Four CPUs, one node, Linux 6.12, without cache allocation.
+    #[must_use]
+    pub fn new(flavour: Flavour) -> Self {
+        Self {
+            flavour,
+            cpus: 4,
+            nodes: 1,
+            release: "6.12.0",
+            closids: 0,
+        }
+    }
+}
+
+/// A thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Task {
+    pub tgid: u32,
+    pub parent: u32,
+    pub start: u64,
+    pub comm: String,
+    pub args: Vec<String>,
+    pub user: u32,
+    pub state: char,
+    pub flags: u64,
+    /// Real-time (SCHED_FIFO).
+    pub realtime: bool,
+    /// What it asked for by `sched_setaffinity(2)`.
+    pub asked: Option<CpuSet>,
+    /// Where it may run.
+    pub allowed: CpuSet,
+    /// Its cgroup in each hierarchy.
+    pub places: Vec<String>,
+}
+
+impl Task {
+    pub fn dead(&self) -> bool {
+        self.state == 'Z'
+    }
+}
+
+pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
+pub(crate) const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
+/// The first number given to a process: beyond what this machine's own are likely to have.
+const FIRST: u32 = 4_100_000;
+
+/// The modelled machine, as somebody else on it sees and changes it.
+pub struct Machine {
+    pub(crate) flavour: Flavour,
+    pub(crate) release: (u32, u32),
+    pub(crate) cpus: CpuSet,
+    pub(crate) nodes: CpuSet,
+    pub(crate) tasks: BTreeMap<u32, Task>,
+    pub(crate) trees: Vec<Tree>,
+    pub(crate) knobs: Knobs,
+    pub(crate) resctrl: Option<Resctrl>,
+    /// CPUs that are lost until the next boot (see `partition`).
+    pub(crate) leaked: CpuSet,
+    next: u32,
+    born: u64,
+}
+
+impl Machine {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        let cpus: CpuSet = (0..spec.cpus).collect();
+        let nodes: CpuSet = (0..spec.nodes).collect();
+        let mut machine = Self {
+            flavour: spec.flavour,
+            release: crate::topology::release_number(spec.release).unwrap_or((6, 12)),
+            knobs: Knobs::new(spec, &cpus),
+            resctrl: (spec.closids > 0).then(|| Resctrl::new(spec.closids, &cpus)),
+            trees: Tree::all(spec.flavour, &cpus, &nodes),
+            cpus,
+            nodes,
+            tasks: BTreeMap::new(),
+            leaked: CpuSet::new(),
+            next: FIRST,
+            born: 0,
+        };
+        machine.insert(1, 0, "init", &["/sbin/init"], 0);
+        machine.insert(2, 0, "kthreadd", &[], PF_KTHREAD);
+        for cpu in machine.cpus.clone().iter() {
+            let tid = 10 + cpu;
+            let flags = PF_KTHREAD | PF_NO_SETAFFINITY;
+            machine.insert(tid, 2, &format!("migration/{cpu}"), &[], flags);
+            machine.task(tid).allowed = CpuSet::from_iter([cpu]);
+        }
+        machine.insert(9, 2, "kswapd0", &[], PF_KTHREAD);
+        let own = std::process::id();
+        if !machine.tasks.contains_key(&own) {
+            machine.insert(own, 1, "quell", &["quell"], 0);
+        }
+        machine
+    }
+
+    fn insert(&mut self, tid: u32, parent: u32, comm: &str, args: &[&str], flags: u64) {
+        self.born += 1;
+        let task = Task {
+            tgid: tid,
+            parent,
+            start: 100 * self.born,
+            comm: comm.chars().take(15).collect(),
+            args: args.iter().map(|a| (*a).to_owned()).collect(),
+            user: 0,
+            state: 'S',
+            flags,
+            realtime: false,
+            asked: None,
+            allowed: self.cpus.clone(),
+            places: vec!["/".to_owned(); self.trees.len()],
+        };
+        self.tasks.insert(tid, task);
+    }
+
+    /// # Panics
+    /// Where there is no such task: a test names one that it made.
+    pub(crate) fn task(&mut self, tid: u32) -> &mut Task {
+        self.tasks
+            .get_mut(&tid)
+            .expect("invariant: the test names a task it made")
+    }
+
+    fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
+
+    /// A process, child of init, in the root cgroups.
+    pub fn spawn(&mut self, comm: &str) -> u32 {
+        let pid = self.number();
+        self.insert(pid, 1, comm, &[comm], 0);
+        pid
+    }
+
+    /// A child of a process: it inherits cgroups and affinity.
+    pub fn fork(&mut self, parent: u32) -> u32 {
+        let pid = self.number();
+        self.heir(parent, pid, pid);
+        self.task(pid).parent = parent;
+        pid
+    }
+
+    /// A further thread of a process.
+    pub fn thread(&mut self, process: u32) -> u32 {
+        let tid = self.number();
+        self.heir(process, tid, process);
+        tid
+    }
+
+    fn heir(&mut self, of: u32, tid: u32, tgid: u32) {
+        self.born += 1;
+        let start = 100 * self.born;
+        let from = self.task(of).clone();
+        let heir = Task {
+            tgid,
+            start,
+            ..from
+        };
+        self.tasks.insert(tid, heir);
+    }
+
+    /// A process gets another parent (its own ended, and that one is a subreaper).
+    pub fn adopt(&mut self, child: u32, parent: u32) {
+        self.task(child).parent = parent;
+    }
+
+    /// A process ends; until it is reaped it is a zombie. Its children go to init.
+    pub fn exit(&mut self, pid: u32) {
+        self.tasks.retain(|tid, t| t.tgid != pid || *tid == pid);
+        if let Some(task) = self.tasks.get_mut(&pid) {
+            task.state = 'Z';
+            task.args.clear();
+        }
+        for child in self.tasks.values_mut().filter(|t| t.parent == pid) {
+            child.parent = 1;
+        }
+    }
+
+    /// A zombie is waited for.
+    pub fn reap(&mut self, pid: u32) {
+        if self.tasks.get(&pid).is_some_and(Task::dead) {
+            self.tasks.remove(&pid);
+        }
+    }
+
+    /// Who runs a process: its effective user.
+    pub fn user(&mut self, pid: u32, user: u32) {
+        self.task(pid).user = user;
+    }
+
+    /// Makes a thread SCHED_FIFO.
+    pub fn realtime(&mut self, tid: u32) {
+        self.task(tid).realtime = true;
+    }
+
+    /// A task's number and start.
+    #[must_use]
+    pub fn id(&self, tid: u32) -> Option<TaskId> {
+        self.tasks.get(&tid).map(|t| TaskId {
+            pid: tid,
+            start: t.start,
+        })
+    }
+
+    /// Everything that lives, the kernel's threads included.
+    #[must_use]
+    pub fn alive(&self) -> Vec<u32> {
+        let alive = self.tasks.iter().filter(|(_, t)| !t.dead());
+        alive.map(|(tid, _)| *tid).collect()
+    }
+
+    /// An interrupt with these CPUs. `fixed`: 0, or the error that moving it is answered with (`EIO` where a driver's
+    /// queues are managed by the kernel; `EPERM` where the file is not even writable).
+    pub fn interrupt(&mut self, number: u32, cpus: &CpuSet, fixed: i32) {
+        self.knobs.interrupt(number, cpus, fixed);
+    }
+
+    pub(crate) fn affinity(&self, tid: u32) -> Answer<CpuSet> {
+        let tid = if tid == 0 { std::process::id() } else { tid };
+        let task = self.tasks.get(&tid).ok_or(libc::ESRCH)?;
+        Ok(task.allowed.clone())
+    }
+
+    pub(crate) fn set_affinity(&mut self, tid: u32, cpus: &CpuSet) -> Answer<()> {
+        let tid = if tid == 0 { std::process::id() } else { tid };
+        let task = self.tasks.get(&tid).ok_or(libc::ESRCH)?;
+        if task.flags & PF_NO_SETAFFINITY != 0 {
+            return Err(libc::EINVAL);
+        }
+        let new = cpus.intersection(&self.cpuset_of(tid));
+        if new.is_empty() {
+            return Err(libc::EINVAL);
+        }
+        let asked = cpus.clone();
+        let task = self.task(tid);
+        task.allowed = new;
+        task.asked = Some(asked);
+        Ok(())
+    }
+
+    /// What a cpuset that a task is in, or enters, makes of its affinity.
+    pub(crate) fn refit(&mut self, tid: u32) {
+        let usual = self.cpuset_of(tid);
+        let remembers = self.release >= (6, 2);
+        let task = self.task(tid);
+        if task.flags & PF_NO_SETAFFINITY != 0 {
+            return;
+        }
+        if !remembers {
+            task.asked = None;
+        }
+        let common = task
+            .asked
+            .as_ref()
+            .map(|asked| asked.intersection(&usual))
+            .filter(|c| !c.is_empty());
+        task.allowed = common.unwrap_or(usual);
+    }
+
+    /// `/proc/self` is our own process; nothing else is a link to a directory here.
+    pub(crate) fn resolve(&self, path: &str) -> String {
+        let path = path.trim_end_matches('/');
+        match path.strip_prefix("/proc/self") {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => {
+                format!("/proc/{}{rest}", std::process::id())
+            }
+            _ => path.to_owned(),
+        }
+    }
+
+    pub(crate) fn read(&self, path: &str) -> Answer<String> {
+        if let Some((tree, rest)) = self.in_tree(path) {
+            return self.cgroup_read(tree, &rest);
+        }
+        if let (Some(rest), Some(resctrl)) = (super::resctrl::below(path), &self.resctrl) {
+            return resctrl.read(&rest, &self.tasks);
+        }
+        match self.proc_read(path) {
+            Err(libc::ENOENT) => self.knobs.read(path),
+            other => other,
+        }
+    }
+
+    pub(crate) fn write(&mut self, path: &str, text: &str) -> Answer<()> {
+        if let Some((tree, rest)) = self.in_tree(path) {
+            return self.cgroup_write(tree, &rest, text);
+        }
+        if let (Some(rest), Some(resctrl)) = (super::resctrl::below(path), &mut self.resctrl) {
+            return resctrl.write(&rest, text, &self.tasks);
+        }
+        if self.proc_read(path).is_ok() {
+            return Err(libc::EACCES);
+        }
+        let cpus = self.cpus.clone();
+        self.knobs.write(path, text, &cpus)
+    }
+
+    pub(crate) fn list(&self, path: &str) -> Answer<Vec<String>> {
+        let path = path.trim_end_matches('/');
+        if let Some((tree, rest)) = self.in_tree(path) {
+            return self.cgroup_list(tree, &rest);
+        }
+        if let (Some(rest), Some(resctrl)) = (super::resctrl::below(path), &self.resctrl) {
+            return resctrl.list(&rest);
+        }
+        let mut names = self.proc_list(path);
+        names.extend(self.knobs.list(path));
+        let point = |p: &String| {
+            let rest = p.strip_prefix(path)?.strip_prefix('/')?;
+            rest.split('/').next().map(str::to_owned)
+        };
+        names.extend(self.trees.iter().map(|t| &t.mount).filter_map(point));
+        if self.resctrl.is_some() {
+            names.extend(point(&super::resctrl::MOUNT.to_owned()));
+        }
+        names.sort_unstable();
+        names.dedup();
+        match names.is_empty() {
+            false => Ok(names),
+            true if self.proc_read(path).is_ok() || self.knobs.read(path).is_ok() => {
+                Err(libc::ENOTDIR)
+            }
+            true => Err(libc::ENOENT),
+        }
+    }
+
+    pub(crate) fn mkdir(&mut self, path: &str) -> Answer<()> {
+        if let Some((tree, rest)) = self.in_tree(path) {
+            return self.cgroup_mkdir(tree, &rest);
+        }
+        if let (Some(rest), Some(resctrl)) = (super::resctrl::below(path), &mut self.resctrl) {
+            return resctrl.mkdir(&rest);
+        }
+        Err(libc::EPERM)
+    }
+
+    pub(crate) fn rmdir(&mut self, path: &str) -> Answer<()> {
+        if let Some((tree, rest)) = self.in_tree(path) {
+            return self.cgroup_rmdir(tree, &rest);
+        }
+        if let (Some(rest), Some(resctrl)) = (super::resctrl::below(path), &mut self.resctrl) {
+            return resctrl.rmdir(&rest);
+        }
+        Err(libc::EPERM)
+    }
+
+    pub(crate) fn mode(&self, path: &str) -> Answer<u32> {
+        const DIR: u32 = 0o40_755;
+        if let Some((tree, rest)) = self.in_tree(path) {
+            return self.cgroup_mode(tree, &rest);
+        }
+        if self.list(path).is_ok() {
+            return Ok(DIR);
+        }
+        match self.knobs.mode(path) {
+            Some(mode) => Ok(0o100_000 | mode),
+            None => self.read(path).map(|_| 0o100_444),
+        }
+    }
+
+    pub(crate) fn link(&self, path: &str) -> Answer<String> {
+        self.proc_link(path)
+    }
+}

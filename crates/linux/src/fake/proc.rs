@@ -1,0 +1,140 @@
+//! Processes as `/proc` shows them. proc_pid_stat(5), proc_pid_status(5), proc_pid_cgroup(5).
+//!
+//! Deviations: of `stat` the fields that the model has no notion of are 0; of `status` only a handful of lines are there;
+//! of a process's folder only `stat status comm cmdline cgroup task exe`.
+
+use super::Answer;
+use super::cgroup::LISTED;
+use super::machine::{Flavour, Machine, PF_KTHREAD};
+
+const FILES: [&str; 6] = ["cgroup", "cmdline", "comm", "stat", "status", "exe"];
+
+/// `/proc/TID/rest` or `/proc/TID/task/TID/rest`.
+fn place(path: &str) -> Option<(u32, &str)> {
+    let rest = path.strip_prefix("/proc/")?;
+    let (tid, rest) = rest.split_once('/').unwrap_or((rest, ""));
+    let tid: u32 = tid.parse().ok()?;
+    match rest.strip_prefix("task/") {
+        Some(below) => {
+            let (tid, rest) = below.split_once('/').unwrap_or((below, ""));
+            Some((tid.parse().ok()?, rest))
+        }
+        None => Some((tid, rest)),
+    }
+}
+
+impl Machine {
+    pub(super) fn proc_list(&self, path: &str) -> Vec<String> {
+        if path == "/proc" {
+            let leaders = self.tasks.iter().filter(|(tid, t)| **tid == t.tgid);
+            let mut names: Vec<String> = leaders.map(|(tid, _)| tid.to_string()).collect();
+            names.extend(["cgroups".to_owned(), "self".to_owned()]);
+            return names;
+        }
+        let Some((tid, rest)) = place(path) else {
+            return Vec::new();
+        };
+        let Some(task) = self.tasks.get(&tid) else {
+            return Vec::new();
+        };
+        match rest {
+            "" => {
+                let mut names: Vec<String> = FILES.map(str::to_owned).to_vec();
+                if tid == task.tgid && !path.contains("/task/") {
+                    names.push("task".to_owned());
+                }
+                if tid == std::process::id() {
+                    names.push("mountinfo".to_owned());
+                }
+                names
+            }
+            "task" => {
+                let same = self.tasks.iter().filter(|(_, t)| t.tgid == task.tgid);
+                same.map(|(tid, _)| tid.to_string()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn proc_read(&self, path: &str) -> Answer<String> {
+        if path == "/proc/cgroups" {
+            return Ok(self.controllers());
+        }
+        let (tid, rest) = place(path).ok_or(libc::ENOENT)?;
+        let task = self.tasks.get(&tid).ok_or(libc::ENOENT)?;
+        let threads = self.tasks.values().filter(|t| t.tgid == task.tgid).count();
+        match rest {
+            "" | "task" => Err(libc::EISDIR),
+            "stat" => {
+                let zeros = |n: usize| "0 ".repeat(n);
+                Ok(format!(
+                    "{tid} ({}) {} {} 0 0 0 -1 {} {}20 0 {threads} 0 {} {}{} 0 0\n",
+                    task.comm,
+                    task.state,
+                    task.parent,
+                    task.flags | 0x0040_0000,
+                    zeros(8),
+                    task.start,
+                    zeros(16),
+                    task.allowed.first().unwrap_or(0),
+                ))
+            }
+            "status" => {
+                let kernel = u8::from(task.flags & PF_KTHREAD != 0);
+                let u = task.user;
+                Ok(format!(
+                    "Name:\t{}\nState:\t{}\nTgid:\t{}\nPid:\t{tid}\nPPid:\t{}\nUid:\t{u}\t{u}\t{u}\t{u}\n\
+                     Kthread:\t{kernel}\nThreads:\t{threads}\nCpus_allowed_list:\t{}\n",
+                    task.comm, task.state, task.tgid, task.parent, task.allowed
+                ))
+            }
+            "comm" => Ok(format!("{}\n", task.comm)),
+            "cmdline" => Ok(task.args.iter().map(|a| format!("{a}\0")).collect()),
+            "cgroup" => Ok(self.memberships(tid)),
+            "mountinfo" => Ok(self.mounts()),
+            _ => Err(libc::ENOENT),
+        }
+    }
+
+    pub(super) fn proc_link(&self, path: &str) -> Answer<String> {
+        let (tid, rest) = place(path).ok_or(libc::EINVAL)?;
+        let task = self.tasks.get(&tid).ok_or(libc::ENOENT)?;
+        match rest {
+            // Kernel threads and the dead run no program.
+            "exe" if task.dead() || task.flags & PF_KTHREAD != 0 => Err(libc::ENOENT),
+            "exe" => Ok(format!("/usr/bin/{}", task.comm)),
+            _ => Err(libc::EINVAL),
+        }
+    }
+
+    fn mounts(&self) -> String {
+        let mut lines = String::from("21 1 8:1 / / rw,relatime - ext4 /dev/vda1 rw\n");
+        for (i, tree) in self.trees.iter().enumerate() {
+            let (kind, options) = match tree.unified {
+                true => ("cgroup2", "rw,nsdelegate".to_owned()),
+                false => ("cgroup", format!("rw,{}", tree.controllers.join(","))),
+            };
+            lines.push_str(&format!(
+                "{} 21 0:{} / {} rw,nosuid,relatime shared:9 - {kind} {kind} {options}\n",
+                30 + i,
+                40 + i,
+                tree.mount
+            ));
+        }
+        lines
+    }
+
+    fn controllers(&self) -> String {
+        let mut text = String::from("#subsys_name\thierarchy\tnum_cgroups\tenabled\n");
+        for name in LISTED.into_iter().chain(["freezer", "perf_event"]) {
+            let tree = self.trees.iter().find(|t| t.has(name));
+            let name = if name == "io" { "blkio" } else { name };
+            let (number, count) = match (tree, self.flavour) {
+                (Some(tree), Flavour::V1) => (tree.number, tree.groups.len()),
+                _ => (0, self.trees[0].groups.len()),
+            };
+            text.push_str(&format!("{name}\t{number}\t{count}\t1\n"));
+        }
+        text
+    }
+}
