@@ -1,0 +1,197 @@
+//! The arms a body runs on, and what each of them can do.
+
+use std::collections::BTreeMap;
+
+use quell_core::cpuset::CpuSet;
+use quell_linux::fake::{Fake, Flavour, Spec};
+use quell_linux::journal::{Header, Journal, VERSION};
+use quell_linux::lock::Lock;
+use quell_linux::procfs;
+use quell_linux::root::{Files, Kernel};
+
+use crate::common::{Picture, Program, eventually, machine};
+
+/// What a body needs of a machine.
+pub trait Arm {
+    fn files(&self) -> &dyn Files;
+    /// Starts a process with so many children, and answers its number.
+    fn start(&mut self, children: usize) -> u32;
+    /// Waits for a process that was killed.
+    fn wait(&mut self, pid: u32);
+    /// From here on everything is to stay, or to come back, as it is.
+    fn remember(&mut self);
+    /// What is not as it was.
+    fn differences(&self) -> Vec<String>;
+}
+
+/// The model.
+pub struct FakeArm {
+    pub fake: Fake,
+    before: BTreeMap<String, String>,
+}
+
+/// A model with everything that Quell changes in it.
+pub fn furnished(spec: &Spec) -> Fake {
+    let fake = Fake::new(spec);
+    fake.with(|m| {
+        let all: CpuSet = (0..spec.cpus).collect();
+        m.interrupt(0, &all, libc::EPERM);
+        m.interrupt(24, &all, 0);
+        m.interrupt(25, &CpuSet::from_iter([0]), 0);
+        m.interrupt(26, &all, libc::EIO);
+    });
+    fake
+}
+
+impl FakeArm {
+    fn new(flavour: Flavour, release: &'static str) -> Self {
+        let spec = Spec {
+            release,
+            ..Spec::new(flavour)
+        };
+        let fake = furnished(&spec);
+        let before = fake.dump();
+        Self { fake, before }
+    }
+}
+
+pub fn v1() -> FakeArm {
+    FakeArm::new(Flavour::V1, "6.18.0")
+}
+
+pub fn v2() -> FakeArm {
+    FakeArm::new(Flavour::V2, "6.12.0")
+}
+
+pub fn old_v2() -> FakeArm {
+    FakeArm::new(Flavour::V2, "6.1.0")
+}
+
+/// What differs between two dumps, a sentence each.
+pub fn compare(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Vec<String> {
+    let mut found = Vec::new();
+    for path in before
+        .keys()
+        .chain(now.keys().filter(|k| !before.contains_key(*k)))
+    {
+        let (was, is) = (before.get(path), now.get(path));
+        if was != is {
+            found.push(format!("{path} was {was:?}, is {is:?}"));
+        }
+    }
+    found
+}
+
+impl Arm for FakeArm {
+    fn files(&self) -> &dyn Files {
+        &self.fake
+    }
+
+    fn start(&mut self, children: usize) -> u32 {
+        self.fake.with(|m| {
+            let pid = m.spawn("program");
+            for _ in 0..children {
+                m.fork(pid);
+            }
+            pid
+        })
+    }
+
+    fn wait(&mut self, pid: u32) {
+        self.fake.with(|m| {
+            m.exit(pid);
+            m.reap(pid);
+        });
+    }
+
+    fn remember(&mut self) {
+        self.before = self.fake.dump();
+    }
+
+    fn differences(&self) -> Vec<String> {
+        compare(&self.before, &self.fake.dump())
+    }
+}
+
+/// The kernel this runs on.
+pub struct LiveArm {
+    kernel: Kernel,
+    _lock: Lock,
+    programs: Vec<Program>,
+    before: Picture,
+}
+
+pub fn live(test: &str) -> Option<LiveArm> {
+    let (kernel, lock) = machine(test)?;
+    let before = Picture::take(&kernel);
+    Some(LiveArm {
+        kernel,
+        _lock: lock,
+        programs: Vec::new(),
+        before,
+    })
+}
+
+impl Arm for LiveArm {
+    fn files(&self) -> &dyn Files {
+        &self.kernel
+    }
+
+    fn start(&mut self, children: usize) -> u32 {
+        let script = "sleep 60 & ".repeat(children) + "wait; sleep 60";
+        let program = Program::start(&["sh", "-c", &script]);
+        let pid = program.pid();
+        self.programs.push(program);
+        // With no child, the shell's own sleep is one.
+        let wanted = children.max(1);
+        eventually("the shell starts its children", || {
+            let all = procfs::processes(&self.kernel).unwrap();
+            all.iter().filter(|s| s.parent == pid).count() == wanted
+        });
+        pid
+    }
+
+    fn wait(&mut self, pid: u32) {
+        let found = self.programs.iter_mut().find(|p| p.pid() == pid);
+        assert!(!found.unwrap().0.wait().unwrap().success());
+    }
+
+    fn remember(&mut self) {
+        self.before = Picture::take(&self.kernel);
+    }
+
+    fn differences(&self) -> Vec<String> {
+        self.before.differences(&self.kernel)
+    }
+}
+
+/// A journal that undoes on drop: a failing body leaves nothing behind on a live machine.
+pub struct Held<'a> {
+    pub files: &'a dyn Files,
+    pub journal: Journal,
+    _dir: tempfile::TempDir,
+}
+
+impl<'a> Held<'a> {
+    pub fn new(files: &'a dyn Files) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let header = Header {
+            version: VERSION,
+            boot: procfs::boot_id(files).unwrap(),
+            run: "test".into(),
+            main: procfs::ourselves(files).unwrap().id,
+        };
+        let journal = Journal::create(dir.path(), header).unwrap();
+        Self {
+            files,
+            journal,
+            _dir: dir,
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.journal.undo_all(self.files);
+    }
+}

@@ -1,0 +1,358 @@
+//! The bodies: each a promise of `home`, `cpuset`, `tasks`, `cgroup`, `irq`, `workqueue`, `cpumax`, `affinity`, `undo`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::task::TaskMatch;
+use quell_core::units::{Nanos, Share};
+use quell_linux::cgroup::{Cgroups, Controller, Version};
+use quell_linux::change::Hands;
+use quell_linux::cpuset::confine;
+use quell_linux::home::{Home, SLICE};
+use quell_linux::root::Files;
+use quell_linux::tasks::{Matcher, assign};
+use quell_linux::undo::{door, tasks_in};
+use quell_linux::{affinity, cgroup, cpumax, irq, procfs, undo, workqueue};
+
+use crate::arms::{Arm, Held};
+
+pub const GROUP: &str = "quell-test";
+pub const ALL: [Controller; 3] = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
+
+fn by_pid(pid: u32) -> TaskMatch {
+    TaskMatch {
+        pid: Some(pid),
+        ..TaskMatch::default()
+    }
+}
+
+/// Gathers a process and its descendants in a home of the test's.
+pub fn gather(
+    hands: &mut Hands<'_>,
+    cgroups: &Cgroups,
+    pid: u32,
+    controllers: &[Controller],
+) -> Home {
+    let home = Home::create(hands, cgroups, GROUP, controllers).unwrap();
+    home.gather(hands, &mut |files| family(files, pid)).unwrap();
+    home
+}
+
+/// A process and its descendants.
+pub fn family(files: &dyn Files, pid: u32) -> quell_linux::error::Result<Vec<procfs::Stat>> {
+    let matcher = Matcher::new(files, GROUP, &[by_pid(pid)])?;
+    let mut found = assign(files, &[matcher], &BTreeSet::new())?;
+    Ok(found.remove(GROUP).unwrap_or_default())
+}
+
+pub fn ends(files: &dyn Files) -> (CpuSet, CpuSet) {
+    let all = quell_linux::topology::online(files).unwrap();
+    let last = all.iter().next_back().unwrap();
+    (CpuSet::from_iter(all.first()), CpuSet::from_iter([last]))
+}
+
+fn none() -> Vec<String> {
+    Vec::new()
+}
+
+pub fn a_group_with_children_is_gathered_confined_and_put_back(arm: &mut dyn Arm) {
+    let pid = arm.start(2);
+    arm.remember();
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let home = gather(&mut hands, &cgroups, pid, &ALL);
+    let (_, last) = ends(files);
+    let confined = confine(
+        &mut hands,
+        &cgroups,
+        &home,
+        &last,
+        &"0".parse().unwrap(),
+        true,
+        &[],
+    )
+    .unwrap();
+    for place in &home.places {
+        let inside = tasks_in(files, &place.dir).unwrap();
+        assert_eq!(
+            inside.len(),
+            3,
+            "{}: the process and both its children",
+            place.dir
+        );
+    }
+    assert_eq!(files.affinity(pid).unwrap(), last);
+    if confined.partition {
+        let v2 = cgroups.of(Controller::Cpuset).unwrap();
+        let top = cgroup::effective_cpus(files, v2, &v2.mount)
+            .unwrap()
+            .unwrap();
+        assert!(
+            top.intersection(&last).is_empty(),
+            "everybody else is off {last}: {top}"
+        );
+    }
+    let undone = held.journal.undo_all(files);
+    assert_eq!(undone.left, none());
+    drop(held);
+    assert_eq!(arm.differences(), none());
+}
+
+pub fn interrupts_and_kernel_work_are_kept_away_and_let_back(arm: &mut dyn Arm) {
+    arm.remember();
+    let files = arm.files();
+    let (first, last) = ends(files);
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let moved = irq::keep_away(&mut hands, &first, &last).unwrap();
+    workqueue::confine(&mut hands, &last).unwrap();
+    assert_eq!(workqueue::mask(files).unwrap(), Some(last.clone()));
+    for number in files
+        .names("/proc/irq")
+        .unwrap()
+        .iter()
+        .filter_map(|n| n.parse::<u32>().ok())
+    {
+        let now = files
+            .cpus(&format!("/proc/irq/{number}/smp_affinity_list"))
+            .unwrap()
+            .unwrap();
+        let quiet = now.intersection(&first).is_empty();
+        assert!(
+            quiet != moved.fixed.contains(&number),
+            "interrupt {number} on CPUs {now}, told as fixed: {:?}",
+            moved.fixed
+        );
+    }
+    assert!(irq::keep_away(&mut hands, &first, &first).is_err());
+    assert!(
+        workqueue::confine(&mut hands, &CpuSet::new()).is_err(),
+        "no CPU at all is refused"
+    );
+    assert_eq!(held.journal.undo_all(files).left, none());
+    drop(held);
+    assert_eq!(arm.differences(), none());
+}
+
+pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    arm.remember();
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let home = gather(&mut hands, &cgroups, pid, &[Controller::Cpu]);
+    let dir = home.places[0].dir.clone();
+    let read = || -> Vec<String> {
+        let names = ["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"];
+        let texts = names
+            .iter()
+            .filter_map(|n| files.read(&format!("{dir}/{n}")).ok());
+        texts
+            .flat_map(|t| t.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+            .collect()
+    };
+    let fresh = read();
+    let mark = hands.journal.mark();
+    let ms = Nanos::millis;
+    let notes = cpumax::limit(&mut hands, &cgroups, &home, Share::percent(40), ms(100)).unwrap();
+    assert_eq!(
+        (read(), notes),
+        (vec!["40000".to_owned(), "100000".to_owned()], none())
+    );
+    // A period that is ten times as long, and one that is far shorter: no value in between is refused.
+    cpumax::limit(&mut hands, &cgroups, &home, Share::percent(10), ms(1000)).unwrap();
+    let notes = cpumax::limit(&mut hands, &cgroups, &home, Share::percent(10), ms(1)).unwrap();
+    assert_eq!(read(), ["1000", "10000"]);
+    assert!(notes[0].contains("10ms instead of 1ms"), "{notes:?}");
+    assert_eq!(held.journal.undo_to(files, mark).left, none());
+    // In a cgroup of ours that stays, the quota itself is back.
+    assert_eq!(read(), fresh);
+    held.journal.undo_all(files);
+    drop(held);
+    assert_eq!(arm.differences(), none());
+}
+
+pub fn what_somebody_else_has_changed_since_is_left(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    let files = arm.files();
+    let (first, last) = ends(files);
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let notes = affinity::confine(&mut hands, &[pid], &last).unwrap();
+    assert_eq!(notes, none());
+    assert_eq!(files.affinity(pid).unwrap(), last);
+    files.set_affinity(pid, &first).unwrap();
+    let undone = held.journal.undo_all(files);
+    assert_eq!((undone.restored, undone.left.len()), (0, 1), "{undone:?}");
+    assert!(
+        undone.left[0].contains(&format!("task {pid} runs on CPUs {first}")),
+        "{undone:?}"
+    );
+    assert_eq!(files.affinity(pid).unwrap(), first);
+}
+
+pub fn a_task_moved_by_somebody_else_stays_there(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let hierarchy = cgroups
+        .of(Controller::PerfEvent)
+        .or(cgroups.of(Controller::Cpu))
+        .unwrap();
+    let elsewhere = format!("{}/quell-test-elsewhere", hierarchy.mount);
+    let mut outer = Held::new(files);
+    Hands::new(files, &mut outer.journal)
+        .make(&elsewhere, &hierarchy.mount)
+        .unwrap();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    // What others put into a home is put out of it with it; what they took out is theirs.
+    let home = gather(
+        &mut hands,
+        &cgroups,
+        pid,
+        &[Controller::PerfEvent, Controller::Cpu],
+    );
+    assert!(home.places.iter().any(|p| p.hierarchy == *hierarchy));
+    files
+        .write(&format!("{elsewhere}/cgroup.procs"), &pid.to_string())
+        .unwrap();
+    let undone = held.journal.undo_all(files);
+    let told = undone
+        .left
+        .iter()
+        .any(|l| l.contains(&format!("task {pid} was not moved back")));
+    assert!(told, "{undone:?}");
+    assert_eq!(hierarchy.dir_of(files, pid).unwrap(), Some(elsewhere));
+}
+
+pub fn a_group_of_ours_is_killed_whole(arm: &mut dyn Arm) {
+    let pid = arm.start(2);
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    // A kernel that has no `cgroup.kill` kills by signals, which no process of the model can receive.
+    let Some(_) = cgroups.v2() else { return };
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let home = gather(&mut hands, &cgroups, pid, &[Controller::PerfEvent]);
+    let mut places = home
+        .places
+        .iter()
+        .filter(|p| p.hierarchy.version == Version::V2);
+    let Some(place) = places.next() else { return };
+    assert!(cgroup::populated(files, &place.dir).unwrap());
+    assert!(cgroup::kill(files, &place.dir, Duration::from_secs(5)).unwrap());
+    assert!(!cgroup::populated(files, &place.dir).unwrap());
+    assert_eq!(held.journal.undo_all(files).left, none());
+    drop(held);
+    arm.wait(pid);
+}
+
+pub fn undoing_twice_changes_nothing(arm: &mut dyn Arm) {
+    let pid = arm.start(1);
+    arm.remember();
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let home = gather(&mut hands, &cgroups, pid, &ALL);
+    let (_, last) = ends(files);
+    confine(
+        &mut hands,
+        &cgroups,
+        &home,
+        &last,
+        &"0".parse().unwrap(),
+        false,
+        &[],
+    )
+    .unwrap();
+    let entries = held.journal.entries().to_vec();
+    let first = undo::undo(files, &entries);
+    assert_eq!((first.undone.left, first.failed.len()), (none(), 0));
+    let second = undo::undo(files, &entries);
+    assert_eq!((second.undone.restored, second.undone.left), (0, none()));
+    drop(held);
+    assert_eq!(arm.differences(), none());
+}
+
+pub fn tasks_are_matched_with_their_descendants(arm: &mut dyn Arm) {
+    let pid = arm.start(2);
+    let files = arm.files();
+    let found = family(files, pid).unwrap();
+    assert_eq!(found.len(), 3);
+    assert!(
+        found.iter().all(|s| s.id.pid == pid || s.parent == pid),
+        "{found:?}"
+    );
+    let all = procfs::processes(files).unwrap();
+    let kernel = all.iter().find(|s| s.bound()).unwrap();
+    let error = family(files, kernel.id.pid).unwrap_err().to_string();
+    assert!(
+        error.contains("is a kernel thread, has ended, or is Quell itself"),
+        "{error}"
+    );
+    let error = family(files, std::process::id()).unwrap_err().to_string();
+    assert!(error.contains("Quell itself"), "{error}");
+    let same = Matcher::new(files, "twin", &[by_pid(pid)]).unwrap();
+    let own = Matcher::new(files, GROUP, &[by_pid(pid)]).unwrap();
+    let error = assign(files, &[own, same], &BTreeSet::new())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("two groups, quell-test and twin"), "{error}");
+}
+
+pub fn a_child_born_in_a_home_goes_where_its_parent_came_from(arm: &mut dyn Arm) {
+    let pid = arm.start(1);
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let hierarchy = cgroups
+        .of(Controller::PerfEvent)
+        .or(cgroups.of(Controller::Cpu))
+        .unwrap()
+        .clone();
+    let origin = format!("{}/quell-test-origin", hierarchy.mount);
+    let mut outer = Held::new(files);
+    Hands::new(files, &mut outer.journal)
+        .make(&origin, &hierarchy.mount)
+        .unwrap();
+    files
+        .write(&format!("{origin}/cgroup.procs"), &pid.to_string())
+        .unwrap();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let home = Home::create(&mut hands, &cgroups, GROUP, &[Controller::PerfEvent]).unwrap();
+    let mut only = |files: &dyn Files| Ok(procfs::stat(files, pid)?.into_iter().collect());
+    home.gather(&mut hands, &mut only).unwrap();
+    let child = family(files, pid)
+        .unwrap()
+        .into_iter()
+        .find(|s| s.parent == pid)
+        .unwrap();
+    let nested = format!("{}/inner", home.places[0].dir);
+    files.mkdir(&nested).unwrap();
+    files
+        .write(&door(files, &nested), &child.id.pid.to_string())
+        .unwrap();
+    assert_eq!(held.journal.undo_all(files).left, none());
+    assert!(!files.exists(&home.places[0].dir));
+    assert_eq!(hierarchy.dir_of(files, child.id.pid).unwrap(), Some(origin));
+}
+
+pub fn the_hierarchies_are_found(arm: &mut dyn Arm) {
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    for controller in [Controller::Cpuset, Controller::Cpu, Controller::Freezer] {
+        let hierarchy = cgroups.of(controller).unwrap();
+        let procs = format!("{}/cgroup.procs", hierarchy.own_dir());
+        assert!(files.exists(&procs), "{procs}");
+        let file = format!("{}/{SLICE}", hierarchy.mount);
+        assert!(!files.exists(&file), "{file}");
+    }
+    let all = quell_linux::topology::online(files).unwrap();
+    assert!(cgroups.own_cpus(files).unwrap().unwrap().is_subset(&all));
+}

@@ -1,0 +1,178 @@
+//! A death at every journal boundary: what the journal says suffices to bring the whole picture back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use quell_core::cpuset::CpuSet;
+use quell_core::units::{Nanos, Share};
+use quell_linux::cgroup::{Cgroups, Controller, Version};
+use quell_linux::change::Hands;
+use quell_linux::cpuset::{Keep, confine, confine_rest};
+use quell_linux::fake::{Fake, Flavour, Spec};
+use quell_linux::root::Files;
+use quell_linux::{cpumax, fault, irq, journal, undo, workqueue};
+
+use crate::arms::{Held, compare, furnished};
+use crate::bodies::{ALL, ends, gather};
+
+/// A machine with a service in a cgroup of its own, a process with threads and children, and one that is pinned.
+fn busy(spec: &Spec) -> (Fake, u32) {
+    let fake = furnished(spec);
+    let files: &dyn Files = &fake;
+    let cgroups = Cgroups::discover(files).unwrap();
+    let cpuset = cgroups.of(Controller::Cpuset).unwrap();
+    let service = format!("{}/service", cpuset.mount);
+    let (first, last) = ends(files);
+    if cpuset.version == Version::V2 {
+        let control = format!("{}/cgroup.subtree_control", cpuset.mount);
+        files.write(&control, "+cpuset").unwrap();
+    }
+    files.mkdir(&service).unwrap();
+    if cpuset.version == Version::V1 {
+        files.write(&format!("{service}/cpuset.mems"), "0").unwrap();
+        files
+            .write(&format!("{service}/cpuset.cpus"), "0-3")
+            .unwrap();
+    }
+    let (victim, pinned, server, other) = fake.with(|m| {
+        let victim = m.spawn("victim");
+        m.thread(victim);
+        m.fork(victim);
+        let pinned = m.spawn("pinned");
+        let server = m.spawn("server");
+        m.fork(server);
+        m.thread(server);
+        let other = m.spawn("other");
+        let zombie = m.spawn("zombie");
+        m.exit(zombie);
+        (victim, pinned, server, other)
+    });
+    files.set_affinity(pinned, &first).unwrap();
+    files.set_affinity(other, &last).unwrap();
+    files
+        .write(&format!("{service}/cgroup.procs"), &server.to_string())
+        .unwrap();
+    (fake, victim)
+}
+
+/// Everything a hold does to a machine.
+fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
+    let files: &dyn Files = fake;
+    let (first, last) = ends(files);
+    let rest = quell_linux::topology::online(files)
+        .unwrap()
+        .difference(&last);
+    let cgroups = Cgroups::discover(files).unwrap();
+    let mut hands = Hands::new(files, &mut held.journal);
+    let home = gather(&mut hands, &cgroups, victim, &ALL);
+    let mems: CpuSet = "0".parse().unwrap();
+    confine(&mut hands, &cgroups, &home, &last, &mems, exclusive, &[]).unwrap();
+    let stay = BTreeSet::from([std::process::id()]);
+    let keep = Keep {
+        homes: &[&home],
+        processes: &stay,
+    };
+    confine_rest(&mut hands, &cgroups, keep, &rest).unwrap();
+    irq::keep_away(&mut hands, &last, &first).unwrap();
+    workqueue::confine(&mut hands, &rest).unwrap();
+    cpumax::limit(
+        &mut hands,
+        &cgroups,
+        &home,
+        Share::percent(40),
+        Nanos::millis(100),
+    )
+    .unwrap();
+    assert_eq!(files.affinity(victim).unwrap(), last);
+}
+
+/// A v2 cpuset with tasks that was not set cannot be unset again: all that there is stands in for nothing.
+fn comparable(mut dump: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    for (path, text) in &mut dump {
+        let all = [("/cpuset.cpus", "0-3\n"), ("/cpuset.mems", "0\n")];
+        if all
+            .iter()
+            .any(|(end, all)| path.ends_with(end) && text == all)
+        {
+            "\n".clone_into(text);
+        }
+    }
+    dump
+}
+
+/// Dies at the `n`-th boundary of the hold and, if `again`, at the `again`-th of the first undoing. Whether it died at all.
+fn die(spec: &Spec, exclusive: bool, n: u64, again: u64) -> bool {
+    let (fake, victim) = busy(spec);
+    let before = comparable(fake.dump());
+    let mut held = Held::new(&fake);
+    fault::unwind_at(n);
+    let lived = catch_unwind(AssertUnwindSafe(|| {
+        hold(&fake, &mut held, victim, exclusive)
+    }));
+    fault::unwind_at(0);
+    if let Err(why) = &lived {
+        assert!(
+            why.is::<fault::Died>(),
+            "{spec:?}, boundary {n}: {:?}",
+            why.downcast_ref::<String>()
+        );
+    }
+    let found = journal::read(held.journal.path()).unwrap();
+    assert_eq!(found.damaged, Vec::<String>::new());
+    if again > 0 {
+        fault::unwind_at(again);
+        let _ = catch_unwind(AssertUnwindSafe(|| undo::undo(&fake, &found.entries)));
+        fault::unwind_at(0);
+    }
+    let outcome = undo::undo(&fake, &found.entries);
+    let at = format!("{spec:?}, exclusive {exclusive}, boundary {n}, then {again}");
+    assert_eq!(outcome.undone.left, Vec::<String>::new(), "{at}");
+    assert_eq!(
+        compare(&before, &comparable(fake.dump())),
+        Vec::<String>::new(),
+        "{at}"
+    );
+    lived.is_err()
+}
+
+fn every_boundary(flavour: Flavour, release: &'static str, exclusive: bool) {
+    let spec = Spec {
+        release,
+        ..Spec::new(flavour)
+    };
+    let mut n = 1;
+    while die(&spec, exclusive, n, 0) {
+        n += 1;
+    }
+    assert!(n > 20, "a hold has more boundaries than {n}");
+    for again in 1..n {
+        die(&spec, exclusive, u64::MAX, again);
+        die(&spec, exclusive, n / 2, again);
+    }
+    eprintln!("{flavour:?}, Linux {release}: {n} boundaries");
+}
+
+#[test]
+fn a_death_at_every_boundary_v1() {
+    every_boundary(Flavour::V1, "6.18.0", true);
+}
+
+#[test]
+fn a_death_at_every_boundary_v1_where_affinities_are_forgotten() {
+    every_boundary(Flavour::V1, "6.1.0", true);
+}
+
+#[test]
+fn a_death_at_every_boundary_v2_with_a_partition() {
+    every_boundary(Flavour::V2, "6.12.0", true);
+}
+
+#[test]
+fn a_death_at_every_boundary_v2_narrowed() {
+    every_boundary(Flavour::V2, "6.12.0", false);
+}
+
+#[test]
+fn a_death_at_every_boundary_v2_where_affinities_are_forgotten() {
+    every_boundary(Flavour::V2, "6.1.0", true);
+}

@@ -1,0 +1,62 @@
+//! One body per promise, run on every arm: the model of the kernel as v1 and as v2 (no root needed), and the kernel this
+//! runs on (root, else skipped aloud). What needs somebody else to interfere at an exact moment, or a death at an exact
+//! point, runs on the model alone (`interference`, `deaths`); `model` holds the model to what kernels were seen to do.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod arms;
+mod bodies;
+#[path = "../common/mod.rs"]
+mod common;
+mod deaths;
+mod interference;
+mod model;
+mod partitions;
+
+/// A body as a test for each arm.
+macro_rules! on_every_arm {
+    ($($body:ident)*) => {$(
+        mod $body {
+            use super::{arms, bodies};
+
+            #[test]
+            fn on_the_fake_v1() {
+                bodies::$body(&mut arms::v1());
+            }
+
+            #[test]
+            fn on_the_fake_v2() {
+                bodies::$body(&mut arms::v2());
+            }
+
+            #[test]
+            fn on_the_fake_v2_without_remote_partitions() {
+                bodies::$body(&mut arms::old_v2());
+            }
+
+            #[test]
+            fn on_this_kernel() {
+                if let Some(mut arm) = arms::live(stringify!($body)) {
+                    bodies::$body(&mut arm);
+                }
+            }
+        }
+    )*};
+}
+
+on_every_arm! {
+    a_group_with_children_is_gathered_confined_and_put_back
+    interrupts_and_kernel_work_are_kept_away_and_let_back
+    a_quota_is_set_changed_and_taken_back
+    what_somebody_else_has_changed_since_is_left
+    a_task_moved_by_somebody_else_stays_there
+    a_group_of_ours_is_killed_whole
+    undoing_twice_changes_nothing
+    tasks_are_matched_with_their_descendants
+    a_child_born_in_a_home_goes_where_its_parent_came_from
+    the_hierarchies_are_found
+}
