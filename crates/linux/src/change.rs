@@ -71,15 +71,25 @@ impl<'a> Hands<'a> {
         if self.files.exists(path) {
             return Ok(false);
         }
+        let mark = self.journal.mark();
         self.journal.record(&Undo::Cgroup {
             path: path.to_owned(),
             heir: heir.to_owned(),
         })?;
-        self.files
-            .mkdir(path)
-            .map_err(|e| Error::file("make", path, None, e))?;
-        fault::boundary();
-        Ok(true)
+        match self.files.mkdir(path) {
+            Ok(()) => {
+                fault::boundary();
+                Ok(true)
+            }
+            Err(e) => {
+                // Whoever has made it meanwhile, or will: it is not ours to remove.
+                self.journal.retract(mark)?;
+                if e.raw_os_error() == Some(libc::EEXIST) {
+                    return Ok(false);
+                }
+                Err(Error::file("make", path, None, e))
+            }
+        }
     }
 
     /// Gives the children of a v2 cgroup a controller.
@@ -101,12 +111,17 @@ impl<'a> Hands<'a> {
                 ),
             ));
         }
+        let mark = self.journal.mark();
         self.journal.record(&Undo::Write {
             path: path.clone(),
             old: format!("-{controller}"),
             new: format!("+{controller}"),
         })?;
-        self.files.put(&path, &format!("+{controller}"))?;
+        if let Err(e) = self.files.put(&path, &format!("+{controller}")) {
+            // Refused: enabled by somebody else later, it is not ours to take away.
+            self.journal.retract(mark)?;
+            return Err(e);
+        }
         fault::boundary();
         Ok(true)
     }

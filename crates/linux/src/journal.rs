@@ -190,6 +190,16 @@ impl Journal {
         self.undo_to(files, Mark(0))
     }
 
+    /// Forgets what was recorded since `mark` without taking it back: the kernel refused it, so it is not ours.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the file cannot be shortened.
+    pub fn retract(&mut self, mark: Mark) -> Result<()> {
+        self.entries.truncate(mark.0);
+        self.ends.truncate(mark.0 + 1);
+        self.forget(&[])
+    }
+
     /// Removes the file. Refused while anything is recorded.
     ///
     /// # Errors

@@ -202,6 +202,14 @@ impl Machine {
         self.task(child).parent = parent;
     }
 
+    /// Somebody else makes a directory.
+    ///
+    /// # Errors
+    /// The kernel's answer, an error number.
+    pub fn somebody_makes(&mut self, path: &str) -> Result<(), i32> {
+        self.mkdir(path)
+    }
+
     /// A process ends; until it is reaped it is a zombie. Its children go to init.
     pub fn exit(&mut self, pid: u32) {
         self.tasks.retain(|tid, t| t.tgid != pid || *tid == pid);

@@ -179,9 +179,9 @@ impl Files for Fake {
     }
 
     fn exists(&self, path: &str) -> bool {
-        let machine = self.lock();
-        let plain = machine.resolve(path);
-        machine.mode(&plain).is_ok()
+        // `access(2)`: what others do meanwhile happens after it, too.
+        let found = self.ask(Op::Read, path, "", |m, p| Ok(m.mode(p).is_ok()));
+        found.unwrap_or(false)
     }
 
     fn mode(&self, path: &str) -> io::Result<u32> {

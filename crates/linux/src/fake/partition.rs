@@ -7,6 +7,9 @@
 //!   sets that overlap; that is not modelled.
 //! - Linux 6.12 shows no reason where a sibling's change made a partition invalid; 6.1 says "not exclusive". The model
 //!   does as the release it is asked to be.
+//! - CPUs that are lost stay so; Linux 6.1 has them back once the controller is taken from and given to the root again.
+//! - A partition that comes or goes also widens the kernel's own threads that have CPUs of their own without being bound
+//!   (threaded interrupts, seen with 6.12); those here have none.
 //! - No housekeeping CPUs (`isolcpus`), so "partition config conflicts with housekeeping setup" never appears.
 //! - A valid partition takes its CPUs even from a parent that would be left with none, if no task is in that parent;
 //!   tasks further below it are not looked for.
@@ -338,8 +341,8 @@ impl Machine {
             return;
         }
         let set = self.set(tree, group);
-        // Seen with Linux 6.12; a valid one gives them back.
-        if set.part.withheld {
+        // Seen with Linux 6.12, where a valid one gives them back; in 6.1 not even that does.
+        if set.part.withheld || (set.part.valid() && self.release < (6, 7)) {
             self.leaked = self.leaked.union(&set.exclusive_effective.clone());
         }
         self.set_mut(tree, group).part = Part::default();

@@ -138,15 +138,16 @@ impl Arm for LiveArm {
     }
 
     fn start(&mut self, children: usize) -> u32 {
-        let script = "sleep 60 & ".repeat(children) + "wait; sleep 60";
-        let program = Program::start(&["sh", "-c", &script]);
+        let script = "sleep 60 & ".repeat(children) + "wait";
+        let program = match children {
+            0 => Program::start(&["sleep", "60"]),
+            _ => Program::start(&["sh", "-c", &script]),
+        };
         let pid = program.pid();
         self.programs.push(program);
-        // With no child, the shell's own sleep is one.
-        let wanted = children.max(1);
         eventually("the shell starts its children", || {
             let all = procfs::processes(&self.kernel).unwrap();
-            all.iter().filter(|s| s.parent == pid).count() == wanted
+            all.iter().filter(|s| s.parent == pid).count() == children
         });
         pid
     }
@@ -161,7 +162,11 @@ impl Arm for LiveArm {
     }
 
     fn differences(&self) -> Vec<String> {
-        self.before.differences(&self.kernel)
+        let mut found = self.before.differences(&self.kernel);
+        // A v2 partition that comes or goes widens the threads of threaded interrupts, which follow their interrupt again
+        // when that is next moved: the kernel's own affair (seen with Linux 6.12).
+        found.retain(|what| !what.starts_with("irq/"));
+        found
     }
 }
 

@@ -356,3 +356,62 @@ pub fn the_hierarchies_are_found(arm: &mut dyn Arm) {
     let all = quell_linux::topology::online(files).unwrap();
     assert!(cgroups.own_cpus(files).unwrap().unwrap().is_subset(&all));
 }
+
+pub fn a_cgroup_is_confined_in_place_and_nobody_is_moved(arm: &mut dyn Arm) {
+    let pid = arm.start(1);
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let hierarchy = cgroups.of(Controller::Cpuset).unwrap();
+    let place = format!("{}/quell-test-service", hierarchy.mount);
+    let all = quell_linux::topology::online(files).unwrap();
+    // Somebody's service: its cgroup, with what a v1 cpuset needs.
+    let mut outer = Held::new(files);
+    Hands::new(files, &mut outer.journal)
+        .make(&place, &hierarchy.mount)
+        .unwrap();
+    if hierarchy.version == Version::V1 {
+        files.put(&format!("{place}/cpuset.mems"), "0").unwrap();
+        files
+            .put(&format!("{place}/cpuset.cpus"), &all.to_string())
+            .unwrap();
+    }
+    files
+        .put(&format!("{place}/cgroup.procs"), &pid.to_string())
+        .unwrap();
+    let before = files.affinity(pid).unwrap();
+    let inside = tasks_in(files, &place).unwrap();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let mut home = Home {
+        group: GROUP.into(),
+        places: Vec::new(),
+    };
+    home.adopt(
+        &mut hands,
+        &cgroups,
+        "/quell-test-service",
+        &[Controller::Cpuset],
+    )
+    .unwrap();
+    assert!(
+        home.adopt(&mut hands, &cgroups, "/", &[Controller::Cpuset])
+            .is_err(),
+        "the root is everybody's"
+    );
+    let (first, _) = ends(files);
+    confine(
+        &mut hands,
+        &cgroups,
+        &home,
+        &first,
+        &CpuSet::new(),
+        false,
+        &[],
+    )
+    .unwrap();
+    assert_eq!(files.affinity(pid).unwrap(), first);
+    assert_eq!(tasks_in(files, &place).unwrap(), inside);
+    assert_eq!(held.journal.undo_all(files).left, none());
+    assert_eq!(files.affinity(pid).unwrap(), before);
+    assert_eq!(tasks_in(files, &place).unwrap(), inside);
+}

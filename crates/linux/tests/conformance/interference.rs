@@ -397,3 +397,79 @@ fn a_partition_made_invalid_by_somebody_else_gives_its_cpus_back() {
     assert_eq!(files.text(top).unwrap(), "0-3");
     assert_eq!(compare(&before, &fake.dump()), Vec::<String>::new());
 }
+
+#[test]
+fn a_cgroup_that_somebody_else_makes_first_is_not_ours_to_remove() {
+    for flavour in BOTH {
+        let fake = machine(flavour);
+        let files: &dyn Files = &fake;
+        let cgroups = Cgroups::discover(files).unwrap();
+        let mount = cgroups.of(Controller::Cpuset).unwrap().mount.clone();
+        let slice = format!("{mount}/quell.slice");
+        let target = slice.clone();
+        // Between our looking and our making.
+        fake.meanwhile(move |m, op, path, _| {
+            if op == Op::Read && path == target {
+                let _ = m.somebody_makes(&target);
+            }
+        });
+        let mut held = Held::new(files);
+        let mut hands = Hands::new(files, &mut held.journal);
+        assert!(
+            !hands.make(&slice, &mount).unwrap(),
+            "it is there, and not made by us"
+        );
+        fake.quiet();
+        assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+        assert!(
+            files.exists(&slice),
+            "{flavour:?}: somebody else's cgroup was removed"
+        );
+    }
+}
+
+#[test]
+fn a_cgroup_that_could_not_be_made_is_not_removed_when_somebody_else_makes_it_later() {
+    let fake = machine(Flavour::V1);
+    let files: &dyn Files = &fake;
+    let slice = "/sys/fs/cgroup/cpu/quell.slice";
+    let mut held = Held::new(files);
+    fake.refuse(Op::Make, slice, libc::EAGAIN);
+    let mut hands = Hands::new(files, &mut held.journal);
+    assert!(hands.make(slice, "/sys/fs/cgroup/cpu").is_err());
+    fake.refuse(Op::Make, "\0", 0);
+    files.mkdir(slice).unwrap();
+    held.journal.undo_all(files);
+    assert!(files.exists(slice));
+}
+
+/// With CONFIG_RT_GROUP_SCHED a v1 `cpu` cgroup has no real-time runtime of its own.
+#[test]
+fn a_real_time_program_that_cannot_enter_is_told_why() {
+    let fake = machine(Flavour::V1);
+    let files: &dyn Files = &fake;
+    let pid = fake.with(|m| {
+        let pid = m.spawn("fifo");
+        m.realtime(pid);
+        pid
+    });
+    let before = fake.dump();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let home = Home::create(&mut hands, &cgroups, GROUP, &ALL).unwrap();
+    let error = home
+        .gather(&mut hands, &mut |f| family(f, pid))
+        .unwrap_err()
+        .to_string();
+    for part in [
+        &pid.to_string(),
+        "/sys/fs/cgroup/cpu/quell.slice",
+        "Invalid argument",
+        "cpu.rt_runtime_us",
+    ] {
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+    }
+    assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+    assert_eq!(compare(&before, &fake.dump()), Vec::<String>::new());
+}

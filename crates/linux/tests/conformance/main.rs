@@ -58,5 +58,6 @@ on_every_arm! {
     undoing_twice_changes_nothing
     tasks_are_matched_with_their_descendants
     a_child_born_in_a_home_goes_where_its_parent_came_from
+    a_cgroup_is_confined_in_place_and_nobody_is_moved
     the_hierarchies_are_found
 }
