@@ -130,7 +130,7 @@ fi
 # The same programs as `cargo test` builds, so that nothing is built twice, with the libraries they name.
 
 built=$(${CARGO:-cargo} build --locked --quiet --manifest-path "$top/Cargo.toml" --workspace --bin quell \
-    --test live --test watchdog --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+    --test live --test watchdog --test conformance --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
 image="$cache/image"
 rm -rf "$image"
 mkdir -p "$image"/{bin,proc,sys,dev,tmp,run,etc,tests,var/lib}
@@ -142,6 +142,7 @@ for program in $built; do
     case $(basename "$program") in
     quell) cp "$program" "$image/bin/quell" ;;
     live-*) cp "$program" "$image/tests/live" ;;
+    conformance-*) cp "$program" "$image/tests/conformance" ;;
     watchdog-*) cp "$program" "$image/tests/watchdog" ;;
     esac
 done
