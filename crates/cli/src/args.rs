@@ -73,6 +73,10 @@ pub struct Doctor {
     /// Print the inventory as JSON; `quell plan --machine` reads it
     #[arg(long)]
     pub json: bool,
+    /// Save the machine as text, host names removed: the kernel files that Quell reads, and what was tried and measured;
+    /// `quell plan --machine` reads it
+    #[arg(long, value_name = "FILE")]
+    pub capture: Option<PathBuf>,
 }
 
 /// `quell plan`
@@ -80,7 +84,7 @@ pub struct Doctor {
 pub struct Plan {
     /// The policy file
     pub policy: PathBuf,
-    /// Plan for this machine (from `quell doctor --json`) instead of the one we run on
+    /// Plan for this machine (from `quell doctor --capture` or `--json`) instead of the one we run on
     #[arg(long, value_name = "FILE")]
     pub machine: Option<PathBuf>,
     /// Print the plan as JSON

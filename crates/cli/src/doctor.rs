@@ -1,5 +1,7 @@
 //! `quell doctor`
 
+use quell_linux::capture;
+
 use crate::args::Doctor;
 use crate::exit::{Exit, Result, failed};
 use crate::machine;
@@ -10,6 +12,11 @@ pub fn run(args: &Doctor) -> Result {
     if args.deep {
         eprintln!("quell: measuring this machine's memory rates (a few seconds)");
         inventory = machine::measure(&mut backend)?;
+    }
+    if let Some(file) = &args.capture {
+        let capture = capture::take(inventory.measured.clone()).map_err(failed)?;
+        std::fs::write(file, capture.to_string())
+            .map_err(|e| failed(format!("{} cannot be written: {e}", file.display())))?;
     }
     if args.json {
         println!(

@@ -6,6 +6,7 @@ use quell_core::inventory::Inventory;
 use quell_core::plan::{Plan as Planned, Refusal};
 use quell_core::policy::Policy;
 use quell_core::text::place_of;
+use quell_linux::capture::Capture;
 
 use crate::args::Plan;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
@@ -59,13 +60,24 @@ pub fn run(args: &Plan) -> Result {
     Ok(Exit::Done)
 }
 
-fn captured(file: &Path) -> Result<Inventory> {
+/// A machine from a file: a capture, or an inventory, which is JSON.
+pub fn captured(file: &Path) -> Result<Inventory> {
     let name = file.display();
     let text = std::fs::read_to_string(file)
         .map_err(|e| usage(format!("{name}: the machine cannot be read: {e}")))?;
-    serde_json::from_str(&text).map_err(|e| {
+    if text.trim_start().starts_with('{') {
+        return serde_json::from_str(&text).map_err(|e| {
+            usage(format!(
+                "{name}: not a machine as `quell doctor --json` writes it: {e}"
+            ))
+        });
+    }
+    let capture = Capture::parse(&text).map_err(|e| {
         usage(format!(
-            "{name}: not a machine as `quell doctor --json` writes it: {e}"
+            "{name}: not a machine as `quell doctor --capture` writes it: {e}"
         ))
-    })
+    })?;
+    capture
+        .inventory()
+        .map_err(|e| usage(format!("{name}: {e}")))
 }

@@ -115,6 +115,14 @@ fn table(pmu: &Pmu, vendor: &str) -> Table {
     }
 }
 
+impl Pmu {
+    /// An event's full name.
+    #[must_use]
+    pub fn event(&self, event: &Named) -> String {
+        format!("{}/{}", self.name, event.name)
+    }
+}
+
 /// Events of one PMU that were seen to count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counting {
@@ -140,18 +148,19 @@ impl Counting {
     /// `pmu/event` for each.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
-        self.events
-            .iter()
-            .map(|e| format!("{}/{}", self.pmu.name, e.name))
-            .collect()
+        self.events.iter().map(|e| self.pmu.event(e)).collect()
     }
 }
 
-/// What counts on every kind of core, or why nothing does.
+/// What counts on every kind of core, or why nothing does. `counts` tries an event.
 ///
 /// # Errors
 /// A reason for a person.
-pub fn counting(files: &dyn Files, vendor: &str) -> std::result::Result<Vec<Counting>, String> {
+pub fn counting(
+    files: &dyn Files,
+    vendor: &str,
+    counts: &mut dyn FnMut(&Pmu, &Named) -> bool,
+) -> std::result::Result<Vec<Counting>, String> {
     let pmus = discover(files).map_err(|e| e.to_string())?;
     if pmus.is_empty() {
         return Err(
@@ -163,7 +172,7 @@ pub fn counting(files: &dyn Files, vendor: &str) -> std::result::Result<Vec<Coun
         let alternatives = table(&pmu, vendor);
         let works = alternatives
             .iter()
-            .find(|events| events.iter().all(|e| counts(pmu.kind, e.config)));
+            .find(|events| events.iter().all(|e| counts(&pmu, e)));
         match works {
             Some(events) => all.push(Counting {
                 events: events.to_vec(),
@@ -194,7 +203,7 @@ pub fn of_cpu(all: &[Counting], cpu: CpuId) -> Option<&Counting> {
 }
 
 /// Opens an event on this thread, writes through fresh memory, and sees whether it moves.
-fn counts(kind: u32, config: u64) -> bool {
+pub fn counts(kind: u32, config: u64) -> bool {
     let Ok(event) = Event::open(EventCode { kind, config }, Scope::ThisThread, Wake::Never) else {
         return false;
     };

@@ -6,13 +6,91 @@ use std::os::fd::AsFd;
 
 use quell_core::inventory::{Availability, CpusetKind, Inventory, Means, Measured, MeterKind};
 use quell_core::mechanism::{Level, Mechanism};
+use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Cgroups, Controller};
 use crate::error::Result;
 use crate::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cgroup_dir};
-use crate::pmu::{self, Counting};
+use crate::pmu::{self, Counting, Named, Pmu};
 use crate::root::Files;
 use crate::{cpuset, irq, rt, topology, workqueue};
+
+/// What no file tells: it has to be tried. Answered by the machine we run on ([`Live`]) or by a capture ([`Tried`]).
+pub trait Trials {
+    /// Whether we may change the machine.
+    fn root(&self) -> bool;
+    /// Whether a throttler thread can be had; why not.
+    fn realtime(&self) -> std::result::Result<(), String>;
+    /// Whether an event is seen to count.
+    fn counts(&self, pmu: &Pmu, event: &Named) -> bool;
+    /// Whether the CPU time of the cgroup in `dir` can be counted on one CPU; why not.
+    fn cgroup_clock(&self, dir: &str) -> std::result::Result<(), String>;
+}
+
+/// What trying told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Tried {
+    /// We may change the machine.
+    #[serde(default)]
+    pub root: bool,
+    /// Why no real-time thread can be had; absent: it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realtime_refused: Option<String>,
+    /// Why a cgroup's CPU clock cannot be opened; absent: it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup_clock_refused: Option<String>,
+    /// Events that were seen to count, as `pmu/event`.
+    #[serde(default)]
+    pub counters: Vec<String>,
+}
+
+impl Trials for Tried {
+    fn root(&self) -> bool {
+        self.root
+    }
+
+    fn realtime(&self) -> std::result::Result<(), String> {
+        self.realtime_refused.clone().map_or(Ok(()), Err)
+    }
+
+    fn counts(&self, pmu: &Pmu, event: &Named) -> bool {
+        self.counters.contains(&pmu.event(event))
+    }
+
+    fn cgroup_clock(&self, _: &str) -> std::result::Result<(), String> {
+        self.cgroup_clock_refused.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// The machine we run on.
+#[derive(Clone, Copy, Debug)]
+pub struct Live;
+
+impl Trials for Live {
+    fn root(&self) -> bool {
+        crate::is_root()
+    }
+
+    fn realtime(&self) -> std::result::Result<(), String> {
+        rt::probe()
+    }
+
+    fn counts(&self, pmu: &Pmu, event: &Named) -> bool {
+        pmu::counts(pmu.kind, event.config)
+    }
+
+    fn cgroup_clock(&self, dir: &str) -> std::result::Result<(), String> {
+        let dir = cgroup_dir(std::path::Path::new(dir)).map_err(|e| e.to_string())?;
+        let code = EventCode {
+            kind: TYPE_SOFTWARE,
+            config: SW_CPU_CLOCK,
+        };
+        Event::open(code, Scope::Cgroup(dir.as_fd(), rt::current_cpu()), Wake::Once).map(drop).map_err(|e| {
+            format!("a cgroup's CPU clock is refused ({e}): it needs CAP_PERFMON, or kernel.perf_event_paranoid below 0")
+        })
+    }
+}
 
 /// The machine as found, with the counters that were seen to count.
 #[derive(Debug)]
@@ -21,17 +99,32 @@ pub struct Probed {
     pub inventory: Inventory,
     /// For the meters.
     pub counting: Vec<Counting>,
+    /// What trying told, for a capture.
+    pub tried: Tried,
 }
 
 /// Looks at the machine. `measured`: what an earlier measurement found, if any.
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.
-pub fn probe(files: &dyn Files, cgroups: &Cgroups, measured: Option<Measured>) -> Result<Probed> {
+pub fn probe(
+    files: &dyn Files,
+    trials: &dyn Trials,
+    cgroups: &Cgroups,
+    measured: Option<Measured>,
+) -> Result<Probed> {
     let allowed = cgroups.own_cpus(files)?;
     let shape = topology::read(files, allowed.as_ref())?;
-    let root = crate::is_root();
-    let (counting, meter) = match pmu::counting(files, &shape.identity.vendor) {
+    let root = trials.root();
+    let mut counters = Vec::new();
+    let mut counts = |pmu: &Pmu, event: &Named| {
+        let counts = trials.counts(pmu, event);
+        if counts {
+            counters.push(pmu.event(event));
+        }
+        counts
+    };
+    let (counting, meter) = match pmu::counting(files, &shape.identity.vendor, &mut counts) {
         Ok(all) => {
             let meter = MeterKind::Hardware {
                 events: all.iter().flat_map(Counting::names).collect(),
@@ -41,7 +134,14 @@ pub fn probe(files: &dyn Files, cgroups: &Cgroups, measured: Option<Measured>) -
         }
         Err(why) => (Vec::new(), Err(why)),
     };
-    let time = time_meter(cgroups);
+    let time = time_meter(trials, cgroups);
+    let realtime = trials.realtime();
+    let tried = Tried {
+        root,
+        realtime_refused: realtime.clone().err(),
+        cgroup_clock_refused: time.clone().err(),
+        counters,
+    };
     let meter = match (meter, &time) {
         (Ok(meter), _) => meter,
         (Err(_), Ok(())) => MeterKind::Time,
@@ -57,7 +157,7 @@ pub fn probe(files: &dyn Files, cgroups: &Cgroups, measured: Option<Measured>) -
         workqueue_mask: root && workqueue::mask(files)?.is_some(),
         meter,
         time_meter: time.is_ok(),
-        realtime: rt::probe(),
+        realtime,
         cpu_max: cgroups.of(Controller::Cpu).is_some(),
         kernel_floor: topology::kernel_floor(files)?.safe,
         counter_users: topology::counter_users(files)?,
@@ -75,22 +175,16 @@ pub fn probe(files: &dyn Files, cgroups: &Cgroups, measured: Option<Measured>) -
     Ok(Probed {
         inventory,
         counting,
+        tried,
     })
 }
 
 /// Whether the CPU time of a cgroup can be counted on one CPU.
-fn time_meter(cgroups: &Cgroups) -> std::result::Result<(), String> {
+fn time_meter(trials: &dyn Trials, cgroups: &Cgroups) -> std::result::Result<(), String> {
     let hierarchy = cgroups
         .of(Controller::PerfEvent)
         .ok_or("no cgroup hierarchy carries perf_event (mount cgroup2, or perf_event on v1)")?;
-    let dir = cgroup_dir(std::path::Path::new(&hierarchy.own_dir())).map_err(|e| e.to_string())?;
-    let code = EventCode {
-        kind: TYPE_SOFTWARE,
-        config: SW_CPU_CLOCK,
-    };
-    Event::open(code, Scope::Cgroup(dir.as_fd(), rt::current_cpu()), Wake::Once).map(drop).map_err(|e| {
-        format!("a cgroup's CPU clock is refused ({e}): it needs CAP_PERFMON, or kernel.perf_event_paranoid below 0")
-    })
+    trials.cgroup_clock(&hierarchy.own_dir())
 }
 
 fn yes(best: Level, how: impl Into<String>) -> Availability {

@@ -193,7 +193,12 @@ impl Linux {
 
     fn cached_inventory(&mut self) -> Result<&Inventory> {
         if self.inventory.is_none() {
-            let probed = probe::probe(&self.files, &self.cgroups, self.measured.clone())?;
+            let probed = probe::probe(
+                &self.files,
+                &probe::Live,
+                &self.cgroups,
+                self.measured.clone(),
+            )?;
             self.counting = probed.counting;
             self.inventory = Some(probed.inventory);
         }

@@ -1,0 +1,770 @@
+//! A captured machine: the kernel files that the probe reads, and what only trying told, as one text that a person can
+//! read, compare and write by hand. Replayed through the same probe as the machine we run on.
+//!
+//! ```toml
+//! schema = "quell.capture/1"
+//! [tried]                       # what no file tells
+//! root     = true
+//! counters = ["cpu/LONGEST_LAT_CACHE.MISS"]
+//! [files]                       # what is not listed is not there
+//! "/sys/devices/system/cpu/online" = "0-3"
+//! "/sys/devices/system/cpu/cpu{0-3}/topology/physical_package_id" = "0"
+//! "/sys/devices/system/cpu/cpu{0-3}/topology/thread_siblings_list" = "{}"
+//! "/proc/irq/{0-1}/smp_affinity_list" = { mode = 0o444 }
+//! ```
+//!
+//! A list in braces stands for that many paths, `{}` in the text for the number of the path. A file is its text, or a
+//! table of `text`, `mode` and `error` (an errno's name). Directories are what lies below them.
+//!
+//! What tells more of the host than of the machine is left out when capturing: host name, serial numbers, mounts that
+//! are none of cgroups, names of cgroups, and figures that differ from one moment to the next.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use quell_core::cpuset::CpuSet;
+use quell_core::inventory::{Inventory, Measured};
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::Cgroups;
+use crate::error::{Error, Result};
+use crate::probe::{self, Live, Tried};
+use crate::root::{Files, Kernel, gone};
+
+/// The format's name and version.
+pub const SCHEMA: &str = "quell.capture/1";
+
+/// A machine that may be elsewhere.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Capture {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Where it comes from, for a person.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// What only trying told.
+    #[serde(default)]
+    pub tried: Tried,
+    /// What was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
+    /// The files, by path or pattern.
+    #[serde(default, skip_serializing)]
+    files: BTreeMap<String, Entry>,
+}
+
+/// One file as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+enum Entry {
+    Text(String),
+    Full(File),
+}
+
+/// One file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// Its content, without the last newline.
+    text: Option<String>,
+    /// Permission bits, where they were asked for.
+    mode: Option<u32>,
+    /// Why it cannot be read.
+    error: Option<String>,
+}
+
+/// The errors that kernel files are read with, besides those that mean absence.
+const ERRORS: [(&str, i32); 6] = [
+    ("EACCES", libc::EACCES),
+    ("EPERM", libc::EPERM),
+    ("EIO", libc::EIO),
+    ("EINVAL", libc::EINVAL),
+    ("EOPNOTSUPP", libc::EOPNOTSUPP),
+    ("ENODATA", libc::ENODATA),
+];
+
+/// Captures the machine we run on.
+///
+/// # Errors
+/// As the probe.
+pub fn take(measured: Option<Measured>) -> Result<Capture> {
+    let kernel = Kernel::new()?;
+    let recorder = Recorder {
+        kernel: &kernel,
+        seen: Mutex::default(),
+    };
+    let cgroups = Cgroups::discover(&recorder)?;
+    let probed = probe::probe(&recorder, &Live, &cgroups, measured)?;
+    also(&recorder)?;
+    let mut seen = recorder
+        .seen
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    // Kernels before 6.1 have no such file; without it a capture would take the architecture of whoever reads it.
+    seen.entry("/proc/sys/kernel/arch".to_owned())
+        .or_default()
+        .text = Some(probed.inventory.identity.architecture.clone());
+    let host = rustix::system::uname();
+    let seen = anonymous(seen, &host.nodename().to_string_lossy());
+    Ok(Capture {
+        schema: SCHEMA.to_owned(),
+        note: None,
+        tried: probed.tried,
+        measured: probed.inventory.measured,
+        files: folded(seen),
+    })
+}
+
+/// What no code reads yet, but the next mechanisms will: resctrl's limits.
+fn also(files: &dyn Files) -> Result<()> {
+    let dir = "/sys/fs/resctrl/info";
+    for resource in files.names(dir)? {
+        for name in files.names(&format!("{dir}/{resource}"))? {
+            // What cannot be read is noted as such.
+            let _ = files.read(&format!("{dir}/{resource}/{name}"));
+        }
+    }
+    Ok(())
+}
+
+impl Capture {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What is wrong, with its line.
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
+        let capture: Self = toml::from_str(text).map_err(|e| e.to_string())?;
+        if capture.schema != SCHEMA {
+            return Err(format!(
+                "its schema is '{}', and this program reads '{SCHEMA}'",
+                capture.schema
+            ));
+        }
+        capture.machine()?;
+        Ok(capture)
+    }
+
+    /// The machine, through the same probe as the one we run on.
+    ///
+    /// # Errors
+    /// As the probe.
+    pub fn inventory(&self) -> Result<Inventory> {
+        let files = self.machine().map_err(Error::refused)?;
+        let cgroups = Cgroups::discover(&files)?;
+        let probed = probe::probe(&files, &self.tried, &cgroups, self.measured.clone())?;
+        Ok(probed.inventory)
+    }
+
+    fn machine(&self) -> std::result::Result<Machine, String> {
+        let mut files = BTreeMap::new();
+        for (pattern, entry) in &self.files {
+            for (path, number) in expand(pattern)? {
+                let mut file = match entry.clone() {
+                    Entry::Text(text) => File {
+                        text: Some(text),
+                        ..File::default()
+                    },
+                    Entry::Full(file) => file,
+                };
+                if let (Some(number), Some(text)) = (number, file.text.as_mut()) {
+                    *text = text.replace("{}", &number);
+                }
+                if let Some(error) = &file.error
+                    && errno(error).is_none()
+                {
+                    return Err(format!("files.\"{pattern}\": unknown error '{error}'"));
+                }
+                if files.insert(path.clone(), file).is_some() {
+                    return Err(format!("files.\"{pattern}\": {path} is given twice"));
+                }
+            }
+        }
+        Ok(Machine { files })
+    }
+}
+
+/// As a file. Every file on its own line, so that two captures can be compared with `diff`.
+impl std::fmt::Display for Capture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&toml::to_string(self).map_err(|_| std::fmt::Error)?)?;
+        f.write_str("\n[files]\n")?;
+        for (path, entry) in &self.files {
+            let value = match entry {
+                Entry::Text(text) => quoted(text),
+                Entry::Full(file) => {
+                    let mut keys = Vec::new();
+                    if let Some(text) = &file.text {
+                        keys.push(format!("text = {}", quoted(text)));
+                    }
+                    if let Some(mode) = file.mode {
+                        keys.push(format!("mode = 0o{mode:03o}"));
+                    }
+                    if let Some(error) = &file.error {
+                        keys.push(format!("error = {}", quoted(error)));
+                    }
+                    format!("{{ {} }}", keys.join(", "))
+                }
+            };
+            writeln!(f, "{} = {value}", quoted(path))?;
+        }
+        Ok(())
+    }
+}
+
+/// A TOML string; several lines as they are, where they can be.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c == '\n' || c == '\t' || !c.is_control();
+    if text.contains('\n') && !text.contains("'''") && text.chars().all(plain) {
+        return format!("'''\n{text}'''");
+    }
+    toml::Value::String(text.to_owned()).to_string()
+}
+
+fn errno(name: &str) -> Option<i32> {
+    ERRORS
+        .iter()
+        .find(|(n, _)| *n == name)
+        .map(|(_, number)| *number)
+        .or_else(|| name.parse().ok())
+}
+
+/// `cpu{0-1}/x` → `cpu0/x` with 0, `cpu1/x` with 1. Several braces: every combination, with the first one's number.
+fn expand(pattern: &str) -> std::result::Result<Vec<(String, Option<String>)>, String> {
+    let Some((before, rest)) = pattern.split_once('{') else {
+        return Ok(vec![(pattern.to_owned(), None)]);
+    };
+    let wrong = || format!("files.\"{pattern}\": braces hold a list such as {{0,2-3}}");
+    let (list, after) = rest.split_once('}').ok_or_else(wrong)?;
+    let list: CpuSet = list.parse().map_err(|_| wrong())?;
+    let mut all = Vec::new();
+    for number in list.iter() {
+        for (tail, _) in expand(after)? {
+            all.push((format!("{before}{number}{tail}"), Some(number.to_string())));
+        }
+    }
+    Ok(all)
+}
+
+/// Paths that differ by the number of a CPU or an interrupt only, with the same content, in one line.
+fn folded(seen: BTreeMap<String, File>) -> BTreeMap<String, Entry> {
+    let mut groups: BTreeMap<(String, String, File), CpuSet> = BTreeMap::new();
+    let mut files = BTreeMap::new();
+    let entry = |file: File| match file {
+        File {
+            text: Some(text),
+            mode: None,
+            error: None,
+        } => Entry::Text(text),
+        file => Entry::Full(file),
+    };
+    for (path, mut file) in seen {
+        let numbered = ["/sys/devices/system/cpu/cpu", "/proc/irq/"]
+            .iter()
+            .find_map(|before| {
+                let rest = path.strip_prefix(before)?;
+                let (number, after) = rest.split_once('/')?;
+                Some((*before, number.parse::<u32>().ok()?, after))
+            });
+        match numbered {
+            Some((before, number, after)) => {
+                if after.ends_with("_list") && file.text.as_deref() == Some(&number.to_string()) {
+                    file.text = Some("{}".to_owned());
+                }
+                groups
+                    .entry((before.to_owned(), after.to_owned(), file))
+                    .or_default()
+                    .insert(number);
+            }
+            None => {
+                files.insert(path, entry(file));
+            }
+        }
+    }
+    for ((before, after, file), numbers) in groups {
+        files.insert(format!("{before}{{{numbers}}}/{after}"), entry(file));
+    }
+    files
+}
+
+/// The files of a captured machine: read only.
+#[derive(Debug)]
+struct Machine {
+    files: BTreeMap<String, File>,
+}
+
+fn missing() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOENT)
+}
+
+impl Machine {
+    /// Whether something lies below; its names.
+    fn below(&self, path: &str) -> BTreeSet<String> {
+        let dir = format!("{}/", path.trim_end_matches('/'));
+        self.files
+            .range(dir.clone()..)
+            .map_while(|(p, _)| p.strip_prefix(&dir))
+            .map(|rest| rest.split('/').next().unwrap_or(rest).to_owned())
+            .collect()
+    }
+}
+
+impl Files for Machine {
+    fn read(&self, path: &str) -> io::Result<String> {
+        let file = self.files.get(path).ok_or_else(missing)?;
+        if let Some(number) = file.error.as_deref().and_then(errno) {
+            return Err(io::Error::from_raw_os_error(number));
+        }
+        Ok(format!("{}\n", file.text.as_deref().unwrap_or_default()))
+    }
+
+    fn write(&self, _: &str, _: &str) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EROFS))
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let names = self.below(path);
+        if names.is_empty() {
+            return Err(missing());
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    fn mkdir(&self, _: &str) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EROFS))
+    }
+
+    fn rmdir(&self, _: &str) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EROFS))
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        self.files.contains_key(path) || !self.below(path).is_empty()
+    }
+
+    fn mode(&self, path: &str) -> io::Result<u32> {
+        let file = self.files.get(path).ok_or_else(missing)?;
+        Ok(file.mode.unwrap_or(0o644))
+    }
+
+    fn link(&self, _: &str) -> io::Result<String> {
+        Err(missing())
+    }
+
+    fn affinity(&self, _: u32) -> io::Result<CpuSet> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+
+    fn set_affinity(&self, _: u32, _: &CpuSet) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+}
+
+/// The kernel, with a note of everything that was found there.
+struct Recorder<'a> {
+    kernel: &'a Kernel,
+    seen: Mutex<BTreeMap<String, File>>,
+}
+
+impl Recorder<'_> {
+    fn note(&self, path: &str, what: impl FnOnce(&mut File)) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        what(seen.entry(path.to_owned()).or_default());
+    }
+}
+
+impl Files for Recorder<'_> {
+    fn read(&self, path: &str) -> io::Result<String> {
+        let answer = self.kernel.read(path);
+        match &answer {
+            Ok(text) => self.note(path, |f| {
+                f.text = Some(text.strip_suffix('\n').unwrap_or(text).to_owned());
+            }),
+            Err(e) if gone(e) => {}
+            Err(e) => self.note(path, |f| {
+                let number = e.raw_os_error().unwrap_or(libc::EIO);
+                let name = ERRORS.iter().find(|(_, n)| *n == number);
+                f.error = Some(name.map_or(number.to_string(), |(name, _)| (*name).to_owned()));
+            }),
+        }
+        answer
+    }
+
+    fn write(&self, path: &str, text: &str) -> io::Result<()> {
+        self.kernel.write(path, text)
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        self.kernel.list(path)
+    }
+
+    fn mkdir(&self, path: &str) -> io::Result<()> {
+        self.kernel.mkdir(path)
+    }
+
+    fn rmdir(&self, path: &str) -> io::Result<()> {
+        self.kernel.rmdir(path)
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        let there = self.kernel.exists(path);
+        // A directory is there by what lies below it.
+        if there && self.kernel.list(path).is_err() {
+            self.note(path, |_| {});
+        }
+        there
+    }
+
+    fn mode(&self, path: &str) -> io::Result<u32> {
+        let mode = self.kernel.mode(path)?;
+        self.note(path, |f| f.mode = Some(mode & 0o777));
+        Ok(mode)
+    }
+
+    fn link(&self, path: &str) -> io::Result<String> {
+        self.kernel.link(path)
+    }
+
+    fn affinity(&self, tid: u32) -> io::Result<CpuSet> {
+        self.kernel.affinity(tid)
+    }
+
+    fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()> {
+        self.kernel.set_affinity(tid, cpus)
+    }
+}
+
+/// Lines of `/proc/cpuinfo` that tell what a processor is; not its serial number (Arm), nor its speed just now.
+const CPUINFO: [&str; 14] = [
+    "processor",
+    "vendor_id",
+    "cpu family",
+    "model",
+    "model name",
+    "stepping",
+    "flags",
+    "CPU implementer",
+    "CPU architecture",
+    "CPU variant",
+    "CPU part",
+    "mvendorid",
+    "uarch",
+    "isa",
+];
+
+/// Cgroups whose names say nothing about a host.
+const COMMON: [&str; 6] = [
+    "system.slice",
+    "user.slice",
+    "init.scope",
+    "quell.slice",
+    "docker",
+    "kubepods.slice",
+];
+
+/// Without what tells of the host.
+fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<String, File> {
+    let mounts: String = text_of(&seen, "/proc/self/mountinfo")
+        .lines()
+        .filter(|line| line.contains(" - cgroup"))
+        .fold(String::new(), |all, line| all + line + "\n");
+    // Every part of a cgroup's path, as it appears in mounts, memberships and in the paths of files.
+    let mut names: BTreeMap<String, String> = BTreeMap::new();
+    let mut learn = |path: &str| {
+        for part in path.split('/').filter(|p| !p.is_empty()) {
+            if !COMMON.contains(&part) && !names.contains_key(part) {
+                names.insert(part.to_owned(), format!("cgroup-{}", names.len() + 1));
+            }
+        }
+    };
+    for line in mounts.lines() {
+        learn(line.split(' ').nth(3).unwrap_or_default());
+    }
+    for line in text_of(&seen, "/proc/self/cgroup").lines() {
+        learn(line.splitn(3, ':').nth(2).unwrap_or_default());
+    }
+    let points: Vec<&str> = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .collect();
+    for path in seen.keys() {
+        for point in &points {
+            if let Some((dirs, _)) = path
+                .strip_prefix(&format!("{point}/"))
+                .and_then(|rest| rest.rsplit_once('/'))
+            {
+                learn(dirs);
+            }
+        }
+    }
+    // Mount points are common to all hosts, whatever a cgroup is called.
+    let renamed = |path: &str, keep: usize| {
+        let parts: Vec<&str> = path.split('/').collect();
+        let new: Vec<&str> = parts
+            .iter()
+            .enumerate()
+            .map(|(i, part)| match names.get(*part) {
+                Some(name) if i >= keep => name.as_str(),
+                _ => part,
+            })
+            .collect();
+        new.join("/")
+    };
+    let mut kept = BTreeMap::new();
+    for (path, mut file) in seen {
+        if let Some(text) = file.text.as_mut() {
+            let reduced = match path.as_str() {
+                "/proc/cpuinfo" => cpuinfo(text),
+                "/proc/self/mountinfo" => lines(&mounts, |line| {
+                    let fields: Vec<String> = line
+                        .split(' ')
+                        .enumerate()
+                        .map(|(i, field)| {
+                            if i == 3 {
+                                renamed(field, 0)
+                            } else {
+                                field.to_owned()
+                            }
+                        })
+                        .collect();
+                    Some(fields.join(" "))
+                }),
+                "/proc/self/cgroup" => lines(text, |line| {
+                    let (head, path) = line.rsplit_once(':')?;
+                    Some(format!("{head}:{}", renamed(path, 0)))
+                }),
+                _ if path.ends_with("/meminfo") => lines(text, |line| {
+                    line.contains("MemTotal:").then(|| line.to_owned())
+                }),
+                _ => text.clone(),
+            };
+            *text = without(&reduced, host);
+        }
+        let point = points
+            .iter()
+            .filter(|p| path.starts_with(&format!("{p}/")))
+            .map(|p| p.split('/').count())
+            .max();
+        kept.insert(
+            point.map_or(path.clone(), |keep| renamed(&path, keep)),
+            file,
+        );
+    }
+    kept
+}
+
+fn text_of<'a>(seen: &'a BTreeMap<String, File>, path: &str) -> &'a str {
+    seen.get(path)
+        .and_then(|f| f.text.as_deref())
+        .unwrap_or_default()
+}
+
+fn lines(text: &str, each: impl FnMut(&str) -> Option<String>) -> String {
+    text.lines().filter_map(each).collect::<Vec<_>>().join("\n")
+}
+
+/// What each processor has that none before it had.
+fn cpuinfo(text: &str) -> String {
+    let mut seen = BTreeSet::new();
+    lines(text, |line| {
+        let key = line.split(':').next().unwrap_or_default().trim();
+        let told = CPUINFO.contains(&key) && (seen.insert(line.to_owned()) || key == "processor");
+        told.then(|| line.to_owned())
+    })
+}
+
+/// The text with a host's name, where it stands as a word, made `host`.
+fn without(text: &str, host: &str) -> String {
+    if host.len() < 3 || host == "localhost" {
+        return text.to_owned();
+    }
+    let mut out = String::new();
+    let mut rest = text;
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    while let Some(at) = rest.find(host) {
+        let (before, found) = rest.split_at(at);
+        let after = &found[host.len()..];
+        let inside =
+            before.chars().next_back().is_some_and(word) || after.chars().next().is_some_and(word);
+        let _ = write!(out, "{before}{}", if inside { host } else { "host" });
+        rest = after;
+    }
+    out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = r#"
+schema = "quell.capture/1"
+[tried]
+root = true
+counters = ["cpu/LONGEST_LAT_CACHE.MISS"]
+[files]
+"/proc/self/mountinfo" = "25 1 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
+"/proc/self/cgroup" = "0::/"
+"/proc/cpuinfo" = '''
+processor : 0
+vendor_id : GenuineIntel
+model name : Small'''
+"/proc/sys/kernel/arch" = "x86_64"
+"/proc/sys/kernel/osrelease" = "6.1.0"
+"/proc/irq/{0-2}/smp_affinity_list" = { mode = 0o644 }
+"/proc/irq/3/smp_affinity_list" = { mode = 0o444 }
+"/sys/fs/cgroup/cgroup.controllers" = "cpuset cpu"
+"/sys/bus/event_source/devices/cpu/type" = "4"
+"/sys/devices/system/cpu/online" = "0-3"
+"/sys/devices/system/cpu/cpu{0-3}/topology/thread_siblings_list" = "{}"
+"#;
+
+    #[test]
+    fn a_capture_goes_through_the_probe_of_the_living() {
+        let machine = Capture::parse(SMALL).unwrap().inventory().unwrap();
+        assert_eq!(machine.cpus.len(), 4);
+        assert_eq!(machine.cpus[2].siblings.to_string(), "2");
+        assert_eq!(
+            (machine.means.movable_irqs, machine.means.fixed_irqs),
+            (3, 1)
+        );
+        assert_eq!(
+            machine.means.meter,
+            quell_core::inventory::MeterKind::Hardware {
+                events: vec!["cpu/LONGEST_LAT_CACHE.MISS".to_owned()],
+                separate_writes: false
+            }
+        );
+        assert_eq!(machine.identity.architecture, "x86_64");
+    }
+
+    #[test]
+    fn a_capture_that_makes_no_sense_is_refused_with_the_place() {
+        let refused = |text: &str| Capture::parse(text).unwrap_err();
+        assert!(refused("schema = 'x/1'").contains("reads 'quell.capture/1'"));
+        let unknown = refused(&SMALL.replace("root = true", "rot = true"));
+        assert!(
+            unknown.contains("line 4") && unknown.contains("rot"),
+            "{unknown}"
+        );
+        let twice = refused(&SMALL.replace("irq/3", "irq/{2-3}"));
+        assert!(twice.contains("given twice"), "{twice}");
+        let error = refused(&SMALL.replace("\"0::/\"", "{ error = 'EWHAT' }"));
+        assert!(error.contains("EWHAT"), "{error}");
+    }
+
+    #[test]
+    fn this_machine_captured_written_and_read_is_this_machine() {
+        let Ok(kernel) = Kernel::new() else {
+            return eprintln!("SKIPPED: no /proc or /sys here");
+        };
+        let text = take(None).unwrap().to_string();
+        let read = Capture::parse(&text).unwrap();
+        assert_eq!(read.to_string(), text, "written as it was read");
+        let cgroups = Cgroups::discover(&kernel).unwrap();
+        let live = probe::probe(&kernel, &Live, &cgroups, None).unwrap();
+        let captured = read.inventory().unwrap();
+        let name = rustix::system::uname();
+        let name = name.nodename().to_string_lossy();
+        assert_eq!(
+            serde_json::to_string(&captured).unwrap(),
+            without(&serde_json::to_string(&live.inventory).unwrap(), &name)
+        );
+    }
+
+    #[test]
+    fn what_tells_of_the_host_is_left_out() {
+        let own = "/user.slice/user-1000.slice/session-3.scope";
+        let files = [
+            (
+                "/proc/self/mountinfo",
+                "20 1 8:1 / /home/ada rw - ext4 /dev/ada rw\n25 1 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+            ),
+            ("/proc/self/cgroup", &format!("0::{own}")),
+            (&format!("/sys/fs/cgroup{own}/cpuset.cpus.effective"), "0-3"),
+            ("/proc/sys/kernel/osrelease", "6.1.0-lovelace"),
+            (
+                "/proc/cpuinfo",
+                "processor : 0\nCPU part : 0xd0b\ncpu MHz : 12\n\nprocessor : 1\nCPU part : 0xd0b\nSerial : 42",
+            ),
+            (
+                "/sys/devices/system/node/node0/meminfo",
+                "Node 0 MemTotal: 8 kB\nNode 0 MemFree: 3 kB",
+            ),
+        ];
+        let seen = files
+            .iter()
+            .map(|(path, text)| {
+                let text = Some((*text).to_owned());
+                (
+                    (*path).to_owned(),
+                    File {
+                        text,
+                        ..File::default()
+                    },
+                )
+            })
+            .collect();
+        let kept = anonymous(seen, "lovelace");
+        let all = format!("{kept:?}");
+        for private in [
+            "ada", "1000", "session", "lovelace", "Serial", "42", "MHz", "MemFree",
+        ] {
+            assert!(!all.contains(private), "{private}: {all}");
+        }
+        assert_eq!(
+            text_of(&kept, "/proc/self/cgroup"),
+            "0::/user.slice/cgroup-1/cgroup-2"
+        );
+        assert_eq!(
+            text_of(
+                &kept,
+                "/sys/fs/cgroup/user.slice/cgroup-1/cgroup-2/cpuset.cpus.effective"
+            ),
+            "0-3"
+        );
+        assert_eq!(
+            text_of(&kept, "/proc/cpuinfo"),
+            "processor : 0\nCPU part : 0xd0b\nprocessor : 1"
+        );
+        assert_eq!(text_of(&kept, "/proc/sys/kernel/osrelease"), "6.1.0-host");
+    }
+
+    #[test]
+    fn alike_files_fold_into_one_line() {
+        let file = |text: &str| File {
+            text: Some(text.to_owned()),
+            ..File::default()
+        };
+        let dir = "/sys/devices/system/cpu";
+        let seen = (0..4)
+            .flat_map(|n| {
+                [
+                    (
+                        format!("{dir}/cpu{n}/cache/index3/shared_cpu_list"),
+                        file("0-3"),
+                    ),
+                    (
+                        format!("{dir}/cpu{n}/topology/thread_siblings_list"),
+                        file(&n.to_string()),
+                    ),
+                ]
+            })
+            .collect();
+        let folded: Vec<(String, Entry)> = folded(seen).into_iter().collect();
+        assert_eq!(
+            folded,
+            [
+                (
+                    format!("{dir}/cpu{{0-3}}/cache/index3/shared_cpu_list"),
+                    Entry::Text("0-3".into())
+                ),
+                (
+                    format!("{dir}/cpu{{0-3}}/topology/thread_siblings_list"),
+                    Entry::Text("{}".into())
+                ),
+            ]
+        );
+    }
+}
