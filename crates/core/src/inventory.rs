@@ -60,6 +60,14 @@ pub struct Cpu {
     pub package: u32,
     /// The memory node.
     pub node: u32,
+    /// The kind of core, fastest first: 0 the fastest, 1 the next. All 0 where the cores are alike.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tier: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 /// What a cache holds.
@@ -171,7 +179,7 @@ pub struct Means {
     pub cpuset: CpusetKind,
     /// Interrupts whose affinity can be written (numbers), and how many cannot.
     pub movable_irqs: u32,
-    /// Interrupts that the kernel does not let anyone move.
+    /// Interrupts that cannot be moved: the kernel binds them, or we may not.
     pub fixed_irqs: u32,
     /// Whether the mask of unbound kernel work can be written.
     pub workqueue_mask: bool,

@@ -307,6 +307,7 @@ pub fn machine(cpus: u32) -> Inventory {
                 siblings: CpuSet::from_iter([id]),
                 package: 0,
                 node: 0,
+                tier: 0,
             })
             .collect(),
         caches: vec![Cache {

@@ -153,16 +153,20 @@ pub fn probe(
     let means = Means {
         cpuset: cpuset::kind(files, cgroups)?,
         movable_irqs: if root { movable_irqs } else { 0 },
-        fixed_irqs,
+        fixed_irqs: if root {
+            fixed_irqs
+        } else {
+            fixed_irqs + movable_irqs
+        },
         workqueue_mask: root && workqueue::mask(files)?.is_some(),
         meter,
         time_meter: time.is_ok(),
         realtime,
-        cpu_max: cgroups.of(Controller::Cpu).is_some(),
+        cpu_max: root && cgroups.of(Controller::Cpu).is_some(),
         kernel_floor: topology::kernel_floor(files)?.safe,
         counter_users: topology::counter_users(files)?,
     };
-    let mechanisms = mechanisms(files, &means, root);
+    let mechanisms = mechanisms(files, &means, root, shape.identity.hypervisor.is_some());
     let inventory = Inventory {
         identity: shape.identity,
         cpus: shape.cpus,
@@ -201,7 +205,12 @@ fn no(why: impl Into<String>, remedy: Option<&str>) -> Availability {
     }
 }
 
-fn mechanisms(files: &dyn Files, means: &Means, root: bool) -> BTreeMap<Mechanism, Availability> {
+fn mechanisms(
+    files: &dyn Files,
+    means: &Means,
+    root: bool,
+    virtual_machine: bool,
+) -> BTreeMap<Mechanism, Availability> {
     let unprivileged = || {
         no(
             "changing it needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)",
@@ -237,14 +246,17 @@ fn mechanisms(files: &dyn Files, means: &Means, root: bool) -> BTreeMap<Mechanis
                     "no cgroup hierarchy carries the cpu controller",
                     Some("mount it"),
                 ),
-                Mechanism::Ways if has("cat_l3") || has("cat_l2") => {
+                Mechanism::Ways | Mechanism::PseudoLock if has("cat_l3") || has("cat_l2") => {
                     not_yet("the processor has cache allocation")
                 }
                 Mechanism::Mba if has("mba") => not_yet("the processor has bandwidth allocation"),
-                Mechanism::Ways | Mechanism::Mba | Mechanism::PseudoLock => no(
-                    "the processor offers no RDT (or the hypervisor hides it)",
+                Mechanism::Ways | Mechanism::Mba | Mechanism::PseudoLock if virtual_machine => no(
+                    "the processor offers no RDT, or the hypervisor hides it",
                     None,
                 ),
+                Mechanism::Ways | Mechanism::Mba | Mechanism::PseudoLock => {
+                    no("the processor offers no RDT", None)
+                }
                 Mechanism::Sets
                 | Mechanism::Banks
                 | Mechanism::Memory
@@ -271,8 +283,8 @@ fn cores(means: &Means) -> Availability {
 fn bandwidth(means: &Means) -> Availability {
     let floor = means.kernel_floor;
     match (&means.realtime, &means.meter) {
-        (Err(why), _) => no(why.clone(), Some("limits fall back to cpu-max")),
-        (_, MeterKind::None { why }) => no(why.clone(), Some("limits fall back to cpu-max")),
+        (Err(why), _) => no(format!("{why}; limits fall back to cpu-max"), None),
+        (_, MeterKind::None { why }) => no(format!("{why}; limits fall back to cpu-max"), None),
         (Ok(()), MeterKind::Hardware { events, .. }) => yes(
             Level::Regulated,
             format!(

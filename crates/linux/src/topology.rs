@@ -3,6 +3,8 @@
 //! Documentation/admin-guide/cputopology.rst, Documentation/ABI/testing/sysfs-devices-system-cpu (caches),
 //! Documentation/scheduler/sched-rt-group.rst (real-time throttling), kernel/sched/debug.c (the fair server).
 
+use std::collections::BTreeMap;
+
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Cache, CacheKind, Cpu, Identity, Node};
 use quell_core::units::{Bytes, LINE_BYTES, Share};
@@ -39,6 +41,7 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
         )));
     }
     let nodes = nodes(files, &online)?;
+    let tiers = tiers(files, &online)?;
     let mut cpus = Vec::with_capacity(usable.len());
     for id in usable.iter() {
         let topology = format!("{CPUS}/cpu{id}/topology");
@@ -56,6 +59,10 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
                 .iter()
                 .find(|n| n.cpus.contains(id))
                 .map_or(0, |n| n.id),
+            tier: tiers
+                .iter()
+                .position(|t| t.contains(id))
+                .map_or(0, |t| u32::try_from(t).unwrap_or(0)),
         });
     }
     Ok(Topology {
@@ -64,6 +71,27 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
         cpus,
         nodes,
     })
+}
+
+/// The CPUs of each kind of core, the fastest first; nothing where all are alike. Arm and RISC-V tell capacities
+/// (drivers/base/arch_topology.c); Intel's hybrid processors have a counter unit for each kind (arch/x86/events/intel).
+fn tiers(files: &dyn Files, online: &CpuSet) -> Result<Vec<CpuSet>> {
+    let mut by_capacity: BTreeMap<u32, CpuSet> = BTreeMap::new();
+    for cpu in online.iter() {
+        if let Some(capacity) =
+            files.parsed::<u32>(&format!("{CPUS}/cpu{cpu}/cpu_capacity"), "a number")?
+        {
+            by_capacity.entry(capacity).or_default().insert(cpu);
+        }
+    }
+    if !by_capacity.is_empty() {
+        return Ok(by_capacity.into_values().rev().collect());
+    }
+    let mut kinds = Vec::new();
+    for unit in ["cpu_core", "cpu_atom"] {
+        kinds.extend(files.cpus(&format!("/sys/bus/event_source/devices/{unit}/cpus"))?);
+    }
+    Ok(kinds)
 }
 
 /// The online CPUs.
@@ -217,9 +245,47 @@ fn identity(files: &dyn Files) -> Result<Identity> {
                 .into_owned()
         }),
         vendor: first(&["vendor_id", "CPU implementer", "mvendorid"]).unwrap_or_default(),
-        model: first(&["model name", "uarch", "CPU part"]).unwrap_or_default(),
+        model: match first(&["model name", "uarch"]) {
+            Some(name) => name,
+            None => arm_cores(&cpuinfo),
+        },
         hypervisor: hypervisor(files, virtual_machine)?,
     })
+}
+
+/// Part numbers of Arm's own cores (MIDR_EL1; arch/arm64/include/asm/cputype.h).
+const ARM_PARTS: [(&str, &str); 12] = [
+    ("0xd03", "Cortex-A53"),
+    ("0xd05", "Cortex-A55"),
+    ("0xd07", "Cortex-A57"),
+    ("0xd08", "Cortex-A72"),
+    ("0xd0a", "Cortex-A75"),
+    ("0xd0b", "Cortex-A76"),
+    ("0xd0c", "Neoverse-N1"),
+    ("0xd40", "Neoverse-V1"),
+    ("0xd46", "Cortex-A510"),
+    ("0xd49", "Neoverse-N2"),
+    ("0xd4d", "Cortex-A715"),
+    ("0xd4f", "Neoverse-V2"),
+];
+
+/// The kinds of core by the part numbers that `/proc/cpuinfo` prints on Arm, in the order of the CPUs.
+fn arm_cores(cpuinfo: &str) -> String {
+    let by_arm = cpuinfo
+        .lines()
+        .any(|l| l.starts_with("CPU implementer") && l.ends_with("0x41"));
+    let mut kinds: Vec<&str> = Vec::new();
+    for line in cpuinfo.lines().filter(|l| l.starts_with("CPU part")) {
+        let part = line.rsplit(':').next().unwrap_or_default().trim();
+        let name = ARM_PARTS
+            .iter()
+            .find(|(number, _)| by_arm && *number == part)
+            .map_or(part, |(_, name)| name);
+        if !kinds.contains(&name) {
+            kinds.push(name);
+        }
+    }
+    kinds.join(" + ")
 }
 
 /// Clock sources that only a hypervisor's guests have (drivers in arch/x86/kernel/kvmclock.c, arch/x86/xen/time.c,

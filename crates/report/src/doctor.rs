@@ -89,16 +89,31 @@ pub(crate) fn cpus(machine: &Inventory) -> String {
         .map(|c| c.siblings.len())
         .max()
         .unwrap_or(1);
+    let alike = machine.cpus.iter().all(|c| c.siblings.len() == threads);
+    let slower: CpuSet = machine
+        .cpus
+        .iter()
+        .filter(|c| c.tier > 0)
+        .map(|c| c.id)
+        .collect();
     format!(
-        "{} ({}), {}, {}{}",
+        "{} ({}), {}, {}{}{}",
         number(machine.cpus.len()),
         machine.cpu_set(),
         count(number(cores.len()), "core"),
         count(number(packages.len()), "package"),
         if threads > 1 {
-            format!(", {threads} threads per core")
+            format!(
+                ", {}{threads} threads per core",
+                if alike { "" } else { "up to " }
+            )
         } else {
             String::new()
+        },
+        if slower.is_empty() {
+            String::new()
+        } else {
+            format!("; CPUs {slower} are of a slower kind")
         }
     )
 }
@@ -148,8 +163,14 @@ fn size(bytes: u64) -> String {
         .into_iter()
         .find(|(_, scale)| bytes >= *scale)
         .unwrap_or(("B", 1));
-    let text = format!("{:.1}", bytes as f64 / scale as f64);
-    format!("{}{unit}", text.trim_end_matches(".0"))
+    let number = bytes as f64 / scale as f64;
+    // Small caches come in quarters of a MiB.
+    let text = if number < 10.0 {
+        format!("{number:.2}")
+    } else {
+        format!("{number:.1}")
+    };
+    format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
 fn availability(mechanism: Mechanism, available: &Availability, style: Style) -> String {
@@ -228,10 +249,7 @@ fn means(means: &Means) -> Vec<(&'static str, String)> {
         ("cpu quota", yes(means.cpu_max).to_owned()),
     ];
     if !means.counter_users.is_empty() {
-        lines.push((
-            "counters",
-            format!("also used by {}", means.counter_users.join(", ")),
-        ));
+        lines.push(("counters", means.counter_users.join("; ")));
     }
     lines
 }

@@ -160,20 +160,20 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::WorkqueueMask { cpus } => format!("run unbound kernel work on {} only", on(cpus)),
         Setting::Regulate(regulation) => {
             let meter = match regulation.meter {
-                Meter::Hardware => "counted by the processor".to_owned(),
-                Meter::Time => format!("counted as CPU time × {}", regulation.peak),
+                Meter::Hardware => "counted by hardware events".to_owned(),
+                Meter::Time => format!("counted as CPU time × {}", shown(regulation.peak)),
             };
             format!(
-                "let {}{} move {} lines per {} ({}), {meter}, no throttle longer than {}",
+                "let {}{} move {} ({} lines per {}), {meter}, no throttle longer than {}",
                 if regulation.cpus.len() > 1 {
                     "each of "
                 } else {
                     ""
                 },
                 on(&regulation.cpus),
+                rate(regulation.budget, regulation.period),
                 regulation.budget.0,
                 regulation.period,
-                rate(regulation.budget, regulation.period),
                 regulation.longest
             )
         }
@@ -187,8 +187,12 @@ pub(crate) fn describe(set: &Setting) -> String {
 fn rate(budget: Lines, period: Nanos) -> String {
     let bytes = u128::from(budget.0) * u128::from(LINE_BYTES) * 1_000_000_000;
     let per_s = bytes.checked_div(u128::from(period.0)).unwrap_or(0);
-    let rounded = (per_s + 500_000) / 1_000_000 * 1_000_000;
-    Rate(u64::try_from(rounded).unwrap_or(u64::MAX)).to_string()
+    shown(Rate(u64::try_from(per_s).unwrap_or(u64::MAX)))
+}
+
+/// In whole MB/s.
+fn shown(rate: Rate) -> String {
+    Rate(rate.0.saturating_add(500_000) / 1_000_000 * 1_000_000).to_string()
 }
 
 fn matched(table: &TaskMatch) -> String {

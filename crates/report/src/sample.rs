@@ -382,6 +382,7 @@ pub(crate) fn machine() -> Inventory {
                 siblings: CpuSet::from_iter([id]),
                 package: 0,
                 node: 0,
+                tier: 0,
             })
             .collect(),
         caches: vec![

@@ -1,7 +1,7 @@
 //! Rates into budgets: limits, what reserves leave to the others, and the fallback to the CPU-time quota.
 
 use crate::cpuset::CpuSet;
-use crate::inventory::MeterKind;
+use crate::inventory::{Availability, MeterKind};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{Held, Meter, Promise, REST, Regulation, Setting, StepId};
 use crate::policy::{
@@ -10,6 +10,7 @@ use crate::policy::{
 use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
+use super::cpus::on;
 
 /// Period of the CPU-time quota: the kernel's default (sched-bwc.rst).
 const QUOTA_PERIOD: Nanos = Nanos::millis(100);
@@ -17,6 +18,7 @@ const QUOTA_PERIOD: Nanos = Nanos::millis(100);
 /// How a group's rate was limited.
 struct Limited {
     group: String,
+    rate: Rate,
     level: Level,
     by: Option<StepId>,
     weakest: Option<String>,
@@ -42,38 +44,77 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             cpu_time(draft, name, share);
         }
         let explicit = group.limit.bandwidth;
-        let rate = match explicit {
+        let wanted = match explicit {
             Some(wanted) => resolve(draft, name, "limit.bandwidth", wanted),
             None => spare
                 .as_ref()
-                .and_then(|s| s.iter().find(|(n, _)| n == name))
-                .map(|(_, r)| *r),
+                .and_then(|s| s.iter().find(|w| w.group == *name))
+                .cloned(),
         };
-        if let Some(rate) = rate
-            && let Some(done) = limit(draft, name, group, rate, explicit.is_some())
+        if let Some(wanted) = wanted
+            && let Some(done) = limit(draft, name, group, &wanted, explicit.is_some())
         {
             limited.push(done);
         }
     }
+    stopped_together(draft, &limited);
     judge_reserves(draft, &reserved, &limited);
 }
 
+/// A rate for a group, and how it came about.
+#[derive(Clone, Debug)]
+struct Wanted {
+    group: String,
+    rate: Rate,
+    /// As in "39.2GB/s, 20% of …"; empty for a rate that was given.
+    origin: String,
+}
+
+/// A rate that was calculated, down to what a person reads: whole MB/s, below 1 GB/s whole kB/s.
+fn rounded(rate: Rate) -> Rate {
+    let unit = if rate.0 >= 1_000_000_000 {
+        1_000_000
+    } else {
+        1_000
+    };
+    Rate(rate.0 / unit * unit)
+}
+
+/// A share for a sentence: to a tenth of a percent.
+fn about(share: Share) -> Share {
+    Share((share.0 + 500) / 1_000 * 1_000)
+}
+
 /// A rate in bytes per second, with percentages of what the group's CPUs can draw.
-fn resolve(draft: &mut Draft<'_>, name: &str, key: &str, wanted: Bandwidth) -> Option<Rate> {
+fn resolve(draft: &mut Draft<'_>, name: &str, key: &str, wanted: Bandwidth) -> Option<Wanted> {
     let share = match wanted {
-        Bandwidth::Rate(rate) => return Some(rate),
+        Bandwidth::Rate(rate) => {
+            return Some(Wanted {
+                group: name.to_owned(),
+                rate,
+                origin: String::new(),
+            });
+        }
         // Refused as "not yet" before.
         Bandwidth::ReadWrite { .. } => return None,
         Bandwidth::Share(share) => share,
     };
     let cpus = draft.division.of(name).cpus.clone();
     match draft.sustainable(&cpus) {
-        Some(rate) => Some(rate.part(share)),
+        Some(rate) => Some(Wanted {
+            group: name.to_owned(),
+            rate: rounded(rate.part(share)),
+            origin: format!(
+                ", {share} of the {} that {} can draw",
+                rounded(rate),
+                on(&cpus)
+            ),
+        }),
         None => {
             draft.refuse(
                 format!("group.{name}.{key}"),
                 format!("{share} of a rate that has not been measured on this machine"),
-                Some("run `quell doctor --deep` once, or give a rate such as 600MB/s and regulator.sustainable".to_owned()),
+                Some("run `quell doctor --deep` once".to_owned()),
             );
             None
         }
@@ -95,9 +136,9 @@ fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {
     let mut list = Vec::new();
     for (name, group) in &policy.groups {
         if let Some(wanted) = group.reserve.bandwidth
-            && let Some(rate) = resolve(draft, name, "reserve.bandwidth", wanted)
+            && let Some(wanted) = resolve(draft, name, "reserve.bandwidth", wanted)
         {
-            list.push((name.clone(), rate));
+            list.push((name.clone(), wanted.rate));
         }
     }
     let Some(sustainable) = draft.sustainable(&draft.machine.cpu_set()) else {
@@ -120,7 +161,7 @@ fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {
 }
 
 /// What the reserves of others leave, divided by weight among the best-effort groups without a limit of their own.
-fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option<Vec<(String, Rate)>> {
+fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option<Vec<Wanted>> {
     if reserved.is_empty() {
         return None;
     }
@@ -157,7 +198,15 @@ fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option<Vec<(Strin
         open.iter()
             .map(|(name, g)| {
                 let extra = u64::try_from(part(g)).unwrap_or(u64::MAX);
-                ((*name).clone(), Rate(kept(name).saturating_add(extra)))
+                Wanted {
+                    group: (*name).clone(),
+                    rate: rounded(Rate(kept(name).saturating_add(extra))),
+                    origin: format!(
+                        ", its part (weight {} of {weights}) of what reserves and limits leave of {}",
+                        g.weight(),
+                        rounded(total)
+                    ),
+                }
             })
             .collect(),
     )
@@ -192,9 +241,10 @@ fn limit(
     draft: &mut Draft<'_>,
     name: &str,
     group: &Group,
-    rate: Rate,
+    wanted: &Wanted,
     explicit: bool,
 ) -> Option<Limited> {
+    let rate = wanted.rate;
     let key = format!("group.{name}.limit.bandwidth");
     if group.role == Role::Exempt || !group.allows(Permission::Throttle) {
         if explicit || group.role == Role::BestEffort {
@@ -216,13 +266,18 @@ fn limit(
         );
         return None;
     };
-    let each = Rate(rate.0 / (cpus.len() as u64).max(1));
+    if cpus.is_empty() {
+        // Refused for its CPUs already.
+        return None;
+    }
+    let each = Rate(rate.0 / cpus.len() as u64);
     let share = Share::ratio(each.0, peak.0);
     if share >= Share::WHOLE {
         draft.notes.push(format!(
-            "group {name}: its {} CPUs draw at most {} each, so the limit of {rate} needs no step",
-            cpus.len(),
-            peak
+            "group {name}: the limit of {rate}{} needs no step: {} cannot draw more ({} for each CPU)",
+            wanted.origin,
+            on(&cpus),
+            rounded(peak)
         ));
         draft.promises.push(limit_held(
             name,
@@ -233,6 +288,7 @@ fn limit(
         ));
         return Some(Limited {
             group: name.to_owned(),
+            rate,
             level: Level::Estimated,
             by: None,
             weakest: None,
@@ -241,7 +297,7 @@ fn limit(
         });
     }
     match regulator(draft, name, &cpus) {
-        Ok(meter) => regulate(draft, name, rate, each, peak, share, meter, cpus),
+        Ok(meter) => regulate(draft, name, wanted, each, peak, share, meter, cpus),
         Err(why) if draft.policy.mechanisms.bandwidth == BandwidthMechanism::Regulator => {
             draft.refuse(
                 key,
@@ -253,7 +309,7 @@ fn limit(
             );
             None
         }
-        Err(why) => quota(draft, name, rate, share, &cpus, &why),
+        Err(why) => quota(draft, name, wanted, share, &cpus, &why),
     }
 }
 
@@ -318,13 +374,14 @@ fn regulator(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Result<Meter, Stri
 fn regulate(
     draft: &mut Draft<'_>,
     name: &str,
-    rate: Rate,
+    wanted: &Wanted,
     each: Rate,
     peak: Rate,
     share: Share,
     meter: Meter,
     cpus: CpuSet,
 ) -> Option<Limited> {
+    let rate = wanted.rate;
     let keys = &draft.policy.regulator;
     let (period, longest) = (keys.period, keys.longest);
     let kernel = draft.machine.means.kernel_floor;
@@ -337,13 +394,19 @@ fn regulate(
         draft.refuse(
             format!("group.{name}.limit.bandwidth"),
             format!(
-                "{rate} is {share} of its CPUs' time at their peak of {peak}, below the floor of {floor}: the kernel gives \
-                 ordinary tasks about that much beside a real-time thread, so the limit would leak"
+                "{rate}{origin} is {each} for each of {count}: {part} of its time at the peak of {peak}, below the floor of \
+                 {floor}: the kernel gives ordinary tasks about that much beside a real-time thread, so the limit would leak",
+                origin = if wanted.origin.is_empty() {
+                    String::new()
+                } else {
+                    format!("{},", wanted.origin)
+                },
+                each = rounded(each),
+                count = on(&cpus),
+                part = about(share),
+                peak = rounded(peak),
             ),
-            Some(format!(
-                "raise the limit to at least {}, or lower regulator.floor and accept level none",
-                Rate(peak.part(floor).0 * cpus.len() as u64)
-            )),
+            Some(floor_remedy(draft, name, rate, peak, floor, &cpus)),
         );
         return None;
     }
@@ -376,13 +439,15 @@ fn regulate(
         ));
     }
     let because = format!(
-        "limit {rate}: {budget} per CPU and {period}, {share} of its time at the peak of {peak}; counted by {}",
-        if meter == Meter::Time {
-            "CPU time"
+        "limit {rate}{}{}: {} of one CPU's peak ({})",
+        wanted.origin,
+        if cpus.len() > 1 {
+            format!(", {} for each CPU", rounded(each))
         } else {
-            "hardware events"
+            String::new()
         },
-        budget = bytes_of(budget),
+        about(share),
+        rounded(peak),
     );
     let regulation = Regulation {
         cpus: cpus.clone(),
@@ -406,8 +471,13 @@ fn regulate(
     );
     if !along.is_empty() {
         draft.notes.push(format!(
-            "throttled along with group {name} on CPU {cpus}: {}",
-            along.join(", ")
+            "when group {name} has used its budget up on a CPU, everybody there stops with it: {} ({})",
+            along.join(", "),
+            if meter == Meter::Hardware {
+                "what they move counts, too"
+            } else {
+                "what they move is not counted"
+            }
         ));
         if let Some(group) = draft.groups.iter_mut().find(|g| g.name == name) {
             group.throttled_along = along;
@@ -425,6 +495,7 @@ fn regulate(
         .push(limit_held(name, rate, level, Some(id), weakest.clone()));
     Some(Limited {
         group: name.to_owned(),
+        rate,
         level,
         by: Some(id),
         weakest,
@@ -433,8 +504,60 @@ fn regulate(
     })
 }
 
-fn bytes_of(lines: Lines) -> String {
-    format!("{:.1} KiB", (lines.0 * LINE_BYTES) as f64 / 1024.0)
+/// How a limit below the floor can be had after all.
+fn floor_remedy(
+    draft: &Draft<'_>,
+    name: &str,
+    rate: Rate,
+    peak: Rate,
+    floor: Share,
+    cpus: &CpuSet,
+) -> String {
+    let lowest = peak.part(floor).0.max(1);
+    let fewer = rate.0 / lowest;
+    let mut ways = Vec::new();
+    if fewer > 0 && fewer < cpus.len() as u64 {
+        ways.push(format!(
+            "confine the group to {} (group.{name}.cpus = {fewer})",
+            if fewer == 1 {
+                "one CPU".to_owned()
+            } else {
+                format!("{fewer} CPUs")
+            }
+        ));
+    }
+    let raised = lowest.saturating_mul(cpus.len() as u64).div_ceil(1_000_000) * 1_000_000;
+    ways.push(format!("raise the limit to at least {}", Rate(raised)));
+    if draft.unavailable(Mechanism::CpuMax).is_none() {
+        ways.push(
+            "have it held by the CPU-time quota (mechanisms.bandwidth = \"none\")".to_owned(),
+        );
+    }
+    ways.push("lower regulator.floor and accept level none".to_owned());
+    ways.join(", or ")
+}
+
+/// Regulated groups on the same CPUs stop together: whichever budget is used up first.
+fn stopped_together(draft: &mut Draft<'_>, limited: &[Limited]) {
+    let regulated = |l: &&Limited| {
+        draft
+            .steps
+            .iter()
+            .any(|s| Some(s.id) == l.by && matches!(s.set, Setting::Regulate(_)))
+    };
+    let regulated: Vec<&Limited> = limited.iter().filter(regulated).collect();
+    for (i, one) in regulated.iter().enumerate() {
+        for other in &regulated[i + 1..] {
+            let both = one.cpus.intersection(&other.cpus);
+            if !both.is_empty() {
+                draft.notes.push(format!(
+                    "groups {} and {} are regulated on the same CPUs ({both}): the first budget to be used up stops both; give \
+                     each CPUs of its own (`cpus`) to let both reach their limits",
+                    one.group, other.group
+                ));
+            }
+        }
+    }
 }
 
 /// Who else runs on the regulated CPUs and is stopped with the group.
@@ -477,27 +600,44 @@ fn sibling_note(draft: &mut Draft<'_>, name: &str, cpus: &CpuSet) {
 fn quota(
     draft: &mut Draft<'_>,
     name: &str,
-    rate: Rate,
+    wanted: &Wanted,
     share: Share,
     cpus: &CpuSet,
     why: &str,
 ) -> Option<Limited> {
+    let rate = wanted.rate;
     if let Some(not) = draft.unavailable(Mechanism::CpuMax) {
         draft.refuse(
             format!("group.{name}.limit.bandwidth"),
-            format!("the regulator cannot hold it ({why}), nor can the CPU-time quota ({not})"),
-            None,
+            if why == not {
+                format!("neither the regulator nor the CPU-time quota can hold it: {why}")
+            } else {
+                format!("the regulator cannot hold it ({why}), nor can the CPU-time quota ({not})")
+            },
+            match draft.machine.mechanisms.get(&Mechanism::CpuMax) {
+                Some(Availability::No { remedy, .. }) => remedy.clone(),
+                _ => None,
+            },
         );
         return None;
     }
     let total = Share(share.0.saturating_mul(cpus.len() as u64));
+    // Down to what a person reads; never to nothing.
+    let total = Share((total.0 / 1_000 * 1_000).max(total.0.min(1_000)));
     let set = Setting::CpuMax {
         share: total,
         period: QUOTA_PERIOD,
     };
+    // A reason with its remedies is told once.
+    let (reason, more) = why.split_once(": ").unwrap_or((why, ""));
     let because = format!(
-        "limit {rate} as CPU time at the peak rate, by cpu-max instead of the regulator: {why}"
+        "limit {rate}{}, as CPU time at the peak rate; no regulator here: {reason}",
+        wanted.origin
     );
+    let more = format!("{reason}: {more}");
+    if more.len() > reason.len() + 2 && !draft.notes.contains(&more) {
+        draft.notes.push(more);
+    }
     let id = draft.step(Some(name), Mechanism::CpuMax, set, because);
     let weakest = Some(format!(
         "cpu-max lets a whole quota through at once, every {QUOTA_PERIOD}"
@@ -511,11 +651,57 @@ fn quota(
     ));
     Some(Limited {
         group: name.to_owned(),
+        rate,
         level: Level::Estimated,
         by: Some(id),
         weakest,
         counts_all: false,
         cpus: cpus.clone(),
+    })
+}
+
+/// The rate of the machine is that of all memory nodes together. A reserve lives in the nodes of its group, and the
+/// others may all draw from the same: what the nodes have is taken to be their even part of the whole.
+fn one_node(
+    draft: &Draft<'_>,
+    name: &str,
+    reserve: Rate,
+    reserved: &[(String, Rate)],
+    limited: &[Limited],
+) -> Option<(Level, String)> {
+    let own = draft.nodes_of(&draft.division.of(name).cpus);
+    let all = draft.nodes_of(&draft.machine.cpu_set());
+    if own.len() >= all.len() {
+        return None;
+    }
+    let total = draft.sustainable(&draft.machine.cpu_set())?;
+    let part = Rate(total.0 / all.len() as u64 * own.len() as u64);
+    let others: u64 = draft
+        .policy
+        .groups
+        .keys()
+        .filter(|other| *other != name)
+        .map(|other| {
+            let limit = limited.iter().find(|l| l.group == *other).map(|l| l.rate.0);
+            let kept = reserved.iter().find(|(n, _)| n == other).map(|(_, r)| r.0);
+            limit.or(kept).unwrap_or(0)
+        })
+        .sum();
+    let nodes = if own.len() == 1 { "node" } else { "nodes" };
+    Some(if reserve.0.saturating_add(others) > part.0 {
+        let why = format!(
+            "memory {nodes} {own}: the others together may draw {} there, and it has about {}, its part of the measured rate; \
+             limit them to what it has left",
+            rounded(Rate(others)),
+            rounded(part)
+        );
+        (Level::None, why)
+    } else {
+        let why = format!(
+            "memory {nodes} {own} is taken to have its even part of the measured rate, about {}",
+            rounded(part)
+        );
+        (Level::Estimated, why)
     })
 }
 
@@ -539,8 +725,10 @@ fn judge_reserves(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: &
                     weaken(
                         l.level,
                         format!(
-                            "group {other}: {}",
-                            l.weakest.as_deref().unwrap_or("held by a loop")
+                            "the limit of group {other}: {}",
+                            l.weakest
+                                .as_deref()
+                                .unwrap_or("a loop holds it, after the fact")
                         ),
                     );
                 }
@@ -552,6 +740,13 @@ fn judge_reserves(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: &
                         ),
                     );
                 }
+                None if draft.machine.measured.is_none() => weaken(
+                    Level::None,
+                    format!(
+                        "group {other} has no limit, and none can be divided among the others before rates are measured (`quell \
+                         doctor --deep`)"
+                    ),
+                ),
                 None => weaken(Level::None, format!("group {other} has no limit")),
             }
         }
@@ -562,8 +757,18 @@ fn judge_reserves(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: &
         if !draft.division.rest.is_subset(&counted) {
             weaken(
                 Level::None,
-                "unmatched tasks (group rest) have no limit".to_owned(),
+                if counted.is_empty() {
+                    "unmatched tasks (group rest) have no limit".to_owned()
+                } else {
+                    format!(
+                        "unmatched tasks (group rest) have no limit on {}",
+                        on(&draft.division.rest.difference(&counted))
+                    )
+                },
             );
+        }
+        if let Some((bound, why)) = one_node(draft, name, *rate, reserved, limited) {
+            weaken(bound, why);
         }
         if level == Level::Enforced {
             // Nobody else is there: still only as good as the measured rate.

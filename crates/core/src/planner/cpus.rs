@@ -1,7 +1,8 @@
 //! Who runs where: exclusive CPUs for critical groups, what is left for the others.
 //!
-//! Groups that name CPUs choose first. Counted CPUs are taken from the highest number down, whole cores where the group
-//! is to be alone on them, because the kernel keeps its own housekeeping on the lowest.
+//! Groups that name CPUs choose first. Counted CPUs are of the fastest kind and near to each other (one node, one
+//! last-level cache, if one has enough), whole cores where the group is to be alone on them; from the highest number down,
+//! because the kernel keeps its own housekeeping on the lowest.
 
 use std::collections::BTreeMap;
 
@@ -29,6 +30,8 @@ pub struct Division {
     parts: BTreeMap<String, Part>,
     /// Where `rest` runs.
     pub rest: CpuSet,
+    /// What no critical group takes: where interrupts and kernel work are sent.
+    pub free: CpuSet,
     /// What a person should know.
     pub notes: Vec<String>,
 }
@@ -84,10 +87,16 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
             CpusWanted::List(list) => list,
             CpusWanted::Count(n) => choose(machine, &free, n as usize, group.smt),
             _ => {
-                let n = (free.len() / 2 / undecided.max(1)).max(1);
+                // Half of what is left: of the cores, where the group is to have them whole.
+                let units = if group.smt == Smt::Shared {
+                    free.len()
+                } else {
+                    cores(machine, &free).len()
+                };
+                let n = (units / 2 / undecided.max(1)).max(1);
                 let cpus = choose(machine, &free, n, group.smt);
                 division.notes.push(format!(
-                    "group {name}: cpus = \"auto\" came to {cpus}; give a number to change it"
+                    "group {name}: cpus = \"auto\" came to {cpus}, half of what there was; give a number to change it"
                 ));
                 cpus
             }
@@ -169,7 +178,7 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
                 list
             }
             CpusWanted::Count(n) => {
-                let cpus: CpuSet = free.iter().take(n as usize).collect();
+                let cpus = lowest(machine, &free, n as usize);
                 if cpus.len() < n as usize || n == 0 {
                     refuse(
                         &format!("group.{name}"),
@@ -179,7 +188,13 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
                 }
                 cpus
             }
-            _ if group.role == Role::Exempt => all.clone(),
+            _ if group.role == Role::Exempt && free != all => {
+                division.notes.push(format!(
+                    "group {name} is exempt from limits, but not from the partition: like every other task it stays off {}",
+                    on(&all.difference(&free))
+                ));
+                free.clone()
+            }
             _ => free.clone(),
         };
         let confined = group.role != Role::Exempt
@@ -195,6 +210,7 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
             },
         );
     }
+    division.free = free.clone();
     division.rest = match &policy.rest.cpus {
         CpusWanted::List(list) => {
             let outside = list.difference(&free);
@@ -215,16 +231,88 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
     division
 }
 
-/// `n` CPUs from the highest down; on different cores first unless the group shares cores.
-fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
-    let mut cpus = CpuSet::new();
+/// `CPU 3`, `CPUs 2-3`.
+pub(super) fn on(cpus: &CpuSet) -> String {
+    format!("CPU{} {cpus}", if cpus.len() > 1 { "s" } else { "" })
+}
+
+/// The cores with a free CPU, each by its highest.
+fn cores(machine: &Inventory, free: &CpuSet) -> CpuSet {
+    let mut seen = CpuSet::new();
     let mut cores = CpuSet::new();
-    if smt != Smt::Shared {
-        for cpu in machine.cpus.iter().rev().filter(|c| free.contains(c.id)) {
-            if cpus.len() < n && !cores.contains(cpu.id) {
-                cpus.insert(cpu.id);
-                cores = cores.union(&cpu.siblings);
-            }
+    for cpu in machine.cpus.iter().rev().filter(|c| free.contains(c.id)) {
+        if !seen.contains(cpu.id) {
+            cores.insert(cpu.id);
+            seen = seen.union(&cpu.siblings);
+        }
+    }
+    cores
+}
+
+/// `n` CPUs from the lowest number up, one place after the other.
+fn lowest(machine: &Inventory, free: &CpuSet, n: usize) -> CpuSet {
+    let place = |cpu: CpuId| {
+        let node = machine.cpus.iter().find(|c| c.id == cpu).map(|c| c.node);
+        (node, machine.llc(cpu).map(|c| &c.cpus))
+    };
+    let mut cpus = CpuSet::new();
+    let mut left: Vec<CpuId> = free.iter().collect();
+    while let Some(first) = left.first().copied().filter(|_| cpus.len() < n) {
+        let (near, far): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|c| place(*c) == place(first));
+        for cpu in near.into_iter().take(n - cpus.len()) {
+            cpus.insert(cpu);
+        }
+        left = far;
+    }
+    cpus
+}
+
+/// A set of CPUs that are near to each other: one kind of core, one memory node, one last-level cache.
+type Place = (u32, u32, CpuSet);
+
+/// `n` CPUs of the fastest kind, near to each other, from the highest number down; on different cores first unless the
+/// group shares cores.
+fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
+    let units = if smt == Smt::Shared {
+        free.clone()
+    } else {
+        cores(machine, free)
+    };
+    let mut places: BTreeMap<Place, CpuSet> = BTreeMap::new();
+    for cpu in machine.cpus.iter().filter(|c| units.contains(c.id)) {
+        let cache = machine.llc(cpu.id).map(|c| c.cpus.clone());
+        let place = (cpu.tier, cpu.node, cache.unwrap_or_default());
+        places.entry(place).or_default().insert(cpu.id);
+    }
+    let mut cpus = CpuSet::new();
+    let mut home = None;
+    while cpus.len() < n && !places.is_empty() {
+        let left = n - cpus.len();
+        // The smallest place that holds what is left; where none does, the largest, so that few are broken up.
+        let best = places
+            .iter()
+            .min_by_key(|((tier, node, _), units)| {
+                let fits = units.len() >= left;
+                (
+                    *tier,
+                    home.is_some_and(|h| h != *node),
+                    !fits,
+                    if fits {
+                        units.len()
+                    } else {
+                        usize::MAX - units.len()
+                    },
+                    std::cmp::Reverse(units.iter().next_back()),
+                )
+            })
+            .map(|(place, _)| place.clone());
+        let Some((place, units)) = best.and_then(|p| places.remove_entry(&p)) else {
+            break;
+        };
+        home = home.or(Some(place.1));
+        for cpu in units.iter().rev().take(left) {
+            cpus.insert(cpu);
         }
     }
     for cpu in free.iter().rev() {
@@ -260,12 +348,20 @@ fn block(
     let leaves_a_core = !free.difference(&whole).is_empty();
     if smt == Smt::Alone || leaves_a_core {
         notes.push(format!(
-            "group {name} is alone on its cores: CPU {siblings} stays idle"
+            "group {name} is alone on its cores: {}, the other {} there, stay{} idle",
+            on(&siblings),
+            if siblings.len() > 1 {
+                "threads"
+            } else {
+                "thread"
+            },
+            if siblings.len() > 1 { "" } else { "s" },
         ));
         return whole;
     }
     notes.push(format!(
-        "group {name} shares its cores with CPU {siblings}: no core would be left for the others"
+        "group {name} shares its cores with {}: no core would be left for the others",
+        on(&siblings)
     ));
     cpus.clone()
 }

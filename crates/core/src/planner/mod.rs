@@ -55,7 +55,11 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
     draft.gather();
     draft.partition();
     bandwidth::plan(&mut draft);
-    draft.require();
+    // What was refused would be judged as missing: the reason has been told already.
+    if draft.refusals.is_empty() {
+        draft.require();
+        draft.shared_caches();
+    }
     if !draft.refusals.is_empty() {
         return Err(draft.refusals);
     }
@@ -120,7 +124,7 @@ impl Draft<'_> {
             ) {
                 (true, _) => "its tasks are launched into a cgroup of its own".to_owned(),
                 (false, true) => {
-                    "it names a cgroup: that one is changed in place, nothing is moved out of it"
+                    "it has a cgroup already: that one is changed in place, nothing is moved out of it"
                         .to_owned()
                 }
                 (false, false) => {
@@ -166,14 +170,19 @@ impl Draft<'_> {
             let key = confined
                 .first()
                 .map_or_else(|| "rest.cpus".to_owned(), |n| format!("group.{n}.cpus"));
-            self.refuse(
-                key,
-                why,
-                Some("leave out `cpus`, or write cpus = \"any\"".to_owned()),
-            );
+            let instead = "write cpus = \"any\" to do without";
+            let remedy = match self.machine.mechanisms.get(&Mechanism::Cores) {
+                Some(Availability::No {
+                    remedy: Some(remedy),
+                    ..
+                }) => format!("{remedy}, or {instead}"),
+                _ => instead.to_owned(),
+            };
+            self.refuse(key, why, Some(remedy));
             return;
         }
         let kind = self.machine.means.cpuset;
+        let free = self.division.free.clone();
         let mut holders: Vec<(String, StepId)> = Vec::new();
         for name in &confined {
             let part = self.division.of(name).clone();
@@ -211,10 +220,10 @@ impl Draft<'_> {
             Some(REST),
             Mechanism::Cores,
             Setting::ConfineRest { cpus: rest.clone() },
-            "every other task stays off the critical CPUs",
+            "tasks of no group stay off the critical CPUs, your shell included",
         );
         let mut common = vec![kept];
-        common.extend(self.quiet(&rest));
+        common.extend(self.quiet(&free));
         for (name, id) in holders {
             let (level, weakest) = match kind {
                 CpusetKind::AffinityOnly => (
@@ -226,6 +235,15 @@ impl Draft<'_> {
                     "kernel threads bound to a CPU stay on it (listed when applied)",
                 ),
             };
+            let beside = self.beside(&name);
+            let weakest = if beside.is_empty() {
+                weakest.to_owned()
+            } else {
+                format!(
+                    "others run on {}, threads of the same cores (SMT): what is inside a core is shared",
+                    cpus::on(&beside)
+                )
+            };
             let mut held_by = vec![id];
             held_by.extend(&common);
             self.promises.push(Held {
@@ -235,13 +253,59 @@ impl Draft<'_> {
                 },
                 level,
                 held_by,
-                weakest: Some(weakest.to_owned()),
+                weakest: Some(weakest),
             });
         }
     }
 
+    /// SMT siblings of a group's CPUs that are not kept free for it, those of other owners (outside our cpuset) included.
+    fn beside(&self, name: &str) -> CpuSet {
+        let part = self.division.of(name);
+        self.machine
+            .cpus
+            .iter()
+            .filter(|c| part.cpus.contains(c.id))
+            .fold(CpuSet::new(), |all, c| all.union(&c.siblings))
+            .difference(&part.blocked)
+    }
+
+    /// A core partition divides no cache: whoever shares the last one with a critical group is told.
+    fn shared_caches(&mut self) {
+        for (name, _) in self.policy.with_role(Role::Critical) {
+            let part = self.division.of(name);
+            if !part.exclusive {
+                continue;
+            }
+            let caches: Vec<_> = self
+                .machine
+                .caches
+                .iter()
+                .filter(|c| {
+                    part.cpus
+                        .iter()
+                        .any(|cpu| self.machine.llc(cpu) == Some(*c))
+                })
+                .collect();
+            let all = caches
+                .iter()
+                .fold(CpuSet::new(), |all, c| all.union(&c.cpus));
+            let others = all.difference(&part.blocked);
+            let Some(level) = caches
+                .first()
+                .map(|c| c.level)
+                .filter(|_| !others.is_empty())
+            else {
+                continue;
+            };
+            self.notes.push(format!(
+                "group {name} shares an L{level} cache with {}: CPUs are divided, caches are not",
+                cpus::on(&others)
+            ));
+        }
+    }
+
     /// Interrupts and unbound kernel work away from the exclusive CPUs.
-    fn quiet(&mut self, rest: &CpuSet) -> Vec<StepId> {
+    fn quiet(&mut self, free: &CpuSet) -> Vec<StepId> {
         let mut ids = Vec::new();
         let from: CpuSet = self
             .policy
@@ -261,25 +325,30 @@ impl Draft<'_> {
         if movable > 0 {
             let set = Setting::MoveIrqs {
                 from,
-                to: rest.clone(),
+                to: free.clone(),
             };
             ids.push(self.step(
                 None,
                 Mechanism::Cores,
                 set,
-                format!("{movable} interrupts can be sent elsewhere"),
+                "devices interrupt the others instead".to_owned(),
             ));
         }
         if fixed > 0 {
-            self.notes.push(format!("{fixed} interrupts cannot be moved (the kernel refuses); they may still arrive on the critical CPUs"));
+            let (s, they) = if fixed == 1 {
+                ("", "it")
+            } else {
+                ("s", "they")
+            };
+            self.notes.push(format!("{fixed} interrupt{s} cannot be moved (the kernel refuses); {they} may still arrive on the critical CPUs"));
         }
         if workqueue {
-            let set = Setting::WorkqueueMask { cpus: rest.clone() };
+            let set = Setting::WorkqueueMask { cpus: free.clone() };
             ids.push(self.step(
                 None,
                 Mechanism::Cores,
                 set,
-                "unbound kernel work runs elsewhere",
+                "kernel work that belongs to no CPU stays off the critical ones",
             ));
         } else {
             self.notes.push("the mask of unbound kernel work cannot be written here; some of it may run on the critical CPUs".to_owned());

@@ -12,6 +12,7 @@ fn machine(cores: u32, threads: u32) -> Inventory {
             siblings: (0..threads).map(|t| id % cores + t * cores).collect(),
             package: 0,
             node: 0,
+            tier: 0,
         })
         .collect();
     let all: CpuSet = cpus.iter().map(|c| c.id).collect();
@@ -328,6 +329,144 @@ fn a_critical_group_is_alone_on_its_core_if_the_others_keep_one() {
         "{:?}",
         plan.notes
     );
+}
+
+/// Two nodes with a cache each, CPUs numbered alternately, two threads per core.
+fn two_nodes(cores: u32) -> Inventory {
+    let mut machine = machine(cores, 2);
+    let node = |id: u32| id % 2;
+    for cpu in &mut machine.cpus {
+        cpu.node = node(cpu.id);
+    }
+    let all = machine.cpu_set();
+    let whole = machine.caches[0].clone();
+    machine.caches = (0..2)
+        .map(|n| Cache {
+            cpus: all.iter().filter(|id| node(*id) == n).collect(),
+            ..whole.clone()
+        })
+        .collect();
+    machine
+}
+
+#[test]
+fn critical_cpus_are_fast_and_near_to_each_other() {
+    let cpus = |text: &str, machine: &Inventory| planned(text, machine).groups[0].cpus.to_string();
+    let two = PAIR.replace("cpus = 1", "cpus = 2");
+    assert_eq!(cpus(&two, &two_nodes(8)), "13,15", "one node");
+    let auto = PAIR.replace("cpus = 1", "cpus = 'auto'");
+    assert_eq!(
+        cpus(&auto, &two_nodes(8)),
+        "9,11,13,15",
+        "half of the cores"
+    );
+    // The small cores have the highest numbers, as on Intel's hybrids.
+    let mut hybrid = machine(4, 1);
+    for cpu in &mut hybrid.cpus[2..] {
+        cpu.tier = 1;
+    }
+    assert_eq!(cpus(PAIR, &hybrid), "1");
+    assert_eq!(
+        cpus(&PAIR.replace("cpus = 1", "cpus = 3"), &hybrid),
+        "0-1,3"
+    );
+}
+
+#[test]
+fn what_a_partition_does_not_divide_is_told() {
+    let shared = PAIR.replace("cpus = 1", "cpus = 1\nsmt = 'shared'");
+    let plan = planned(&shared, &two_nodes(4));
+    let weakest = plan.promises[0].weakest.clone().unwrap();
+    assert!(weakest.contains("others run on CPU 3"), "{weakest}");
+    assert!(
+        plan.notes
+            .iter()
+            .any(|n| n.contains("shares an L3 cache with CPUs 1,3,5")),
+        "{:?}",
+        plan.notes
+    );
+}
+
+#[test]
+fn a_reserve_on_one_node_is_judged_by_that_node() {
+    let text = |limit: &str| {
+        format!(
+            "require='none'\n[group.victim]\nrole='critical'\ncommand=['a']\ncpus=1\nreserve.bandwidth='1GB/s'\n\
+             [group.noise]\nrole='best-effort'\ncommand=['b']\nlimit.bandwidth='{limit}'\n"
+        )
+    };
+    let mut counted = two_nodes(4);
+    counted.means.meter = MeterKind::Hardware {
+        events: vec!["cpu/x".to_owned()],
+        separate_writes: false,
+    };
+    let reserve = |limit: &str| {
+        let plan = planned(&text(limit), &counted);
+        let held = plan.promises.last().unwrap();
+        (held.level, held.weakest.clone().unwrap())
+    };
+    // 20 GB/s over both nodes: 10 of one.
+    let (level, why) = reserve("12GB/s");
+    assert_eq!(level, Level::None);
+    assert!(
+        why.contains("may draw 12GB/s there, and it has about 10GB/s"),
+        "{why}"
+    );
+    assert_eq!(reserve("8GB/s").0, Level::Estimated);
+}
+
+#[test]
+fn counted_cpus_of_other_groups_are_near_to_each_other_too() {
+    let plan = planned(&format!("{PAIR}cpus = 2\n"), &two_nodes(4));
+    assert_eq!(plan.groups[1].cpus.to_string(), "0,2");
+}
+
+#[test]
+fn interrupts_go_to_every_cpu_that_is_not_critical() {
+    let plan = planned(&format!("{PAIR}[rest]\ncpus = 1\n"), &machine(4, 1));
+    let to = plan.steps.iter().find_map(|s| match &s.set {
+        Setting::MoveIrqs { to, .. } => Some(to.to_string()),
+        _ => None,
+    });
+    assert_eq!(to.as_deref(), Some("0-2"));
+}
+
+#[test]
+fn a_limit_spread_too_thin_names_the_cpus_that_would_hold_it() {
+    let text = refused(
+        &format!("{PAIR}limit.bandwidth = '1GB/s'\n"),
+        &machine(8, 1),
+    );
+    assert!(
+        text.contains("142.857MB/s for each of CPUs 0-6: 1.4%")
+            && text.contains("group.noise.cpus = 1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_exempt_group_is_not_said_to_run_on_critical_cpus() {
+    let text = format!("{PAIR}[group.radio]\nrole = 'exempt'\nmatch = [{{ comm = 'radio' }}]\n");
+    let plan = planned(&text, &machine(2, 1));
+    assert_eq!(
+        plan.cpus("radio").map(ToString::to_string).as_deref(),
+        Some("0")
+    );
+    assert!(
+        plan.notes.iter().any(|n| n.contains("stays off CPU 1")),
+        "{:?}",
+        plan.notes
+    );
+}
+
+#[test]
+fn a_refused_limit_is_not_held_against_the_reserve_as_well() {
+    let text = refused(
+        "[group.victim]\nrole='critical'\ncommand=['a']\ncpus=1\nreserve.bandwidth='2GB/s'\n\
+         [group.noise]\nrole='best-effort'\ncommand=['b']\nlimit.bandwidth='1%'\n",
+        &machine(2, 1),
+    );
+    assert_eq!(text.lines().count(), 1, "{text}");
 }
 
 #[test]
