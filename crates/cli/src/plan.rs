@@ -81,3 +81,6 @@ pub fn captured(file: &Path) -> Result<Inventory> {
         .inventory()
         .map_err(|e| usage(format!("{name}: {e}")))
 }
+
+#[cfg(test)]
+mod zoo;

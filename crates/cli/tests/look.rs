@@ -74,6 +74,23 @@ fn the_example_policies_plan_for_a_captured_machine_or_say_why_not() {
 }
 
 #[test]
+fn a_captured_machine_plans_as_the_machine_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("machine.toml");
+    let file = file.to_str().unwrap();
+    assert_eq!(run(&["doctor", "--capture", file]).code, 0);
+    let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/one-cpu.toml");
+    let policy = policy.to_str().unwrap();
+    let (here, there) = (
+        run(&["plan", policy]),
+        run(&["plan", policy, "--machine", file]),
+    );
+    assert_eq!((here.code, here.out), (there.code, there.out));
+    std::fs::write(file, "schema = 'quell.capture/1'\nfile = 1\n").unwrap();
+    run(&["plan", policy, "--machine", file]).fails(2, &["machine.toml", "line 2", "file"]);
+}
+
+#[test]
 fn generators_report_numbers_with_their_units() {
     for bench in [
         &["latency", "--size", "256KiB"][..],
