@@ -6,7 +6,6 @@
 set -euo pipefail
 quell=$(realpath "$1")
 rounds=${2:-5}
-limit=${LIMIT:-20%}
 port=36380
 work=$(mktemp -d)
 started=()
@@ -19,36 +18,48 @@ done
 redis-server --port "$port" --save "" --appendonly no >/dev/null & started+=($!)
 until redis-cli -p "$port" ping >/dev/null 2>&1; do sleep 0.1; done
 
-neighbour() { stress-ng --stream "$(nproc)" --metrics --timeout 60 >"$work/stress" 2>&1 & noise=$!; sleep 2; }
-quiet() { kill -INT "$noise" 2>/dev/null || true; wait "$noise" 2>/dev/null || true; }
-# What the neighbour reached, in its own operations per second of real time.
-kept() { awk '$4 == "stream" && NF > 8 { rate = $9 } END { print rate + 0 }' "$work/stress"; }
-# One row of raw figures: CONFIGURATION PROGRAM p50-ms p99-ms requests-per-second, or seconds for an encode.
-redis() { redis-benchmark -p "$port" -t get -n 300000 -c 20 --csv |
+neighbour() { stress-ng --stream "$(nproc)" --timeout 60 >/dev/null 2>&1 & noise=$!; sleep 2; }
+quiet() { kill "$noise" 2>/dev/null || true; wait "$noise" 2>/dev/null || true; }
+# CPU time of the neighbour's workers so far, in clock ticks (10 ms).
+ticks() {
+  local pid all
+  all=$(pgrep -P "$noise" || true)
+  for pid in $all; do all+=" $(pgrep -P "$pid" || true)"; done
+  for pid in $all; do cat "/proc/$pid/stat" 2>/dev/null || true; done | awk '{ sum += $14 + $15 } END { print sum + 0 }'
+}
+now() { echo "${EPOCHREALTIME/./}"; }
+# beside CONFIGURATION PROGRAM COMMAND…: runs the command, and notes the per cent of a CPU the neighbour had meanwhile.
+beside() {
+  local ticks_before from
+  ticks_before=$(ticks) from=$(now)
+  "${@:3}"
+  echo "$1 neighbour-$2 $((($(ticks) - ticks_before) * 1000000 / ($(now) - from)))" >>"$work/rows"
+}
+# One connection, so that client and server take turns on one CPU as well as on two.
+# One row of raw figures: CONFIGURATION PROGRAM p50-ms p99-ms requests-per-second, or milliseconds for an encode.
+redis() { redis-benchmark -p "$port" -t get -n 60000 -c 1 --csv |
   awk -F'","' -v c="$1" '$1 ~ /GET/ { gsub(/"/, ""); split($0, f, ","); print c, "redis", f[5], f[7], f[2] }' >>"$work/rows"; }
 encode=(ffmpeg -nostdin -v error -f lavfi -i "testsrc2=size=640x360:rate=30" -t 6 -threads 1 -c:v libx264 -f null -)
-timed() { local from=${EPOCHREALTIME/./}; "${@:2}" >/dev/null 2>&1; echo "$1 ffmpeg $(((${EPOCHREALTIME/./} - from) / 1000))" >>"$work/rows"; }
-rate() { echo "$1 neighbour-$2 $(kept)" >>"$work/rows"; }
+timed() { local from; from=$(now); "${@:2}" >/dev/null 2>&1; echo "$1 ffmpeg $((($(now) - from) / 1000))" >>"$work/rows"; }
 critical=(--critical exe="$(command -v redis-server)" --critical exe="$(command -v redis-benchmark)")
 
 for ((round = 0; round < rounds; round++)); do
   redis solo
   timed solo "${encode[@]}"
 
-  neighbour; redis none; quiet; rate none redis
-  neighbour; timed none "${encode[@]}"; quiet; rate none ffmpeg
+  neighbour; beside none redis redis none; quiet
+  neighbour; beside none ffmpeg timed none "${encode[@]}"; quiet
 
-  for cap in none "$limit"; do
-    name=cores; options=()
-    [ "$cap" = none ] || { name="quell-$cap"; options=(--limit "$cap"); }
+  for cap in 50% 20%; do
+    name=quell-$cap options=(--limit "$cap")
     neighbour
     "$quell" run -q "${critical[@]}" --best-effort comm=stress-ng "${options[@]}" 2>>"$work/said" & hold=$!
-    sleep 1.5; redis "$name"
+    sleep 1.5; beside "$name" redis redis "$name"
     kill "$hold"; wait "$hold" || true
-    quiet; rate "$name" redis
+    quiet
     neighbour
-    timed "$name" "$quell" run -q --best-effort comm=stress-ng "${options[@]}" -- "${encode[@]}"
-    quiet; rate "$name" ffmpeg
+    beside "$name" ffmpeg timed "$name" "$quell" run -q --best-effort comm=stress-ng "${options[@]}" -- "${encode[@]}"
+    quiet
   done
 done
 cat "$work/said" >&2 || true
@@ -65,14 +76,11 @@ def figure(name, program, column, digits):
     values = sorted(r[column] for r in rows[name, program])
     return f"{statistics.median(values):.{digits}f} ({values[0]:.{digits}f}-{values[-1]:.{digits}f})"
 def kept(name, program):
-    of = rows["none", f"neighbour-{program}"]
     values = rows.get((name, f"neighbour-{program}"))
-    whole = statistics.median(v[0] for v in of) if of else 0
-    if not values or not whole: return "-"
-    return f"{100 * statistics.median(v[0] for v in values) / whole:.0f} %"
+    return f"{statistics.median(v[0] for v in values):.0f} %" if values else "-"
 print(f"{'':10} {'redis GET p50 ms':>22} {'p99 ms':>22} {'requests/s':>24} {'neighbour':>10}   {'ffmpeg ms':>20} {'neighbour':>10}")
 for name in order:
     print(f"{name:10} {figure(name,'redis',0,3):>22} {figure(name,'redis',1,3):>22} {figure(name,'redis',2,0):>24} {kept(name,'redis'):>10}"
           f"   {figure(name,'ffmpeg',0,0):>20} {kept(name,'ffmpeg'):>10}")
-print(f"median (least-most) of {len(rows[order[0],'redis'])} rounds; neighbour: operations per second by stress-ng itself, of those under 'none'")
+print(f"median (least-most) of {len(rows[order[0],'redis'])} rounds; neighbour: CPU time of its workers meanwhile, of one CPU")
 P

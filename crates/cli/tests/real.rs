@@ -11,7 +11,7 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Program, Running, eventually, is_held, machine, quell, throttles};
+use common::{Program, Running, eventually, in_group, machine, quell, throttles};
 use quell_linux::procfs;
 use rustix::process::Signal;
 
@@ -70,9 +70,9 @@ fn redis_is_kept_from_stress_ng() {
         "20%",
     ]));
     eventually("all are held, the stream is throttled", || {
-        is_held(server.pid())
-            && is_held(neighbour.pid())
-            && stream.iter().all(|pid| is_held(*pid))
+        in_group(server.pid(), "critical")
+            && in_group(neighbour.pid(), "best-effort")
+            && stream.iter().all(|pid| in_group(*pid, "best-effort"))
             && throttles() > 0
     });
     assert!(

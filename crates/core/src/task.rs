@@ -10,7 +10,7 @@ pub struct TaskMatch {
     /// Process number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// The executable's path, as `/proc/PID/exe` resolves.
+    /// The executable's path; symbolic links are followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
     /// The command name, as `/proc/PID/comm` (at most 15 bytes; longer names are compared by their first 15).

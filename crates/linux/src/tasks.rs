@@ -29,6 +29,8 @@ pub struct Matcher {
 #[derive(Debug)]
 struct Table {
     keys: TaskMatch,
+    /// `keys.exe` with its links followed: what the kernel tells of a process.
+    exe: Option<String>,
     arg: Option<Regex>,
     user: Option<u32>,
 }
@@ -69,6 +71,37 @@ impl Matcher {
         }
         Ok(false)
     }
+}
+
+/// A path with every symbolic link on it followed (`redis-server` is one to another name in Debian, `/bin` to
+/// `/usr/bin`), as far as it exists.
+fn resolved(files: &dyn Files, path: &str) -> String {
+    /// As the kernel counts them (`MAXSYMLINKS`).
+    const MOST_LINKS: u32 = 40;
+    let parts = |path: &str| path.split('/').rev().map(str::to_owned).collect::<Vec<_>>();
+    let mut left = parts(path);
+    let mut done = String::new();
+    let mut links = 0;
+    while let Some(part) = left.pop() {
+        match part.as_str() {
+            "" | "." => {}
+            ".." => done.truncate(done.rfind('/').unwrap_or(0)),
+            name => {
+                let at = format!("{done}/{name}");
+                match files.link(&at) {
+                    Ok(target) if links < MOST_LINKS => {
+                        links += 1;
+                        if target.starts_with('/') {
+                            done.clear();
+                        }
+                        left.extend(parts(&target));
+                    }
+                    _ => done = at,
+                }
+            }
+        }
+    }
+    done
 }
 
 impl Table {
@@ -113,6 +146,7 @@ impl Table {
         }
         Ok(Self {
             keys: keys.clone(),
+            exe: keys.exe.as_ref().map(|exe| resolved(files, exe)),
             arg,
             user,
         })
@@ -131,10 +165,12 @@ impl Table {
         if keys.pid.is_some_and(|p| p != pid) || keys.comm.as_deref().is_some_and(|c| !comm(c)) {
             return Ok(false);
         }
-        if let Some(exe) = &keys.exe
-            && procfs::executable(task.files, pid).as_deref() != Some(exe.as_str())
-        {
-            return Ok(false);
+        if let (Some(literal), Some(resolved)) = (&keys.exe, &self.exe) {
+            // In another mount namespace the path as written may be the true one.
+            let runs = procfs::executable(task.files, pid);
+            if !runs.is_some_and(|path| path == *resolved || path == *literal) {
+                return Ok(false);
+            }
         }
         if let Some(user) = self.user
             && procfs::effective_user(task.files, pid)? != Some(user)
@@ -446,6 +482,25 @@ mod tests {
         assert_eq!(error, "group a: there is no process 4000099 (any more)");
         let nobody = by(|m| m.exe = Some("/no/such".into()));
         assert!(found(&kernel, &[("a", &[nobody])]).unwrap()["a"].is_empty());
+    }
+
+    #[test]
+    fn an_executable_is_known_by_any_of_its_names() {
+        let (dir, kernel) = machine();
+        let link = |target: &str, name: &str| {
+            let at = dir.path().join(name);
+            std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(target, at).unwrap();
+        };
+        link("usr/bin", "bin");
+        link("redis-check-rdb", "usr/bin/redis-server");
+        link("/usr/bin/../bin/redis-server", "opt/server");
+        link("round", "usr/bin/round");
+        let of = |path| resolved(&kernel, path);
+        assert_eq!(of("/bin/redis-server"), "/usr/bin/redis-check-rdb");
+        assert_eq!(of("/opt/server"), "/usr/bin/redis-check-rdb");
+        assert_eq!(of("/usr/bin/gone"), "/usr/bin/gone");
+        assert_eq!(of("/bin/round"), "/usr/bin/round", "no way out of a circle");
     }
 
     #[test]

@@ -304,6 +304,11 @@ pub fn watchdog_of(main: u32) -> Option<u32> {
 
 /// Whether the process is in a cgroup of Quell's.
 pub fn is_held(pid: u32) -> bool {
+    in_group(pid, "")
+}
+
+/// Whether a process is in the cgroup of a group of that name (beginning).
+pub fn in_group(pid: u32, group: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/cgroup"))
-        .is_ok_and(|text| text.contains("quell.slice"))
+        .is_ok_and(|text| text.contains(&format!("quell.slice/{group}")))
 }
