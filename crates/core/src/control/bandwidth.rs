@@ -4,7 +4,7 @@
 //! period, the CPU stopped when it is spent) refreshed lazily, as a generic cell rate algorithm does (ITU-T I.371,
 //! annex A): nothing happens at the start of a period. Only when a budget has been used up is it asked whether that took
 //! at least a period; if so a new budget begins on the spot, if not the CPU is stopped until the period is over. A CPU
-//! that stays below its budget is therefore never disturbed. What ran past the budget before the stop took
+//! that stays below its budget is therefore never stopped, and looked at once per budget, not once per period. What ran past the budget before the stop took
 //! hold is debited from the periods that follow, so that the average holds whatever the reaction time.
 //!
 //! No allocation, no clock, no system call: the caller brings the time and the counter's reading.
