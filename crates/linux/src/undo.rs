@@ -106,7 +106,8 @@ impl<'a> Work<'a> {
 
     fn write(&mut self, path: &str, old: &str, new: &str) -> Step {
         // A controller, though, cannot be taken from the parent while a cgroup of ours still hands it on; and a
-        // partition that is removed as it is does not give its CPUs back (seen with Linux 6.12).
+        // partition that is removed as it is may not give its CPUs back: one made invalid by a sibling (6.12), and a
+        // valid local one (6.1).
         let first = ["/cgroup.subtree_control", "/cpuset.cpus.partition"];
         if !first.iter().any(|name| path.ends_with(name))
             && path

@@ -5,6 +5,7 @@
 
 mod bandwidth;
 mod cpus;
+mod reserves;
 
 use crate::cpuset::CpuSet;
 use crate::inventory::{Availability, CpusetKind, Inventory};

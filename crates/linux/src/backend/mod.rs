@@ -48,8 +48,6 @@ struct Group {
     home: Home,
     matching: Vec<TaskMatch>,
     cpus: CpuSet,
-    /// CPUs whose throttlers belong to it.
-    regulated: CpuSet,
 }
 
 /// A regulated CPU.
@@ -154,12 +152,6 @@ impl Linux {
     /// What to do when somebody else changes what we set.
     pub fn on_drift(&mut self, what: OnDrift) {
         self.on_drift = what;
-    }
-
-    /// The folder of the current hold, once something was applied.
-    #[must_use]
-    pub fn run_dir(&self) -> Option<&Path> {
-        self.session.as_ref().map(Session::dir)
     }
 
     /// Ends the hold: everything is taken back, the watchdog goes.

@@ -57,7 +57,7 @@ impl Linux {
         Ok(notes)
     }
 
-    pub(super) fn hands(&mut self) -> Result<Hands<'_>> {
+    fn hands(&mut self) -> Result<Hands<'_>> {
         let session = self
             .session
             .as_mut()
@@ -65,13 +65,13 @@ impl Linux {
         Ok(Hands::new(&self.files, session.journal()))
     }
 
-    pub(super) fn group(&self, name: &str) -> Result<&Group> {
+    fn group(&self, name: &str) -> Result<&Group> {
         self.groups.get(name).ok_or_else(|| {
             Error::refused(format!("group {name} was not gathered before this step"))
         })
     }
 
-    pub(super) fn gather(&mut self, name: &str, matching: &[TaskMatch]) -> Result<Vec<String>> {
+    fn gather(&mut self, name: &str, matching: &[TaskMatch]) -> Result<Vec<String>> {
         let controllers = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
         let cgroups = self.cgroups.clone();
         let cpus = self.all_cpus()?;
@@ -91,7 +91,6 @@ impl Linux {
                 home: home.clone(),
                 matching: matching.to_vec(),
                 cpus,
-                regulated: CpuSet::new(),
             },
         );
         if matching.is_empty() {
@@ -113,14 +112,14 @@ impl Linux {
         Ok(notes)
     }
 
-    pub(super) fn matchers(&self) -> Result<Vec<Matcher>> {
+    fn matchers(&self) -> Result<Vec<Matcher>> {
         self.groups
             .iter()
             .map(|(name, g)| Matcher::new(&self.files, name, &g.matching))
             .collect()
     }
 
-    pub(super) fn never(&self) -> BTreeSet<u32> {
+    fn never(&self) -> BTreeSet<u32> {
         self.session
             .as_ref()
             .and_then(Session::watchdog_pid)
@@ -128,7 +127,7 @@ impl Linux {
             .collect()
     }
 
-    pub(super) fn assigned(&self) -> Result<tasks::Assigned> {
+    fn assigned(&self) -> Result<tasks::Assigned> {
         tasks::assign(&self.files, &self.matchers()?, &self.never())
     }
 
@@ -148,7 +147,7 @@ impl Linux {
         Ok(())
     }
 
-    pub(super) fn confine(
+    fn confine(
         &mut self,
         name: &str,
         cpus: &CpuSet,
@@ -182,7 +181,7 @@ impl Linux {
         Ok(confined.notes)
     }
 
-    pub(super) fn confine_rest(&mut self, cpus: &CpuSet) -> Result<Vec<String>> {
+    fn confine_rest(&mut self, cpus: &CpuSet) -> Result<Vec<String>> {
         let cgroups = self.cgroups.clone();
         let homes: Vec<Home> = self.groups.values().map(|g| g.home.clone()).collect();
         let homes: Vec<&Home> = homes.iter().collect();
@@ -205,7 +204,7 @@ impl Linux {
         Ok(notes)
     }
 
-    pub(super) fn regulate(&mut self, name: &str, regulation: &Regulation) -> Result<()> {
+    fn regulate(&mut self, name: &str, regulation: &Regulation) -> Result<()> {
         let home = self.group(name)?.home.clone();
         let cgroups = self.cgroups.clone();
         let dirs: Vec<String> = home
@@ -263,9 +262,6 @@ impl Linux {
                 decisions: Vec::new(),
                 missed: 0,
             });
-        }
-        if let Some(group) = self.groups.get_mut(name) {
-            group.regulated = regulation.cpus.clone();
         }
         Ok(())
     }

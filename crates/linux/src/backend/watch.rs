@@ -12,6 +12,7 @@ use super::{Linux, Regulated};
 use crate::error::{Error, Result};
 use crate::session::Session;
 use crate::{children, drift, rt};
+
 /// How often the heartbeat is renewed.
 const BEAT: Nanos = Nanos::millis(100);
 /// How often newborn tasks, drift and the throttlers are looked after.
@@ -33,7 +34,7 @@ impl Linux {
     }
 
     /// Tells what the throttlers did since the last time, before anything else seen meanwhile.
-    pub(super) fn account(&mut self, seen: &mut Observation) {
+    fn account(&mut self, seen: &mut Observation) {
         for regulated in &mut self.throttlers {
             let now = regulated.totals();
             let [overflows, throttles, throttled_ns, lines] =
@@ -59,7 +60,7 @@ impl Linux {
     }
 
     /// The slow duties of a hold: newborn tasks, drift, throttlers that ended.
-    pub(super) fn look(&mut self, seen: &mut Observation) -> Result<()> {
+    fn look(&mut self, seen: &mut Observation) -> Result<()> {
         let finding =
             |what: String, group: Option<String>| Seen::Event(Event::Finding { what, group });
         let mut lost = Vec::new();
@@ -108,7 +109,7 @@ impl Linux {
         Ok(())
     }
 
-    pub(super) fn poll(&mut self, until: Nanos) -> Result<()> {
+    fn poll(&mut self, until: Nanos) -> Result<()> {
         let span = until.since(rt::now());
         let timeout = Timespec {
             tv_sec: i64::try_from(span.0 / 1_000_000_000).unwrap_or(i64::MAX),
