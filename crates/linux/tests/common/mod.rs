@@ -86,20 +86,20 @@ impl Drop for Guard {
     }
 }
 
-/// A child that is killed (with its process group) on drop.
+/// A child in a session of its own, killed (with its process group) on drop.
 pub struct Program(pub Child);
 
 impl Program {
     pub fn start(command: &[&str]) -> Self {
         use std::os::unix::process::CommandExt;
-        let child = Command::new(command[0])
+        let mut program = Command::new(command[0]);
+        program
             .args(&command[1..])
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        Self(child)
+            .stdout(Stdio::null());
+        // SAFETY: between fork and exec nothing but one system call is made.
+        unsafe { program.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
+        Self(program.spawn().unwrap())
     }
 
     pub fn pid(&self) -> u32 {
