@@ -1,0 +1,407 @@
+//! Set-associative caches with fill masks, locked lines and write-back; hierarchies of them in [`Hierarchy`].
+//!
+//! Method: one tag per line, and per set one word each of valid, dirty and locked ways. A line is looked for in *all* ways
+//! of its set; a requester's fill mask restricts only which ways a miss may *fill*, as Intel's manual describes cache
+//! allocation (SDM volume 3, "Cache Allocation Technology": a mask limits allocation, hits occur anywhere). A locked line
+//! is hit like any other and never evicted: the effect of pseudo-locking and of line locking on processors that have it.
+//! If mask and locks leave no way, the access bypasses the cache.
+//!
+//! Deviations from hardware: no timing, no miss registers (both belong to who drives the cache); no coherence traffic;
+//! a line belongs to the requester that filled it until evicted, whoever hits it (AMD and Intel document occupancy
+//! monitoring that way, but some models retag on hits); replacement policies of real last-level caches are undisclosed, see
+//! [`Policy`].
+
+mod hierarchy;
+mod policy;
+
+pub use hierarchy::{Hierarchy, Inclusion, Level};
+pub use policy::Policy;
+
+use crate::Invalid;
+use crate::address::Functions;
+use policy::Replacement;
+
+/// The tag of no line: line numbers are shorter than an address.
+const NONE: u64 = u64::MAX;
+
+/// Which set a line belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Index {
+    /// So many sets; the line number modulo that, which is plain address bits for a power of two.
+    Sets(u64),
+    /// Set and slice by XOR functions of the physical address (masks, least significant bit first; see
+    /// [`crate::address`]). Without slices `slice` is empty.
+    Functions {
+        /// Masks of the set index within the slice.
+        set: Vec<u64>,
+        /// Masks of the slice.
+        slice: Vec<u64>,
+    },
+}
+
+/// Shape of a cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Line size in bytes, a power of two from 8 to 4096.
+    pub line: u64,
+    /// Ways per set, 1 to 64.
+    pub ways: u32,
+    /// Which set a line belongs to.
+    pub index: Index,
+}
+
+impl Geometry {
+    /// A cache of `size` bytes with plain set index.
+    ///
+    /// # Errors
+    /// Where size is not a whole number of sets.
+    pub fn plain(size: u64, ways: u32, line: u64) -> Result<Self, Invalid> {
+        let set = line * u64::from(ways);
+        if set == 0 || size == 0 || size % set != 0 {
+            let reason = format!("{size} bytes are not a whole number of sets of {ways} ways of {line} bytes");
+            return Err(Invalid::new("cache geometry", reason));
+        }
+        Ok(Self { line, ways, index: Index::Sets(size / set) })
+    }
+
+    /// Sets in all slices together.
+    #[must_use]
+    pub fn sets(&self) -> u64 {
+        match &self.index {
+            Index::Sets(sets) => *sets,
+            Index::Functions { set, slice } => {
+                u32::try_from(set.len() + slice.len()).ok().and_then(|bits| 1u64.checked_shl(bits)).unwrap_or(u64::MAX)
+            }
+        }
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.sets().saturating_mul(u64::from(self.ways)).saturating_mul(self.line)
+    }
+
+    fn check(&self) -> Result<(), Invalid> {
+        let wrong = |reason| Err(Invalid::new("cache geometry", reason));
+        if !self.line.is_power_of_two() || !(8..=4096).contains(&self.line) {
+            return wrong(format!("a line of {} bytes: use a power of two from 8 to 4096", self.line));
+        }
+        if !(1..=64).contains(&self.ways) {
+            return wrong(format!("{} ways: 1 to 64 are possible", self.ways));
+        }
+        if self.sets() == 0 || self.sets().saturating_mul(u64::from(self.ways)) > u64::from(u32::MAX) {
+            return wrong(format!("{} sets of {} ways: at least one set and fewer than 2^32 lines are possible", self.sets(), self.ways));
+        }
+        if let Index::Functions { set, slice } = &self.index
+            && let Some(mask) = set.iter().chain(slice).find(|&&mask| mask & (self.line - 1) != 0 || mask == 0)
+        {
+            return wrong(format!("index function {mask:#x} is zero or uses bits within the line of {} bytes", self.line));
+        }
+        Ok(())
+    }
+}
+
+/// The index in the form that is fast to evaluate.
+#[derive(Clone, Debug)]
+enum SetIndex {
+    Mask { shift: u32, mask: u64 },
+    Modulo { shift: u32, sets: u64 },
+    Functions(Functions),
+}
+
+/// A line that had to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim {
+    /// Address of its first byte.
+    pub address: u64,
+    /// It was written to since it was filled.
+    pub dirty: bool,
+    /// Who filled it.
+    pub owner: u8,
+}
+
+/// What a fill did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// The line is in; who left for it, if anybody had to, and the slot both have had.
+    Done {
+        /// Number of the slot, below [`Cache::slots`].
+        slot: usize,
+        /// Who left.
+        victim: Option<Victim>,
+    },
+    /// Mask and locked lines leave no way: nothing changed.
+    Bypassed,
+}
+
+/// Counts of one requester; monotone except `lines`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Lookups that found the line.
+    pub hits: u64,
+    /// Lookups that did not.
+    pub misses: u64,
+    /// Lines brought in.
+    pub fills: u64,
+    /// Fills that mask and locks left no way for.
+    pub bypasses: u64,
+    /// Lines of this requester that left, for whomever.
+    pub evictions: u64,
+    /// Those of them that were dirty.
+    pub writebacks: u64,
+    /// Lines of this requester now in the cache: its occupancy.
+    pub lines: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Set {
+    valid: u64,
+    dirty: u64,
+    locked: u64,
+}
+
+/// One cache.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    index: SetIndex,
+    line_shift: u32,
+    ways: usize,
+    tags: Vec<u64>,
+    owners: Vec<u8>,
+    sets: Vec<Set>,
+    replacement: Replacement,
+    masks: Vec<u64>,
+    counts: Vec<Counts>,
+}
+
+impl Cache {
+    /// An empty cache that `requesters` (numbered from 0, 1 to 256) fill without restriction.
+    ///
+    /// # Errors
+    /// For shapes that cannot be.
+    pub fn new(geometry: &Geometry, policy: Policy, requesters: usize) -> Result<Self, Invalid> {
+        geometry.check()?;
+        if !(1..=256).contains(&requesters) {
+            return Err(Invalid::new("cache", format!("{requesters} requesters: 1 to 256 are possible")));
+        }
+        let line_shift = geometry.line.trailing_zeros();
+        let index = match &geometry.index {
+            Index::Sets(sets) if sets.is_power_of_two() => SetIndex::Mask { shift: line_shift, mask: sets - 1 },
+            Index::Sets(sets) => SetIndex::Modulo { shift: line_shift, sets: *sets },
+            Index::Functions { set, slice } => {
+                SetIndex::Functions(Functions::new(set.iter().chain(slice).copied().collect()))
+            }
+        };
+        let ways = geometry.ways as usize;
+        let sets = usize::try_from(geometry.sets()).expect("invariant: checked to be fewer than 2^32");
+        let all = u64::MAX >> (64 - geometry.ways);
+        Ok(Self {
+            index,
+            line_shift,
+            ways,
+            tags: vec![NONE; sets * ways],
+            owners: vec![0; sets * ways],
+            sets: vec![Set::default(); sets],
+            replacement: Replacement::new(policy, sets, ways),
+            masks: vec![all; requesters],
+            counts: vec![Counts::default(); requesters],
+        })
+    }
+
+    /// The set of `address`: slices one after the other.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "the number of sets was checked to fit")]
+    pub fn set_of(&self, address: u64) -> usize {
+        match &self.index {
+            SetIndex::Mask { shift, mask } => (address >> shift & mask) as usize,
+            SetIndex::Modulo { shift, sets } => ((address >> shift) % sets) as usize,
+            SetIndex::Functions(functions) => functions.of(address) as usize,
+        }
+    }
+
+    #[inline]
+    fn find(&self, set: usize, line: u64) -> Option<usize> {
+        let base = set * self.ways;
+        self.tags[base..base + self.ways].iter().position(|&tag| tag == line)
+    }
+
+    /// Looks `address` up for `requester`: on a hit the line becomes the most recently used, dirty if `write`, and its
+    /// slot is returned. A miss is counted and changes nothing.
+    #[inline]
+    pub fn lookup(&mut self, address: u64, write: bool, requester: u8) -> Option<usize> {
+        let set = self.set_of(address);
+        let counts = &mut self.counts[usize::from(requester)];
+        let base = set * self.ways;
+        let line = address >> self.line_shift;
+        let Some(way) = self.tags[base..base + self.ways].iter().position(|&tag| tag == line) else {
+            counts.misses += 1;
+            return None;
+        };
+        counts.hits += 1;
+        if write {
+            self.sets[set].dirty |= 1 << way;
+        }
+        self.replacement.touch(set, way);
+        Some(base + way)
+    }
+
+    /// Brings the line of `address`, which must not be in the cache, in for `requester`: into a free way that its mask
+    /// allows or else in place of the victim among the allowed ones that are not locked.
+    pub fn fill(&mut self, address: u64, dirty: bool, requester: u8) -> Fill {
+        let set = self.set_of(address);
+        let base = set * self.ways;
+        let state = &mut self.sets[set];
+        let allowed = self.masks[usize::from(requester)] & !state.locked;
+        if allowed == 0 {
+            self.counts[usize::from(requester)].bypasses += 1;
+            return Fill::Bypassed;
+        }
+        let free = allowed & !state.valid;
+        let way = if free == 0 { self.replacement.victim(set, allowed) } else { free.trailing_zeros() as usize };
+        let (slot, bit) = (base + way, 1u64 << way);
+        let victim = (free == 0).then(|| Victim {
+            address: self.tags[slot] << self.line_shift,
+            dirty: state.dirty & bit != 0,
+            owner: self.owners[slot],
+        });
+        state.valid |= bit;
+        state.dirty = state.dirty & !bit | u64::from(dirty) << way;
+        self.tags[slot] = address >> self.line_shift;
+        self.owners[slot] = requester;
+        self.replacement.touch(set, way);
+        if let Some(victim) = victim {
+            let counts = &mut self.counts[usize::from(victim.owner)];
+            counts.lines -= 1;
+            counts.evictions += 1;
+            counts.writebacks += u64::from(victim.dirty);
+        }
+        let counts = &mut self.counts[usize::from(requester)];
+        counts.fills += 1;
+        counts.lines += 1;
+        Fill::Done { slot, victim }
+    }
+
+    /// [`Cache::lookup`], and on a miss [`Cache::fill`]: a cache on its own. Returns whether it hit, and who left.
+    #[inline]
+    pub fn access(&mut self, address: u64, write: bool, requester: u8) -> (bool, Option<Victim>) {
+        if self.lookup(address, write, requester).is_some() {
+            return (true, None);
+        }
+        match self.fill(address, write, requester) {
+            Fill::Done { victim, .. } => (false, victim),
+            Fill::Bypassed => (false, None),
+        }
+    }
+
+    /// Marks the line of `address` dirty without counting as use; false if it is not in.
+    pub fn mark_dirty(&mut self, address: u64) -> bool {
+        let set = self.set_of(address);
+        let way = self.find(set, address >> self.line_shift);
+        if let Some(way) = way {
+            self.sets[set].dirty |= 1 << way;
+        }
+        way.is_some()
+    }
+
+    /// Takes the line of `address` out, locked or not; returns what it was.
+    pub fn remove(&mut self, address: u64) -> Option<Victim> {
+        let set = self.set_of(address);
+        let way = self.find(set, address >> self.line_shift)?;
+        let (slot, bit) = (set * self.ways + way, 1u64 << way);
+        let state = &mut self.sets[set];
+        let victim = Victim { address: self.tags[slot] << self.line_shift, dirty: state.dirty & bit != 0, owner: self.owners[slot] };
+        state.valid &= !bit;
+        state.dirty &= !bit;
+        state.locked &= !bit;
+        self.tags[slot] = NONE;
+        self.counts[usize::from(victim.owner)].lines -= 1;
+        Some(victim)
+    }
+
+    /// Restricts the ways that `requester` may fill from now on; lines already in stay, and hits are not restricted. An
+    /// empty mask makes all its misses bypass the cache.
+    ///
+    /// # Errors
+    /// For ways that the cache does not have.
+    pub fn set_fill_mask(&mut self, requester: u8, mask: u64) -> Result<(), Invalid> {
+        if self.ways < 64 && mask >> self.ways != 0 {
+            return Err(Invalid::new("fill mask", format!("{mask:#x} names ways beyond the cache's {}", self.ways)));
+        }
+        self.masks[usize::from(requester)] = mask;
+        Ok(())
+    }
+
+    /// Locks the line of `address` into one of `ways`, bringing it in for `requester` if need be, whatever its fill mask.
+    /// Returns who had to leave.
+    ///
+    /// # Errors
+    /// Where all of `ways` in its set are locked already.
+    pub fn lock(&mut self, address: u64, ways: u64, requester: u8) -> Result<Option<Victim>, Invalid> {
+        let set = self.set_of(address);
+        let line = address >> self.line_shift;
+        let mut gone = None;
+        let present = self.find(set, line);
+        let way = match present {
+            Some(way) if ways >> way & 1 == 1 => way,
+            _ => {
+                if ways & (u64::MAX >> (64 - self.ways)) & !self.sets[set].locked == 0 {
+                    let reason = format!("ways {ways:#x} of set {set} are all locked: lock fewer lines or allow more ways");
+                    return Err(Invalid::new(format!("locking {address:#x}"), reason));
+                }
+                let dirty = present.and_then(|_| self.remove(address)).is_some_and(|line| line.dirty);
+                let mask = std::mem::replace(&mut self.masks[usize::from(requester)], ways & (u64::MAX >> (64 - self.ways)));
+                let filled = self.fill(address, dirty, requester);
+                self.masks[usize::from(requester)] = mask;
+                let Fill::Done { slot, victim } = filled else { return Ok(None) };
+                gone = victim;
+                slot - set * self.ways
+            }
+        };
+        self.sets[set].locked |= 1 << way;
+        Ok(gone)
+    }
+
+    /// Unlocks the line of `address`; false if it was not locked.
+    pub fn unlock(&mut self, address: u64) -> bool {
+        let set = self.set_of(address);
+        let bit = self.find(set, address >> self.line_shift).map_or(0, |way| 1u64 << way);
+        let was = self.sets[set].locked & bit != 0;
+        self.sets[set].locked &= !bit;
+        was
+    }
+
+    /// The slot of `address`, without counting as use.
+    #[must_use]
+    pub fn slot_of(&self, address: u64) -> Option<usize> {
+        let set = self.set_of(address);
+        self.find(set, address >> self.line_shift).map(|way| set * self.ways + way)
+    }
+
+    /// Whether the line of `address` is in and locked.
+    #[must_use]
+    pub fn is_locked(&self, address: u64) -> bool {
+        let set = self.set_of(address);
+        self.find(set, address >> self.line_shift).is_some_and(|way| self.sets[set].locked >> way & 1 == 1)
+    }
+
+    /// Everything in the cache, by slot.
+    pub fn lines(&self) -> impl Iterator<Item = (usize, Victim)> + '_ {
+        self.tags.iter().enumerate().filter(|&(_, &tag)| tag != NONE).map(|(slot, &tag)| {
+            let dirty = self.sets[slot / self.ways].dirty >> (slot % self.ways) & 1 == 1;
+            (slot, Victim { address: tag << self.line_shift, dirty, owner: self.owners[slot] })
+        })
+    }
+
+    /// Number of slots: sets × ways.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.tags.len()
+    }
+
+    /// The counts of `requester`.
+    #[must_use]
+    pub fn counts(&self, requester: u8) -> Counts {
+        self.counts[usize::from(requester)]
+    }
+}

@@ -1,0 +1,411 @@
+//! One channel: its queues and what it does next.
+
+use super::bank::{self, CLOSED, Constraints};
+use super::queue::{END, Queue};
+use super::timing::Config;
+use super::{Command, Kind};
+use crate::{Invalid, Picos};
+
+/// Banks of a channel fit in a word of bits.
+pub(super) const MOST_BANKS: u32 = 64;
+
+/// A line to read or write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The caller's name for it.
+    pub id: u64,
+    /// A write.
+    pub write: bool,
+    /// Rank.
+    pub rank: u32,
+    /// Bank within the rank.
+    pub bank: u32,
+    /// Row within the bank.
+    pub row: u32,
+    /// Column within the row, in lines.
+    pub column: u32,
+}
+
+/// What became of a request that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// It waits; a read will complete.
+    Queued,
+    /// A read of what a waiting write holds: done, no completion follows.
+    Forwarded,
+    /// A write to what a waiting write holds: done.
+    Merged,
+}
+
+/// The queue that a request belongs to is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the DRAM queue is full")]
+pub struct Full;
+
+/// A read whose time is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The request's id.
+    pub id: u64,
+    /// When its last data leaves the bus.
+    pub at: Picos,
+}
+
+/// What a bank has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// READ commands.
+    pub reads: u64,
+    /// WRITE commands.
+    pub writes: u64,
+    /// ACTIVATE commands: column commands beyond these hit an open row.
+    pub activates: u64,
+    /// Rows closed because a request wanted another.
+    pub conflicts: u64,
+}
+
+/// What a bank proposes.
+#[derive(Clone, Copy, Debug)]
+struct Proposal {
+    /// Not before, as far as the bank alone is concerned.
+    ready: Picos,
+    /// Where the floor of the rest of the channel is kept.
+    floor: usize,
+    /// An ACTIVATE of `row`; else a column command.
+    activate: bool,
+    row: u32,
+    /// When the row that is open is closed first; [`Picos::MAX`] if none is.
+    close: Picos,
+    order: u64,
+    /// The place before the request in its list.
+    before: u16,
+}
+
+/// One channel.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    config: Config,
+    now: Picos,
+    reads: Queue,
+    writes: Queue,
+    /// Writes are drained, down to `until`.
+    draining: bool,
+    until: usize,
+    flush: bool,
+    constraints: Constraints,
+    proposals: Vec<Proposal>,
+    /// Banks that propose something.
+    active: u64,
+    /// Of reads and of writes, per bank, how many requests have overtaken the oldest one.
+    streaks: [Vec<u32>; 2],
+    next: Option<(Picos, usize)>,
+    refresh_due: Vec<Picos>,
+    next_refresh: Picos,
+    orders: u64,
+    counts: Vec<Counts>,
+    refreshes: u64,
+    log: Option<Vec<Command>>,
+}
+
+impl Channel {
+    /// An idle channel at time zero, all rows closed.
+    ///
+    /// # Errors
+    /// For parameters that cannot be.
+    pub fn new(config: &Config) -> Result<Self, Invalid> {
+        config.check()?;
+        let banks = (config.ranks * config.banks) as usize;
+        let interval = config.timing.cycles(config.timing.refi);
+        let refresh_due: Vec<Picos> =
+            (1..=u64::from(config.ranks)).map(|n| interval * n / u64::from(config.ranks)).collect();
+        let nothing =
+            Proposal { ready: 0, floor: 0, activate: false, row: 0, close: Picos::MAX, order: 0, before: END };
+        Ok(Self {
+            now: 0,
+            reads: Queue::new(config.reads, banks),
+            writes: Queue::new(config.writes, banks),
+            draining: false,
+            until: 0,
+            flush: false,
+            constraints: Constraints::new(config),
+            proposals: vec![nothing; banks],
+            active: 0,
+            streaks: [vec![0; banks], vec![0; banks]],
+            next: None,
+            next_refresh: refresh_due[0],
+            refresh_due,
+            orders: 0,
+            counts: vec![Counts::default(); banks],
+            refreshes: 0,
+            log: None,
+            config: config.clone(),
+        })
+    }
+
+    /// Hands a request over at `now`, up to which [`Channel::advance`] must have been called. A write is done with that.
+    ///
+    /// # Errors
+    /// Its queue is full.
+    pub fn enqueue(&mut self, request: Request, now: Picos) -> Result<Accepted, Full> {
+        debug_assert!(now >= self.now && self.next.is_none_or(|(at, _)| at >= now), "advance to {now} first");
+        self.now = self.now.max(now);
+        let bank = (request.rank * self.config.banks + request.bank) as usize;
+        if self.writes.holds(bank, request.row, request.column) {
+            return Ok(if request.write { Accepted::Merged } else { Accepted::Forwarded });
+        }
+        let queue = if request.write { &mut self.writes } else { &mut self.reads };
+        if queue.is_full() {
+            return Err(Full);
+        }
+        queue.push(bank, request.row, request.column, request.id, self.orders);
+        self.orders += 1;
+        if self.turn() {
+            return Ok(Accepted::Queued);
+        }
+        if request.write == self.draining {
+            self.propose(bank);
+            match self.next {
+                Some((_, next)) if next == bank => self.pick(),
+                _ => {
+                    let key = self.key(bank);
+                    if self.next.is_none_or(|(_, next)| key < self.key(next)) {
+                        self.next = Some((key.0, bank));
+                    }
+                }
+            }
+        }
+        Ok(Accepted::Queued)
+    }
+
+    /// Whether a read or write could be enqueued now.
+    #[must_use]
+    pub fn has_room(&self, write: bool) -> bool {
+        !if write { &self.writes } else { &self.reads }.is_full()
+    }
+
+    /// Reads and writes that wait.
+    #[must_use]
+    pub fn waiting(&self) -> (usize, usize) {
+        (self.reads.len(), self.writes.len())
+    }
+
+    /// From now on, no writes are left waiting below the low watermark while no reads wait.
+    pub fn flush(&mut self) {
+        self.flush = true;
+        self.turn();
+    }
+
+    /// When something will happen next if nothing is enqueued before. Call [`Channel::advance`] with it.
+    #[must_use]
+    pub fn next_event(&self) -> Option<Picos> {
+        self.next.map(|(at, _)| at)
+    }
+
+    /// Does all that happens up to and including `now`; appends the reads whose time has become known. Their time is that
+    /// of their last data and may be later than `now`.
+    pub fn advance(&mut self, now: Picos, done: &mut Vec<Completion>) {
+        loop {
+            let next = self.next.map_or(Picos::MAX, |(at, _)| at);
+            if self.next_refresh <= next.min(now) {
+                self.refresh();
+            } else if next <= now {
+                self.issue(done);
+            } else {
+                break;
+            }
+        }
+        self.now = self.now.max(now);
+    }
+
+    /// Logs every command from now on.
+    pub fn record(&mut self) {
+        self.log.get_or_insert_default();
+    }
+
+    /// Takes the log so far.
+    pub fn take_log(&mut self) -> Vec<Command> {
+        self.log.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// What each bank has done, rank by rank.
+    #[must_use]
+    pub fn counts(&self) -> &[Counts] {
+        &self.counts
+    }
+
+    /// REFRESH commands so far.
+    #[must_use]
+    pub fn refreshes(&self) -> u64 {
+        self.refreshes
+    }
+
+    fn note(log: &mut Option<Vec<Command>>, banks: u32, at: Picos, kind: Kind, bank: usize, row: u32, id: u64) {
+        if let Some(log) = log {
+            let bank = u32::try_from(bank).expect("invariant: at most 64 banks");
+            log.push(Command { at, kind, rank: bank / banks, bank: bank % banks, row, id });
+        }
+    }
+
+    /// Changes between reads and writes where it is time to; true if it did.
+    fn turn(&mut self) -> bool {
+        let (reads, writes) = (self.reads.len(), self.writes.len());
+        let (high, low) = (self.config.high as usize, self.config.low as usize);
+        if self.draining {
+            if writes > self.until || self.flush && reads == 0 && writes > 0 {
+                return false;
+            }
+        } else if writes >= high {
+            self.until = low;
+        } else if reads == 0 && writes > low {
+            // Deeper than the watermark, so that a write and a turnaround do not alternate.
+            self.until = low / 2;
+        } else if reads == 0 && writes > 0 && self.flush {
+            self.until = 0;
+        } else {
+            return false;
+        }
+        self.draining = !self.draining;
+        for bank in 0..self.proposals.len() {
+            self.propose(bank);
+        }
+        self.pick();
+        true
+    }
+
+    /// A row that was to be closed by now has been.
+    fn settle(&mut self, bank: usize) {
+        if self.active >> bank & 1 == 1 && self.proposals[bank].close <= self.now {
+            self.close(bank);
+        }
+    }
+
+    fn close(&mut self, bank: usize) {
+        let at = std::mem::replace(&mut self.proposals[bank].close, Picos::MAX);
+        let row = self.constraints.banks[bank].row;
+        Self::note(&mut self.log, self.config.banks, at, Kind::Precharge, bank, row, 0);
+        self.constraints.close(bank, at);
+        self.counts[bank].conflicts += 1;
+    }
+
+    /// Finds out what `bank` would do next from now on.
+    fn propose(&mut self, bank: usize) {
+        self.settle(bank);
+        let queue = if self.draining { &self.writes } else { &self.reads };
+        let Some(head) = queue.head(bank) else {
+            self.active &= !(1 << bank);
+            return;
+        };
+        self.active |= 1 << bank;
+        let state = &self.constraints.banks[bank];
+        let mut close = Picos::MAX;
+        if state.row != CLOSED {
+            if let Some((waiting, before)) = queue.first_of_row(bank, state.row)
+                && (before == END || self.streaks[usize::from(self.draining)][bank] < self.config.streak)
+            {
+                let kind = if self.draining { bank::WRITE } else { bank::READ };
+                self.proposals[bank] = Proposal {
+                    ready: state.column.max(self.now),
+                    floor: self.constraints.floor_of(kind, bank),
+                    activate: false,
+                    row: state.row,
+                    close,
+                    order: waiting.order,
+                    before,
+                };
+                return;
+            }
+            close = state.precharge.max(self.now);
+        }
+        let ready = if close == Picos::MAX { state.activate } else { self.constraints.reopen(bank, close) };
+        self.proposals[bank] = Proposal {
+            ready: ready.max(self.now),
+            floor: self.constraints.floor_of(bank::ACTIVATE, bank),
+            activate: true,
+            row: head.row,
+            close,
+            order: head.order,
+            before: END,
+        };
+    }
+
+    /// What decides between banks: the earlier, then column commands, then the older.
+    #[inline]
+    fn key(&self, bank: usize) -> (Picos, bool, u64) {
+        let proposal = &self.proposals[bank];
+        (proposal.ready.max(self.constraints.floor(proposal.floor)), proposal.activate, proposal.order)
+    }
+
+    fn pick(&mut self) {
+        let mut left = self.active;
+        let mut best = ((Picos::MAX, true, u64::MAX), usize::MAX);
+        while left != 0 {
+            let bank = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let key = self.key(bank);
+            if key < best.0 {
+                best = (key, bank);
+            }
+        }
+        self.next = (self.active != 0).then_some((best.0.0, best.1));
+    }
+
+    fn issue(&mut self, done: &mut Vec<Completion>) {
+        let Some((at, bank)) = self.next else { return };
+        self.now = at;
+        let Proposal { activate, row, close, before, .. } = self.proposals[bank];
+        let banks = self.config.banks;
+        if activate {
+            if close != Picos::MAX {
+                self.close(bank);
+            }
+            self.constraints.activate(bank, row, at);
+            self.counts[bank].activates += 1;
+            Self::note(&mut self.log, banks, at, Kind::Activate, bank, row, 0);
+            self.propose(bank);
+            self.pick();
+            return;
+        }
+        let write = self.draining;
+        let waiting = if write { &mut self.writes } else { &mut self.reads }.take(bank, before);
+        let end = self.constraints.column(bank, write, at);
+        let streak = &mut self.streaks[usize::from(write)][bank];
+        *streak = if before == END { 0 } else { *streak + 1 };
+        if write {
+            self.counts[bank].writes += 1;
+            Self::note(&mut self.log, banks, at, Kind::Write, bank, row, waiting.id);
+        } else {
+            self.counts[bank].reads += 1;
+            done.push(Completion { id: waiting.id, at: end });
+            Self::note(&mut self.log, banks, at, Kind::Read, bank, row, waiting.id);
+        }
+        if !self.turn() {
+            self.propose(bank);
+            self.pick();
+        }
+    }
+
+    /// The refresh that is due next.
+    fn refresh(&mut self) {
+        let due = self.next_refresh;
+        let Some(rank) = self.refresh_due.iter().position(|&at| at == due) else { return };
+        self.now = self.now.max(due);
+        let banks = self.config.banks;
+        let first = rank * banks as usize;
+        for bank in first..first + banks as usize {
+            self.settle(bank);
+        }
+        let log = &mut self.log;
+        let at = self.constraints.refresh(rank, due, |bank, row, at| {
+            Self::note(log, banks, at, Kind::Precharge, bank, row, 0);
+        });
+        Self::note(log, banks, at, Kind::Refresh, first, 0, 0);
+        self.refreshes += 1;
+        for bank in first..first + banks as usize {
+            self.proposals[bank].close = Picos::MAX;
+            self.propose(bank);
+        }
+        self.refresh_due[rank] = due + self.config.timing.cycles(self.config.timing.refi);
+        self.next_refresh = self.refresh_due.iter().copied().min().unwrap_or(Picos::MAX);
+        self.pick();
+    }
+}
