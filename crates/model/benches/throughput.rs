@@ -35,7 +35,11 @@ fn bench(name: &str, what: &str, count: u64, mut work: impl FnMut()) {
         })
         .collect();
     rates.sort_by(f64::total_cmp);
-    println!("{name:<34} {:>8.1} M {what}/s   median {:>8.1}", rates[RUNS - 1], rates[RUNS / 2]);
+    println!(
+        "{name:<34} {:>8.1} M {what}/s   median {:>8.1}",
+        rates[RUNS - 1],
+        rates[RUNS / 2]
+    );
 }
 
 fn random(seed: &mut u64) -> u64 {
@@ -48,7 +52,10 @@ fn random(seed: &mut u64) -> u64 {
 fn caches() {
     const COUNT: u64 = 1_000_000;
     let l1 = Geometry::plain(32 << 10, 8, 64).expect("a real cache");
-    for (name, policy) in [("cache/32 KiB hits LRU", Policy::Lru), ("cache/32 KiB hits tree PLRU", Policy::TreePlru)] {
+    for (name, policy) in [
+        ("cache/32 KiB hits LRU", Policy::Lru),
+        ("cache/32 KiB hits tree PLRU", Policy::TreePlru),
+    ] {
         let mut cache = Cache::new(&l1, policy, 1).expect("a real cache");
         bench(name, "accesses", COUNT, || {
             for i in 0..COUNT {
@@ -60,20 +67,38 @@ fn caches() {
         line: 64,
         ways: 16,
         // The two published slice functions of four-slice Intel processors (Maurice et al., RAID 2015).
-        index: Index::Functions { set: bits(6, 16), slice: vec![0x1_b5f5_75440, 0x2_eb5f_aa880] },
+        index: Index::Functions {
+            set: bits(6, 16),
+            slice: vec![0x1b_5f57_5440, 0x2e_b5fa_a880],
+        },
     };
     let plain = Geometry::plain(8 << 20, 16, 64).expect("a real cache");
     for (name, geometry, policy, reach) in [
         ("cache/8 MiB random hits LRU", &plain, Policy::Lru, 4 << 20),
-        ("cache/8 MiB random misses LRU", &plain, Policy::Lru, 1 << 30),
-        ("cache/8 MiB random misses tree PLRU", &plain, Policy::TreePlru, 1 << 30),
-        ("cache/8 MiB 4 slices random misses", &hashed, Policy::Lru, 1 << 30),
+        (
+            "cache/8 MiB random misses LRU",
+            &plain,
+            Policy::Lru,
+            1 << 30,
+        ),
+        (
+            "cache/8 MiB random misses tree PLRU",
+            &plain,
+            Policy::TreePlru,
+            1 << 30,
+        ),
+        (
+            "cache/8 MiB 4 slices random misses",
+            &hashed,
+            Policy::Lru,
+            1 << 30,
+        ),
     ] {
         let mut cache = Cache::new(geometry, policy, 1).expect("a real cache");
         let mut seed = 1;
         bench(name, "accesses", COUNT, || {
             for _ in 0..COUNT {
-                black_box(cache.access(random(&mut seed) % reach, false, 0));
+                black_box(cache.access(random(&mut seed) & (reach - 1), false, 0));
             }
         });
     }
@@ -94,7 +119,7 @@ fn hierarchies() {
     ];
     for (name, reach, stride) in [
         ("hierarchy/first level", 16 << 10, 0),
-        ("hierarchy/second level random", 192 << 10, 0),
+        ("hierarchy/second level random", 128 << 10, 0),
         ("hierarchy/third level random", 1 << 20, 0),
         ("hierarchy/memory random", 1 << 30, 0),
         ("hierarchy/memory stream, 8 B steps", 64 << 20, 8),
@@ -104,8 +129,17 @@ fn hierarchies() {
         bench(name, "accesses", COUNT, || {
             for i in 0..COUNT {
                 let core = (i & 3) as u8;
-                at = if stride == 0 { random(&mut seed) } else { at + stride } % reach;
-                black_box(caches.access(usize::from(core), core, at | u64::from(core) << 32, i & 7 == 0));
+                at = if stride == 0 {
+                    random(&mut seed)
+                } else {
+                    at + stride
+                } & (reach - 1);
+                black_box(caches.access(
+                    usize::from(core),
+                    core,
+                    at | u64::from(core) << 32,
+                    i & 7 == 0,
+                ));
             }
         });
     }
@@ -113,7 +147,10 @@ fn hierarchies() {
 
 fn dram() {
     const COUNT: u64 = 200_000;
-    let ddr3 = Config { ranks: 2, ..Config::ddr3(Timing::ddr3_1333()) };
+    let ddr3 = Config {
+        ranks: 2,
+        ..Config::ddr3(Timing::ddr3_1333())
+    };
     let ddr4 = Config::ddr4(Timing::ddr4_3200());
     for (name, config, outstanding, random_rows, writes) in [
         ("dram/DDR3 stream reads", &ddr3, 40, false, false),
@@ -127,7 +164,11 @@ fn dram() {
             let mut channel = Channel::new(config).expect("a real channel");
             let (mut seed, mut now, mut done) = (1, 0, Vec::with_capacity(64));
             for id in 0..COUNT {
-                let r = if random_rows { random(&mut seed) } else { id / 8 };
+                let r = if random_rows {
+                    random(&mut seed)
+                } else {
+                    id / 8
+                };
                 let banks = u64::from(config.banks);
                 let request = Request {
                     id,

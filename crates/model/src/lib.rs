@@ -27,6 +27,9 @@ pub struct Invalid {
 
 impl Invalid {
     pub(crate) fn new(what: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { what: what.into(), reason: reason.into() }
+        Self {
+            what: what.into(),
+            reason: reason.into(),
+        }
     }
 }

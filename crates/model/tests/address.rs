@@ -13,7 +13,13 @@ fn parity(x: u64) -> u64 {
 /// All members of the span, by enumeration.
 fn span(vectors: &[u64]) -> BTreeSet<u64> {
     (0..1u64 << vectors.len())
-        .map(|chosen| vectors.iter().enumerate().filter(|(i, _)| chosen >> i & 1 == 1).fold(0, |sum, (_, v)| sum ^ v))
+        .map(|chosen| {
+            vectors
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| chosen >> i & 1 == 1)
+                .fold(0, |sum, (_, v)| sum ^ v)
+        })
         .collect()
 }
 
@@ -121,7 +127,13 @@ fn channels_in_turn_are_evened_out_and_found_again() {
         assert_eq!(u64::from(place.channel), line % 3);
         assert_eq!(map.address(place), Some(line << 6));
     }
-    assert_eq!(map.address(Location { channel: 3, ..Location::default() }), None);
+    assert_eq!(
+        map.address(Location {
+            channel: 3,
+            ..Location::default()
+        }),
+        None
+    );
 }
 
 /// The published case study: 8 MiB of 16 ways (8192 sets), banks by bits 12, 13, 19, 20 (PALLOC's map of that processor):
@@ -140,7 +152,10 @@ fn two_bits_shared_by_banks_and_sets_leave_four_joint_partitions() {
 /// The published avionics machine: L3 sets by bits 15:7, L2 sets by 13:6. Colouring by 15:12 would shrink the L2, by 15:14 it does not.
 #[test]
 fn colours_that_spare_the_private_cache() {
-    let (l3, l2) = (Colours::new(&bits(7, 15), 12), Colours::new(&bits(6, 13), 12));
+    let (l3, l2) = (
+        Colours::new(&bits(7, 15), 12),
+        Colours::new(&bits(6, 13), 12),
+    );
     assert_eq!((l3.count(), l2.count()), (16, 4));
     let sparing = l3.sparing(&l2);
     assert_eq!(sparing.functions(), bits(14, 15));
@@ -155,17 +170,45 @@ fn larger_pages_cost_colours() {
     let left = |page_shift| Colours::new(&functions, page_shift).count();
     assert_eq!([12, 14, 16, 21].map(left), [16, 8, 2, 1]);
     // Combinations count: neither function avoids bit 12, their sum does.
-    assert_eq!(Colours::new(&[1 << 12 | 1 << 20, 1 << 12 | 1 << 21], 13).functions(), [1 << 20 | 1 << 21]);
+    assert_eq!(
+        Colours::new(&[1 << 12 | 1 << 20, 1 << 12 | 1 << 21], 13).functions(),
+        [1 << 20 | 1 << 21]
+    );
 }
 
 #[test]
 fn impossible_maps_name_the_function() {
     let plain = || Fields::plain(6, &[(Field::Column, 7), (Field::Bank, 3), (Field::Row, 4)]);
     for (fields, text) in [
-        (Fields { rank: vec![1 << 13], ..plain() }, "bank function: 0x2000 is zero or the XOR of others"),
-        (Fields { bank: vec![1 << 5], ..plain() }, "bank function: 0x20 uses bits below the line size"),
-        (Fields { channels_in_turn: 3, channel: vec![1 << 30], ..plain() }, "use one of them"),
-        (Fields { row: vec![0], ..plain() }, "row function: 0x0 is zero"),
+        (
+            Fields {
+                rank: vec![1 << 13],
+                ..plain()
+            },
+            "bank function: 0x2000 is zero or the XOR of others",
+        ),
+        (
+            Fields {
+                bank: vec![1 << 5],
+                ..plain()
+            },
+            "bank function: 0x20 uses bits below the line size",
+        ),
+        (
+            Fields {
+                channels_in_turn: 3,
+                channel: vec![1 << 30],
+                ..plain()
+            },
+            "use one of them",
+        ),
+        (
+            Fields {
+                row: vec![0],
+                ..plain()
+            },
+            "row function: 0x0 is zero",
+        ),
     ] {
         let error = AddressMap::new(fields).unwrap_err().to_string();
         assert!(error.contains(text), "{error}");

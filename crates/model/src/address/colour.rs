@@ -35,12 +35,19 @@ impl Colours {
     #[must_use]
     pub fn new(functions: &[u64], page_shift: u32) -> Self {
         let outside = u64::MAX.checked_shl(page_shift).unwrap_or(0);
-        Self::among(Space::spanned(functions.iter().copied()).within(outside), page_shift)
+        Self::among(
+            Space::spanned(functions.iter().copied()).within(outside),
+            page_shift,
+        )
     }
 
     fn among(space: Space, page_shift: u32) -> Self {
         let of_address = Functions::new(space.rows().to_vec());
-        Self { page_shift, space, of_address }
+        Self {
+            page_shift,
+            space,
+            of_address,
+        }
     }
 
     /// How many colours, as a power of two.
@@ -76,7 +83,12 @@ impl Colours {
             return None;
         }
         let within = !u64::MAX.checked_shl(frame_bits).unwrap_or(0);
-        let functions: Vec<u64> = self.space.rows().iter().map(|row| row >> self.page_shift).collect();
+        let functions: Vec<u64> = self
+            .space
+            .rows()
+            .iter()
+            .map(|row| row >> self.page_shift)
+            .collect();
         Solutions::of(&functions, colour, within)
     }
 

@@ -39,14 +39,25 @@ impl Functions {
         for (out, &mask) in (0u32..).zip(&masks) {
             for bit in (0u32..64).filter(|bit| mask >> bit & 1 == 1) {
                 let (right, left) = (bit.saturating_sub(out), out.saturating_sub(bit));
-                match diagonals.iter_mut().find(|d| d.right == right && d.left == left) {
+                match diagonals
+                    .iter_mut()
+                    .find(|d| d.right == right && d.left == left)
+                {
                     Some(diagonal) => diagonal.mask |= 1 << out,
-                    None => diagonals.push(Diagonal { right, left, mask: 1 << out }),
+                    None => diagonals.push(Diagonal {
+                        right,
+                        left,
+                        mask: 1 << out,
+                    }),
                 }
             }
         }
         // A parity costs about as much as three diagonals.
-        let way = if diagonals.len() <= 3 * masks.len() { Evaluation::Diagonals(diagonals) } else { Evaluation::Parities };
+        let way = if diagonals.len() <= 3 * masks.len() {
+            Evaluation::Diagonals(diagonals)
+        } else {
+            Evaluation::Parities
+        };
         Self { masks, way }
     }
 
@@ -61,12 +72,12 @@ impl Functions {
     #[must_use]
     pub fn of(&self, address: u64) -> u64 {
         match &self.way {
-            Evaluation::Diagonals(diagonals) => {
-                diagonals.iter().fold(0, |n, d| n ^ ((address >> d.right) << d.left & d.mask))
-            }
-            Evaluation::Parities => {
-                self.masks.iter().rev().fold(0, |n, mask| n << 1 | u64::from((address & mask).count_ones() & 1))
-            }
+            Evaluation::Diagonals(diagonals) => diagonals
+                .iter()
+                .fold(0, |n, d| n ^ ((address >> d.right) << d.left & d.mask)),
+            Evaluation::Parities => self.masks.iter().rev().fold(0, |n, mask| {
+                n << 1 | u64::from((address & mask).count_ones() & 1)
+            }),
         }
     }
 }

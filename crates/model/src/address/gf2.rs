@@ -58,7 +58,10 @@ impl Space {
     /// What is left of `vector` with all leading bits of the basis cleared: zero exactly for members; the smallest vector of its coset.
     #[must_use]
     pub fn reduce(&self, vector: u64) -> u64 {
-        self.rows.iter().fold(vector, |v, &row| if v & leading(row) != 0 { v ^ row } else { v })
+        self.rows.iter().fold(
+            vector,
+            |v, &row| if v & leading(row) != 0 { v ^ row } else { v },
+        )
     }
 
     /// Whether `vector` is a member.
@@ -77,7 +80,9 @@ impl Space {
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         // The complement of a sum is the intersection of the complements.
-        self.orthogonal(u64::MAX).sum(&other.orthogonal(u64::MAX)).orthogonal(u64::MAX)
+        self.orthogonal(u64::MAX)
+            .sum(&other.orthogonal(u64::MAX))
+            .orthogonal(u64::MAX)
     }
 
     /// The members that use no coordinate outside `bits`.
@@ -86,7 +91,13 @@ impl Space {
         let mut pivots: Vec<u64> = Vec::new();
         let mut kept = Self::default();
         for &row in &self.rows {
-            let rest = pivots.iter().fold(row, |v, &p| if v & leading(p & !bits) != 0 { v ^ p } else { v });
+            let rest = pivots.iter().fold(row, |v, &p| {
+                if v & leading(p & !bits) != 0 {
+                    v ^ p
+                } else {
+                    v
+                }
+            });
             if rest & !bits == 0 {
                 kept.insert(rest);
             } else {
@@ -107,7 +118,11 @@ impl Space {
             let bit = free & free.wrapping_neg();
             free ^= bit;
             kernel.insert(
-                masked.rows.iter().filter(|&&row| row & bit != 0).fold(bit, |v, &row| v | leading(row)),
+                masked
+                    .rows
+                    .iter()
+                    .filter(|&&row| row & bit != 0)
+                    .fold(bit, |v, &row| v | leading(row)),
             );
         }
         kernel
@@ -117,7 +132,13 @@ impl Space {
     #[must_use]
     pub fn independent_of(&self, other: &Self) -> Self {
         let mut taken = other.clone();
-        Self::spanned(self.rows.iter().copied().filter(|&row| taken.insert(row)).collect::<Vec<_>>())
+        Self::spanned(
+            self.rows
+                .iter()
+                .copied()
+                .filter(|&row| taken.insert(row))
+                .collect::<Vec<_>>(),
+        )
     }
 }
 
@@ -155,9 +176,15 @@ impl Solutions {
             }
             rows.push(new);
         }
-        let any = rows.iter().filter(|row| row.1).fold(0, |x, row| x | leading(row.0));
+        let any = rows
+            .iter()
+            .filter(|row| row.1)
+            .fold(0, |x, row| x | leading(row.0));
         let directions = Space::spanned(functions.iter().copied()).orthogonal(bits);
-        Some(Self { smallest: directions.reduce(any), directions })
+        Some(Self {
+            smallest: directions.reduce(any),
+            directions,
+        })
     }
 
     /// The number of solutions is two to this power.
@@ -174,7 +201,10 @@ impl Solutions {
         }
         // Ascending, because no row has another row's leading bit and `smallest` has none of them.
         let rows = self.directions.rows.iter().enumerate();
-        Some(rows.fold(self.smallest, |x, (i, &row)| if n >> i & 1 == 1 { x ^ row } else { x }))
+        Some(rows.fold(
+            self.smallest,
+            |x, (i, &row)| if n >> i & 1 == 1 { x ^ row } else { x },
+        ))
     }
 
     /// All of them, ascending.

@@ -43,7 +43,10 @@ impl Fields {
     /// Plain fields one after the other above the line offset, lowest first, with their widths in bits.
     #[must_use]
     pub fn plain(line_shift: u32, lowest_first: &[(Field, u32)]) -> Self {
-        let mut fields = Self { line_shift, ..Self::default() };
+        let mut fields = Self {
+            line_shift,
+            ..Self::default()
+        };
         let mut at = line_shift;
         for &(field, width) in lowest_first {
             let masks = match field {
@@ -69,9 +72,15 @@ impl Fields {
     }
 
     fn masks(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        [("channel", &self.channel), ("rank", &self.rank), ("bank", &self.bank), ("row", &self.row), ("column", &self.column)]
-            .into_iter()
-            .flat_map(|(name, masks)| masks.iter().map(move |&mask| (name, mask)))
+        [
+            ("channel", &self.channel),
+            ("rank", &self.rank),
+            ("bank", &self.bank),
+            ("row", &self.row),
+            ("column", &self.column),
+        ]
+        .into_iter()
+        .flat_map(|(name, masks)| masks.iter().map(move |&mask| (name, mask)))
     }
 }
 
@@ -102,7 +111,10 @@ pub struct AddressMap {
     column: Functions,
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "widths are checked when the map is made")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "widths are checked when the map is made"
+)]
 impl AddressMap {
     /// Checks the functions: none uses the line offset, all are independent, no part is wider than 32 bits.
     ///
@@ -112,22 +124,39 @@ impl AddressMap {
         let offset = !u64::MAX.checked_shl(fields.line_shift).unwrap_or(0);
         let in_turn = fields.channels_in_turn.max(1);
         if in_turn > 1 && !fields.channel.is_empty() {
-            return Err(Invalid::new("address map", "has channel functions and channels in turn: use one of them"));
+            return Err(Invalid::new(
+                "address map",
+                "has channel functions and channels in turn: use one of them",
+            ));
         }
         let mut space = Space::default();
         for (name, mask) in fields.masks() {
             if mask & offset != 0 {
-                let reason = format!("{mask:#x} uses bits below the line size 2^{}: the parts of a line lie together", fields.line_shift);
+                let reason = format!(
+                    "{mask:#x} uses bits below the line size 2^{}: the parts of a line lie together",
+                    fields.line_shift
+                );
                 return Err(Invalid::new(format!("{name} function"), reason));
             }
             if !space.insert(mask) {
-                let reason = format!("{mask:#x} is zero or the XOR of others: two lines would have the same location; remove or change it");
+                let reason = format!(
+                    "{mask:#x} is zero or the XOR of others: two lines would have the same location; remove or change it"
+                );
                 return Err(Invalid::new(format!("{name} function"), reason));
             }
         }
-        for (name, masks) in [("channel", &fields.channel), ("rank", &fields.rank), ("bank", &fields.bank), ("row", &fields.row), ("column", &fields.column)] {
+        for (name, masks) in [
+            ("channel", &fields.channel),
+            ("rank", &fields.rank),
+            ("bank", &fields.bank),
+            ("row", &fields.row),
+            ("column", &fields.column),
+        ] {
             if masks.len() > 31 {
-                return Err(Invalid::new(format!("{name} functions"), format!("{} bits, at most 31 are possible", masks.len())));
+                return Err(Invalid::new(
+                    format!("{name} functions"),
+                    format!("{} bits, at most 31 are possible", masks.len()),
+                ));
             }
         }
         Ok(Self {
@@ -137,7 +166,10 @@ impl AddressMap {
             bank: Functions::new(fields.bank.clone()),
             row: Functions::new(fields.row.clone()),
             column: Functions::new(fields.column.clone()),
-            fields: Fields { channels_in_turn: in_turn, ..fields },
+            fields: Fields {
+                channels_in_turn: in_turn,
+                ..fields
+            },
         })
     }
 
@@ -168,7 +200,10 @@ impl AddressMap {
     /// Address bits that some function uses or that lie within a line: addresses beyond wrap around.
     #[must_use]
     pub fn reach(&self) -> u64 {
-        self.fields.masks().fold(!u64::MAX.checked_shl(self.fields.line_shift).unwrap_or(0), |all, (_, mask)| all | mask)
+        self.fields.masks().fold(
+            !u64::MAX.checked_shl(self.fields.line_shift).unwrap_or(0),
+            |all, (_, mask)| all | mask,
+        )
     }
 
     /// Where `address` lies.
@@ -178,7 +213,7 @@ impl AddressMap {
         let (channel, address) = if self.fields.channels_in_turn > 1 {
             let line = address >> self.fields.line_shift;
             let n = self.fields.channels_in_turn;
-            ((line % n) as u32, line / n << self.fields.line_shift)
+            ((line % n) as u32, (line / n) << self.fields.line_shift)
         } else {
             (self.channel.of(address) as u32, address)
         };
@@ -196,7 +231,10 @@ impl AddressMap {
     pub fn address(&self, location: Location) -> Option<u64> {
         let n = self.fields.channels_in_turn;
         let parts = [
-            (if n > 1 { 0 } else { location.channel }, &self.fields.channel),
+            (
+                if n > 1 { 0 } else { location.channel },
+                &self.fields.channel,
+            ),
             (location.rank, &self.fields.rank),
             (location.bank, &self.fields.bank),
             (location.row, &self.fields.row),
@@ -216,6 +254,8 @@ impl AddressMap {
             return Some(address);
         }
         let line = (address >> self.fields.line_shift).checked_mul(n)?;
-        (u64::from(location.channel) < n).then(|| line + u64::from(location.channel)).map(|line| line << self.fields.line_shift)
+        (u64::from(location.channel) < n)
+            .then(|| line + u64::from(location.channel))
+            .map(|line| line << self.fields.line_shift)
     }
 }

@@ -60,25 +60,40 @@ impl Hierarchy {
     pub fn new(levels: &[Level], requesters: usize) -> Result<Self, Invalid> {
         let cores = levels.first().map_or(0, |level| level.cache_of.len());
         if !(1..=64).contains(&cores) {
-            return Err(Invalid::new("cache hierarchy", format!("{cores} cores at its first level: 1 to 64 are possible")));
+            return Err(Invalid::new(
+                "cache hierarchy",
+                format!("{cores} cores at its first level: 1 to 64 are possible"),
+            ));
         }
         let line = levels[0].geometry.line;
         let mut states = Vec::with_capacity(levels.len());
         for (n, level) in (1..).zip(levels) {
             let wrong = |reason| Err(Invalid::new(format!("cache level {n}"), reason));
             if level.cache_of.len() != cores {
-                return wrong(format!("tells the cache of {} cores, the first level of {cores}", level.cache_of.len()));
+                return wrong(format!(
+                    "tells the cache of {} cores, the first level of {cores}",
+                    level.cache_of.len()
+                ));
             }
             if level.geometry.line != line {
-                return wrong(format!("lines of {} bytes, the first level has {line}: all must have the same", level.geometry.line));
+                return wrong(format!(
+                    "lines of {} bytes, the first level has {line}: all must have the same",
+                    level.geometry.line
+                ));
             }
             let caches = level.cache_of.iter().max().map_or(0, |&last| last + 1);
             if let Some(unused) = (0..caches).find(|cache| !level.cache_of.contains(cache)) {
-                return wrong(format!("no core uses cache {unused}: number the caches without gaps"));
+                return wrong(format!(
+                    "no core uses cache {unused}: number the caches without gaps"
+                ));
             }
             let cache = Cache::new(&level.geometry, level.policy, requesters)
                 .map_err(|e| Invalid::new(format!("cache level {n}: {}", e.what), e.reason))?;
-            let slots = if level.inclusion == Inclusion::Inclusive && n > 1 { cache.slots() } else { 0 };
+            let slots = if level.inclusion == Inclusion::Inclusive && n > 1 {
+                cache.slots()
+            } else {
+                0
+            };
             states.push(State {
                 caches: vec![cache; caches],
                 inclusion: level.inclusion,
@@ -86,7 +101,10 @@ impl Hierarchy {
                 askers: vec![vec![0; slots]; caches],
             });
         }
-        Ok(Self { levels: states, writebacks: Vec::with_capacity(4 * levels.len()) })
+        Ok(Self {
+            levels: states,
+            writebacks: Vec::with_capacity(4 * levels.len()),
+        })
     }
 
     /// One access of `core` on behalf of `requester`. Returns the level that had the line, from 0; the number of levels
@@ -96,7 +114,10 @@ impl Hierarchy {
     pub fn access(&mut self, core: usize, requester: u8, address: u64, write: bool) -> usize {
         self.writebacks.clear();
         let first = &mut self.levels[0];
-        if first.caches[first.cache_of[core]].lookup(address, write, requester).is_some() {
+        if first.caches[first.cache_of[core]]
+            .lookup(address, write, requester)
+            .is_some()
+        {
             return 0;
         }
         self.beyond_first(core, requester, address, write)
@@ -108,11 +129,17 @@ impl Hierarchy {
         let mut dirty = write;
         for (n, level) in self.levels.iter_mut().enumerate().skip(1) {
             let which = level.cache_of[core];
-            let Some(slot) = level.caches[which].lookup(address, false, requester) else { continue };
+            let Some(slot) = level.caches[which].lookup(address, false, requester) else {
+                continue;
+            };
             match level.inclusion {
                 // A locked line stays where it is locked.
                 Inclusion::Exclusive if level.caches[which].is_locked(address) => {}
-                Inclusion::Exclusive => dirty |= level.caches[which].remove(address).is_some_and(|line| line.dirty),
+                Inclusion::Exclusive => {
+                    dirty |= level.caches[which]
+                        .remove(address)
+                        .is_some_and(|line| line.dirty)
+                }
                 Inclusion::Inclusive => level.askers[which][slot] |= 1 << core,
                 Inclusion::NonInclusive => {}
             }
@@ -127,20 +154,42 @@ impl Hierarchy {
             let which = level.cache_of[core];
             match level.caches[which].fill(address, dirty && n == 0, requester) {
                 Fill::Done { slot, victim } => {
-                    let others = if level.askers[which].is_empty() { 0 } else { std::mem::replace(&mut level.askers[which][slot], 1 << core) };
+                    let others = if level.askers[which].is_empty() {
+                        0
+                    } else {
+                        std::mem::replace(&mut level.askers[which][slot], 1 << core)
+                    };
                     if let Some(victim) = victim {
                         self.leave(n, core, victim, others);
                     }
                 }
                 Fill::Bypassed if n == 0 => {
                     if dirty {
-                        self.leave(0, core, Victim { address, dirty, owner: requester }, 0);
+                        self.leave(
+                            0,
+                            core,
+                            Victim {
+                                address,
+                                dirty,
+                                owner: requester,
+                            },
+                            0,
+                        );
                     }
                 }
                 // What an inclusive level cannot hold nobody nearer may hold: the access goes past all of them.
                 Fill::Bypassed if self.levels[n].inclusion == Inclusion::Inclusive => {
                     if dirty {
-                        self.leave(n, core, Victim { address, dirty, owner: requester }, 0);
+                        self.leave(
+                            n,
+                            core,
+                            Victim {
+                                address,
+                                dirty,
+                                owner: requester,
+                            },
+                            0,
+                        );
                     }
                     break;
                 }
@@ -223,11 +272,20 @@ impl Hierarchy {
     ///
     /// # Errors
     /// Where all of `ways` in its set are locked already.
-    pub fn lock(&mut self, level: usize, core: usize, address: u64, ways: u64, requester: u8) -> Result<(), Invalid> {
+    pub fn lock(
+        &mut self,
+        level: usize,
+        core: usize,
+        address: u64,
+        ways: u64,
+        requester: u8,
+    ) -> Result<(), Invalid> {
         self.writebacks.clear();
         let state = &mut self.levels[level];
         let which = state.cache_of[core];
-        let before = state.caches[which].slot_of(address).map_or(0, |slot| state.askers[which].get(slot).copied().unwrap_or(0));
+        let before = state.caches[which].slot_of(address).map_or(0, |slot| {
+            state.askers[which].get(slot).copied().unwrap_or(0)
+        });
         let victim = state.caches[which].lock(address, ways, requester)?;
         let slot = state.caches[which].slot_of(address);
         let askers = match slot.and_then(|slot| state.askers[which].get_mut(slot)) {
@@ -243,17 +301,20 @@ impl Hierarchy {
     /// The counts of `requester` at `level`, all caches of the level together.
     #[must_use]
     pub fn counts(&self, level: usize, requester: u8) -> Counts {
-        self.levels[level].caches.iter().fold(Counts::default(), |sum, cache| {
-            let c = cache.counts(requester);
-            Counts {
-                hits: sum.hits + c.hits,
-                misses: sum.misses + c.misses,
-                fills: sum.fills + c.fills,
-                bypasses: sum.bypasses + c.bypasses,
-                evictions: sum.evictions + c.evictions,
-                writebacks: sum.writebacks + c.writebacks,
-                lines: sum.lines + c.lines,
-            }
-        })
+        self.levels[level]
+            .caches
+            .iter()
+            .fold(Counts::default(), |sum, cache| {
+                let c = cache.counts(requester);
+                Counts {
+                    hits: sum.hits + c.hits,
+                    misses: sum.misses + c.misses,
+                    fills: sum.fills + c.fills,
+                    bypasses: sum.bypasses + c.bypasses,
+                    evictions: sum.evictions + c.evictions,
+                    writebacks: sum.writebacks + c.writebacks,
+                    lines: sum.lines + c.lines,
+                }
+            })
     }
 }

@@ -57,11 +57,17 @@ impl Geometry {
     /// Where size is not a whole number of sets.
     pub fn plain(size: u64, ways: u32, line: u64) -> Result<Self, Invalid> {
         let set = line * u64::from(ways);
-        if set == 0 || size == 0 || size % set != 0 {
-            let reason = format!("{size} bytes are not a whole number of sets of {ways} ways of {line} bytes");
+        if set == 0 || size == 0 || !size.is_multiple_of(set) {
+            let reason = format!(
+                "{size} bytes are not a whole number of sets of {ways} ways of {line} bytes"
+            );
             return Err(Invalid::new("cache geometry", reason));
         }
-        Ok(Self { line, ways, index: Index::Sets(size / set) })
+        Ok(Self {
+            line,
+            ways,
+            index: Index::Sets(size / set),
+        })
     }
 
     /// Sets in all slices together.
@@ -69,33 +75,51 @@ impl Geometry {
     pub fn sets(&self) -> u64 {
         match &self.index {
             Index::Sets(sets) => *sets,
-            Index::Functions { set, slice } => {
-                u32::try_from(set.len() + slice.len()).ok().and_then(|bits| 1u64.checked_shl(bits)).unwrap_or(u64::MAX)
-            }
+            Index::Functions { set, slice } => u32::try_from(set.len() + slice.len())
+                .ok()
+                .and_then(|bits| 1u64.checked_shl(bits))
+                .unwrap_or(u64::MAX),
         }
     }
 
     /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.sets().saturating_mul(u64::from(self.ways)).saturating_mul(self.line)
+        self.sets()
+            .saturating_mul(u64::from(self.ways))
+            .saturating_mul(self.line)
     }
 
     fn check(&self) -> Result<(), Invalid> {
         let wrong = |reason| Err(Invalid::new("cache geometry", reason));
         if !self.line.is_power_of_two() || !(8..=4096).contains(&self.line) {
-            return wrong(format!("a line of {} bytes: use a power of two from 8 to 4096", self.line));
+            return wrong(format!(
+                "a line of {} bytes: use a power of two from 8 to 4096",
+                self.line
+            ));
         }
         if !(1..=64).contains(&self.ways) {
             return wrong(format!("{} ways: 1 to 64 are possible", self.ways));
         }
-        if self.sets() == 0 || self.sets().saturating_mul(u64::from(self.ways)) > u64::from(u32::MAX) {
-            return wrong(format!("{} sets of {} ways: at least one set and fewer than 2^32 lines are possible", self.sets(), self.ways));
+        if self.sets() == 0
+            || self.sets().saturating_mul(u64::from(self.ways)) > u64::from(u32::MAX)
+        {
+            return wrong(format!(
+                "{} sets of {} ways: at least one set and fewer than 2^32 lines are possible",
+                self.sets(),
+                self.ways
+            ));
         }
         if let Index::Functions { set, slice } = &self.index
-            && let Some(mask) = set.iter().chain(slice).find(|&&mask| mask & (self.line - 1) != 0 || mask == 0)
+            && let Some(mask) = set
+                .iter()
+                .chain(slice)
+                .find(|&&mask| mask & (self.line - 1) != 0 || mask == 0)
         {
-            return wrong(format!("index function {mask:#x} is zero or uses bits within the line of {} bytes", self.line));
+            return wrong(format!(
+                "index function {mask:#x} is zero or uses bits within the line of {} bytes",
+                self.line
+            ));
         }
         Ok(())
     }
@@ -182,18 +206,28 @@ impl Cache {
     pub fn new(geometry: &Geometry, policy: Policy, requesters: usize) -> Result<Self, Invalid> {
         geometry.check()?;
         if !(1..=256).contains(&requesters) {
-            return Err(Invalid::new("cache", format!("{requesters} requesters: 1 to 256 are possible")));
+            return Err(Invalid::new(
+                "cache",
+                format!("{requesters} requesters: 1 to 256 are possible"),
+            ));
         }
         let line_shift = geometry.line.trailing_zeros();
         let index = match &geometry.index {
-            Index::Sets(sets) if sets.is_power_of_two() => SetIndex::Mask { shift: line_shift, mask: sets - 1 },
-            Index::Sets(sets) => SetIndex::Modulo { shift: line_shift, sets: *sets },
+            Index::Sets(sets) if sets.is_power_of_two() => SetIndex::Mask {
+                shift: line_shift,
+                mask: sets - 1,
+            },
+            Index::Sets(sets) => SetIndex::Modulo {
+                shift: line_shift,
+                sets: *sets,
+            },
             Index::Functions { set, slice } => {
                 SetIndex::Functions(Functions::new(set.iter().chain(slice).copied().collect()))
             }
         };
         let ways = geometry.ways as usize;
-        let sets = usize::try_from(geometry.sets()).expect("invariant: checked to be fewer than 2^32");
+        let sets =
+            usize::try_from(geometry.sets()).expect("invariant: checked to be fewer than 2^32");
         let all = u64::MAX >> (64 - geometry.ways);
         Ok(Self {
             index,
@@ -211,7 +245,10 @@ impl Cache {
     /// The set of `address`: slices one after the other.
     #[inline]
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "the number of sets was checked to fit")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the number of sets was checked to fit"
+    )]
     pub fn set_of(&self, address: u64) -> usize {
         match &self.index {
             SetIndex::Mask { shift, mask } => (address >> shift & mask) as usize,
@@ -223,7 +260,9 @@ impl Cache {
     #[inline]
     fn find(&self, set: usize, line: u64) -> Option<usize> {
         let base = set * self.ways;
-        self.tags[base..base + self.ways].iter().position(|&tag| tag == line)
+        self.tags[base..base + self.ways]
+            .iter()
+            .position(|&tag| tag == line)
     }
 
     /// Looks `address` up for `requester`: on a hit the line becomes the most recently used, dirty if `write`, and its
@@ -234,7 +273,10 @@ impl Cache {
         let counts = &mut self.counts[usize::from(requester)];
         let base = set * self.ways;
         let line = address >> self.line_shift;
-        let Some(way) = self.tags[base..base + self.ways].iter().position(|&tag| tag == line) else {
+        let Some(way) = self.tags[base..base + self.ways]
+            .iter()
+            .position(|&tag| tag == line)
+        else {
             counts.misses += 1;
             return None;
         };
@@ -258,7 +300,11 @@ impl Cache {
             return Fill::Bypassed;
         }
         let free = allowed & !state.valid;
-        let way = if free == 0 { self.replacement.victim(set, allowed) } else { free.trailing_zeros() as usize };
+        let way = if free == 0 {
+            self.replacement.victim(set, allowed)
+        } else {
+            free.trailing_zeros() as usize
+        };
         let (slot, bit) = (base + way, 1u64 << way);
         let victim = (free == 0).then(|| Victim {
             address: self.tags[slot] << self.line_shift,
@@ -310,7 +356,11 @@ impl Cache {
         let way = self.find(set, address >> self.line_shift)?;
         let (slot, bit) = (set * self.ways + way, 1u64 << way);
         let state = &mut self.sets[set];
-        let victim = Victim { address: self.tags[slot] << self.line_shift, dirty: state.dirty & bit != 0, owner: self.owners[slot] };
+        let victim = Victim {
+            address: self.tags[slot] << self.line_shift,
+            dirty: state.dirty & bit != 0,
+            owner: self.owners[slot],
+        };
         state.valid &= !bit;
         state.dirty &= !bit;
         state.locked &= !bit;
@@ -326,7 +376,10 @@ impl Cache {
     /// For ways that the cache does not have.
     pub fn set_fill_mask(&mut self, requester: u8, mask: u64) -> Result<(), Invalid> {
         if self.ways < 64 && mask >> self.ways != 0 {
-            return Err(Invalid::new("fill mask", format!("{mask:#x} names ways beyond the cache's {}", self.ways)));
+            return Err(Invalid::new(
+                "fill mask",
+                format!("{mask:#x} names ways beyond the cache's {}", self.ways),
+            ));
         }
         self.masks[usize::from(requester)] = mask;
         Ok(())
@@ -337,7 +390,12 @@ impl Cache {
     ///
     /// # Errors
     /// Where all of `ways` in its set are locked already.
-    pub fn lock(&mut self, address: u64, ways: u64, requester: u8) -> Result<Option<Victim>, Invalid> {
+    pub fn lock(
+        &mut self,
+        address: u64,
+        ways: u64,
+        requester: u8,
+    ) -> Result<Option<Victim>, Invalid> {
         let set = self.set_of(address);
         let line = address >> self.line_shift;
         let mut gone = None;
@@ -346,14 +404,23 @@ impl Cache {
             Some(way) if ways >> way & 1 == 1 => way,
             _ => {
                 if ways & (u64::MAX >> (64 - self.ways)) & !self.sets[set].locked == 0 {
-                    let reason = format!("ways {ways:#x} of set {set} are all locked: lock fewer lines or allow more ways");
+                    let reason = format!(
+                        "ways {ways:#x} of set {set} are all locked: lock fewer lines or allow more ways"
+                    );
                     return Err(Invalid::new(format!("locking {address:#x}"), reason));
                 }
-                let dirty = present.and_then(|_| self.remove(address)).is_some_and(|line| line.dirty);
-                let mask = std::mem::replace(&mut self.masks[usize::from(requester)], ways & (u64::MAX >> (64 - self.ways)));
+                let dirty = present
+                    .and_then(|_| self.remove(address))
+                    .is_some_and(|line| line.dirty);
+                let mask = std::mem::replace(
+                    &mut self.masks[usize::from(requester)],
+                    ways & (u64::MAX >> (64 - self.ways)),
+                );
                 let filled = self.fill(address, dirty, requester);
                 self.masks[usize::from(requester)] = mask;
-                let Fill::Done { slot, victim } = filled else { return Ok(None) };
+                let Fill::Done { slot, victim } = filled else {
+                    return Ok(None);
+                };
                 gone = victim;
                 slot - set * self.ways
             }
@@ -365,7 +432,9 @@ impl Cache {
     /// Unlocks the line of `address`; false if it was not locked.
     pub fn unlock(&mut self, address: u64) -> bool {
         let set = self.set_of(address);
-        let bit = self.find(set, address >> self.line_shift).map_or(0, |way| 1u64 << way);
+        let bit = self
+            .find(set, address >> self.line_shift)
+            .map_or(0, |way| 1u64 << way);
         let was = self.sets[set].locked & bit != 0;
         self.sets[set].locked &= !bit;
         was
@@ -375,22 +444,35 @@ impl Cache {
     #[must_use]
     pub fn slot_of(&self, address: u64) -> Option<usize> {
         let set = self.set_of(address);
-        self.find(set, address >> self.line_shift).map(|way| set * self.ways + way)
+        self.find(set, address >> self.line_shift)
+            .map(|way| set * self.ways + way)
     }
 
     /// Whether the line of `address` is in and locked.
     #[must_use]
     pub fn is_locked(&self, address: u64) -> bool {
         let set = self.set_of(address);
-        self.find(set, address >> self.line_shift).is_some_and(|way| self.sets[set].locked >> way & 1 == 1)
+        self.find(set, address >> self.line_shift)
+            .is_some_and(|way| self.sets[set].locked >> way & 1 == 1)
     }
 
     /// Everything in the cache, by slot.
     pub fn lines(&self) -> impl Iterator<Item = (usize, Victim)> + '_ {
-        self.tags.iter().enumerate().filter(|&(_, &tag)| tag != NONE).map(|(slot, &tag)| {
-            let dirty = self.sets[slot / self.ways].dirty >> (slot % self.ways) & 1 == 1;
-            (slot, Victim { address: tag << self.line_shift, dirty, owner: self.owners[slot] })
-        })
+        self.tags
+            .iter()
+            .enumerate()
+            .filter(|&(_, &tag)| tag != NONE)
+            .map(|(slot, &tag)| {
+                let dirty = self.sets[slot / self.ways].dirty >> (slot % self.ways) & 1 == 1;
+                (
+                    slot,
+                    Victim {
+                        address: tag << self.line_shift,
+                        dirty,
+                        owner: self.owners[slot],
+                    },
+                )
+            })
     }
 
     /// Number of slots: sets × ways.

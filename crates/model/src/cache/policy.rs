@@ -16,27 +16,41 @@ pub enum Policy {
 /// A policy's memory.
 #[derive(Clone, Debug)]
 pub(super) enum Replacement {
-    /// The time of each line's last use, counted in uses.
-    Lru { now: u64, used: Vec<u64>, ways: usize },
+    /// Per set its ways, the most recently used first: a byte per line, so that large caches stay small here.
+    Lru { order: Vec<u8>, ways: usize },
     /// Per set one bit per node, node n's children being 2n and 2n + 1, the root 1: set if the victim is on the right.
     TreePlru { trees: Vec<u64>, leaves: usize },
 }
 
 impl Replacement {
     pub(super) fn new(policy: Policy, sets: usize, ways: usize) -> Self {
+        let count = u8::try_from(ways).expect("invariant: at most 64 ways");
         match policy {
-            Policy::Lru => Self::Lru { now: 0, used: vec![0; sets * ways], ways },
-            Policy::TreePlru => Self::TreePlru { trees: vec![0; sets], leaves: ways.next_power_of_two() },
+            Policy::Lru => Self::Lru {
+                order: (0..sets).flat_map(|_| 0..count).collect(),
+                ways,
+            },
+            Policy::TreePlru => Self::TreePlru {
+                trees: vec![0; sets],
+                leaves: ways.next_power_of_two(),
+            },
         }
     }
 
     /// `way` was used.
     #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 64 ways")]
     pub(super) fn touch(&mut self, set: usize, way: usize) {
         match self {
-            Self::Lru { now, used, ways } => {
-                *now += 1;
-                used[set * *ways + way] = *now;
+            Self::Lru { order, ways } => {
+                // Those before it move back by one; mostly there are none.
+                let mut moved = way as u8;
+                for place in &mut order[set * *ways..(set + 1) * *ways] {
+                    std::mem::swap(place, &mut moved);
+                    if usize::from(moved) == way {
+                        break;
+                    }
+                }
             }
             Self::TreePlru { trees, leaves } => {
                 let mut node = *leaves + way;
@@ -44,7 +58,11 @@ impl Replacement {
                 while node > 1 {
                     let parent = node / 2;
                     // Used on the right: point left.
-                    tree = if node & 1 == 1 { tree & !(1 << parent) } else { tree | 1 << parent };
+                    tree = if node & 1 == 1 {
+                        tree & !(1 << parent)
+                    } else {
+                        tree | 1 << parent
+                    };
                     node = parent;
                 }
                 trees[set] = tree;
@@ -55,17 +73,10 @@ impl Replacement {
     /// Who leaves among `allowed`, which is not empty.
     pub(super) fn victim(&self, set: usize, allowed: u64) -> usize {
         match self {
-            Self::Lru { used, ways, .. } => {
-                let used = &used[set * ways..(set + 1) * ways];
-                let (mut best, mut oldest, mut left) = (0, u64::MAX, allowed);
-                while left != 0 {
-                    let way = left.trailing_zeros() as usize;
-                    left &= left - 1;
-                    if used[way] < oldest {
-                        (best, oldest) = (way, used[way]);
-                    }
-                }
-                best
+            Self::Lru { order, ways } => {
+                let order = &order[set * ways..(set + 1) * ways];
+                let last = order.iter().rev().find(|&&way| allowed >> way & 1 == 1);
+                usize::from(*last.expect("invariant: some way is allowed"))
             }
             Self::TreePlru { trees, leaves } => {
                 let tree = trees[set];

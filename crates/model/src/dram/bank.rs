@@ -9,6 +9,8 @@ pub(super) const CLOSED: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bank {
+    rank: usize,
+    group: usize,
     pub(super) row: u32,
     /// May be activated, once closed.
     pub(super) activate: Picos,
@@ -59,7 +61,11 @@ impl Constraints {
     pub(super) fn new(config: &Config) -> Self {
         let t = &config.timing;
         let c = |cycles| t.cycles(cycles);
-        let (ranks, per_rank, groups) = (config.ranks as usize, config.banks as usize, config.groups as usize);
+        let (ranks, per_rank, groups) = (
+            config.ranks as usize,
+            config.banks as usize,
+            config.groups as usize,
+        );
         Self {
             t: Times {
                 cl: c(t.cl),
@@ -80,20 +86,26 @@ impl Constraints {
             },
             per_rank,
             groups,
-            banks: vec![Bank { row: CLOSED, activate: 0, precharge: 0, column: 0 }; ranks * per_rank],
+            banks: (0..ranks * per_rank)
+                .map(|bank| Bank {
+                    rank: bank / per_rank,
+                    group: bank % groups,
+                    row: CLOSED,
+                    activate: 0,
+                    precharge: 0,
+                    column: 0,
+                })
+                .collect(),
             floors: vec![0; 3 * ranks * groups],
             windows: vec![([0; 4], 0); ranks],
         }
     }
 
-    pub(super) fn rank_of(&self, bank: usize) -> usize {
-        bank / self.per_rank
-    }
-
     /// Where the floor of a `kind` of command to `bank` is kept.
+    #[inline]
     pub(super) fn floor_of(&self, kind: usize, bank: usize) -> usize {
-        let ranks = self.windows.len();
-        (kind * ranks + bank / self.per_rank) * self.groups + bank % self.groups
+        let Bank { rank, group, .. } = self.banks[bank];
+        (kind * self.windows.len() + rank) * self.groups + group
     }
 
     #[inline]
@@ -108,8 +120,8 @@ impl Constraints {
 
     pub(super) fn activate(&mut self, bank: usize, row: u32, at: Picos) {
         let t = self.t;
-        let (rank, group) = (self.rank_of(bank), bank % self.groups);
         let state = &mut self.banks[bank];
+        let (rank, group) = (state.rank, state.group);
         state.row = row;
         state.column = at + t.rcd;
         state.precharge = at + t.ras;
@@ -139,17 +151,26 @@ impl Constraints {
     /// A read or write at `at`; returns when its data is over.
     pub(super) fn column(&mut self, bank: usize, write: bool, at: Picos) -> Picos {
         let t = self.t;
-        let (rank, group) = (self.rank_of(bank), bank % self.groups);
+        let Bank { rank, group, .. } = self.banks[bank];
         let end = at + t.burst + if write { t.cwl } else { t.cl };
         let state = &mut self.banks[bank];
-        state.precharge = state.precharge.max(if write { end + t.wr } else { at + t.rtp });
+        state.precharge = state
+            .precharge
+            .max(if write { end + t.wr } else { at + t.rtp });
         for other_rank in 0..self.windows.len() {
             // When the data of the next command may begin, with and without a change of direction.
             let switch = if other_rank == rank { 0 } else { t.rank_switch };
-            let (same, turned) = (end + switch, end + if write { switch } else { t.rtw.max(switch) });
+            let (same, turned) = (
+                end + switch,
+                end + if write { switch } else { t.rtw.max(switch) },
+            );
             for other in 0..self.groups {
                 let near = usize::from(other == group);
-                let (mut read, mut written) = if write { (turned, same) } else { (same, turned) };
+                let (mut read, mut written) = if write {
+                    (turned, same)
+                } else {
+                    (same, turned)
+                };
                 read = read.saturating_sub(t.cl);
                 written = written.saturating_sub(t.cwl);
                 if other_rank == rank {
@@ -168,7 +189,12 @@ impl Constraints {
 
     /// Closes the rank's open banks from `due` on, as early as each allows, telling `closed` of bank and time, and
     /// refreshes; returns when.
-    pub(super) fn refresh(&mut self, rank: usize, due: Picos, mut closed: impl FnMut(usize, u32, Picos)) -> Picos {
+    pub(super) fn refresh(
+        &mut self,
+        rank: usize,
+        due: Picos,
+        mut closed: impl FnMut(usize, u32, Picos),
+    ) -> Picos {
         let banks = rank * self.per_rank..(rank + 1) * self.per_rank;
         let mut at = due;
         for bank in banks.clone() {

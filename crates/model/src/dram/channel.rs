@@ -67,19 +67,27 @@ pub struct Counts {
 /// What a bank proposes.
 #[derive(Clone, Copy, Debug)]
 struct Proposal {
-    /// Not before, as far as the bank alone is concerned.
-    ready: Picos,
-    /// Where the floor of the rest of the channel is kept.
-    floor: usize,
     /// An ACTIVATE of `row`; else a column command.
     activate: bool,
     row: u32,
     /// When the row that is open is closed first; [`Picos::MAX`] if none is.
     close: Picos,
-    order: u64,
     /// The place before the request in its list.
     before: u16,
 }
+
+/// What decides between proposals, apart from them because all are compared for every command.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    /// Not before, as far as the bank alone is concerned.
+    ready: Picos,
+    /// Where the floor of the rest of the channel is kept.
+    floor: usize,
+    /// The smaller goes first: order of arrival, with [`ACTIVATES_LAST`].
+    urgency: u64,
+}
+
+const ACTIVATES_LAST: u64 = 1 << 63;
 
 /// One channel.
 #[derive(Clone, Debug)]
@@ -94,6 +102,7 @@ pub struct Channel {
     flush: bool,
     constraints: Constraints,
     proposals: Vec<Proposal>,
+    claims: Vec<Claim>,
     /// Banks that propose something.
     active: u64,
     /// Of reads and of writes, per bank, how many requests have overtaken the oldest one.
@@ -116,10 +125,15 @@ impl Channel {
         config.check()?;
         let banks = (config.ranks * config.banks) as usize;
         let interval = config.timing.cycles(config.timing.refi);
-        let refresh_due: Vec<Picos> =
-            (1..=u64::from(config.ranks)).map(|n| interval * n / u64::from(config.ranks)).collect();
-        let nothing =
-            Proposal { ready: 0, floor: 0, activate: false, row: 0, close: Picos::MAX, order: 0, before: END };
+        let refresh_due: Vec<Picos> = (1..=u64::from(config.ranks))
+            .map(|n| interval * n / u64::from(config.ranks))
+            .collect();
+        let nothing = Proposal {
+            activate: false,
+            row: 0,
+            close: Picos::MAX,
+            before: END,
+        };
         Ok(Self {
             now: 0,
             reads: Queue::new(config.reads, banks),
@@ -129,6 +143,14 @@ impl Channel {
             flush: false,
             constraints: Constraints::new(config),
             proposals: vec![nothing; banks],
+            claims: vec![
+                Claim {
+                    ready: 0,
+                    floor: 0,
+                    urgency: 0
+                };
+                banks
+            ],
             active: 0,
             streaks: [vec![0; banks], vec![0; banks]],
             next: None,
@@ -147,13 +169,24 @@ impl Channel {
     /// # Errors
     /// Its queue is full.
     pub fn enqueue(&mut self, request: Request, now: Picos) -> Result<Accepted, Full> {
-        debug_assert!(now >= self.now && self.next.is_none_or(|(at, _)| at >= now), "advance to {now} first");
+        debug_assert!(
+            now >= self.now && self.next.is_none_or(|(at, _)| at >= now),
+            "advance to {now} first"
+        );
         self.now = self.now.max(now);
         let bank = (request.rank * self.config.banks + request.bank) as usize;
         if self.writes.holds(bank, request.row, request.column) {
-            return Ok(if request.write { Accepted::Merged } else { Accepted::Forwarded });
+            return Ok(if request.write {
+                Accepted::Merged
+            } else {
+                Accepted::Forwarded
+            });
         }
-        let queue = if request.write { &mut self.writes } else { &mut self.reads };
+        let queue = if request.write {
+            &mut self.writes
+        } else {
+            &mut self.reads
+        };
         if queue.is_full() {
             return Err(Full);
         }
@@ -169,7 +202,7 @@ impl Channel {
                 _ => {
                     let key = self.key(bank);
                     if self.next.is_none_or(|(_, next)| key < self.key(next)) {
-                        self.next = Some((key.0, bank));
+                        self.next = Some(((key >> 64) as Picos, bank));
                     }
                 }
             }
@@ -239,10 +272,25 @@ impl Channel {
         self.refreshes
     }
 
-    fn note(log: &mut Option<Vec<Command>>, banks: u32, at: Picos, kind: Kind, bank: usize, row: u32, id: u64) {
+    fn note(
+        log: &mut Option<Vec<Command>>,
+        banks: u32,
+        at: Picos,
+        kind: Kind,
+        bank: usize,
+        row: u32,
+        id: u64,
+    ) {
         if let Some(log) = log {
             let bank = u32::try_from(bank).expect("invariant: at most 64 banks");
-            log.push(Command { at, kind, rank: bank / banks, bank: bank % banks, row, id });
+            log.push(Command {
+                at,
+                kind,
+                rank: bank / banks,
+                bank: bank % banks,
+                row,
+                id,
+            });
         }
     }
 
@@ -282,7 +330,15 @@ impl Channel {
     fn close(&mut self, bank: usize) {
         let at = std::mem::replace(&mut self.proposals[bank].close, Picos::MAX);
         let row = self.constraints.banks[bank].row;
-        Self::note(&mut self.log, self.config.banks, at, Kind::Precharge, bank, row, 0);
+        Self::note(
+            &mut self.log,
+            self.config.banks,
+            at,
+            Kind::Precharge,
+            bank,
+            row,
+            0,
+        );
         self.constraints.close(bank, at);
         self.counts[bank].conflicts += 1;
     }
@@ -290,7 +346,11 @@ impl Channel {
     /// Finds out what `bank` would do next from now on.
     fn propose(&mut self, bank: usize) {
         self.settle(bank);
-        let queue = if self.draining { &self.writes } else { &self.reads };
+        let queue = if self.draining {
+            &self.writes
+        } else {
+            &self.reads
+        };
         let Some(head) = queue.head(bank) else {
             self.active &= !(1 << bank);
             return;
@@ -300,44 +360,58 @@ impl Channel {
         let mut close = Picos::MAX;
         if state.row != CLOSED {
             if let Some((waiting, before)) = queue.first_of_row(bank, state.row)
-                && (before == END || self.streaks[usize::from(self.draining)][bank] < self.config.streak)
+                && (before == END
+                    || self.streaks[usize::from(self.draining)][bank] < self.config.streak)
             {
-                let kind = if self.draining { bank::WRITE } else { bank::READ };
+                let kind = if self.draining {
+                    bank::WRITE
+                } else {
+                    bank::READ
+                };
                 self.proposals[bank] = Proposal {
-                    ready: state.column.max(self.now),
-                    floor: self.constraints.floor_of(kind, bank),
                     activate: false,
                     row: state.row,
                     close,
-                    order: waiting.order,
                     before,
+                };
+                self.claims[bank] = Claim {
+                    ready: state.column.max(self.now),
+                    floor: self.constraints.floor_of(kind, bank),
+                    urgency: waiting.order,
                 };
                 return;
             }
             close = state.precharge.max(self.now);
         }
-        let ready = if close == Picos::MAX { state.activate } else { self.constraints.reopen(bank, close) };
+        let ready = if close == Picos::MAX {
+            state.activate
+        } else {
+            self.constraints.reopen(bank, close)
+        };
         self.proposals[bank] = Proposal {
-            ready: ready.max(self.now),
-            floor: self.constraints.floor_of(bank::ACTIVATE, bank),
             activate: true,
             row: head.row,
             close,
-            order: head.order,
             before: END,
+        };
+        self.claims[bank] = Claim {
+            ready: ready.max(self.now),
+            floor: self.constraints.floor_of(bank::ACTIVATE, bank),
+            urgency: head.order | ACTIVATES_LAST,
         };
     }
 
     /// What decides between banks: the earlier, then column commands, then the older.
     #[inline]
-    fn key(&self, bank: usize) -> (Picos, bool, u64) {
-        let proposal = &self.proposals[bank];
-        (proposal.ready.max(self.constraints.floor(proposal.floor)), proposal.activate, proposal.order)
+    fn key(&self, bank: usize) -> u128 {
+        let claim = &self.claims[bank];
+        let at = claim.ready.max(self.constraints.floor(claim.floor));
+        u128::from(at) << 64 | u128::from(claim.urgency)
     }
 
     fn pick(&mut self) {
         let mut left = self.active;
-        let mut best = ((Picos::MAX, true, u64::MAX), usize::MAX);
+        let mut best = (u128::MAX, 0);
         while left != 0 {
             let bank = left.trailing_zeros() as usize;
             left &= left - 1;
@@ -346,13 +420,19 @@ impl Channel {
                 best = (key, bank);
             }
         }
-        self.next = (self.active != 0).then_some((best.0.0, best.1));
+        self.next = (self.active != 0).then_some(((best.0 >> 64) as Picos, best.1));
     }
 
     fn issue(&mut self, done: &mut Vec<Completion>) {
         let Some((at, bank)) = self.next else { return };
         self.now = at;
-        let Proposal { activate, row, close, before, .. } = self.proposals[bank];
+        let Proposal {
+            activate,
+            row,
+            close,
+            before,
+            ..
+        } = self.proposals[bank];
         let banks = self.config.banks;
         if activate {
             if close != Picos::MAX {
@@ -366,7 +446,12 @@ impl Channel {
             return;
         }
         let write = self.draining;
-        let waiting = if write { &mut self.writes } else { &mut self.reads }.take(bank, before);
+        let waiting = if write {
+            &mut self.writes
+        } else {
+            &mut self.reads
+        }
+        .take(bank, before);
         let end = self.constraints.column(bank, write, at);
         let streak = &mut self.streaks[usize::from(write)][bank];
         *streak = if before == END { 0 } else { *streak + 1 };
@@ -375,7 +460,10 @@ impl Channel {
             Self::note(&mut self.log, banks, at, Kind::Write, bank, row, waiting.id);
         } else {
             self.counts[bank].reads += 1;
-            done.push(Completion { id: waiting.id, at: end });
+            done.push(Completion {
+                id: waiting.id,
+                at: end,
+            });
             Self::note(&mut self.log, banks, at, Kind::Read, bank, row, waiting.id);
         }
         if !self.turn() {
@@ -387,7 +475,9 @@ impl Channel {
     /// The refresh that is due next.
     fn refresh(&mut self) {
         let due = self.next_refresh;
-        let Some(rank) = self.refresh_due.iter().position(|&at| at == due) else { return };
+        let Some(rank) = self.refresh_due.iter().position(|&at| at == due) else {
+            return;
+        };
         self.now = self.now.max(due);
         let banks = self.config.banks;
         let first = rank * banks as usize;

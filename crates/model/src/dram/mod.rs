@@ -73,9 +73,16 @@ impl Dram {
     /// # Errors
     /// For parameters that cannot be.
     pub fn new(map: AddressMap, config: &Config) -> Result<Self, Invalid> {
-        let config = Config { ranks: map.ranks(), banks: map.banks(), ..config.clone() };
+        let config = Config {
+            ranks: map.ranks(),
+            banks: map.banks(),
+            ..config.clone()
+        };
         let channel = Channel::new(&config)?;
-        Ok(Self { channels: vec![channel; map.channels() as usize], map })
+        Ok(Self {
+            channels: vec![channel; map.channels() as usize],
+            map,
+        })
     }
 
     /// The address map.
@@ -99,9 +106,22 @@ impl Dram {
     ///
     /// # Errors
     /// The queue it belongs to is full: try again after an [`Dram::advance`] past [`Dram::next_event`].
-    pub fn enqueue(&mut self, id: u64, address: u64, write: bool, now: Picos) -> Result<Accepted, Full> {
+    pub fn enqueue(
+        &mut self,
+        id: u64,
+        address: u64,
+        write: bool,
+        now: Picos,
+    ) -> Result<Accepted, Full> {
         let at = self.map.locate(address);
-        let request = Request { id, write, rank: at.rank, bank: at.bank, row: at.row, column: at.column };
+        let request = Request {
+            id,
+            write,
+            rank: at.rank,
+            bank: at.bank,
+            row: at.row,
+            column: at.column,
+        };
         self.channels[at.channel as usize].enqueue(request, now)
     }
 

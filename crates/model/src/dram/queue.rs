@@ -28,9 +28,21 @@ impl Queue {
     pub(super) fn new(places: u32, banks: usize) -> Self {
         let places = u16::try_from(places).expect("invariant: the configuration was checked");
         let pool = (1..=places)
-            .map(|next| Waiting { row: 0, column: 0, id: 0, order: 0, next: if next == places { END } else { next } })
+            .map(|next| Waiting {
+                row: 0,
+                column: 0,
+                id: 0,
+                order: 0,
+                next: if next == places { END } else { next },
+            })
             .collect();
-        Self { pool, free: 0, heads: vec![END; banks], tails: vec![END; banks], len: 0 }
+        Self {
+            pool,
+            free: 0,
+            heads: vec![END; banks],
+            tails: vec![END; banks],
+            len: 0,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -76,7 +88,13 @@ impl Queue {
         let at = self.free;
         let place = &mut self.pool[usize::from(at)];
         self.free = place.next;
-        *place = Waiting { row, column, id, order, next: END };
+        *place = Waiting {
+            row,
+            column,
+            id,
+            order,
+            next: END,
+        };
         match self.tails[bank] {
             END => self.heads[bank] = at,
             tail => self.pool[usize::from(tail)].next = at,
@@ -87,7 +105,11 @@ impl Queue {
 
     /// Takes out the request after place `before` ([`END`]: the bank's first).
     pub(super) fn take(&mut self, bank: usize, before: u16) -> Waiting {
-        let at = if before == END { self.heads[bank] } else { self.pool[usize::from(before)].next };
+        let at = if before == END {
+            self.heads[bank]
+        } else {
+            self.pool[usize::from(before)].next
+        };
         let waiting = self.pool[usize::from(at)];
         if before == END {
             self.heads[bank] = waiting.next;

@@ -189,41 +189,94 @@ impl Config {
     /// the streak of 16 is gem5's `max_accesses_per_row`.
     #[must_use]
     pub fn ddr3(timing: Timing) -> Self {
-        Self { timing, ranks: 1, banks: 8, groups: 1, reads: 64, writes: 64, high: 54, low: 32, streak: 16 }
+        Self {
+            timing,
+            ranks: 1,
+            banks: 8,
+            groups: 1,
+            reads: 64,
+            writes: 64,
+            high: 54,
+            low: 32,
+            streak: 16,
+        }
     }
 
     /// One rank of sixteen banks in four groups (DDR4, x8), else as [`Config::ddr3`].
     #[must_use]
     pub fn ddr4(timing: Timing) -> Self {
-        Self { banks: 16, groups: 4, ..Self::ddr3(timing) }
+        Self {
+            banks: 16,
+            groups: 4,
+            ..Self::ddr3(timing)
+        }
     }
 
     pub(super) fn check(&self) -> Result<(), Invalid> {
         let wrong = |reason: String| Err(Invalid::new("DRAM configuration", reason));
         let t = &self.timing;
         if t.clock == 0 || t.clock > 1_000_000 {
-            return wrong(format!("a clock period of {} ps: 1 to 1000000 are possible", t.clock));
+            return wrong(format!(
+                "a clock period of {} ps: 1 to 1000000 are possible",
+                t.clock
+            ));
         }
-        if self.ranks == 0 || !self.banks.is_power_of_two() || self.ranks.saturating_mul(self.banks) > MOST_BANKS {
+        if self.ranks == 0
+            || !self.banks.is_power_of_two()
+            || self.ranks.saturating_mul(self.banks) > MOST_BANKS
+        {
             return wrong(format!(
                 "{} ranks of {} banks: at least one rank, a power of two of banks, at most {MOST_BANKS} banks in all",
                 self.ranks, self.banks
             ));
         }
         if !self.groups.is_power_of_two() || self.groups > self.banks {
-            return wrong(format!("{} groups of {} banks: use a power of two, at most as many as banks", self.groups, self.banks));
+            return wrong(format!(
+                "{} groups of {} banks: use a power of two, at most as many as banks",
+                self.groups, self.banks
+            ));
         }
         if !(1..=4096).contains(&self.reads) || !(1..=4096).contains(&self.writes) {
-            return wrong(format!("queues of {} reads and {} writes: 1 to 4096 are possible", self.reads, self.writes));
+            return wrong(format!(
+                "queues of {} reads and {} writes: 1 to 4096 are possible",
+                self.reads, self.writes
+            ));
         }
         if self.high == 0 || self.high > self.writes || self.low >= self.high {
-            return wrong(format!("watermarks {} and {} for {} writes: low < high <= writes", self.low, self.high, self.writes));
+            return wrong(format!(
+                "watermarks {} and {} for {} writes: low < high <= writes",
+                self.low, self.high, self.writes
+            ));
         }
-        if t.burst == 0 || t.ccd_s < t.burst || t.ccd_l < t.ccd_s || t.rrd_l < t.rrd_s || t.wtr_l < t.wtr_s {
-            return wrong("needs 0 < burst <= ccd_s <= ccd_l, rrd_s <= rrd_l and wtr_s <= wtr_l".into());
+        if t.burst == 0
+            || t.ccd_s < t.burst
+            || t.ccd_l < t.ccd_s
+            || t.rrd_l < t.rrd_s
+            || t.wtr_l < t.wtr_s
+        {
+            return wrong(
+                "needs 0 < burst <= ccd_s <= ccd_l, rrd_s <= rrd_l and wtr_s <= wtr_l".into(),
+            );
         }
-        let cycles = [t.cl, t.cwl, t.rcd, t.rp, t.ras, t.rtp, t.wr, t.ccd_l, t.rrd_l, t.faw, t.wtr_l, t.rtw, t.rank_switch, t.rfc];
-        if cycles.iter().any(|&c| c > 100_000) || u64::from(t.refi) <= u64::from(t.rfc) + 2 * u64::from(t.ras + t.rp + t.wr + t.cwl) {
+        let cycles = [
+            t.cl,
+            t.cwl,
+            t.rcd,
+            t.rp,
+            t.ras,
+            t.rtp,
+            t.wr,
+            t.ccd_l,
+            t.rrd_l,
+            t.faw,
+            t.wtr_l,
+            t.rtw,
+            t.rank_switch,
+            t.rfc,
+        ];
+        if cycles.iter().any(|&c| c > 100_000)
+            || u64::from(t.refi) <= u64::from(t.rfc) + 2 * u64::from(t.ras + t.rp + t.wr + t.cwl)
+        {
             return wrong("a parameter above 100000 cycles, or tREFI so short that refresh leaves no time for work".into());
         }
         Ok(())

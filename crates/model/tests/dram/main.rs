@@ -1,5 +1,7 @@
 //! The DRAM model against a replay of its own command log, against arithmetic, and against what other models say.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
 mod known;
 mod protocol;
 mod replay;
@@ -28,7 +30,11 @@ fn run(config: &Config, requests: &[(Picos, Request)], log: bool) -> Run {
         now = now.max(at);
         channel.advance(now, &mut completions);
         while channel.enqueue(request, now).is_err() {
-            now = now.max(channel.next_event().expect("a full queue has something to do"));
+            now = now.max(
+                channel
+                    .next_event()
+                    .expect("a full queue has something to do"),
+            );
             channel.advance(now, &mut completions);
         }
         taken.push(now);
@@ -38,5 +44,10 @@ fn run(config: &Config, requests: &[(Picos, Request)], log: bool) -> Run {
         now = now.max(at);
         channel.advance(now, &mut completions);
     }
-    Run { log: channel.take_log(), completions, taken, channel }
+    Run {
+        log: channel.take_log(),
+        completions,
+        taken,
+        channel,
+    }
 }

@@ -15,21 +15,31 @@ fn configs() -> impl Strategy<Value = Config> {
         Just(Config::ddr4(Timing::ddr4_2400())),
         Just(Config::ddr4(Timing::ddr4_3200())),
     ];
-    (timing, 1..3u32, 2..65u32, 4..65u32, 1..20u32).prop_map(|(config, ranks, reads, writes, streak)| Config {
-        ranks,
-        reads,
-        writes,
-        high: writes * 85 / 100 + 1,
-        low: writes / 2,
-        streak,
-        ..config
-    })
+    (timing, 1..3u32, 2..65u32, 4..65u32, 1..20u32).prop_map(
+        |(config, ranks, reads, writes, streak)| Config {
+            ranks,
+            reads,
+            writes,
+            high: writes * 85 / 100 + 1,
+            low: writes / 2,
+            streak,
+            ..config
+        },
+    )
 }
 
 /// Requests with few rows and columns, so that hits, conflicts, merges and forwards all happen; in bursts and with gaps
 /// that let refreshes come due.
 fn requests(config: &Config) -> impl Strategy<Value = Vec<(u64, Request)>> + use<> {
-    let one = (0..config.ranks, 0..config.banks, 0..4u32, 0..16u32, any::<bool>(), 0..40u64, 0..200u64);
+    let one = (
+        0..config.ranks,
+        0..config.banks,
+        0..4u32,
+        0..16u32,
+        any::<bool>(),
+        0..40u64,
+        0..200u64,
+    );
     prop::collection::vec(one, 1..400).prop_map(|raw| {
         let mut at = 0;
         let mut requests = Vec::new();
@@ -39,7 +49,17 @@ fn requests(config: &Config) -> impl Strategy<Value = Vec<(u64, Request)>> + use
                 1..10 => gap * 500,
                 _ => 0,
             };
-            requests.push((at, Request { id, write, rank, bank, row, column }));
+            requests.push((
+                at,
+                Request {
+                    id,
+                    write,
+                    rank,
+                    bank,
+                    row,
+                    column,
+                },
+            ));
         }
         requests
     })
@@ -130,8 +150,21 @@ proptest! {
 #[test]
 fn the_checker_finds_what_it_is_there_for() {
     let config = Config::ddr3(Timing::ddr3_1333());
-    let requests: Vec<(u64, Request)> =
-        (0..64).map(|id| (0, Request { id, write: id % 3 == 0, rank: 0, bank: id as u32 % 8, row: id as u32 / 16, column: 0 })).collect();
+    let requests: Vec<(u64, Request)> = (0..64)
+        .map(|id| {
+            (
+                0,
+                Request {
+                    id,
+                    write: id % 3 == 0,
+                    rank: 0,
+                    bank: id as u32 % 8,
+                    row: id as u32 / 16,
+                    column: 0,
+                },
+            )
+        })
+        .collect();
     let log = run(&config, &requests, true).log;
     assert_eq!(check(&config, &log), Ok(()));
     // Every command moved forward by a clock, one at a time: most are as early as they may be.

@@ -17,9 +17,17 @@ pub fn check(config: &Config, log: &[Command]) -> Result<(), String> {
         let fail = |why: &str| Err(format!("{new:?}: {why}"));
         match new.kind {
             Kind::Activate if open[bank].replace(new.row).is_some() => return fail("bank is open"),
-            Kind::Precharge if open[bank].take() != Some(new.row) => return fail("that row is not open"),
-            Kind::Read | Kind::Write if open[bank] != Some(new.row) => return fail("row is not open"),
-            Kind::Refresh if open[(new.rank * config.banks) as usize..][..config.banks as usize].iter().any(Option::is_some) => {
+            Kind::Precharge if open[bank].take() != Some(new.row) => {
+                return fail("that row is not open");
+            }
+            Kind::Read | Kind::Write if open[bank] != Some(new.row) => {
+                return fail("row is not open");
+            }
+            Kind::Refresh
+                if open[(new.rank * config.banks) as usize..][..config.banks as usize]
+                    .iter()
+                    .any(Option::is_some) =>
+            {
                 return fail("a bank is open");
             }
             _ => {}
@@ -45,19 +53,47 @@ pub fn check(config: &Config, log: &[Command]) -> Result<(), String> {
             use Kind::{Activate, Precharge, Read, Refresh, Write};
             let (o, n) = (old.kind, new.kind);
             demand(same_bank && o == Activate && column(n), c(t.rcd), "tRCD");
-            demand(same_bank && o == Activate && n == Precharge, c(t.ras), "tRAS");
+            demand(
+                same_bank && o == Activate && n == Precharge,
+                c(t.ras),
+                "tRAS",
+            );
             demand(same_bank && o == Activate && n == Activate, rc, "tRC");
             demand(same_bank && o == Precharge && n == Activate, c(t.rp), "tRP");
-            demand(same_rank && o == Precharge && n == Refresh, c(t.rp), "tRP before refresh");
+            demand(
+                same_rank && o == Precharge && n == Refresh,
+                c(t.rp),
+                "tRP before refresh",
+            );
             demand(same_bank && o == Read && n == Precharge, c(t.rtp), "tRTP");
-            demand(same_bank && o == Write && n == Precharge, c(t.cwl + t.burst + t.wr), "tWR");
+            demand(
+                same_bank && o == Write && n == Precharge,
+                c(t.cwl + t.burst + t.wr),
+                "tWR",
+            );
             demand(same_rank && o == Refresh, c(t.rfc), "tRFC");
-            demand(same_rank && o == Activate && n == Activate, c(t.rrd_s), "tRRD_S");
-            demand(same_group && o == Activate && n == Activate, c(t.rrd_l), "tRRD_L");
+            demand(
+                same_rank && o == Activate && n == Activate,
+                c(t.rrd_s),
+                "tRRD_S",
+            );
+            demand(
+                same_group && o == Activate && n == Activate,
+                c(t.rrd_l),
+                "tRRD_L",
+            );
             demand(same_rank && column(o) && o == n, c(t.ccd_s), "tCCD_S");
             demand(same_group && column(o) && o == n, c(t.ccd_l), "tCCD_L");
-            demand(same_rank && o == Write && n == Read, c(t.cwl + t.burst + t.wtr_s), "tWTR_S");
-            demand(same_group && o == Write && n == Read, c(t.cwl + t.burst + t.wtr_l), "tWTR_L");
+            demand(
+                same_rank && o == Write && n == Read,
+                c(t.cwl + t.burst + t.wtr_s),
+                "tWTR_S",
+            );
+            demand(
+                same_group && o == Write && n == Read,
+                c(t.cwl + t.burst + t.wtr_l),
+                "tWTR_L",
+            );
             if same_rank && o == Activate && n == Activate {
                 activations += 1;
                 demand(activations == 4, c(t.faw), "tFAW");
@@ -70,7 +106,9 @@ pub fn check(config: &Config, log: &[Command]) -> Result<(), String> {
                 }
                 let old_end = old.at + latency(o) + c(t.burst);
                 if new.at + latency(n) < old_end + gap {
-                    return fail(&format!("data overlaps or follows too closely that of {old:?}"));
+                    return fail(&format!(
+                        "data overlaps or follows too closely that of {old:?}"
+                    ));
                 }
             }
             if apart < need {
@@ -89,9 +127,15 @@ pub fn check_refresh(config: &Config, log: &[Command]) -> Result<(), String> {
     let end = log.iter().map(|command| command.at).max().unwrap_or(0);
     for rank in 0..config.ranks {
         let mut last = 0;
-        for refresh in log.iter().filter(|command| command.kind == Kind::Refresh && command.rank == rank) {
+        for refresh in log
+            .iter()
+            .filter(|command| command.kind == Kind::Refresh && command.rank == rank)
+        {
             if refresh.at > last + interval + late {
-                return Err(format!("rank {rank}: {} ps from refresh to refresh", refresh.at - last));
+                return Err(format!(
+                    "rank {rank}: {} ps from refresh to refresh",
+                    refresh.at - last
+                ));
             }
             last = refresh.at;
         }
