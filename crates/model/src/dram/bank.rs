@@ -44,6 +44,9 @@ struct Times {
 pub(super) const ACTIVATE: usize = 0;
 pub(super) const READ: usize = 1;
 pub(super) const WRITE: usize = 2;
+/// Added to READ or WRITE: the same as if ranks could follow each other on the bus without a gap: who is older decides.
+pub(super) const FAIR: usize = 2;
+const KINDS: usize = 5;
 
 #[derive(Clone, Debug)]
 pub(super) struct Constraints {
@@ -96,7 +99,7 @@ impl Constraints {
                     column: 0,
                 })
                 .collect(),
-            floors: vec![0; 3 * ranks * groups],
+            floors: vec![0; KINDS * ranks * groups],
             windows: vec![([0; 4], 0); ranks],
         }
     }
@@ -158,30 +161,30 @@ impl Constraints {
             .precharge
             .max(if write { end + t.wr } else { at + t.rtp });
         for other_rank in 0..self.windows.len() {
-            // When the data of the next command may begin, with and without a change of direction.
-            let switch = if other_rank == rank { 0 } else { t.rank_switch };
-            let (same, turned) = (
-                end + switch,
-                end + if write { switch } else { t.rtw.max(switch) },
-            );
             for other in 0..self.groups {
                 let near = usize::from(other == group);
-                let (mut read, mut written) = if write {
-                    (turned, same)
-                } else {
-                    (same, turned)
-                };
-                read = read.saturating_sub(t.cl);
-                written = written.saturating_sub(t.cwl);
-                if other_rank == rank {
-                    let floor = if write { &mut written } else { &mut read };
-                    *floor = (*floor).max(at + t.ccd[near]);
-                    if write {
-                        read = read.max(end + t.wtr[near]);
+                for (kinds, gap) in [(0, t.rank_switch), (FAIR, 0)] {
+                    // When the data of the next command may begin, with and without a change of direction.
+                    let gap = if other_rank == rank { 0 } else { gap };
+                    let (same, turned) =
+                        (end + gap, end + if write { gap } else { t.rtw.max(gap) });
+                    let (mut read, mut written) = if write {
+                        (turned, same)
+                    } else {
+                        (same, turned)
+                    };
+                    read = read.saturating_sub(t.cl);
+                    written = written.saturating_sub(t.cwl);
+                    if other_rank == rank {
+                        let floor = if write { &mut written } else { &mut read };
+                        *floor = (*floor).max(at + t.ccd[near]);
+                        if write {
+                            read = read.max(end + t.wtr[near]);
+                        }
                     }
+                    self.raise(READ + kinds, other_rank, other, read);
+                    self.raise(WRITE + kinds, other_rank, other, written);
                 }
-                self.raise(READ, other_rank, other, read);
-                self.raise(WRITE, other_rank, other, written);
             }
         }
         end

@@ -83,11 +83,18 @@ struct Claim {
     ready: Picos,
     /// Where the floor of the rest of the channel is kept.
     floor: usize,
-    /// The smaller goes first: order of arrival, with [`ACTIVATES_LAST`].
-    urgency: u64,
+    /// Where the same without gaps between ranks is kept, of column commands; [`ACTIVATES`] if it is none.
+    fair: usize,
+    /// Order of arrival.
+    order: u64,
 }
 
-const ACTIVATES_LAST: u64 = 1 << 63;
+const ACTIVATES: usize = usize::MAX;
+
+/// The earlier first, then the older; in the upper half the time.
+fn key(at: Picos, order: u64) -> u128 {
+    u128::from(at) << 64 | u128::from(order)
+}
 
 /// One channel.
 #[derive(Clone, Debug)]
@@ -107,6 +114,10 @@ pub struct Channel {
     active: u64,
     /// Of reads and of writes, per bank, how many requests have overtaken the oldest one.
     streaks: [Vec<u32>; 2],
+    /// How many column commands have gone before an older one because it was on another rank.
+    overtakes: u32,
+    /// The next column command does so, too.
+    overtaking: bool,
     next: Option<(Picos, usize)>,
     refresh_due: Vec<Picos>,
     next_refresh: Picos,
@@ -147,12 +158,15 @@ impl Channel {
                 Claim {
                     ready: 0,
                     floor: 0,
-                    urgency: 0
+                    fair: ACTIVATES,
+                    order: 0
                 };
                 banks
             ],
             active: 0,
             streaks: [vec![0; banks], vec![0; banks]],
+            overtakes: 0,
+            overtaking: false,
             next: None,
             next_refresh: refresh_due[0],
             refresh_due,
@@ -197,15 +211,7 @@ impl Channel {
         }
         if request.write == self.draining {
             self.propose(bank);
-            match self.next {
-                Some((_, next)) if next == bank => self.pick(),
-                _ => {
-                    let key = self.key(bank);
-                    if self.next.is_none_or(|(_, next)| key < self.key(next)) {
-                        self.next = Some(((key >> 64) as Picos, bank));
-                    }
-                }
-            }
+            self.pick();
         }
         Ok(Accepted::Queued)
     }
@@ -377,7 +383,8 @@ impl Channel {
                 self.claims[bank] = Claim {
                     ready: state.column.max(self.now),
                     floor: self.constraints.floor_of(kind, bank),
-                    urgency: waiting.order,
+                    fair: self.constraints.floor_of(kind + bank::FAIR, bank),
+                    order: waiting.order,
                 };
                 return;
             }
@@ -397,30 +404,55 @@ impl Channel {
         self.claims[bank] = Claim {
             ready: ready.max(self.now),
             floor: self.constraints.floor_of(bank::ACTIVATE, bank),
-            urgency: head.order | ACTIVATES_LAST,
+            fair: ACTIVATES,
+            order: head.order,
         };
     }
 
-    /// What decides between banks: the earlier, then column commands, then the older.
-    #[inline]
-    fn key(&self, bank: usize) -> u128 {
-        let claim = &self.claims[bank];
-        let at = claim.ready.max(self.constraints.floor(claim.floor));
-        u128::from(at) << 64 | u128::from(claim.urgency)
-    }
-
+    /// Which bank's command is next: the earliest column command (the oldest of all that could come if ranks followed each
+    /// other without a gap, once enough have gone before it), or an activation that comes before that.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the upper half of a key is the time"
+    )]
     fn pick(&mut self) {
         let mut left = self.active;
-        let mut best = (u128::MAX, 0);
+        let (mut activate, mut column, mut fair) = ((u128::MAX, 0), (u128::MAX, 0), (u128::MAX, 0));
         while left != 0 {
             let bank = left.trailing_zeros() as usize;
             left &= left - 1;
-            let key = self.key(bank);
-            if key < best.0 {
-                best = (key, bank);
+            let claim = &self.claims[bank];
+            let earliest = key(
+                claim.ready.max(self.constraints.floor(claim.floor)),
+                claim.order,
+            );
+            if claim.fair == ACTIVATES {
+                activate = activate.min((earliest, bank));
+            } else {
+                column = column.min((earliest, bank));
+                let at = claim.ready.max(self.constraints.floor(claim.fair));
+                fair = fair.min((key(at, claim.order), bank));
             }
         }
-        self.next = (self.active != 0).then_some(((best.0 >> 64) as Picos, best.1));
+        self.overtaking = column.1 != fair.1;
+        if self.overtaking && self.overtakes >= self.config.rank_streak {
+            self.overtaking = false;
+            let claim = &self.claims[fair.1];
+            column = (
+                key(
+                    claim.ready.max(self.constraints.floor(claim.floor)),
+                    claim.order,
+                ),
+                fair.1,
+            );
+        }
+        let at = |best: (u128, usize)| (best.0 >> 64) as Picos;
+        let best = if at(activate) < at(column) {
+            activate
+        } else {
+            column
+        };
+        self.next = (self.active != 0).then_some((at(best), best.1));
     }
 
     fn issue(&mut self, done: &mut Vec<Completion>) {
@@ -445,6 +477,11 @@ impl Channel {
             self.pick();
             return;
         }
+        self.overtakes = if self.overtaking {
+            self.overtakes + 1
+        } else {
+            0
+        };
         let write = self.draining;
         let waiting = if write {
             &mut self.writes

@@ -3,11 +3,12 @@
 //! Method: one event per ACTIVATE and per column command. Each bank proposes the next command of one of its waiting requests,
 //! by FR-FCFS (Rixner et al., ISCA 2000): the oldest request to the open row, else the oldest; but after `streak` requests
 //! that overtook an older one the older one's turn has come. Among the banks the command that can be issued first is
-//! issued, column commands and then older requests first where that ties. Preference for open rows thus never reaches
-//! across banks: a bank is delayed by others only on the data bus, by activation windows and by turnarounds. Reads and
-//! writes wait in queues of their own; writes are drained from the high watermark down to the low one (as gem5 does:
-//! Hansson et al., ISPASS 2014). Timing constraints are those of JEDEC's state diagrams, checked in the tests by a replay
-//! of the command log that shares no code with the scheduler.
+//! issued, column commands and then older requests first where that ties; to save gaps on the bus between ranks, at most
+//! `rank_streak` younger ones may go first. Preference for open rows thus never reaches across banks: a bank is delayed by
+//! others only on the data bus, by activation windows and by turnarounds. Reads and writes wait in queues of their own;
+//! writes are drained from the high watermark down to the low one (as gem5 does: Hansson et al., ISPASS 2014). Timing
+//! constraints are those of JEDEC's state diagrams, checked in the tests by a replay of the command log that shares no
+//! code with the scheduler.
 //!
 //! Deviations from hardware:
 //! - The command bus is not modelled: commands of different banks may coincide.

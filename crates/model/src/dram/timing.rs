@@ -182,11 +182,14 @@ pub struct Config {
     pub low: u32,
     /// Requests to an open row that may overtake an older request of the same bank in a row.
     pub streak: u32,
+    /// Requests that may go before an older one, ready as they are, in a row because it is on another rank and would leave a gap on
+    /// the data bus.
+    pub rank_streak: u32,
 }
 
 impl Config {
     /// One rank of eight banks without groups (DDR3). Queues of 64, watermarks at 85 % and 50 %: gem5's defaults for watermarks;
-    /// the streak of 16 is gem5's `max_accesses_per_row`.
+    /// the streak of 16 is gem5's `max_accesses_per_row`; the streak between ranks of 4 is assumed.
     #[must_use]
     pub fn ddr3(timing: Timing) -> Self {
         Self {
@@ -199,6 +202,7 @@ impl Config {
             high: 54,
             low: 32,
             streak: 16,
+            rank_streak: 4,
         }
     }
 
