@@ -1,0 +1,14 @@
+//! The simulated machine: cores with bounded outstanding misses before the caches and DRAM of `quell-model`
+//! ([`Machine`]), a page allocator ([`frames`]) and the generators as access patterns ([`pattern`]).
+//!
+//! A run is a function of its description and seed: integer time, one total order of events (time, then kind, then core,
+//! then order of creation), no maps with an order of their own, an own generator of random numbers ([`random`]).
+//!
+//! Not here yet: the backend, tasks and throttling, counters with overflow, TLBs, prefetchers, profiles.
+
+pub mod frames;
+mod machine;
+pub mod pattern;
+pub mod random;
+
+pub use machine::{CoreCounts, Description, Machine};

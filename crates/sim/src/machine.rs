@@ -1,0 +1,328 @@
+//! Cores, caches and memory in one integer time.
+//!
+//! Method: the earliest of all cores, DRAM channels and messages acts next; on a tie DRAM, then messages, then cores, each in
+//! a fixed order. A core issues accesses in program order. A hit costs the level's latency if the next access depends
+//! on it, else one cycle. A miss becomes a request to DRAM after the lookups; the core goes on until an access depends
+//! on the answer or as many misses are outstanding as it can have.
+//!
+//! Deviations from hardware: no instructions between accesses, no out-of-order window besides the misses; a line counts as
+//! present in the caches from the moment it was asked for; a write that misses reads its line first and is waited for as a
+//! read is; shared caches have no bandwidth limit of their own; lines on their way to a full queue of DRAM wait without
+//! occupying anything.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use quell_model::address::AddressMap;
+use quell_model::cache::{Hierarchy, Level};
+use quell_model::dram::{Accepted, Completion, Config, Dram};
+use quell_model::{Invalid, Picos};
+
+use crate::frames::Space;
+use crate::pattern::Pattern;
+
+/// What the machine is made of.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// A core's clock period in picoseconds.
+    pub clock: Picos,
+    /// Cache levels, nearest first, and what a dependent access that hits there takes, in cycles.
+    pub levels: Vec<(Level, u32)>,
+    /// Between a core and DRAM, there and back, beyond the lookups, in picoseconds.
+    pub transit: Picos,
+    /// Misses that a core can have outstanding.
+    pub misses: u32,
+    /// Where addresses lie in DRAM.
+    pub map: AddressMap,
+    /// The channels.
+    pub dram: Config,
+}
+
+/// What a core has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CoreCounts {
+    /// Accesses done.
+    pub accesses: u64,
+    /// Lines read from DRAM.
+    pub reads: u64,
+    /// Lines that its accesses pushed out to DRAM.
+    pub writebacks: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// No program.
+    Idle,
+    /// Acts next at its time.
+    Ready,
+    /// Waits for the miss of this number.
+    Needs(u64),
+    /// Waits for any miss to come back.
+    Full,
+}
+
+#[derive(Clone, Debug)]
+struct Core {
+    state: State,
+    time: Picos,
+    program: Option<(Pattern, Space)>,
+    flying: u32,
+    counts: CoreCounts,
+}
+
+/// A message under way. The order of the fields is that of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Message {
+    at: Picos,
+    kind: Kind,
+    core: usize,
+    number: u64,
+    address: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// A line comes back to a core.
+    Return,
+    /// A request reaches the controller.
+    Read,
+    /// A line reaches the controller.
+    Write,
+}
+
+/// The machine.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    clock: Picos,
+    /// By level, then memory: the time of the lookups.
+    latencies: Vec<Picos>,
+    transit: Picos,
+    misses: u32,
+    caches: Hierarchy,
+    dram: Dram,
+    cores: Vec<Core>,
+    messages: BinaryHeap<Reverse<Message>>,
+    numbers: u64,
+    done: Vec<Completion>,
+}
+
+/// Requests carry their core in the low bits of their number.
+const CORE_BITS: u32 = 6;
+
+impl Machine {
+    /// Idle and empty at time zero. Requesters of the caches are the cores.
+    ///
+    /// # Errors
+    /// For a description that cannot be.
+    pub fn new(description: &Description) -> Result<Self, Invalid> {
+        let levels: Vec<Level> = description
+            .levels
+            .iter()
+            .map(|(level, _)| level.clone())
+            .collect();
+        let cores = levels.first().map_or(0, |level| level.cache_of.len());
+        let cycles = |n: u32| u64::from(n) * description.clock;
+        let mut latencies: Vec<Picos> = description
+            .levels
+            .iter()
+            .map(|&(_, latency)| cycles(latency))
+            .collect();
+        latencies.push(latencies.last().copied().unwrap_or(0));
+        let core = Core {
+            state: State::Idle,
+            time: 0,
+            program: None,
+            flying: 0,
+            counts: CoreCounts::default(),
+        };
+        Ok(Self {
+            clock: description.clock.max(1),
+            latencies,
+            transit: description.transit,
+            misses: description.misses.max(1),
+            caches: Hierarchy::new(&levels, cores)?,
+            dram: Dram::new(description.map.clone(), &description.dram)?,
+            cores: vec![core; cores],
+            messages: BinaryHeap::new(),
+            numbers: 0,
+            done: Vec::new(),
+        })
+    }
+
+    /// The caches, to set masks and lock lines.
+    pub fn caches_mut(&mut self) -> &mut Hierarchy {
+        &mut self.caches
+    }
+
+    /// The caches.
+    #[must_use]
+    pub fn caches(&self) -> &Hierarchy {
+        &self.caches
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn dram(&self) -> &Dram {
+        &self.dram
+    }
+
+    /// Has `core` run `pattern` in `space` from `at` on.
+    pub fn start(&mut self, core: usize, pattern: Pattern, space: Space, at: Picos) {
+        let core = &mut self.cores[core];
+        core.program = Some((pattern, space));
+        core.time = core.time.max(at);
+        core.state = State::Ready;
+    }
+
+    /// What `core` has done.
+    #[must_use]
+    pub fn counts(&self, core: usize) -> CoreCounts {
+        self.cores[core].counts
+    }
+
+    /// Runs all that happens before `end`.
+    pub fn run(&mut self, end: Picos) {
+        loop {
+            let dram = self.dram.next_event().unwrap_or(Picos::MAX);
+            let message = self
+                .messages
+                .peek()
+                .map_or(Picos::MAX, |Reverse(message)| message.at);
+            let (mut first, mut second) = ((Picos::MAX, usize::MAX), Picos::MAX);
+            for (n, core) in self.cores.iter().enumerate() {
+                if core.state == State::Ready {
+                    if core.time < first.0 {
+                        (second, first) = (first.0, (core.time, n));
+                    } else {
+                        second = second.min(core.time);
+                    }
+                }
+            }
+            let now = dram.min(message).min(first.0);
+            if now >= end {
+                return;
+            }
+            if dram == now {
+                self.dram.advance(now, &mut self.done);
+                for completion in self.done.drain(..) {
+                    let core = usize::try_from(completion.id & ((1 << CORE_BITS) - 1)).unwrap_or(0);
+                    let at = completion.at + self.transit;
+                    self.messages.push(Reverse(Message {
+                        at,
+                        kind: Kind::Return,
+                        core,
+                        number: completion.id,
+                        address: 0,
+                    }));
+                }
+            } else if message == now {
+                if let Some(Reverse(message)) = self.messages.pop() {
+                    self.deliver(message);
+                }
+            } else {
+                // Nobody else acts before this.
+                let limit = dram.min(message).min(second).min(end);
+                self.act(first.1, limit);
+            }
+        }
+    }
+
+    fn deliver(&mut self, message: Message) {
+        let now = message.at;
+        match message.kind {
+            Kind::Return => {
+                let core = &mut self.cores[message.core];
+                core.flying -= 1;
+                if core.state == State::Full || core.state == State::Needs(message.number) {
+                    core.state = State::Ready;
+                    core.time = core.time.max(now);
+                }
+            }
+            Kind::Read | Kind::Write => {
+                self.dram.advance(now, &mut self.done);
+                match self.dram.enqueue(
+                    message.number,
+                    message.address,
+                    message.kind == Kind::Write,
+                    now,
+                ) {
+                    Ok(Accepted::Forwarded) => {
+                        let at = now + self.transit;
+                        self.messages.push(Reverse(Message {
+                            at,
+                            kind: Kind::Return,
+                            ..message
+                        }));
+                    }
+                    Ok(Accepted::Queued | Accepted::Merged) => {}
+                    // Tried again when DRAM has done something.
+                    Err(_) => {
+                        let at = self.dram.next_event().unwrap_or(now).max(now + 1);
+                        self.messages.push(Reverse(Message { at, ..message }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// `core` acts until `limit`, or until it waits or sends something.
+    fn act(&mut self, n: usize, limit: Picos) {
+        let core = &mut self.cores[n];
+        let requester = u8::try_from(n).expect("invariant: at most 64 cores");
+        let memory = self.caches.levels();
+        loop {
+            if core.flying == self.misses {
+                core.state = State::Full;
+                return;
+            }
+            let Some((pattern, space)) = &mut core.program else {
+                core.state = State::Idle;
+                return;
+            };
+            let access = pattern.next_access();
+            let Some(address) = space.physical(access.address) else {
+                core.state = State::Idle;
+                return;
+            };
+            core.counts.accesses += 1;
+            let level = self.caches.access(n, requester, address, access.write);
+            let looked_up = core.time + self.latencies[level];
+            core.time = if access.dependent {
+                looked_up
+            } else {
+                core.time + self.clock
+            };
+            if level < memory && self.caches.writebacks().is_empty() {
+                if core.time < limit {
+                    continue;
+                }
+                return;
+            }
+            let mut send = |kind, address| {
+                self.numbers += 1;
+                let number = self.numbers << CORE_BITS | u64::from(requester);
+                self.messages.push(Reverse(Message {
+                    at: looked_up,
+                    kind,
+                    core: n,
+                    number,
+                    address,
+                }));
+                number
+            };
+            core.counts.writebacks += self.caches.writebacks().len() as u64;
+            for &line in self.caches.writebacks() {
+                send(Kind::Write, line);
+            }
+            if level == memory {
+                let number = send(Kind::Read, address);
+                core.counts.reads += 1;
+                core.flying += 1;
+                if access.dependent {
+                    core.state = State::Needs(number);
+                }
+            }
+            return;
+        }
+    }
+}
