@@ -411,10 +411,6 @@ impl Channel {
 
     /// Which bank's command is next: the earliest column command (the oldest of all that could come if ranks followed each
     /// other without a gap, once enough have gone before it), or an activation that comes before that.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the upper half of a key is the time"
-    )]
     fn pick(&mut self) {
         let mut left = self.active;
         let (mut activate, mut column, mut fair) = ((u128::MAX, 0), (u128::MAX, 0), (u128::MAX, 0));
