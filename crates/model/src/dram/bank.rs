@@ -160,10 +160,14 @@ impl Constraints {
         state.precharge = state
             .precharge
             .max(if write { end + t.wr } else { at + t.rtp });
-        for other_rank in 0..self.windows.len() {
+        let ranks = self.windows.len();
+        for other_rank in 0..ranks {
             for other in 0..self.groups {
                 let near = usize::from(other == group);
-                for (kinds, gap) in [(0, t.rank_switch), (FAIR, 0)] {
+                for (kinds, gap) in [(0, t.rank_switch), (FAIR, 0)]
+                    .into_iter()
+                    .take(ranks.min(2))
+                {
                     // When the data of the next command may begin, with and without a change of direction.
                     let gap = if other_rank == rank { 0 } else { gap };
                     let (same, turned) =

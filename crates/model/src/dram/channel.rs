@@ -83,17 +83,10 @@ struct Claim {
     ready: Picos,
     /// Where the floor of the rest of the channel is kept.
     floor: usize,
-    /// Where the same without gaps between ranks is kept, of column commands; [`ACTIVATES`] if it is none.
+    /// Where the same without gaps between ranks is kept, of column commands.
     fair: usize,
     /// Order of arrival.
     order: u64,
-}
-
-const ACTIVATES: usize = usize::MAX;
-
-/// The earlier first, then the older; in the upper half the time.
-fn key(at: Picos, order: u64) -> u128 {
-    u128::from(at) << 64 | u128::from(order)
 }
 
 /// One channel.
@@ -112,6 +105,8 @@ pub struct Channel {
     claims: Vec<Claim>,
     /// Banks that propose something.
     active: u64,
+    /// Those of them that propose a column command.
+    columns: u64,
     /// Of reads and of writes, per bank, how many requests have overtaken the oldest one.
     streaks: [Vec<u32>; 2],
     /// How many column commands have gone before an older one because it was on another rank.
@@ -158,12 +153,13 @@ impl Channel {
                 Claim {
                     ready: 0,
                     floor: 0,
-                    fair: ACTIVATES,
+                    fair: 0,
                     order: 0
                 };
                 banks
             ],
             active: 0,
+            columns: 0,
             streaks: [vec![0; banks], vec![0; banks]],
             overtakes: 0,
             overtaking: false,
@@ -210,8 +206,19 @@ impl Channel {
             return Ok(Accepted::Queued);
         }
         if request.write == self.draining {
+            let claim = |channel: &Self| {
+                (
+                    channel.active >> bank & 1,
+                    channel.columns >> bank & 1,
+                    channel.claims[bank].order,
+                )
+            };
+            let before = claim(self);
             self.propose(bank);
-            self.pick();
+            // Mostly the bank proposes what it did.
+            if claim(self) != before {
+                self.pick();
+            }
         }
         Ok(Accepted::Queued)
     }
@@ -359,6 +366,7 @@ impl Channel {
         };
         let Some(head) = queue.head(bank) else {
             self.active &= !(1 << bank);
+            self.columns &= !(1 << bank);
             return;
         };
         self.active |= 1 << bank;
@@ -374,6 +382,7 @@ impl Channel {
                 } else {
                     bank::READ
                 };
+                self.columns |= 1 << bank;
                 self.proposals[bank] = Proposal {
                     activate: false,
                     row: state.row,
@@ -395,6 +404,7 @@ impl Channel {
         } else {
             self.constraints.reopen(bank, close)
         };
+        self.columns &= !(1 << bank);
         self.proposals[bank] = Proposal {
             activate: true,
             row: head.row,
@@ -404,7 +414,7 @@ impl Channel {
         self.claims[bank] = Claim {
             ready: ready.max(self.now),
             floor: self.constraints.floor_of(bank::ACTIVATE, bank),
-            fair: ACTIVATES,
+            fair: 0,
             order: head.order,
         };
     }
@@ -412,43 +422,41 @@ impl Channel {
     /// Which bank's command is next: the earliest column command (the oldest of all that could come if ranks followed each
     /// other without a gap, once enough have gone before it), or an activation that comes before that.
     fn pick(&mut self) {
-        let mut left = self.active;
-        let (mut activate, mut column, mut fair) = ((u128::MAX, 0), (u128::MAX, 0), (u128::MAX, 0));
-        while left != 0 {
-            let bank = left.trailing_zeros() as usize;
-            left &= left - 1;
-            let claim = &self.claims[bank];
-            let earliest = key(
-                claim.ready.max(self.constraints.floor(claim.floor)),
-                claim.order,
-            );
-            if claim.fair == ACTIVATES {
-                activate = activate.min((earliest, bank));
-            } else {
-                column = column.min((earliest, bank));
-                let at = claim.ready.max(self.constraints.floor(claim.fair));
-                fair = fair.min((key(at, claim.order), bank));
+        let activate = self.earliest(self.active & !self.columns, |claim| claim.floor);
+        let mut column = self.earliest(self.columns, |claim| claim.floor);
+        self.overtaking = false;
+        if self.config.ranks > 1 && self.columns != 0 {
+            let fair = self.earliest(self.columns, |claim| claim.fair).1;
+            self.overtaking = column.1 != fair && self.overtakes < self.config.rank_streak;
+            if !self.overtaking {
+                let claim = &self.claims[fair];
+                column = (claim.ready.max(self.constraints.floor(claim.floor)), fair);
             }
         }
-        self.overtaking = column.1 != fair.1;
-        if self.overtaking && self.overtakes >= self.config.rank_streak {
-            self.overtaking = false;
-            let claim = &self.claims[fair.1];
-            column = (
-                key(
-                    claim.ready.max(self.constraints.floor(claim.floor)),
-                    claim.order,
-                ),
-                fair.1,
-            );
-        }
-        let at = |best: (u128, usize)| (best.0 >> 64) as Picos;
-        let best = if at(activate) < at(column) {
+        let best = if activate.0 < column.0 {
             activate
         } else {
             column
         };
-        self.next = (self.active != 0).then_some((at(best), best.1));
+        self.next = (self.active != 0).then_some(best);
+    }
+
+    /// Which of `banks` has the earliest claim, the oldest of equals, and when.
+    #[inline]
+    fn earliest(&self, mut banks: u64, floor: impl Fn(&Claim) -> usize) -> (Picos, usize) {
+        let (mut best, mut which) = (u128::MAX, 0);
+        while banks != 0 {
+            let bank = banks.trailing_zeros() as usize;
+            banks &= banks - 1;
+            let claim = &self.claims[bank];
+            let at = claim.ready.max(self.constraints.floor(floor(claim)));
+            // In one number, so that no branch has to be guessed.
+            let key = u128::from(at) << 64 | u128::from(claim.order);
+            if key < best {
+                (best, which) = (key, bank);
+            }
+        }
+        ((best >> 64) as Picos, which)
     }
 
     fn issue(&mut self, done: &mut Vec<Completion>) {
