@@ -422,11 +422,12 @@ impl Channel {
     /// Which bank's command is next: the earliest column command (the oldest of all that could come if ranks followed each
     /// other without a gap, once enough have gone before it), or an activation that comes before that.
     fn pick(&mut self) {
-        let activate = self.earliest(self.active & !self.columns, |claim| claim.floor);
-        let mut column = self.earliest(self.columns, |claim| claim.floor);
+        let activate = self.earliest(self.active & !self.columns, 0, |claim| claim.floor);
+        let mut column = self.earliest(self.columns, 0, |claim| claim.floor);
         self.overtaking = false;
         if self.config.ranks > 1 && self.columns != 0 {
-            let fair = self.earliest(self.columns, |claim| claim.fair).1;
+            // The oldest of those that could come by then.
+            let fair = self.earliest(self.columns, column.0, |claim| claim.fair).1;
             self.overtaking = column.1 != fair && self.overtakes < self.config.rank_streak;
             if !self.overtaking {
                 let claim = &self.claims[fair];
@@ -441,15 +442,23 @@ impl Channel {
         self.next = (self.active != 0).then_some(best);
     }
 
-    /// Which of `banks` has the earliest claim, the oldest of equals, and when.
+    /// Which of `banks` has the earliest claim, the oldest of equals and of those before `least`, and when.
     #[inline]
-    fn earliest(&self, mut banks: u64, floor: impl Fn(&Claim) -> usize) -> (Picos, usize) {
+    fn earliest(
+        &self,
+        mut banks: u64,
+        least: Picos,
+        floor: impl Fn(&Claim) -> usize,
+    ) -> (Picos, usize) {
         let (mut best, mut which) = (u128::MAX, 0);
         while banks != 0 {
             let bank = banks.trailing_zeros() as usize;
             banks &= banks - 1;
             let claim = &self.claims[bank];
-            let at = claim.ready.max(self.constraints.floor(floor(claim)));
+            let at = claim
+                .ready
+                .max(self.constraints.floor(floor(claim)))
+                .max(least);
             // In one number, so that no branch has to be guessed.
             let key = u128::from(at) << 64 | u128::from(claim.order);
             if key < best {
