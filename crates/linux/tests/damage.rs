@@ -4,6 +4,12 @@
 //!
 //! A few hundred cases each in `make test`; minutes of each with `QUELL_SOAK=1`.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io;
