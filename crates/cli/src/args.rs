@@ -36,6 +36,10 @@ pub enum Command {
     Status(Status),
     /// Run an experiment: the same subjects under several configurations, compared
     Compare(Compare),
+    /// Make a record's page again, from the record alone
+    Report(Report),
+    /// Print a record's figures for other tools
+    Export(Export),
     /// Run a generator on its own
     Bench(Bench),
     /// Undo whatever an earlier run left
@@ -166,6 +170,38 @@ pub struct Compare {
     /// Exit with 3 when an expectation of the experiment is not met
     #[arg(long)]
     pub check: bool,
+}
+
+/// `quell report`
+#[derive(Debug, clap::Args)]
+pub struct Report {
+    /// The record: the folder that `quell compare` or `quell run --out` named
+    pub run: PathBuf,
+    /// Write the page to this file instead of the record's report.html; - is standard output
+    #[arg(long, value_name = "FILE", conflicts_with = "text")]
+    pub html: Option<PathBuf>,
+    /// Print the tables as text
+    #[arg(long)]
+    pub text: bool,
+}
+
+/// `quell export`
+#[derive(Debug, clap::Args)]
+pub struct Export {
+    /// The record: the folder that `quell compare` named
+    pub run: PathBuf,
+    /// The format (perfetto is not built yet)
+    #[arg(long, value_enum)]
+    pub format: Format,
+}
+
+/// The formats of `quell export`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Format {
+    /// One row per configuration, subject and metric
+    Csv,
+    /// The result as `quell compare --json` prints it
+    Json,
 }
 
 /// `quell bench`

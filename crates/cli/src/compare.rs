@@ -27,7 +27,6 @@ pub fn run(args: &Compare) -> Result {
     }
     crate::status::settle()?;
     let (mut backend, machine) = machine::measured()?;
-    let line: Vec<String> = std::env::args().collect();
     let options = Options {
         backend: on,
         timing: Timing::Real,
@@ -36,9 +35,9 @@ pub fn run(args: &Compare) -> Result {
         only: &args.only,
         out: Some(&args.out),
         now_unix_s: machine::unix_s(),
-        command_line: &line.join(" "),
+        command_line: &machine::command_line(),
         experiment_text: &text,
-        html: Some(&|input| quell_report::html(input)),
+        html: Some(&quell_report::html),
     };
     let mut bar = Bar::new();
     let done = compare(
@@ -53,7 +52,7 @@ pub fn run(args: &Compare) -> Result {
     let ended = backend.end();
     let comparison = done.map_err(|e| failure(e, &name))?;
     ended.map_err(failed)?;
-    let result = &comparison.report.result;
+    let result = &comparison.result;
     if args.json {
         println!("{}", serde_json::to_string_pretty(result).map_err(failed)?);
     } else {
@@ -84,7 +83,9 @@ fn failure(error: CompareError, experiment: &str) -> Failure {
     match error {
         CompareError::NotYet(all) => plan::refused(&all, Some(Path::new(experiment))),
         CompareError::Unknown { .. } | CompareError::Place(_) => usage(error),
-        CompareError::Folder(_) | CompareError::NotUndone { .. } => failed(error),
+        CompareError::Folder(_) | CompareError::Read(_) | CompareError::NotUndone { .. } => {
+            failed(error)
+        }
     }
 }
 

@@ -68,6 +68,20 @@ fn store(machine: &Inventory, measured: &Measured) -> std::io::Result<()> {
     std::fs::rename(&new, &path)
 }
 
+/// The command that was called, as a shell takes it.
+pub fn command_line() -> String {
+    let words: Vec<String> = std::env::args().map(|word| quoted(&word)).collect();
+    words.join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_=+./:,@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// Seconds since 1970.
 pub fn unix_s() -> u64 {
     std::time::SystemTime::now()

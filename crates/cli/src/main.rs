@@ -8,6 +8,7 @@ mod exit;
 mod machine;
 mod plan;
 mod progress;
+mod report;
 mod run;
 mod status;
 
@@ -37,6 +38,8 @@ fn main() -> ExitCode {
         Command::Run(a) => run::run(&a),
         Command::Status(a) => status::run(&a),
         Command::Compare(a) => compare::run(&a),
+        Command::Report(a) => report::run(&a),
+        Command::Export(a) => report::export(&a),
         Command::Bench(a) => bench::run(&a),
         Command::Restore => status::restore(),
         Command::Completions { shell } => {

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use quell_core::backend::{Program, SubjectSpec};
 use quell_core::cpuset::CpuId;
+use quell_core::inventory::Inventory;
 use quell_core::plan::Plan;
 use quell_core::policy::{Bandwidth, Group, Policy, Role};
-use quell_core::record::{Decision, Event};
+use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::{Nanos, Share};
 use quell_engine::drive::Sink;
 use quell_engine::folder::Folder;
@@ -67,10 +68,9 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
             "quell: note: memory could not be locked ({e}); throttlers may be late under memory pressure"
         );
     }
+    let begun = machine::unix_s();
     let folder = match &args.out {
-        Some(dir) => Some(
-            Folder::begin(dir, &policy.name, machine::unix_s(), now(&backend)).map_err(failed)?,
-        ),
+        Some(dir) => Some(Folder::begin(dir, &policy.name, begun, now(&backend)).map_err(failed)?),
         None => None,
     };
     let mut told = Told {
@@ -90,7 +90,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     let done = hold(&mut backend, &plan, subjects, until, &mut told);
     let ended = backend.end();
     if let Some(folder) = told.folder.take() {
-        let path = record(folder, policy, &plan)?;
+        let path = record(folder, policy, &plan, &machine, begun)?;
         eprintln!("quell: the record is in {path}");
     }
     let done = done.map_err(|e| failed(told.also(&e.to_string())))?;
@@ -265,21 +265,33 @@ fn save(policy: &Policy, subjects: &[SubjectSpec], path: &Path) -> Result<()> {
     })
 }
 
-fn record(mut folder: Folder, policy: &Policy, plan: &Plan) -> Result<String> {
+/// Completes the record, its page included.
+fn record(
+    mut folder: Folder,
+    policy: &Policy,
+    plan: &Plan,
+    machine: &Inventory,
+    begun_unix_s: u64,
+) -> Result<String> {
+    let text = toml::to_string_pretty(policy).map_err(failed)?;
     let manifest = serde_json::json!({
         "schema": quell_core::record::MANIFEST_SCHEMA,
         "version": env!("CARGO_PKG_VERSION"),
+        "created_unix_s": begun_unix_s,
+        "command_line": machine::command_line(),
+        "machine": machine,
         "policy": policy,
-        "policy_hash": quell_engine::folder::hash(&toml::to_string(policy).unwrap_or_default()),
+        "policy_text": text,
+        "policy_hash": quell_engine::folder::hash(&text),
         "plan": plan,
     });
+    let manifest = serde_json::to_string_pretty(&manifest).map_err(failed)?;
+    folder.write("manifest.json", &manifest).map_err(failed)?;
+    folder.close().map_err(failed)?;
+    let record = quell_engine::read::read(folder.path()).map_err(failed)?;
     folder
-        .write(
-            "manifest.json",
-            &serde_json::to_string_pretty(&manifest).map_err(failed)?,
-        )
+        .write("report.html", &quell_report::html(&record))
         .map_err(failed)?;
-    folder.check().map_err(failed)?;
     Ok(folder.finish().map_err(failed)?.display().to_string())
 }
 
@@ -356,5 +368,13 @@ impl Sink for Told {
 
     fn decisions(&mut self, cpu: CpuId, decisions: &[Decision], missed: u64) {
         self.folder.decisions(cpu, decisions, missed);
+    }
+
+    fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {
+        self.folder.cpu_times(at, times);
+    }
+
+    fn wants_cpu_times(&self) -> bool {
+        self.folder.wants_cpu_times()
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::inventory::Inventory;
 use crate::plan::{GroupId, Step};
-use crate::record::{Decision, Event};
+use crate::record::{CpuTimes, Decision, Event};
 use crate::units::Nanos;
 use crate::workload::Workload;
 
@@ -84,6 +84,9 @@ pub struct Measurement {
     pub bytes: u64,
     /// The span's real length.
     pub duration_ns: u64,
+    /// When the span began, on the backend's clock, within milliseconds: filled in by the engine, which sent it off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun: Option<Nanos>,
 }
 
 /// What the engine asks of the backend besides steps.
@@ -135,4 +138,8 @@ pub trait Backend {
     /// Whether two CPUs share a cache right now, by a probe of the backend's own: 1 = a neighbour's line is as near as
     /// one's own, 0 = as far as memory. `None` where it cannot be told.
     fn shared_cache(&mut self, a: CpuId, b: CpuId) -> Result<Option<f64>, BackendError>;
+    /// How the time of every CPU was spent so far, for the record. `None` on a machine that keeps no account.
+    fn cpu_times(&mut self) -> Result<Option<Vec<CpuTimes>>, BackendError> {
+        Ok(None)
+    }
 }

@@ -1,11 +1,15 @@
-//! What happened: the events of a run, in the order they enter `events.jsonl`.
+//! What happened: the events of a run, in the order they enter `events.jsonl`, and a whole record as it is read back.
+
+use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::control::bandwidth::Fast;
 use crate::cpuset::CpuId;
-use crate::plan::{GroupId, StepId};
+use crate::inventory::Inventory;
+use crate::plan::{GroupId, Plan, Refusal, StepId};
+use crate::result::CompareResult;
 use crate::units::{Lines, Nanos};
 
 /// Schema id of `events.jsonl`.
@@ -85,4 +89,77 @@ pub struct Stamped {
     /// The event.
     #[serde(flatten)]
     pub event: Event,
+}
+
+/// How one CPU's time was spent since the machine started, as the kernel accounts for it: in its clock ticks, often of
+/// 10 ms (proc_stat(5)). A row of `samples/machine.csv`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// The CPU.
+    pub cpu: CpuId,
+    /// Nanoseconds in programs and in the kernel on their behalf.
+    pub busy_ns: u64,
+    /// Nanoseconds in hard interrupts.
+    pub irq_ns: u64,
+    /// Nanoseconds in soft interrupts.
+    pub softirq_ns: u64,
+    /// Nanoseconds in which the host ran something else while this CPU wanted to run.
+    pub steal_ns: u64,
+    /// Nanoseconds without anything to do.
+    pub idle_ns: u64,
+}
+
+/// The windows of one subject's primary metric in one round.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    /// The configuration.
+    pub configuration: String,
+    /// The subject.
+    pub subject: String,
+    /// From 0.
+    pub round: u32,
+    /// Nanoseconds since the run began at which each window began, where that is known.
+    pub at_ns: Option<Vec<u64>>,
+    /// The value of each window, in order of time.
+    pub values: Vec<f64>,
+}
+
+/// A stretch in which a regulator kept a CPU stopped, in nanoseconds since the run began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop {
+    /// From.
+    pub from_ns: u64,
+    /// Until.
+    pub until_ns: u64,
+}
+
+/// A record of `compare` or of `run`: everything that a report is made from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Record {
+    /// The experiment's name, or the policy's.
+    pub name: String,
+    /// The version of Quell that wrote it.
+    pub version: String,
+    /// When it began: `YYYY-MM-DD HH:MM:SS UTC`.
+    pub created: Option<String>,
+    /// The command that was run, word for word.
+    pub command_line: Option<String>,
+    /// What a comparison found; absent in the record of a run.
+    pub result: Option<CompareResult>,
+    /// The experiment or the policy as TOML.
+    pub text: Option<String>,
+    /// The machine.
+    pub machine: Option<Inventory>,
+    /// Configuration (of a run: the policy's name) → plan.
+    pub plans: BTreeMap<String, Plan>,
+    /// Configuration → why it was refused.
+    pub refused: BTreeMap<String, Vec<Refusal>>,
+    /// The windows of every subject in every cell.
+    pub spans: Vec<Span>,
+    /// What happened.
+    pub events: Vec<Stamped>,
+    /// When regulators kept CPUs stopped, in order of time.
+    pub stops: BTreeMap<CpuId, Vec<Stop>>,
+    /// How the CPUs' time was spent: nanoseconds since the run began, and the kernel's account, in order of time.
+    pub cpu_times: BTreeMap<CpuId, Vec<(u64, CpuTimes)>>,
 }

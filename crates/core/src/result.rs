@@ -1,4 +1,4 @@
-//! What a comparison found: the shape of `compare --json` (schema `quell.compare/1`), and what a report is made from.
+//! What a comparison found: the shape of `compare --json` (schema `quell.compare/1`).
 //!
 //! Fields that do not apply are absent, never zero. How the figures come about: within a round, a metric's value is
 //! the mean of its windows and its percentiles are those of its windows; over rounds, every figure is the median of
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpuset::CpuId;
 use crate::inventory::Inventory;
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{GroupId, Plan, Promise, Refusal};
+use crate::plan::{GroupId, Promise, Refusal};
 use crate::policy::Role;
 use crate::stats::Interval;
 
@@ -350,19 +350,6 @@ impl CompareResult {
     pub fn as_expected(&self) -> bool {
         self.expectations.iter().all(|e| e.met)
     }
-}
-
-/// Everything a page about a comparison shows.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReportInput {
-    /// The result.
-    pub result: CompareResult,
-    /// The plan of every configuration that was not refused.
-    pub plans: BTreeMap<String, Plan>,
-    /// Configuration → subject → percentiles 0, 1, …, 100 of the primary metric's windows, all rounds pooled.
-    pub quantiles: BTreeMap<String, BTreeMap<String, Vec<f64>>>,
-    /// The command that was run, word for word.
-    pub command_line: String,
 }
 
 /// The published schema of [`CompareResult`].

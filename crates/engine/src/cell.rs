@@ -256,14 +256,15 @@ impl Cell {
         }
     }
 
-    fn result(&mut self, index: usize, now: Nanos, new: Measurement, orders: &mut Vec<Order>) {
-        let load = self.command_decides();
+    fn result(&mut self, index: usize, now: Nanos, mut new: Measurement, orders: &mut Vec<Order>) {
+        let (load, warmup) = (self.command_decides(), self.span.warmup);
         let Some(duration) = self.states.get(index).map(|s| self.span_of(s)) else {
             return;
         };
         let Some(state) = self.states.get_mut(index) else {
             return;
         };
+        new.begun = state.gone.map(|gone| gone.plus(warmup));
         if load && !state.member.decides {
             match &mut state.measured {
                 None => state.measured = Some(new),

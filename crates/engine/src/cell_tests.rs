@@ -59,6 +59,7 @@ fn steady(metric: &'static str, value: f64) -> impl Fn(&Scene<'_>) -> Measuremen
         window_ns: 1_000_000,
         bytes: 1_000,
         duration_ns: scene.duration.0,
+        begun: None,
     }
 }
 

@@ -16,7 +16,7 @@ use quell_core::stats::{percentile, sorted};
 use crate::aggregate::{Round, Rules, figures, tidy};
 use crate::cell::Throttling;
 use crate::expect;
-use crate::setup::{Prepared, Setup};
+use crate::setup::Setup;
 
 /// Bytes counted by a generator ÷ the limit of its group.
 pub(crate) const ACHIEVED: &str = "achieved_of_cap";
@@ -44,8 +44,6 @@ pub(crate) struct Collected<'s> {
     setup: &'s Setup<'s>,
     /// (configuration, subject) → round → what was taken.
     taken: BTreeMap<(usize, usize), Vec<Option<Taken>>>,
-    /// All windows of the primary metric.
-    pooled: BTreeMap<(usize, usize), Vec<f64>>,
     throttling: BTreeMap<usize, Throttling>,
     cells: BTreeMap<usize, u32>,
     pub(crate) failures: Vec<CellFailure>,
@@ -67,7 +65,6 @@ impl<'s> Collected<'s> {
         Self {
             setup,
             taken: BTreeMap::new(),
-            pooled: BTreeMap::new(),
             throttling: BTreeMap::new(),
             cells: BTreeMap::new(),
             failures: Vec::new(),
@@ -107,10 +104,6 @@ impl<'s> Collected<'s> {
             if let Some(round) = achieved.get(instance.group).and_then(|r| Round::of(&[*r])) {
                 metrics.insert(ACHIEVED.to_owned(), round);
             }
-            if let Some(windows) = measurement.metrics.get(instance.subject.primary()) {
-                let pool = self.pooled.entry((configuration, index)).or_default();
-                pool.extend(windows.iter().filter(|v| v.is_finite()));
-            }
             let rounds = self.taken.entry((configuration, index)).or_default();
             rounds.resize_with(self.rounds as usize, || None);
             if let Some(last) = rounds.last_mut() {
@@ -149,27 +142,6 @@ impl<'s> Collected<'s> {
             configurations,
             failures: self.failures.clone(),
         }
-    }
-
-    /// Percentiles 0 to 100 of the primary metric's windows, configuration → subject.
-    pub(crate) fn quantiles(&self) -> BTreeMap<String, BTreeMap<String, Vec<f64>>> {
-        let mut all: BTreeMap<String, BTreeMap<String, Vec<f64>>> = BTreeMap::new();
-        for ((configuration, subject), windows) in &self.pooled {
-            let ordered = sorted(windows);
-            let curve: Vec<f64> = (0..=100)
-                .filter_map(|p| percentile(&ordered, f64::from(p)))
-                .collect();
-            if let (Some(prepared), Some(instance), false) = (
-                self.setup.prepared.get(*configuration),
-                self.setup.instances.get(*subject),
-                curve.is_empty(),
-            ) {
-                all.entry(prepared.name().to_owned())
-                    .or_default()
-                    .insert(instance.name.clone(), curve);
-            }
-        }
-        all
     }
 
     /// Rounds in which every cell of the configurations wanted shared a cache; `None` if no cell could tell.
@@ -386,12 +358,4 @@ fn achieved(
         }
     }
     all
-}
-
-/// Configuration → plan, of those that were not refused.
-pub(crate) fn plans(prepared: &[Prepared<'_>]) -> BTreeMap<String, Plan> {
-    prepared
-        .iter()
-        .filter_map(|p| Some((p.name().to_owned(), p.plan.as_ref().ok()?.clone())))
-        .collect()
 }

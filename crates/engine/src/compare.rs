@@ -13,16 +13,17 @@ use quell_core::experiment::Experiment;
 use quell_core::inventory::Inventory;
 use quell_core::plan::{Plan, Refusal};
 use quell_core::policy::Policy;
-use quell_core::record::{Event, MANIFEST_SCHEMA};
-use quell_core::result::{CellFailure, ReportInput, Timing};
+use quell_core::record::{Event, MANIFEST_SCHEMA, Record};
+use quell_core::result::{CellFailure, CompareResult, Timing};
 use quell_core::rng::Rng;
 use serde::Serialize;
 
 use crate::cell::{Cell, Throttling};
-use crate::collect::{Collected, Heading, plans};
+use crate::collect::{Collected, Heading};
 use crate::drive::{DriveError, Ended, Sink, drive};
 use crate::folder::{Folder, FolderError, hash};
 use crate::place::PlaceError;
+use crate::read::{ReadError, read};
 use crate::setup::{Prepared, Setup};
 
 /// Makes a plan of a policy, or says why it cannot.
@@ -52,7 +53,7 @@ pub struct Options<'a> {
     /// The experiment as written.
     pub experiment_text: &'a str,
     /// Makes the record's `report.html`; absent: none.
-    pub html: Option<&'a dyn Fn(&ReportInput) -> String>,
+    pub html: Option<&'a dyn Fn(&Record) -> String>,
 }
 
 /// Told how the experiment goes on.
@@ -76,8 +77,8 @@ impl Progress for NoProgress {}
 /// An experiment that was run, or as much of it as could be.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// The result, and what a page about it shows. `result.interrupted` tells whether it is partial.
-    pub report: ReportInput,
+    /// What was found; `interrupted` tells whether it is partial.
+    pub result: CompareResult,
     /// The record's folder.
     pub folder: Option<PathBuf>,
 }
@@ -102,6 +103,9 @@ pub enum CompareError {
     /// The record could not be written.
     #[error(transparent)]
     Folder(#[from] FolderError),
+    /// The record could not be read back for its page.
+    #[error(transparent)]
+    Read(#[from] ReadError),
     /// A cell could not be undone, so nothing further may be measured.
     #[error("{why}{}", partial(.folder.as_deref()))]
     NotUndone {
@@ -167,23 +171,19 @@ pub fn run(
         &mut folder,
         progress,
     )?;
-    let report = ReportInput {
-        result: collected.result(heading()),
-        plans: plans(&setup.prepared),
-        quantiles: collected.quantiles(),
-        command_line: options.command_line.to_owned(),
-    };
+    let result = collected.result(heading());
     let folder = folder
-        .map(|folder| {
-            folder.write("results.json", &json(&report.result))?;
+        .map(|mut folder| {
+            folder.write("results.json", &json(&result))?;
             if let Some(html) = options.html {
-                folder.write("report.html", &html(&report))?;
+                folder.close()?;
+                folder.write("report.html", &html(&read(folder.path())?))?;
             }
-            folder.finish()
+            Ok::<_, CompareError>(folder.finish()?)
         })
         .transpose()?;
     match broken {
-        None => Ok(Comparison { report, folder }),
+        None => Ok(Comparison { result, folder }),
         Some(why) => Err(CompareError::NotUndone { why, folder }),
     }
 }
@@ -327,11 +327,9 @@ fn write_samples(
 ) -> Result<(), FolderError> {
     for instance in &setup.instances {
         let primary = instance.subject.primary();
-        let windows = measured
-            .get(&instance.name)
-            .and_then(|m| m.metrics.get(primary));
-        if let Some(windows) = windows {
-            folder.samples(prepared.name(), &instance.name, primary, round, windows)?;
+        let measurement = measured.get(&instance.name);
+        if let Some(measurement) = measurement.filter(|m| m.metrics.contains_key(primary)) {
+            folder.samples(prepared.name(), &instance.name, primary, round, measurement)?;
         }
     }
     Ok(())

@@ -7,7 +7,7 @@
 use quell_core::backend::{Action, Backend, Observation, Seen, SubjectId, SubjectSpec, Undone};
 use quell_core::cpuset::CpuId;
 use quell_core::plan::Plan;
-use quell_core::record::{Decision, Event};
+use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
 
 /// Where events go.
@@ -16,6 +16,12 @@ pub trait Sink {
     fn put(&mut self, at: Nanos, event: &Event);
     /// Takes what a regulator decided.
     fn decisions(&mut self, _cpu: CpuId, _decisions: &[Decision], _missed: u64) {}
+    /// Takes how the CPUs' time was spent until `at`.
+    fn cpu_times(&mut self, _at: Nanos, _times: &[CpuTimes]) {}
+    /// Whether [`Self::cpu_times`] does anything with it: asking costs the kernel a walk over its counters.
+    fn wants_cpu_times(&self) -> bool {
+        false
+    }
 }
 
 /// Keeps events in memory.
@@ -37,6 +43,16 @@ impl<S: Sink> Sink for Option<S> {
         if let Some(sink) = self {
             sink.decisions(cpu, decisions, missed);
         }
+    }
+
+    fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {
+        if let Some(sink) = self {
+            sink.cpu_times(at, times);
+        }
+    }
+
+    fn wants_cpu_times(&self) -> bool {
+        self.as_ref().is_some_and(Sink::wants_cpu_times)
     }
 }
 
@@ -117,6 +133,8 @@ pub enum DriveError {
 
 /// A wait is never longer than this, so that a script's new wish is seen and the backend's own chores get done.
 const LONGEST_WAIT: Nanos = Nanos::secs(1);
+/// How often the CPUs' times are read for the record: ten of the kernel's ticks.
+const ACCOUNT_EVERY: Nanos = Nanos::millis(100);
 
 /// Applies `plan`, runs `script`, undoes.
 pub fn drive(
@@ -203,11 +221,14 @@ fn attend(
     phase(backend, sink, "hold");
     let mut orders = Vec::new();
     let mut seen = Observation::new();
+    let mut account = Account::begin(backend, sink);
     script.begin(backend.now(), &mut orders)?;
     carry_out(backend, script, &mut orders)?;
     while !script.finished() {
         let until = script.wake().min(backend.now().plus(LONGEST_WAIT));
+        let until = until.min(account.next);
         let now = backend.wait(until, &mut seen).map_err(|e| e.to_string())?;
+        account.take(backend, now, sink);
         for one in seen.drain(..) {
             match one {
                 Seen::Stop(signal) => return Ok(Ended::Stopped(signal)),
@@ -230,6 +251,44 @@ fn attend(
         carry_out(backend, script, &mut orders)?;
     }
     Ok(Ended::Finished)
+}
+
+/// Reads the CPUs' times while a plan holds, if the record wants them and the machine keeps them.
+struct Account {
+    /// When they are due; never again once they could not be had.
+    next: Nanos,
+}
+
+impl Account {
+    fn begin(backend: &mut dyn Backend, sink: &mut dyn Sink) -> Self {
+        let next = if sink.wants_cpu_times() {
+            backend.now()
+        } else {
+            Nanos(u64::MAX)
+        };
+        let mut account = Self { next };
+        let now = backend.now();
+        account.take(backend, now, sink);
+        account
+    }
+
+    fn take(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
+        if now < self.next {
+            return;
+        }
+        self.next = match backend.cpu_times() {
+            Ok(Some(times)) => {
+                sink.cpu_times(now, &times);
+                now.plus(ACCOUNT_EVERY)
+            }
+            Ok(None) => Nanos(u64::MAX),
+            Err(why) => {
+                let what = format!("how the CPUs' time was spent is not in the record: {why}");
+                finding(backend, sink, &what);
+                Nanos(u64::MAX)
+            }
+        };
+    }
 }
 
 fn carry_out(

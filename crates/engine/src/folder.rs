@@ -8,15 +8,25 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use quell_core::backend::Measurement;
 use quell_core::control::bandwidth::Fast;
 use quell_core::cpuset::CpuId;
-use quell_core::record::{Decision, EVENTS_SCHEMA, Event, Stamped};
+use quell_core::record::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
 use quell_core::units::Nanos;
 
 use crate::drive::Sink;
 
 /// The most decisions of one CPU that a record holds: what a quarter of an hour at 1 ms makes, some 60 MB.
 const MOST_DECISIONS: u64 = 1_000_000;
+/// The most rows of `samples/machine.csv`: of 64 CPUs what half an hour makes, some 60 MB.
+const MOST_TIMES: u64 = 1_000_000;
+/// The first line of `samples/decisions-cpuN.csv`.
+pub(crate) const DECISIONS_HEAD: &str =
+    "at_ns,used_lines,decision,lines,until_ns,reaction_ns,interrupted";
+/// The first line of `samples/machine.csv`.
+pub(crate) const TIMES_HEAD: &str = "at_ns,cpu,busy_ns,irq_ns,softirq_ns,steal_ns,idle_ns";
+/// Where the CPUs' times are.
+pub(crate) const TIMES: &str = "samples/machine.csv";
 
 /// Why the record could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +48,8 @@ pub struct Folder {
     decisions: BTreeMap<CpuId, (BufWriter<File>, u64)>,
     /// Decisions that were lost or did not fit any more, per CPU.
     missing: BTreeMap<CpuId, u64>,
+    /// How the CPUs' time was spent: the file and how many rows it holds.
+    times: Option<(BufWriter<File>, u64)>,
     begun: Nanos,
     /// The first failure while appending; reported by [`Folder::check`], because sinks cannot fail.
     failed: Option<FolderError>,
@@ -80,6 +92,7 @@ impl Folder {
             events,
             decisions: BTreeMap::new(),
             missing: BTreeMap::new(),
+            times: None,
             begun,
             failed: None,
         })
@@ -91,23 +104,29 @@ impl Folder {
         fs::write(&path, content).map_err(|why| error(&path, why))
     }
 
-    /// Appends the windows of one round to `samples/CONFIGURATION--SUBJECT.csv`: round, window, value.
+    /// Appends one metric's windows of one round to `samples/CONFIGURATION--SUBJECT.csv`: round, window, when it began
+    /// (nothing where nobody knows) and value.
     pub fn samples(
         &self,
         configuration: &str,
         subject: &str,
         metric: &str,
         round: u32,
-        windows: &[f64],
+        measured: &Measurement,
     ) -> Result<(), FolderError> {
-        let file = format!("{}--{}.csv", plain(configuration), plain(subject));
-        let path = self.partial.join("samples").join(file);
+        let path = self.partial.join(samples_name(configuration, subject));
         let mut text = String::new();
         if !path.exists() {
-            text.push_str(&format!("round,window,{metric}\n"));
+            text.push_str(&format!("{SAMPLES_HEAD}{metric}\n"));
         }
-        for (index, value) in windows.iter().enumerate() {
-            text.push_str(&format!("{round},{index},{value}\n"));
+        let windows = measured.metrics.get(metric).into_iter().flatten();
+        for (index, value) in windows.enumerate() {
+            let at = measured.begun.filter(|_| measured.window_ns > 0).map(|b| {
+                let begun = b.since(self.begun).0;
+                begun.saturating_add(measured.window_ns.saturating_mul(index as u64))
+            });
+            let at = at.map_or_else(String::new, |at| at.to_string());
+            text.push_str(&format!("{round},{index},{at},{value}\n"));
         }
         fs::OpenOptions::new()
             .create(true)
@@ -129,17 +148,40 @@ impl Folder {
         for (cpu, why) in failures {
             self.fail(&decisions_name(cpu), why);
         }
+        if let Some(why) = self.times.as_mut().and_then(|(f, _)| f.flush().err()) {
+            self.fail(TIMES, why);
+        }
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Gives the record its name, and returns it.
-    pub fn finish(mut self) -> Result<PathBuf, FolderError> {
+    /// Ends events and samples: what was left out is said, everything is handed to the kernel. Then
+    /// [`Self::path`] can be read.
+    pub fn close(&mut self) -> Result<(), FolderError> {
         for (cpu, missing) in std::mem::take(&mut self.missing) {
             let name = decisions_name(cpu);
             let what = format!("{missing} decisions about CPU {cpu} are not in {name}");
             self.put(self.begun, &Event::Finding { what, group: None });
         }
-        self.check()?;
+        if self
+            .times
+            .as_ref()
+            .is_some_and(|(_, rows)| *rows >= MOST_TIMES)
+        {
+            let what = format!("{TIMES} is full: how the CPUs' time was spent later is not in it");
+            self.put(self.begun, &Event::Finding { what, group: None });
+        }
+        self.check()
+    }
+
+    /// Where it is while it is being written.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.partial
+    }
+
+    /// Gives the record its name, and returns it.
+    pub fn finish(mut self) -> Result<PathBuf, FolderError> {
+        self.close()?;
         fs::rename(&self.partial, &self.last).map_err(|why| error(&self.last, why))?;
         Ok(self.last)
     }
@@ -155,10 +197,7 @@ impl Folder {
             Entry::Vacant(free) => {
                 let mut file =
                     BufWriter::new(File::create(self.partial.join(decisions_name(cpu)))?);
-                writeln!(
-                    file,
-                    "at_ns,used_lines,decision,lines,until_ns,reaction_ns,interrupted"
-                )?;
+                writeln!(file, "{DECISIONS_HEAD}")?;
                 free.insert((file, 0))
             }
         };
@@ -182,6 +221,30 @@ impl Folder {
                 Some((late, false)) => writeln!(file, "{},program", late.0)?,
                 None => writeln!(file, ",")?,
             }
+        }
+        Ok(())
+    }
+
+    fn account(&mut self, at: Nanos, times: &[CpuTimes]) -> std::io::Result<()> {
+        let (file, rows) = match &mut self.times {
+            Some(there) => there,
+            none => {
+                let mut file = BufWriter::new(File::create(self.partial.join(TIMES))?);
+                writeln!(file, "{TIMES_HEAD}")?;
+                none.insert((file, 0))
+            }
+        };
+        let at = at.since(self.begun).0;
+        for one in times {
+            if *rows >= MOST_TIMES {
+                break;
+            }
+            *rows += 1;
+            writeln!(
+                file,
+                "{at},{},{},{},{},{},{}",
+                one.cpu, one.busy_ns, one.irq_ns, one.softirq_ns, one.steal_ns, one.idle_ns
+            )?;
         }
         Ok(())
     }
@@ -209,6 +272,24 @@ impl Sink for Folder {
             self.fail(&decisions_name(cpu), why);
         }
     }
+
+    fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {
+        if let Err(why) = self.account(at, times) {
+            self.fail(TIMES, why);
+        }
+    }
+
+    fn wants_cpu_times(&self) -> bool {
+        true
+    }
+}
+
+/// The first columns of a subject's samples; the metric's follows.
+pub(crate) const SAMPLES_HEAD: &str = "round,window,at_ns,";
+
+/// Where the windows of a subject are.
+pub(crate) fn samples_name(configuration: &str, subject: &str) -> String {
+    format!("samples/{}--{}.csv", plain(configuration), plain(subject))
 }
 
 fn decisions_name(cpu: CpuId) -> String {
@@ -307,12 +388,26 @@ mod tests {
             outcome: "applied".into(),
         };
         folder.put(Nanos(12), &event);
-        folder
-            .samples("regulated@10%", "a/b", "latency_ns", 3, &[1.5, 2.0])
-            .unwrap();
-        folder
-            .samples("regulated@10%", "a/b", "latency_ns", 4, &[7.0])
-            .unwrap();
+        let span = |windows: &[f64], begun| Measurement {
+            metrics: [("latency_ns".to_owned(), windows.to_vec())].into(),
+            window_ns: 1_000,
+            begun,
+            ..Measurement::default()
+        };
+        for (round, span) in [
+            (3, span(&[1.5, 2.0], Some(Nanos(9)))),
+            (4, span(&[7.0], None)),
+        ] {
+            folder
+                .samples("regulated@10%", "a/b", "latency_ns", round, &span)
+                .unwrap();
+        }
+        let times = CpuTimes {
+            cpu: 1,
+            steal_ns: 30,
+            ..CpuTimes::default()
+        };
+        folder.cpu_times(Nanos(105), &[times]);
         let names = || -> Vec<_> {
             fs::read_dir(runs.path())
                 .unwrap()
@@ -328,7 +423,12 @@ mod tests {
             "{\"schema\":\"quell.events/1\"}\n{\"at_ns\":7,\"event\":\"step\",\"step\":1,\"outcome\":\"applied\"}\n"
         );
         let samples = fs::read_to_string(last.join("samples/regulated@10%--a_b.csv")).unwrap();
-        assert_eq!(samples, "round,window,latency_ns\n3,0,1.5\n3,1,2\n4,0,7\n");
+        assert_eq!(
+            samples,
+            "round,window,at_ns,latency_ns\n3,0,4,1.5\n3,1,1004,2\n4,0,,7\n"
+        );
+        let machine = fs::read_to_string(last.join("samples/machine.csv")).unwrap();
+        assert_eq!(machine, format!("{TIMES_HEAD}\n100,1,0,0,0,30,0\n"));
     }
 
     #[test]

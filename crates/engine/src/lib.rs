@@ -1,5 +1,5 @@
 //! The engine: what happens in which order, whatever the machine. It owns the one loop ([`drive`]), holding a plan
-//! ([`hold`]), running an experiment ([`compare`]) and the record of both ([`folder`]). Backends are injected; time
+//! ([`hold`]), running an experiment ([`compare`]) and the record of both ([`folder`], [`read`]). Backends are injected; time
 //! comes from them, randomness from a seed, and the calendar from the caller.
 
 mod aggregate;
@@ -12,6 +12,7 @@ mod expect;
 pub mod folder;
 pub mod hold;
 pub mod place;
+pub mod read;
 mod setup;
 
 #[cfg(test)]

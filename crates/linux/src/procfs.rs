@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use quell_core::journal::TaskId;
+use quell_core::record::CpuTimes;
 
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
@@ -87,6 +88,54 @@ fn parse_stat(text: &str) -> Option<Stat> {
         flags: field(9)?.parse().ok()?,
         threads: field(20)?.parse().ok()?,
         last_cpu: field(39).and_then(|f| f.parse().ok()).unwrap_or(0),
+    })
+}
+
+/// How the time of every CPU that is on was spent since the start, from `/proc/stat` (proc_stat(5)). `ticks`: the
+/// kernel's clock ticks per second (`sysconf(_SC_CLK_TCK)`). `None` without the file.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn cpu_times(files: &dyn Files, ticks: u64) -> Result<Option<Vec<CpuTimes>>> {
+    let path = "/proc/stat";
+    let Some(text) = files.optional(path)? else {
+        return Ok(None);
+    };
+    let lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("cpu"))
+        .filter(|line| !line.starts_with(' '));
+    let times: Option<Vec<CpuTimes>> = lines.map(|line| parse_times(line, ticks)).collect();
+    times
+        .map(Some)
+        .ok_or_else(|| Error::malformed(path, &text, "lines `cpuN user nice system idle …`"))
+}
+
+/// `N user nice system idle iowait irq softirq steal guest guest_nice`, in ticks; old kernels end earlier. What a guest
+/// of this machine used is part of `user` already.
+fn parse_times(line: &str, ticks: u64) -> Option<CpuTimes> {
+    let mut fields = line.split_ascii_whitespace();
+    let cpu = fields.next()?.parse().ok()?;
+    let values: Vec<u64> = fields
+        .map(|f| f.parse().ok())
+        .collect::<Option<Vec<u64>>>()?;
+    if values.len() < 4 {
+        return None;
+    }
+    let tick = 1_000_000_000 / ticks.max(1);
+    let ns = |field: usize| values.get(field).copied().unwrap_or(0).saturating_mul(tick);
+    let sum = |fields: &[usize]| {
+        fields
+            .iter()
+            .fold(0u64, |sum, f| sum.saturating_add(ns(*f)))
+    };
+    Some(CpuTimes {
+        cpu,
+        busy_ns: sum(&[0, 1, 2]),
+        idle_ns: sum(&[3, 4]),
+        irq_ns: ns(5),
+        softirq_ns: ns(6),
+        steal_ns: ns(7),
     })
 }
 
@@ -295,6 +344,39 @@ mod tests {
         assert_eq!((stat.parent, stat.threads, stat.last_cpu), (1, 3, 1));
         assert!(!stat.kernel_thread() && !stat.bound() && !stat.dead());
         assert!(parse_stat("1234 nothing").is_none());
+    }
+
+    #[test]
+    fn the_time_of_every_cpu_is_read_in_the_kernels_ticks() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        assert_eq!(cpu_times(&kernel, 100).unwrap(), None);
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        let write = |text: &str| std::fs::write(dir.path().join("proc/stat"), text).unwrap();
+        write(
+            "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 3 1 2 40 5 6 7 8 2 0\ncpu7 1 0 0 2\nintr 12 1 2\nctxt 5\n",
+        );
+        let ms = |n: u64| n * 1_000_000;
+        let times = cpu_times(&kernel, 100).unwrap().unwrap();
+        let first = CpuTimes {
+            cpu: 0,
+            busy_ns: ms(60),
+            idle_ns: ms(450),
+            irq_ns: ms(60),
+            softirq_ns: ms(70),
+            steal_ns: ms(80),
+        };
+        let (busy_ns, idle_ns) = (ms(10), ms(20));
+        let old = CpuTimes {
+            cpu: 7,
+            busy_ns,
+            idle_ns,
+            ..CpuTimes::default()
+        };
+        assert_eq!(times, [first, old]);
+        write("cpu0 3 1 two 40\n");
+        let error = cpu_times(&kernel, 100).unwrap_err().to_string();
+        assert!(error.contains("/proc/stat"), "{error}");
     }
 
     #[test]

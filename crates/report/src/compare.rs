@@ -22,7 +22,7 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
         count(result.rounds, "round")
     ));
     out.push_str(&table_text(result, Subset::All, style));
-    out.push_str(&footnote(result, style));
+    out.push_str(&(style.paint(Tone::Faint, &footnote(result)) + "\n"));
     if partly_shared(result) {
         out.push('\n');
         out.push_str(&style.wrap(
@@ -167,7 +167,8 @@ fn level_cell(view: &View<'_>, configuration: &ConfigurationResult) -> TableCell
     }
 }
 
-fn footnote(result: &CompareResult, style: Style) -> String {
+/// How the table's figures are to be read.
+pub(crate) fn footnote(result: &CompareResult) -> String {
     let spread = if result.rounds > 1 {
         format!(
             "±: half the {} confidence interval over rounds. ",
@@ -179,7 +180,7 @@ fn footnote(result: &CompareResult, style: Style) -> String {
     let baseline = result.baseline.as_ref().map_or_else(String::new, |b| {
         format!("Normalized: {b} ÷ measured, 1 = no interference.")
     });
-    style.paint(Tone::Faint, (spread + &baseline).trim_end()) + "\n"
+    (spread + &baseline).trim_end().to_owned()
 }
 
 /// The subjects that the first table does not show.

@@ -12,10 +12,10 @@ use quell_core::plan::{
     GroupPlan, Held, Meter, Plan, Promise, Refusal, Regulation, Setting, Step, StepId,
 };
 use quell_core::policy::Role;
-use quell_core::record::COMPARE_SCHEMA;
+use quell_core::record::{COMPARE_SCHEMA, CpuTimes, Event, Record, Span, Stamped, Stop};
 use quell_core::result::{
     Better, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult, Reaction,
-    ReportInput, SubjectResult, Timing, Totals,
+    SubjectResult, Timing, Totals,
 };
 use quell_core::stats::Interval;
 use quell_core::units::{Bytes, Lines, Nanos, Rate, Share};
@@ -143,11 +143,7 @@ pub(crate) fn result() -> CompareResult {
     refused.rounds = 0;
     refused.rounds_shared = Option::None;
     refused.totals = Totals::default();
-    refused.refused = vec![Refusal {
-        key: "group.neighbour.limit.bandwidth".into(),
-        why: "70% cannot be metered here".into(),
-        remedy: Some("ask for less".into()),
-    }];
+    refused.refused = self::refused();
     CompareResult {
         schema: COMPARE_SCHEMA.into(),
         version: "0.1.0".into(),
@@ -219,27 +215,110 @@ pub(crate) fn subjects(result: &mut CompareResult) -> impl Iterator<Item = &mut 
     configurations.flat_map(|c| &mut c.subjects)
 }
 
-/// What a page is made from.
-pub(crate) fn report() -> ReportInput {
-    let curve = |from: f64, to: f64| -> Vec<f64> {
-        (0..=100)
-            .map(|p| from + (to - from) * f64::from(p) / 100.0)
+/// A record of it: two rounds of four configurations, 400 windows each, with a host that took a CPU for a while.
+pub(crate) fn record() -> Record {
+    let mut spans = Vec::new();
+    let cells = [
+        ("solo", 15.0, 150.0, 36_000.0),
+        ("none", 150.0, 190.0, 35_000.0),
+        ("cpu-max@10%", 30.0, 174.0, 3_400.0),
+        ("cpu-max@30%", 90.0, 180.0, 11_000.0),
+        ("regulated@10%", 15.5, 149.0, 2_000.0),
+        ("regulated@30%", 80.0, 164.0, 10_000.0),
+    ];
+    let windows = 400u32;
+    for (place, round) in (0..2).flat_map(|r| (0..cells.len()).map(move |c| (c, r))) {
+        let Some((name, low, high, rate)) = cells.get(place) else {
+            continue;
+        };
+        let begun = (place as u64 + 10 * u64::from(round)) * 700_000_000;
+        let at: Vec<u64> = (0..windows)
+            .map(|w| begun + u64::from(w) * 1_000_000)
+            .collect();
+        // Every 16th window is late, in an order that no bucket knows.
+        let late = |w: u32| if w * 7 % 16 == 0 { *high } else { *low };
+        for (subject, values) in [
+            ("victim", (0..windows).map(late).collect::<Vec<f64>>()),
+            (
+                "neighbour",
+                (0..windows)
+                    .map(|w| rate * (1.0 + f64::from(w % 5) / 50.0))
+                    .collect(),
+            ),
+        ] {
+            spans.push(Span {
+                configuration: (*name).to_owned(),
+                subject: subject.to_owned(),
+                round,
+                at_ns: Some(at.clone()),
+                values,
+            });
+        }
+    }
+    let times = |cpu: u32| -> Vec<(u64, CpuTimes)> {
+        (0..130)
+            .map(|n| {
+                let taken = if n > 40 {
+                    (n - 40).min(5) * 60_000_000
+                } else {
+                    0
+                };
+                let times = CpuTimes {
+                    cpu,
+                    steal_ns: taken * u64::from(cpu),
+                    ..CpuTimes::default()
+                };
+                (n * 100_000_000, times)
+            })
             .collect()
     };
-    let mut quantiles: BTreeMap<String, BTreeMap<String, Vec<f64>>> = BTreeMap::new();
-    for (name, from, to) in [
-        ("solo", 15.0, 150.0),
-        ("none", 150.0, 190.0),
-        ("regulated@10%", 15.0, 149.0),
-    ] {
-        quantiles.insert(name.into(), [("victim".to_owned(), curve(from, to))].into());
+    let stop = |n: u64| Stop {
+        from_ns: 2_800_000_000 + n * 1_000_000,
+        until_ns: 2_800_900_000 + n * 1_000_000,
+    };
+    let phase = |at_ns, name: &str| Stamped {
+        at_ns,
+        event: Event::Phase { name: name.into() },
+    };
+    Record {
+        name: "neighbour".into(),
+        version: "0.1.0".into(),
+        created: Some("2026-01-02 03:04:05 UTC".into()),
+        command_line: Some("quell compare neighbour --on linux && echo <done>".into()),
+        result: Some(result()),
+        text: Some("quell = 1\nname = \"neighbour\"\n".into()),
+        machine: Some(machine()),
+        plans: [
+            (
+                "none".to_owned(),
+                Plan {
+                    steps: Vec::new(),
+                    promises: Vec::new(),
+                    ..plan()
+                },
+            ),
+            ("regulated@10%".to_owned(), plan()),
+            ("regulated@30%".to_owned(), plan()),
+        ]
+        .into(),
+        refused: [("regulated@70%".to_owned(), refused())].into(),
+        spans,
+        events: vec![
+            phase(0, "round 1 of 2, solo"),
+            phase(7_000_000_000, "round 2 of 2, solo"),
+            phase(13_000_000_000, "undo"),
+        ],
+        stops: [(1, (0..400).map(stop).collect())].into(),
+        cpu_times: [(0, times(0)), (1, times(1))].into(),
     }
-    ReportInput {
-        result: result(),
-        plans: [("regulated@10%".to_owned(), plan())].into(),
-        quantiles,
-        command_line: "quell compare neighbour --on linux && echo <done>".into(),
-    }
+}
+
+fn refused() -> Vec<Refusal> {
+    vec![Refusal {
+        key: "group.neighbour.limit.bandwidth".into(),
+        why: "70% cannot be metered here".into(),
+        remedy: Some("ask for less".into()),
+    }]
 }
 
 fn cpus(list: &str) -> CpuSet {

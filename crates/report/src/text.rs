@@ -165,7 +165,7 @@ pub(crate) fn number(value: f64) -> String {
     format!("{value:.places$}")
 }
 
-fn thousands(digits: &str) -> String {
+pub(crate) fn thousands(digits: &str) -> String {
     let (sign, digits) = match digits.strip_prefix('-') {
         Some(rest) => ("-", rest),
         None => ("", digits),

@@ -1,8 +1,11 @@
 //! What the regulators did: how often and how long they stopped a CPU, and how soon after its budget was used up.
 
+use std::collections::BTreeSet;
+
+use quell_core::record::{Event, Stamped};
 use quell_core::result::{CompareResult, Reaction};
 
-use crate::text::{Table, TableCell, number};
+use crate::text::{Table, TableCell, list, number};
 
 /// One row per configuration that throttled. `None`: none did.
 pub(crate) fn throttling(result: &CompareResult) -> Option<Table> {
@@ -48,4 +51,31 @@ fn reaction(reaction: Option<Reaction>) -> String {
         || "–".to_owned(),
         |r| format!("{} / {}", us(r.p50_ns), us(r.p99_ns)),
     )
+}
+
+/// How often and how long the CPUs of a run were stopped, in a sentence; `None` without a regulator.
+pub(crate) fn counted(events: &[Stamped]) -> Option<String> {
+    let (mut cpus, mut times, mut ns) = (BTreeSet::new(), 0u64, 0u64);
+    for stamped in events {
+        if let Event::Throttle {
+            cpu,
+            throttles,
+            throttled_ns,
+            ..
+        } = &stamped.event
+        {
+            cpus.insert(*cpu);
+            times = times.saturating_add(*throttles);
+            ns = ns.saturating_add(*throttled_ns);
+        }
+    }
+    let names: Vec<String> = cpus.iter().map(ToString::to_string).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "The regulator of CPU {} stopped it {} times, {} ms in all.",
+            list(&names),
+            number(times as f64),
+            number(ns as f64 / 1e6)
+        )
+    })
 }

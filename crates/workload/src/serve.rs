@@ -160,6 +160,7 @@ pub(crate) fn span(
         metrics: [(metric.to_owned(), windows.into_values())].into(),
         bytes: done.steps * driver.load().step_bytes(),
         duration_ns: done.duration_ns,
+        begun: None,
     }))
 }
 

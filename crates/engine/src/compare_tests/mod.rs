@@ -119,6 +119,7 @@ fn steady(scene: &Scene<'_>, metric: &str, value: f64, bytes_per_s: f64) -> Meas
         window_ns: 1_000_000,
         bytes: (bytes_per_s * scene.duration.as_secs_f64()) as u64,
         duration_ns: scene.duration.0,
+        begun: None,
     }
 }
 
@@ -185,7 +186,7 @@ fn options(rounds: u32, out: Option<&Path>) -> Options<'_> {
         now_unix_s: 0,
         command_line: "quell compare neighbour",
         experiment_text: text(),
-        html: Some(&|report| format!("<p>{}</p>", report.result.experiment)),
+        html: Some(&|record| format!("<p>{}</p>", record.name)),
     }
 }
 
@@ -202,7 +203,7 @@ fn compare(fake: &mut Fake, rounds: u32) -> (CompareResult, Heard) {
     let mut heard = Heard::default();
     let out = attempt(fake, &options(rounds, None), &mut heard).unwrap();
     assert!(fake.clean());
-    (out.report.result, heard)
+    (out.result, heard)
 }
 
 fn of<'r>(result: &'r CompareResult, name: &str) -> &'r ConfigurationResult {

@@ -69,7 +69,7 @@ fn the_canary_alone_decides_what_is_shared() {
         ..options(2, None)
     };
     let out = attempt(&mut fake, &options, &mut heard).unwrap();
-    let result = out.report.result;
+    let result = out.result;
     assert_eq!((result.rounds, result.rounds_shared), (2, Some(0)));
     let shared: u32 = result
         .configurations
@@ -138,16 +138,10 @@ fn only_names_configurations_or_says_what_there_is() {
         ..options(1, None)
     };
     let out = attempt(&mut fake(), &options, &mut heard).unwrap();
-    let names: Vec<_> = out
-        .report
-        .result
-        .configurations
-        .iter()
-        .map(|c| &c.name)
-        .collect();
+    let names: Vec<_> = out.result.configurations.iter().map(|c| &c.name).collect();
     assert_eq!(names[0], "solo", "the baseline comes along");
     assert!(names[1..].iter().all(|n| n.starts_with("cpu-max@")) && names.len() > 5);
-    assert!(out.report.result.expectations.is_empty());
+    assert!(out.result.expectations.is_empty());
 
     let wrong = ["regulate".to_owned()];
     let options = Options {

@@ -107,7 +107,7 @@ fn a_signal_leaves_a_partial_result_and_a_whole_record() {
     let options = options(3, Some(runs.path()));
     let out = attempt(&mut fake, &options, &mut NoProgress).unwrap();
     assert!(fake.clean());
-    let result = &out.report.result;
+    let result = &out.result;
     assert_eq!(result.interrupted.as_deref(), Some("stopped by signal 2"));
     assert!(result.configurations.iter().any(|c| c.rounds > 0));
     let folder = out.folder.unwrap();
@@ -132,14 +132,11 @@ fn the_record_holds_all_that_was_run_and_measured() {
     assert_eq!(manifest["placement"]["neighbour"], "1");
     assert!(manifest["plans"]["regulated@10%"]["steps"].is_array());
     assert!(manifest["refused"]["regulated@70%"].is_array());
-    assert_eq!(
-        manifest["policy_hash"],
-        out.report.result.policy_hash.as_str()
-    );
+    assert_eq!(manifest["policy_hash"], out.result.policy_hash.as_str());
     assert_eq!(read("report.html"), "<p>neighbour</p>");
     let samples = read("samples/regulated@10%--victim.csv");
     assert_eq!(samples.lines().count(), 1 + 2 * 200);
-    assert!(samples.starts_with("round,window,latency_ns\n0,0,"));
+    assert!(samples.starts_with("round,window,at_ns,latency_ns\n0,0,"));
     let events = read("events.jsonl");
     assert!(
         events
@@ -147,17 +144,33 @@ fn the_record_holds_all_that_was_run_and_measured() {
             .all(|l| serde_json::from_str::<serde_json::Value>(l).is_ok())
     );
     assert!(events.contains("\"event\":\"throttle\"") && events.contains("\"event\":\"phase\""));
-    let curve = &out.report.quantiles["none"]["victim"];
-    assert_eq!(curve.len(), 101);
+    let record = crate::read::read(&folder).unwrap();
+    assert_eq!(record.result.as_ref(), Some(&out.result));
+    assert_eq!(
+        record.command_line.as_deref(),
+        Some("quell compare neighbour")
+    );
+    assert_eq!(record.created.as_deref(), Some("1970-01-01 00:00:00 UTC"));
+    let of = |name: &str, subject: &str| {
+        let spans = record.spans.iter();
+        spans
+            .filter(|s| s.configuration == name && s.subject == subject)
+            .count()
+    };
+    assert_eq!((of("none", "victim"), of("solo", "neighbour")), (2, 2));
+    assert!(record.plans.contains_key("regulated@10%"));
+    assert!(record.refused.contains_key("regulated@70%"));
+    assert_eq!(record.events.len(), events.lines().count() - 1);
 }
 
 #[test]
 fn the_real_planner_confines_groups_to_where_their_subjects_run() {
     for cpus in [2, 8] {
         let machine = machine(cpus);
-        let options = options(1, None);
+        let runs = tempfile::tempdir().unwrap();
+        let options = options(1, Some(runs.path()));
         let plan = quell_core::planner::plan;
-        let report = run(
+        let Comparison { result, folder } = run(
             &neighbour(),
             &mut fake(),
             &machine,
@@ -165,16 +178,15 @@ fn the_real_planner_confines_groups_to_where_their_subjects_run() {
             &options,
             &mut NoProgress,
         )
-        .unwrap()
-        .report;
-        for configuration in &report.result.configurations {
+        .unwrap();
+        for configuration in &result.configurations {
             assert!(
                 configuration.refused.is_empty(),
                 "{:?}",
                 configuration.refused
             );
         }
-        for (name, plan) in &report.plans {
+        for (name, plan) in &read(&folder.unwrap()).unwrap().plans {
             if ["solo", "none"].contains(&name.as_str()) {
                 assert!(plan.steps.is_empty(), "{name}: {:?}", plan.steps);
                 continue;
@@ -182,7 +194,7 @@ fn the_real_planner_confines_groups_to_where_their_subjects_run() {
             assert_eq!(plan.cpus("victim").unwrap().to_string(), "0", "{name}");
             assert_eq!(plan.cpus("neighbour").unwrap().to_string(), "1", "{name}");
         }
-        let regulated = of(&report.result, "regulated@10%");
+        let regulated = of(&result, "regulated@10%");
         let achieved = &regulated.subject("neighbour").unwrap().metrics["achieved_of_cap"];
         assert!((achieved.value.unwrap() - 0.99).abs() < 0.01);
     }

@@ -17,7 +17,7 @@ use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Inventory, Measured};
 use quell_core::plan::{Plan, Step};
 use quell_core::policy::OnDrift;
-use quell_core::record::Decision;
+use quell_core::record::{CpuTimes, Decision};
 use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos};
 use quell_core::workload::Workload;
@@ -30,7 +30,7 @@ use crate::pmu::Counting;
 use crate::root::{Files, Kernel};
 use crate::session::{Session, WatchdogCommand};
 use crate::throttle::Throttler;
-use crate::{probe, rt};
+use crate::{probe, procfs, rt};
 
 /// What the backend needs of the rest of the program.
 pub struct Tools {
@@ -372,5 +372,10 @@ impl Backend for Linux {
                 "the cache of CPUs {a} and {b} cannot be probed: {e}"
             ))
         })
+    }
+
+    fn cpu_times(&mut self) -> std::result::Result<Option<Vec<CpuTimes>>, BackendError> {
+        let ticks = rustix::param::clock_ticks_per_second();
+        Ok(procfs::cpu_times(&self.files, ticks)?)
     }
 }

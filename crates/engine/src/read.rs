@@ -1,0 +1,453 @@
+//! Reading a record back: from the folder alone, so that what a report shows is what the record holds. What a record
+//! may lack (samples of a run, times of an older version) is absent; what it has must be well formed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use quell_core::cpuset::CpuId;
+use quell_core::inventory::Inventory;
+use quell_core::plan::{Plan, Refusal};
+use quell_core::record::{
+    COMPARE_SCHEMA, CpuTimes, EVENTS_SCHEMA, MANIFEST_SCHEMA, Record, Span, Stamped, Stop,
+};
+use quell_core::result::CompareResult;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::folder::{DECISIONS_HEAD, SAMPLES_HEAD, TIMES, TIMES_HEAD, calendar, samples_name};
+
+/// Why a record cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// There is no such file or folder, or it may not be read.
+    #[error("{path}: {why}; {remedy}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        why: std::io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// It is not what it should be.
+    #[error("{path}:{line}: {why}; the record was changed or cut off after it was written")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The line, and the column where one can be told.
+        line: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// It was written by another version.
+    #[error(
+        "{path} has the schema {found:?}, and this version of Quell reads {known:?}: use the version that wrote it{by}"
+    )]
+    Schema {
+        /// The file.
+        path: PathBuf,
+        /// Its schema.
+        found: String,
+        /// Ours.
+        known: &'static str,
+        /// The version that wrote it, in parentheses, where it tells.
+        by: String,
+    },
+}
+
+const NO_RECORD: &str = "a record is the folder that `quell compare` or `quell run --out` names when it ends (runs/NAME-DATE-TIME)";
+const NOT_WHOLE: &str =
+    "the run did not come to its end; what it had until then is in events.jsonl and samples/";
+
+/// What every file with a schema begins with.
+#[derive(Deserialize)]
+struct Header {
+    schema: String,
+    #[serde(default)]
+    version: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Manifest {
+    version: String,
+    created_unix_s: Option<u64>,
+    command_line: Option<String>,
+    machine: Option<Inventory>,
+    /// Of a comparison: the experiment as written.
+    experiment: Option<String>,
+    #[serde(default)]
+    plans: BTreeMap<String, Plan>,
+    #[serde(default)]
+    refused: BTreeMap<String, Vec<Refusal>>,
+    #[serde(default)]
+    placement: BTreeMap<String, String>,
+    /// Of a run: the policy as TOML, and its plan.
+    policy_text: Option<String>,
+    plan: Option<Plan>,
+}
+
+/// Reads the record in `folder`.
+///
+/// # Errors
+/// When it is no record, is not whole, is malformed, or was written in a schema that this version does not know.
+pub fn read(folder: &Path) -> Result<Record, ReadError> {
+    let path = folder.join("manifest.json");
+    let manifest: Manifest = known(&path, &text(&path, NO_RECORD)?, MANIFEST_SCHEMA)?;
+    let mut record = Record {
+        version: manifest.version,
+        created: manifest.created_unix_s.map(moment),
+        command_line: manifest.command_line,
+        machine: manifest.machine,
+        plans: manifest.plans,
+        refused: manifest.refused,
+        text: manifest.experiment.or(manifest.policy_text),
+        events: events(&folder.join("events.jsonl"))?,
+        ..Record::default()
+    };
+    if let Some(plan) = manifest.plan {
+        record.name.clone_from(&plan.policy);
+        record.plans.insert(record.name.clone(), plan);
+    } else {
+        let path = folder.join("results.json");
+        let result: CompareResult = known(&path, &text(&path, NOT_WHOLE)?, COMPARE_SCHEMA)?;
+        record.name.clone_from(&result.experiment);
+        for configuration in record.plans.keys() {
+            for subject in manifest.placement.keys() {
+                let path = folder.join(samples_name(configuration, subject));
+                if let Some(text) = optional(&path)? {
+                    let spans = spans(&path, &text, configuration, subject)?;
+                    record.spans.extend(spans);
+                }
+            }
+        }
+        record.result = Some(result);
+    }
+    let path = folder.join(TIMES);
+    if let Some(text) = optional(&path)? {
+        record.cpu_times = times(&path, &text)?;
+    }
+    for (cpu, path) in decisions(folder)? {
+        record
+            .stops
+            .insert(cpu, stops(&path, &text(&path, NO_RECORD)?)?);
+    }
+    Ok(record)
+}
+
+fn moment(unix_s: u64) -> String {
+    let c = calendar(unix_s);
+    let part = |from: usize, to: usize| c.get(from..to).unwrap_or_default();
+    format!(
+        "{}-{}-{} {}:{}:{} UTC",
+        part(0, 4),
+        part(4, 6),
+        part(6, 8),
+        part(9, 11),
+        part(11, 13),
+        part(13, 15)
+    )
+}
+
+fn text(path: &Path, remedy: &'static str) -> Result<String, ReadError> {
+    fs::read_to_string(path).map_err(|why| ReadError::File {
+        path: path.to_owned(),
+        why,
+        remedy,
+    })
+}
+
+fn optional(path: &Path) -> Result<Option<String>, ReadError> {
+    match text(path, "it must be readable") {
+        Ok(text) => Ok(Some(text)),
+        Err(ReadError::File { why, .. }) if why.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// JSON whose schema is `schema`.
+fn known<T: DeserializeOwned>(
+    path: &Path,
+    text: &str,
+    schema: &'static str,
+) -> Result<T, ReadError> {
+    let header: Header = json(path, text, 0)?;
+    if header.schema != schema {
+        return Err(ReadError::Schema {
+            path: path.to_owned(),
+            found: header.schema,
+            known: schema,
+            by: header
+                .version
+                .map_or_else(String::new, |v| format!(" ({v})")),
+        });
+    }
+    json(path, text, 0)
+}
+
+/// JSON that begins on the line after `before`.
+fn json<T: DeserializeOwned>(path: &Path, text: &str, before: usize) -> Result<T, ReadError> {
+    serde_json::from_str(text).map_err(|e| ReadError::Malformed {
+        path: path.to_owned(),
+        line: format!("{}:{}", before + e.line(), e.column()),
+        why: e.to_string(),
+    })
+}
+
+fn events(path: &Path) -> Result<Vec<Stamped>, ReadError> {
+    let text = text(path, NO_RECORD)?;
+    let mut lines = text.lines().enumerate();
+    let first = lines.next().map_or("", |(_, line)| line);
+    let _: serde_json::Value = known(path, first, EVENTS_SCHEMA)?;
+    lines
+        .map(|(before, line)| json(path, line, before))
+        .collect()
+}
+
+/// The rows of a CSV file below its head, split, with their line numbers from 1.
+fn rows<'t>(
+    path: &Path,
+    text: &'t str,
+    head: fn(&str) -> bool,
+) -> Result<impl Iterator<Item = (usize, Vec<&'t str>)> + use<'t>, ReadError> {
+    let mut lines = text.lines().enumerate();
+    let first = lines.next().map_or("", |(_, line)| line);
+    if !head(first) {
+        return Err(malformed(
+            path,
+            1,
+            "the columns are not those of this version",
+        ));
+    }
+    Ok(lines.map(|(n, line)| (n + 1, line.split(',').collect())))
+}
+
+fn malformed(path: &Path, line: usize, why: &str) -> ReadError {
+    ReadError::Malformed {
+        path: path.to_owned(),
+        line: line.to_string(),
+        why: why.to_owned(),
+    }
+}
+
+fn spans(
+    path: &Path,
+    text: &str,
+    configuration: &str,
+    subject: &str,
+) -> Result<Vec<Span>, ReadError> {
+    let mut all: Vec<Span> = Vec::new();
+    for (line, row) in rows(path, text, |head| head.starts_with(SAMPLES_HEAD))? {
+        let wrong = || malformed(path, line, "not a round, a window, a time and a value");
+        let [round, _, at, value] = row[..] else {
+            return Err(wrong());
+        };
+        let round: u32 = round.parse().map_err(|_| wrong())?;
+        let value: f64 = value.parse().map_err(|_| wrong())?;
+        let at: Option<u64> = match at {
+            "" => None,
+            at => Some(at.parse().map_err(|_| wrong())?),
+        };
+        if all.last().is_none_or(|span| span.round != round) {
+            all.push(Span {
+                configuration: configuration.to_owned(),
+                subject: subject.to_owned(),
+                round,
+                at_ns: Some(Vec::new()),
+                values: Vec::new(),
+            });
+        }
+        if let Some(span) = all.last_mut() {
+            span.values.push(value);
+            match at {
+                Some(at) => {
+                    if let Some(times) = &mut span.at_ns {
+                        times.push(at);
+                    }
+                }
+                None => span.at_ns = None,
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn numbers<const N: usize>(path: &Path, line: usize, row: &[&str]) -> Result<[u64; N], ReadError> {
+    let numbers: Option<Vec<u64>> = row.iter().map(|f| f.parse().ok()).collect();
+    numbers
+        .and_then(|n| n.try_into().ok())
+        .ok_or_else(|| malformed(path, line, &format!("not {N} whole numbers")))
+}
+
+fn times(path: &Path, text: &str) -> Result<BTreeMap<CpuId, Vec<(u64, CpuTimes)>>, ReadError> {
+    let mut all: BTreeMap<CpuId, Vec<(u64, CpuTimes)>> = BTreeMap::new();
+    for (line, row) in rows(path, text, |head| head == TIMES_HEAD)? {
+        let [at, cpu, busy_ns, irq_ns, softirq_ns, steal_ns, idle_ns] = numbers(path, line, &row)?;
+        let cpu = CpuId::try_from(cpu).map_err(|_| malformed(path, line, "not a CPU"))?;
+        let times = CpuTimes {
+            cpu,
+            busy_ns,
+            irq_ns,
+            softirq_ns,
+            steal_ns,
+            idle_ns,
+        };
+        all.entry(cpu).or_default().push((at, times));
+    }
+    Ok(all)
+}
+
+/// The files of regulators' decisions, by CPU.
+fn decisions(folder: &Path) -> Result<Vec<(CpuId, PathBuf)>, ReadError> {
+    let samples = folder.join("samples");
+    let failed = |why| ReadError::File {
+        path: samples.clone(),
+        why,
+        remedy: NO_RECORD,
+    };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&samples).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+        let cpu = name
+            .strip_prefix("decisions-cpu")
+            .and_then(|rest| rest.strip_suffix(".csv"))
+            .and_then(|cpu| cpu.parse().ok());
+        found.extend(cpu.map(|cpu| (cpu, path)));
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn stops(path: &Path, text: &str) -> Result<Vec<Stop>, ReadError> {
+    let mut all = Vec::new();
+    for (line, row) in rows(path, text, |head| head == DECISIONS_HEAD)? {
+        let [at, _, "throttle", _, until, ..] = row[..] else {
+            continue;
+        };
+        let [from_ns, until_ns] = numbers(path, line, &[at, until])?;
+        all.push(Stop { from_ns, until_ns });
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::Sink;
+    use crate::folder::Folder;
+    use quell_core::record::Event;
+    use quell_core::units::Nanos;
+
+    /// A record of a run with the manifest given.
+    fn record(runs: &Path, manifest: &str) -> PathBuf {
+        let mut folder = Folder::begin(runs, "n", 0, Nanos(5)).unwrap();
+        let name = "hold".to_owned();
+        folder.put(Nanos(12), &Event::Phase { name });
+        let times = CpuTimes {
+            cpu: 3,
+            steal_ns: 7,
+            ..CpuTimes::default()
+        };
+        folder.cpu_times(Nanos(15), &[times]);
+        folder.write("manifest.json", manifest).unwrap();
+        folder.finish().unwrap()
+    }
+
+    const RUN: &str = r#"{"schema":"quell.manifest/1","version":"0.1.0",
+        "plan":{"policy":"db","groups":[],"steps":[],"promises":[],"notes":[]}}"#;
+
+    fn error(folder: &Path) -> String {
+        read(folder).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_record_of_a_run_is_read_as_far_as_it_goes() {
+        let runs = tempfile::tempdir().unwrap();
+        let record = read(&record(runs.path(), RUN)).unwrap();
+        assert_eq!((record.name.as_str(), record.result), ("db", None));
+        assert_eq!(record.events.len(), 1);
+        assert_eq!(record.cpu_times[&3][0].1.steal_ns, 7);
+        assert!(record.plans.contains_key("db") && record.stops.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_record_is_told_with_what_one_is() {
+        let empty = tempfile::tempdir().unwrap();
+        let text = error(empty.path());
+        assert!(
+            text.contains("manifest.json") && text.contains("quell compare"),
+            "{text}"
+        );
+        let text = error(&empty.path().join("nowhere"));
+        assert!(text.contains("nowhere"), "{text}");
+    }
+
+    #[test]
+    fn another_versions_schema_is_refused_with_that_version() {
+        let runs = tempfile::tempdir().unwrap();
+        let newer = r#"{"schema":"quell.manifest/2","version":"9.1"}"#;
+        let text = error(&record(runs.path(), newer));
+        assert!(
+            text.contains("\"quell.manifest/2\"") && text.contains("(9.1)"),
+            "{text}"
+        );
+        assert!(text.contains("reads \"quell.manifest/1\""), "{text}");
+    }
+
+    #[test]
+    fn what_is_broken_is_named_by_file_and_line() {
+        let runs = tempfile::tempdir().unwrap();
+        let folder = record(
+            runs.path(),
+            "{\"schema\":\"quell.manifest/1\",\n\"version\":1}",
+        );
+        let text = error(&folder);
+        assert!(text.contains("manifest.json:2:"), "{text}");
+        let folder = record(runs.path(), RUN);
+        fs::write(folder.join(TIMES), format!("{TIMES_HEAD}\n1,2\n")).unwrap();
+        let text = error(&folder);
+        assert!(
+            text.contains("machine.csv:2: not 7 whole numbers"),
+            "{text}"
+        );
+        let folder = record(runs.path(), RUN);
+        fs::write(
+            folder.join("events.jsonl"),
+            "{\"schema\":\"quell.events/1\"}\n{\n",
+        )
+        .unwrap();
+        let text = error(&folder);
+        assert!(text.contains("events.jsonl:2:"), "{text}");
+    }
+
+    #[test]
+    fn a_comparison_that_did_not_end_says_so() {
+        let runs = tempfile::tempdir().unwrap();
+        let manifest = r#"{"schema":"quell.manifest/1","version":"0.1.0","experiment":"x"}"#;
+        let text = error(&record(runs.path(), manifest));
+        assert!(
+            text.contains("results.json") && text.contains("did not come to its end"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn windows_and_stops_are_read_with_their_times() {
+        let path = Path::new("x.csv");
+        let text = "round,window,at_ns,latency_ns\n0,0,5,1.5\n0,1,6,2\n1,0,,3\n";
+        let all = spans(path, text, "none", "victim").unwrap();
+        assert_eq!(
+            (&all[0].values[..], all[0].at_ns.as_deref()),
+            (&[1.5, 2.0][..], Some(&[5, 6][..]))
+        );
+        assert_eq!((all[1].round, all[1].at_ns.as_ref()), (1, None));
+        assert!(spans(path, "round,window,latency_ns\n0,0,1\n", "none", "victim").is_err());
+        let text = format!("{DECISIONS_HEAD}\n1,2,rearm,3,,,\n4,9,throttle,,8,30,kernel\n");
+        let stop = Stop {
+            from_ns: 4,
+            until_ns: 8,
+        };
+        assert_eq!(stops(path, &text).unwrap(), [stop]);
+    }
+}

@@ -1,0 +1,211 @@
+//! What the reader must hold against the figures: computed from the record, worst first.
+
+use quell_core::inventory::{Inventory, MeterKind};
+use quell_core::record::Event;
+use quell_core::result::CompareResult;
+
+use crate::text::{count, list, percent};
+
+use super::escape;
+use super::page::{Page, Section};
+use super::series::parts;
+
+/// With fewer rounds an interval says little.
+const FEW: u32 = 5;
+/// A host that takes less than this of a CPU is not worth a warning.
+const LITTLE: f64 = 0.005;
+
+pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
+    let mut said = Vec::new();
+    if let Some(result) = page.result() {
+        incomplete(result, &mut said);
+        said.extend(sharing(result));
+        rounds(result, &mut said);
+    }
+    said.push(steal(page));
+    if let Some(machine) = &page.record.machine {
+        surroundings(machine, &mut said);
+    }
+    findings(page, &mut said);
+    let body: String = said
+        .iter()
+        .map(|s| format!("<li>{}</li>\n", escape(s)))
+        .collect();
+    (!said.is_empty()).then(|| Section {
+        id: "caveats",
+        title: "What to hold against it",
+        body: format!("<ul>\n{body}</ul>\n"),
+    })
+}
+
+fn incomplete(result: &CompareResult, said: &mut Vec<String>) {
+    if let Some(why) = &result.interrupted {
+        said.push(format!(
+            "The experiment ended early: {why}. Later rounds are missing."
+        ));
+    }
+    for failure in &result.failures {
+        let who = failure
+            .subject
+            .as_ref()
+            .map_or_else(String::new, |s| format!(", {s}"));
+        said.push(format!(
+            "{}{who}, round {}, could not be measured, also not at a second attempt: {}",
+            failure.configuration,
+            failure.round + 1,
+            failure.error
+        ));
+    }
+    for configuration in result
+        .configurations
+        .iter()
+        .filter(|c| !c.refused.is_empty())
+    {
+        let why: Vec<String> = configuration
+            .refused
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        said.push(format!(
+            "{} was skipped: {}",
+            configuration.name,
+            why.join("; ")
+        ));
+    }
+    for row in result.expectations.iter().filter(|e| !e.met) {
+        said.push(format!(
+            "Not as expected: {} of {} under {}.",
+            row.expected, row.subject, row.configuration
+        ));
+    }
+}
+
+fn sharing(result: &CompareResult) -> Option<String> {
+    let baseline = result.baseline.as_ref();
+    let told: Vec<(&str, u32, u32)> = result
+        .configurations
+        .iter()
+        .filter(|c| Some(&c.name) != baseline && c.rounds > 0)
+        .filter_map(|c| Some((c.name.as_str(), c.rounds_shared?, c.rounds)))
+        .collect();
+    if told.is_empty() {
+        return Some(
+            "Whether the subjects' CPUs shared a cache could not be told: without one there is less to protect from."
+                .to_owned(),
+        );
+    }
+    let partly: Vec<String> = told
+        .iter()
+        .filter(|(_, shared, rounds)| shared < rounds)
+        .map(|(name, shared, rounds)| format!("{name} {shared} of {rounds}"))
+        .collect();
+    Some(if partly.is_empty() {
+        "By a probe of its own before and after every cell, the subjects' CPUs shared a cache in all rounds.".to_owned()
+    } else {
+        format!(
+            "By a probe of its own before and after every cell, the subjects' CPUs did not share a cache in all rounds: {}. \
+             No round was left out by a subject's own result.",
+            list(&partly)
+        )
+    })
+}
+
+fn rounds(result: &CompareResult, said: &mut Vec<String>) {
+    if result.rounds < FEW {
+        said.push(format!(
+            "{} only: the intervals are coarse, and a lucky round weighs much. Ask for more with --rounds.",
+            count(result.rounds, "round")
+        ));
+    }
+    let shown = result
+        .configurations
+        .iter()
+        .filter(|c| c.rounds > 0)
+        .count();
+    said.push(format!(
+        "Each interval stands for itself at {}: of {shown} configurations looked at together, one may well be outside by \
+         chance.",
+        percent(result.confidence)
+    ));
+}
+
+/// What the host took of the CPUs while something was measured.
+fn steal(page: &Page<'_>) -> String {
+    let mut told = Vec::new();
+    for (cpu, times) in &page.record.cpu_times {
+        let parts = parts(times, |t| t.steal_ns);
+        let all: f64 = parts.iter().map(|(from, to, _)| (to - from) as f64).sum();
+        let taken: f64 = parts
+            .iter()
+            .map(|(from, to, part)| (to - from) as f64 * part)
+            .sum();
+        let worst = parts.iter().map(|p| p.2).fold(0.0, f64::max);
+        if all > 0.0 {
+            told.push((taken / all, worst, *cpu));
+        }
+    }
+    told.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let Some((most, _, _)) = told.first() else {
+        return "What the host took of the CPUs (steal) is not in this record.".to_owned();
+    };
+    if *most < LITTLE {
+        return "The host took next to nothing of the CPUs while they were measured (steal, as far as the host tells)."
+            .to_owned();
+    }
+    let words: Vec<String> = told
+        .iter()
+        .take(4)
+        .map(|(part, worst, cpu)| {
+            format!(
+                "{} of CPU {cpu} (up to {} of 100 ms)",
+                percent(*part),
+                percent(*worst)
+            )
+        })
+        .collect();
+    format!(
+        "While it was measured, the host ran others: it took {}. Late windows that fall there are not the neighbour's doing.",
+        list(&words)
+    )
+}
+
+fn surroundings(machine: &Inventory, said: &mut Vec<String>) {
+    if let Some(hypervisor) = &machine.identity.hypervisor {
+        said.push(format!(
+            "A virtual machine ({hypervisor}): other guests share its caches and its memory, and nothing here shows them \
+             but steal."
+        ));
+    }
+    if machine.means.meter == MeterKind::Time {
+        said.push(
+            "No memory traffic counter counts here: bandwidth limits are held by CPU time at the measured peak rate, an upper \
+             bound, hence level estimated at best."
+                .to_owned(),
+        );
+    }
+}
+
+/// Most findings are told once per cell: each text once, with how often.
+fn findings(page: &Page<'_>, said: &mut Vec<String>) {
+    let mut all: Vec<(&str, u32)> = Vec::new();
+    for stamped in &page.record.events {
+        if let Event::Finding { what, .. } = &stamped.event {
+            match all.iter_mut().find(|(text, _)| text == what) {
+                Some((_, times)) => *times += 1,
+                None => all.push((what, 1)),
+            }
+        }
+    }
+    let more = all.len().saturating_sub(8);
+    for (what, times) in all.into_iter().take(8) {
+        let times = if times > 1 {
+            format!(" ({times} times)")
+        } else {
+            String::new()
+        };
+        said.push(format!("Found: {what}{times}"));
+    }
+    if more > 0 {
+        said.push(format!("{more} more findings are in events.jsonl."));
+    }
+}

@@ -1,0 +1,72 @@
+//! What comes first: what was run, what it means, and the table.
+
+use std::fmt::Write;
+
+use quell_core::record::Record;
+use quell_core::result::Subset;
+
+use crate::compare::{footnote, partly_shared, table};
+use crate::outcome::outcome;
+use crate::text::count;
+use crate::verdict::verdict;
+
+use super::escape;
+use super::page::{Page, Section};
+use super::table::html_table;
+
+pub(crate) fn title(record: &Record) -> String {
+    match &record.result {
+        Some(result) => result.title.as_deref().unwrap_or(&record.name).to_owned(),
+        None => format!("Run of {}", record.name),
+    }
+}
+
+/// Title, circumstances and verdict.
+pub(crate) fn head(page: &Page<'_>, title: &str) -> String {
+    let record = page.record;
+    let mut circumstances = Vec::new();
+    let sentences = if let Some(result) = page.result() {
+        circumstances.push(result.experiment.clone());
+        circumstances.push(format!(
+            "{}, {} times",
+            result.backend,
+            result.timing.name()
+        ));
+        circumstances.push(count(result.rounds, "round"));
+        circumstances.push(format!("seed {}", result.seed));
+        verdict(result)
+    } else {
+        outcome(record)
+    };
+    circumstances.extend(record.created.clone());
+    circumstances.push(format!("Quell {}", record.version));
+    let mut out = format!(
+        "<h1>{}</h1>\n<p class=\"faint\">{}</p>\n<div class=\"verdict\">\n",
+        escape(title),
+        escape(&circumstances.join(" · "))
+    );
+    for sentence in sentences {
+        let _ = writeln!(out, "<p>{}</p>", escape(&sentence));
+    }
+    out + "</div>\n"
+}
+
+/// The table, over all rounds and over those with a shared cache.
+pub(crate) fn figures(page: &Page<'_>) -> Option<Section> {
+    let result = page.result()?;
+    let mut body = html_table(
+        &table(result, Subset::All)?,
+        &format!("All rounds. {}", footnote(result)),
+    );
+    if let Some(shared) = table(result, Subset::Shared).filter(|_| partly_shared(result)) {
+        body.push_str(&html_table(
+            &shared,
+            "Only rounds in which the subjects' CPUs shared a cache before and after the cell.",
+        ));
+    }
+    Some(Section {
+        id: "result",
+        title: "Result",
+        body,
+    })
+}

@@ -1,0 +1,160 @@
+//! What all sections share: the record seen as a comparison, and one look (colour, mark) per family of configurations,
+//! the same in every figure.
+
+use quell_core::mechanism::Mechanism;
+use quell_core::record::{Record, Span};
+use quell_core::result::{CompareResult, ConfigurationResult};
+
+use crate::verdict::spoken_for;
+use crate::view::View;
+
+use super::chart::Mark;
+
+/// A part of the page under a heading.
+pub(crate) struct Section {
+    /// Unique in the page.
+    pub(crate) id: &'static str,
+    pub(crate) title: &'static str,
+    /// HTML.
+    pub(crate) body: String,
+}
+
+/// The configurations that differ only in their axes: `regulated@10%`, `regulated@20%`, …
+pub(crate) struct Family<'r> {
+    pub(crate) name: &'r str,
+    pub(crate) look: Look,
+    pub(crate) members: Vec<&'r ConfigurationResult>,
+}
+
+/// How a family is drawn: a class of the style sheet and a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) class: &'static str,
+    pub(crate) mark: Mark,
+}
+
+const SOLO: Look = Look {
+    class: "s0",
+    mark: Mark::Disc,
+};
+const UNPROTECTED: Look = Look {
+    class: "s1",
+    mark: Mark::Cross,
+};
+const QUOTA: Look = Look {
+    class: "s3",
+    mark: Mark::Square,
+};
+const OTHERS: [Look; 5] = [
+    Look {
+        class: "s4",
+        mark: Mark::Triangle,
+    },
+    Look {
+        class: "s5",
+        mark: Mark::Diamond,
+    },
+    Look {
+        class: "s6",
+        mark: Mark::Disc,
+    },
+    Look {
+        class: "s7",
+        mark: Mark::Triangle,
+    },
+    Look {
+        class: "s0",
+        mark: Mark::Diamond,
+    },
+];
+/// The first family that Quell regulates.
+const REGULATED: Look = Look {
+    class: "s2",
+    mark: Mark::Disc,
+};
+
+/// A record, looked at.
+pub(crate) struct Page<'r> {
+    pub(crate) record: &'r Record,
+    /// The comparison, over the rounds that the verdict is about.
+    pub(crate) view: Option<View<'r>>,
+    pub(crate) families: Vec<Family<'r>>,
+}
+
+impl<'r> Page<'r> {
+    pub(crate) fn new(record: &'r Record) -> Self {
+        let result = record.result.as_ref();
+        let view = result.and_then(|r| View::new(r, spoken_for(r)));
+        Self {
+            record,
+            families: view.map(|v| families(&v)).unwrap_or_default(),
+            view,
+        }
+    }
+
+    pub(crate) fn result(&self) -> Option<&'r CompareResult> {
+        self.record.result.as_ref()
+    }
+
+    pub(crate) fn look(&self, configuration: &str) -> Look {
+        let base = base(configuration);
+        self.families
+            .iter()
+            .find(|f| f.name == base)
+            .map_or(SOLO, |f| f.look)
+    }
+
+    /// The windows of a subject in a configuration, round by round.
+    pub(crate) fn spans(
+        &self,
+        configuration: &str,
+        subject: &str,
+    ) -> impl Iterator<Item = &'r Span> {
+        let spans = self.record.spans.iter();
+        spans.filter(move |s| s.configuration == configuration && s.subject == subject)
+    }
+}
+
+/// `regulated@10%` → `regulated`.
+pub(crate) fn base(name: &str) -> &str {
+    name.split_once('@').map_or(name, |(base, _)| base)
+}
+
+/// `regulated@10%` → `10%`; without an axis the whole name.
+pub(crate) fn cap(name: &str) -> &str {
+    name.split_once('@').map_or(name, |(_, cap)| cap)
+}
+
+fn families<'r>(view: &View<'r>) -> Vec<Family<'r>> {
+    let mut all: Vec<Family<'r>> = Vec::new();
+    for configuration in &view.result.configurations {
+        let name = base(&configuration.name);
+        match all.iter_mut().find(|f| f.name == name) {
+            Some(family) => family.members.push(configuration),
+            None => all.push(Family {
+                name,
+                look: SOLO,
+                members: vec![configuration],
+            }),
+        }
+    }
+    let unprotected = view.unprotected().map(|c| base(&c.name));
+    let (mut others, mut regulated) = (OTHERS.into_iter().cycle(), Some(REGULATED));
+    for family in &mut all {
+        let uses = |mechanism| {
+            let mut measured = family.members.iter().filter(|c| c.refused.is_empty());
+            measured.any(|c| c.mechanisms.contains(&mechanism))
+        };
+        family.look = if view.result.baseline.as_deref() == Some(family.name) {
+            SOLO
+        } else if unprotected == Some(family.name) {
+            UNPROTECTED
+        } else if uses(Mechanism::CpuMax) && !uses(Mechanism::Bandwidth) {
+            QUOTA
+        } else {
+            let first = regulated.take_if(|_| uses(Mechanism::Bandwidth));
+            first.or_else(|| others.next()).unwrap_or(SOLO)
+        };
+    }
+    all
+}

@@ -1,0 +1,239 @@
+use std::collections::BTreeSet;
+
+use quell_core::record::Record;
+
+use super::*;
+use crate::sample;
+
+/// Whether every element is closed in order; the names of all elements.
+fn balanced(page: &str) -> BTreeSet<String> {
+    const VOID: [&str; 3] = ["meta", "br", "!doctype"];
+    let (mut open, mut seen): (Vec<&str>, BTreeSet<String>) = (Vec::new(), BTreeSet::new());
+    for part in page.split('<').skip(1) {
+        let tag = part.split('>').next().unwrap();
+        let name = tag
+            .split(|c: char| c.is_whitespace() || c == '/')
+            .find(|n| !n.is_empty())
+            .unwrap();
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "</{name}> closes another element");
+        } else {
+            seen.insert(name.to_owned());
+            if !tag.ends_with('/') && !VOID.contains(&name) {
+                open.push(name);
+            }
+        }
+    }
+    assert!(open.is_empty(), "left open: {open:?}");
+    seen
+}
+
+/// The values of an attribute, wherever it stands.
+fn values<'p>(page: &'p str, attribute: &str) -> Vec<&'p str> {
+    let begin = format!(" {attribute}=\"");
+    page.split(&begin)
+        .skip(1)
+        .map(|rest| rest.split('"').next().unwrap())
+        .collect()
+}
+
+/// A page that a browser shows as meant, whatever the record.
+fn sound(page: &str) {
+    balanced(page);
+    for foreign in [
+        "<script",
+        "http:",
+        "https:",
+        "url(",
+        "@import",
+        "src=",
+        "<link",
+        "<iframe",
+        "javascript:",
+    ] {
+        assert!(!page.contains(foreign), "{foreign}");
+    }
+    let ids = values(page, "id");
+    let unique: BTreeSet<&str> = ids.iter().copied().collect();
+    assert_eq!(ids.len(), unique.len(), "an id twice: {ids:?}");
+    for reference in values(page, "href") {
+        assert!(
+            unique.contains(reference.strip_prefix('#').unwrap()),
+            "{reference}"
+        );
+    }
+    for names in values(page, "aria-labelledby") {
+        assert!(names.split(' ').all(|n| unique.contains(n)), "{names}");
+    }
+    for attribute in [
+        "d",
+        "x",
+        "y",
+        "cx",
+        "cy",
+        "r",
+        "width",
+        "height",
+        "viewBox",
+        "transform",
+    ] {
+        for value in values(page, attribute) {
+            assert!(
+                !value.contains("NaN") && !value.contains("inf"),
+                "{attribute}={value}"
+            );
+            if ["width", "height", "r"].contains(&attribute) {
+                assert!(
+                    value.parse::<f64>().map_or(true, |v| v >= 0.0),
+                    "{attribute}={value}"
+                );
+            }
+        }
+    }
+    assert_eq!(
+        page.matches("<svg ").count(),
+        page.matches("</desc>").count()
+    );
+    assert!(page.len() < 1_000_000, "{} bytes", page.len());
+}
+
+#[test]
+fn the_page_is_whole_loads_nothing_and_names_everything_once() {
+    let page = html(&sample::record());
+    sound(&page);
+    for needed in [
+        "prefers-color-scheme: dark",
+        "@media print",
+        "max-width: 640px",
+        "name=\"viewport\"",
+    ] {
+        assert!(page.contains(needed), "{needed}");
+    }
+}
+
+#[test]
+fn it_shows_all_that_a_reader_needs_to_judge() {
+    let page = html(&sample::record());
+    for needed in [
+        "Beside neighbour, victim keeps 9.1 %",
+        "<title id=\"fig-frontier-wide-t\">",
+        "<title id=\"fig-bars-narrow-t\">",
+        "<title id=\"fig-tails-wide-t\">",
+        "<title id=\"fig-series-wide-t\">",
+        "<title id=\"fig-whole-wide-t\">",
+        "<b>regulated@10%</b>: level estimated",
+        "refused</span>. group.neighbour.limit.bandwidth: 70% cannot be metered here",
+        "shared a cache in all rounds",
+        "% of CPU 1 (up to 60 % of 100 ms)",
+        "A virtual machine (KVM)",
+        "No memory traffic counter counts here",
+        "AMD EPYC",
+        "fnv1a64:0123456789abcdef",
+        "--seed 1 --rounds 15",
+    ] {
+        assert!(page.contains(needed), "{needed}");
+    }
+}
+
+#[test]
+fn every_figure_says_what_it_shows_and_how_to_read_it() {
+    let page = html(&sample::record());
+    let figures: Vec<&str> = page.split("<figure ").skip(1).collect();
+    assert_eq!(figures.len(), 5);
+    for figure in figures {
+        let caption = figure.split("</figcaption>").next().unwrap();
+        assert_eq!(caption.matches("<p").count(), 2, "{caption}");
+        assert!(figure.contains("class=\"wide\"") && figure.contains("class=\"narrow\""));
+    }
+}
+
+#[test]
+fn what_people_write_is_text_not_markup() {
+    let mut record = sample::record();
+    let result = record.result.as_mut().unwrap();
+    result.title = Some("<b>\"a\" & 'b'".into());
+    let page = html(&record);
+    sound(&page);
+    assert!(page.contains("<title>&lt;b&gt;&quot;a&quot; &amp; &#39;b&#39;</title>"));
+    assert!(page.contains("--on linux &amp;&amp; echo &lt;done&gt;"));
+}
+
+#[test]
+fn a_result_with_nothing_measured_is_still_a_page() {
+    let mut record = sample::record();
+    for configuration in &mut record.result.as_mut().unwrap().configurations {
+        configuration.subjects.clear();
+    }
+    record.spans.clear();
+    let page = html(&record);
+    sound(&page);
+    assert!(page.contains("Nothing could be measured."));
+}
+
+/// Everything alike, nothing above zero, no times, no other subject: what scales are afraid of.
+#[test]
+fn odd_figures_make_sound_pages() {
+    let flat = |value: f64| {
+        let mut record = sample::record();
+        for span in &mut record.spans {
+            span.values.fill(value);
+        }
+        record
+    };
+    for value in [0.0, 1.0, -3.0, f64::NAN, f64::INFINITY, 1e300, 1e-300] {
+        sound(&html(&flat(value)));
+    }
+    let mut record = sample::record();
+    for span in &mut record.spans {
+        span.at_ns = None;
+    }
+    record.cpu_times.clear();
+    let page = html(&record);
+    sound(&page);
+    assert!(!page.contains("fig-series") && page.contains("not in this record"));
+    let mut record = sample::record();
+    let result = record.result.as_mut().unwrap();
+    (result.frontier, result.baseline) = (None, None);
+    for configuration in &mut result.configurations {
+        configuration.subjects.truncate(1);
+    }
+    sound(&html(&record));
+    let mut record = sample::record();
+    for subject in sample::subjects(record.result.as_mut().unwrap()) {
+        subject.figures.normalized_p50 = Some(26.0);
+        subject.figures.normalized_p50_ci95 = Some([1.0, 400.0].into());
+    }
+    sound(&html(&record));
+}
+
+#[test]
+fn a_page_stays_small_whatever_was_recorded() {
+    let mut record = sample::record();
+    for span in &mut record.spans {
+        let begun = span.at_ns.as_ref().unwrap()[0];
+        span.values = (0..100_000u32).map(|n| f64::from(n % 977) + 1.0).collect();
+        span.at_ns = Some((0..100_000).map(|n| begun + n * 1_000_000).collect());
+    }
+    sound(&html(&record));
+}
+
+#[test]
+fn the_record_of_a_run_makes_a_page_too() {
+    let record = Record {
+        result: None,
+        spans: Vec::new(),
+        ..sample::record()
+    };
+    let page = html(&record);
+    sound(&page);
+    for needed in [
+        "Run of neighbour",
+        "It lasted 13.0 s.",
+        "fig-whole",
+        "AMD EPYC",
+        "The policy, word for word",
+    ] {
+        assert!(page.contains(needed), "{needed}");
+    }
+    sound(&html(&Record::default()));
+}
