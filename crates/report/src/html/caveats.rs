@@ -14,6 +14,8 @@ use super::series::parts;
 const FEW: u32 = 5;
 /// A host that takes less than this of a CPU is not worth a warning.
 const LITTLE: f64 = 0.005;
+/// More kinds of findings than this are for events.jsonl.
+const MOST_FINDINGS: usize = 8;
 
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let mut said = Vec::new();
@@ -185,27 +187,30 @@ fn surroundings(machine: &Inventory, said: &mut Vec<String>) {
     }
 }
 
-/// Most findings are told once per cell: each text once, with how often.
+/// Most findings are told once per cell, often with other numbers in them: each is told once, with how often.
 fn findings(page: &Page<'_>, said: &mut Vec<String>) {
-    let mut all: Vec<(&str, u32)> = Vec::new();
+    let mut all: Vec<(String, &str, u32)> = Vec::new();
     for stamped in &page.record.events {
         if let Event::Finding { what, .. } = &stamped.event {
-            match all.iter_mut().find(|(text, _)| text == what) {
-                Some((_, times)) => *times += 1,
-                None => all.push((what, 1)),
+            let kind: String = what.chars().filter(|c| !c.is_ascii_digit()).collect();
+            match all.iter_mut().find(|(known, ..)| *known == kind) {
+                Some((.., times)) => *times += 1,
+                None => all.push((kind, what, 1)),
             }
         }
     }
-    let more = all.len().saturating_sub(8);
-    for (what, times) in all.into_iter().take(8) {
+    let more = all.len().saturating_sub(MOST_FINDINGS);
+    for (_, what, times) in all.into_iter().take(MOST_FINDINGS) {
         let times = if times > 1 {
-            format!(" ({times} times)")
+            format!(" ({times} times, or with other numbers)")
         } else {
             String::new()
         };
         said.push(format!("Found: {what}{times}"));
     }
     if more > 0 {
-        said.push(format!("{more} more findings are in events.jsonl."));
+        said.push(format!(
+            "{more} more kinds of findings are in events.jsonl."
+        ));
     }
 }

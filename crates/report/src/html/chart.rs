@@ -42,7 +42,7 @@ impl Width {
 }
 
 /// Width of a character of the figures' text, in units: an estimate on the safe side.
-const CHARACTER: f64 = 6.6;
+const CHARACTER: f64 = 7.3;
 
 /// The room a text takes.
 pub(crate) fn room(text: &str) -> f64 {
@@ -190,6 +190,49 @@ pub(crate) fn spread(wanted: &[f64], gap: f64, (from, to): (f64, f64)) -> Vec<f6
         }
     }
     out
+}
+
+/// Labels that hide neither marks nor each other: each goes to the first of its places that is still free.
+#[derive(Debug, Default)]
+pub(crate) struct Labels {
+    /// Left, top, right, bottom of what is drawn already.
+    taken: Vec<[f64; 4]>,
+}
+
+impl Labels {
+    /// Keeps the place of a mark free.
+    pub(crate) fn mark(&mut self, (x, y): (f64, f64)) {
+        self.taken.push([x - 4.0, y - 4.0, x + 4.0, y + 4.0]);
+    }
+
+    /// The first free place inside `area`; `None` where there is none.
+    pub(crate) fn place(
+        &mut self,
+        area: &Area,
+        text: &str,
+        places: impl IntoIterator<Item = (f64, f64, Anchor)>,
+    ) -> Option<(f64, f64, Anchor)> {
+        let wide = room(text);
+        let (found, spot) = places.into_iter().find_map(|(x, y, anchor)| {
+            let left = match anchor {
+                Anchor::Start => x,
+                Anchor::Middle => x - wide / 2.0,
+                Anchor::End => x - wide,
+            };
+            let spot = [left, y - 10.0, left + wide, y + 3.0];
+            let inside = left >= area.left
+                && left + wide <= area.right
+                && spot[1] >= area.top - 2.0
+                && spot[3] <= area.bottom + 2.0;
+            let free = self
+                .taken
+                .iter()
+                .all(|t| spot[2] <= t[0] || t[2] <= spot[0] || spot[3] <= t[1] || t[3] <= spot[1]);
+            (inside && free).then_some(((x, y, anchor), spot))
+        })?;
+        self.taken.push(spot);
+        Some(found)
+    }
 }
 
 /// The inner rectangle of a panel.
@@ -476,6 +519,28 @@ mod tests {
         );
         assert!(Scale::fitting([f64::NAN].into_iter(), (0.0, 1.0)).is_none());
         assert!(Scale::fitting([0.0, 0.0].into_iter(), (0.0, 1.0)).is_some());
+    }
+
+    #[test]
+    fn a_label_hides_no_mark_and_no_other_label() {
+        let area = Area {
+            left: 0.0,
+            right: 100.0,
+            top: 0.0,
+            bottom: 100.0,
+        };
+        let mut labels = Labels::default();
+        labels.mark((50.0, 50.0));
+        let mut at = |x, y| {
+            labels
+                .place(&area, "10%", [(x, y, Anchor::Middle)])
+                .is_some()
+        };
+        assert!(!at(50.0, 52.0), "on the mark");
+        assert!(at(50.0, 40.0));
+        assert!(!at(55.0, 36.0), "on the first label");
+        assert!(!at(2.0, 20.0) && !at(50.0, 4.0), "outside");
+        assert!(at(50.0, 70.0));
     }
 
     proptest! {

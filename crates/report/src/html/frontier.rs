@@ -5,7 +5,7 @@ use crate::text::percent;
 use crate::verdict::spoken_for;
 use crate::view::{Spread, View, median_kept, tail_kept};
 
-use super::chart::{Anchor, Area, Figure, Mark, Scale, Svg, Width, room};
+use super::chart::{Anchor, Area, Figure, Labels, Mark, Scale, Svg, Width};
 use super::page::{Look, Page, Section, cap};
 
 /// Which figure of a point is drawn.
@@ -95,6 +95,16 @@ fn draw(
     });
     let high = values.map(|s| s.value).fold(1.0, f64::max);
     let most = if high > 1.05 { high * 1.08 } else { 1.08 };
+    // As far to the right as anybody comes, in fifths of the solo rate.
+    let points = data.series.iter().flat_map(|s| &s.points).map(|p| p.kept);
+    let lone = panels
+        .iter()
+        .flat_map(|(.., lone)| lone)
+        .map(|(l, _)| l.kept);
+    let widest = points.chain(lone).fold(0.0, f64::max);
+    let fifths = (1..5)
+        .find(|n| f64::from(*n) / 5.0 >= widest * 1.02)
+        .unwrap_or(5);
     let step = width.units() / columns as f64;
     for (index, (heading, pick, lone)) in panels.iter().enumerate() {
         let (column, row) = (index % columns, index / columns);
@@ -106,10 +116,10 @@ fn draw(
             bottom: top + TALL,
         };
         svg.text((area.left, top - 10.0), Anchor::Start, "strong", heading);
-        let x = Scale::linear((0.0, 1.0), area.across());
+        let x = Scale::linear((0.0, f64::from(fifths) / 5.0), area.across());
         let y = Scale::linear((0.0, most), area.up());
         svg.rows(&area, &y, &y.ticks(6), true);
-        let ticks: Vec<(f64, String)> = (0..=5)
+        let ticks: Vec<(f64, String)> = (0..=fifths)
             .map(|n| (f64::from(n) / 5.0, format!("{} %", n * 20)))
             .collect();
         svg.columns(&area, &x, &ticks, &format!("rate that {} keeps", data.pays));
@@ -119,54 +129,53 @@ fn draw(
         }
         let one = y.at(1.0);
         svg.line("one", &[(area.left, one), (area.right, one)]);
-        panel(&mut svg, page, data, *pick, (&area, &x, &y));
-        for (lone, spread) in lone {
-            let (at, class) = ((x.at(lone.kept), y.at(spread.value)), lone.look.class);
-            whisker(&mut svg, at.0, &y, *spread);
-            let title = format!(
-                "{}: {:.2} at {} kept",
-                lone.name,
-                spread.value,
-                percent(lone.kept)
-            );
-            svg.mark(lone.look.mark, class, at, &title);
-            name(&mut svg, &area, (at.0, at.1 - 9.0), class, &lone.name);
-        }
+        panel(&mut svg, page, data, (*pick, lone), (&area, &x, &y));
     }
     svg
 }
 
-/// A name at a place, moved inside the panel.
-fn name(svg: &mut Svg, area: &Area, (x, y): (f64, f64), class: &str, text: &str) {
-    let half = room(text) / 2.0;
-    let x = x.clamp(area.left + half, (area.right - half).max(area.left + half));
-    let y = y.max(area.top + 10.0);
-    let class = format!("name strong halo {class}");
-    svg.text((x, y), Anchor::Middle, &class, text);
-}
-
-fn whisker(svg: &mut Svg, x: f64, y: &Scale, spread: Spread) {
+fn whisker(svg: &mut Svg, x: f64, y: &Scale, class: &str, spread: Spread) {
     if let Some(ci) = spread.ci {
+        let class = format!("whisker {class}");
         let (low, high) = (y.at(ci.low), y.at(ci.high));
-        svg.line("whisker", &[(x, low), (x, high)]);
+        svg.line(&class, &[(x, low), (x, high)]);
         for end in [low, high] {
-            svg.line("whisker", &[(x - 3.0, end), (x + 3.0, end)]);
+            svg.line(&class, &[(x - 3.0, end), (x + 3.0, end)]);
         }
     }
+}
+
+/// One drawn point: where, how it looks, and its cap or name.
+struct Drawn<'p> {
+    at: (f64, f64),
+    look: Look,
+    label: &'p str,
+}
+
+/// Places around a point, nearest first.
+fn around((x, y): (f64, f64)) -> [(f64, f64, Anchor); 6] {
+    [
+        (x - 7.0, y - 5.0, Anchor::End),
+        (x + 7.0, y + 13.0, Anchor::Start),
+        (x + 7.0, y - 5.0, Anchor::Start),
+        (x - 7.0, y + 13.0, Anchor::End),
+        (x, y - 9.0, Anchor::Middle),
+        (x, y + 17.0, Anchor::Middle),
+    ]
 }
 
 fn panel(
     svg: &mut Svg,
     page: &Page<'_>,
     data: &Data,
-    pick: Pick,
+    (pick, lone): (Pick, &[(&Lone, Spread)]),
     (area, x, y): (&Area, &Scale, &Scale),
 ) {
-    // Labels go where they hide nothing: above the points of the first series, below those of the others.
-    for (order, series) in data.series.iter().enumerate() {
-        let look = page.look(&series.name);
-        let class = look.class;
-        let points: Vec<(&Point, Spread, (f64, f64))> = series
+    let mut labels = Labels::default();
+    let mut series: Vec<(&str, Look, Vec<Drawn<'_>>)> = Vec::new();
+    for one in &data.series {
+        let look = page.look(&one.name);
+        let points: Vec<(&Point, Spread, (f64, f64))> = one
             .points
             .iter()
             .filter_map(|p| {
@@ -180,35 +189,75 @@ fn panel(
         } else {
             ""
         };
-        svg.line(&format!("line thin{dash} {class}"), &places);
-        let mut last: Option<(f64, f64)> = None;
-        for (point, spread, at) in &points {
-            whisker(svg, at.0, y, *spread);
-            let title = format!(
-                "{}: {:.2} at {} kept",
-                point.name,
-                spread.value,
-                percent(point.kept)
+        svg.line(&format!("line thin{dash} {}", look.class), &places);
+        let drawn = points.into_iter().map(|(point, spread, at)| {
+            dot(
+                svg,
+                &mut labels,
+                look,
+                y,
+                (&point.name, point.kept, spread, at),
             );
-            svg.mark(look.mark, class, *at, &title);
             let label = cap(&point.name);
-            let near = last.is_some_and(|(lx, ly)| {
-                (at.0 - lx).abs() < room(label) && (at.1 - ly).abs() < 13.0
-            });
-            if !near {
-                let (dx, dy, anchor) = if order % 2 == 0 {
-                    (-7.0, -6.0, Anchor::End)
-                } else {
-                    (7.0, 13.0, Anchor::Start)
-                };
-                let class = format!("name small halo {class}");
-                svg.text((at.0 + dx, at.1 + dy), anchor, &class, label);
-                last = Some(*at);
-            }
-        }
-        if let Some((.., at)) = points.last() {
-            let down = if order % 2 == 0 { -18.0 } else { 28.0 };
-            name(svg, area, (at.0, at.1 + down), class, &series.name);
+            Drawn { at, look, label }
+        });
+        series.push((&one.name, look, drawn.collect()));
+    }
+    let mut alone = Vec::new();
+    for (lone, spread) in lone {
+        let at = (x.at(lone.kept), y.at(spread.value));
+        dot(
+            svg,
+            &mut labels,
+            lone.look,
+            y,
+            (&lone.name, lone.kept, *spread, at),
+        );
+        alone.push(Drawn {
+            at,
+            look: lone.look,
+            label: &lone.name,
+        });
+    }
+    // Names before caps: a point without its cap still has its title, a line without its name has nothing.
+    for (name, look, drawn) in &series {
+        let near = drawn.iter().rev().flat_map(|d| {
+            let (x, y) = d.at;
+            let far = [(x, y - 21.0, Anchor::Middle), (x, y + 29.0, Anchor::Middle)];
+            far.into_iter().chain(around(d.at))
+        });
+        let corner = (0..8).map(|n| {
+            let down = 14.0 + 15.0 * f64::from(n);
+            (area.right - 4.0, area.top + down, Anchor::End)
+        });
+        if let Some((x, y, anchor)) = labels.place(area, name, near.chain(corner)) {
+            let class = format!("name strong halo {}", look.class);
+            svg.text((x, y), anchor, &class, name);
         }
     }
+    let caps = series.iter().flat_map(|(.., drawn)| drawn);
+    for (drawn, strong) in alone
+        .iter()
+        .map(|d| (d, " strong"))
+        .chain(caps.map(|d| (d, "")))
+    {
+        if let Some((x, y, anchor)) = labels.place(area, drawn.label, around(drawn.at)) {
+            let class = format!("name small halo{strong} {}", drawn.look.class);
+            svg.text((x, y), anchor, &class, drawn.label);
+        }
+    }
+}
+
+/// A point with its whisker and its title.
+fn dot(
+    svg: &mut Svg,
+    labels: &mut Labels,
+    look: Look,
+    y: &Scale,
+    (name, kept, spread, at): (&str, f64, Spread, (f64, f64)),
+) {
+    whisker(svg, at.0, y, look.class, spread);
+    let title = format!("{name}: {:.2} at {} kept", spread.value, percent(kept));
+    svg.mark(look.mark, look.class, at, &title);
+    labels.mark(at);
 }

@@ -32,7 +32,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         };
         let _ = writeln!(
             body,
-            "<details><summary>{what}, word for word{hash}</summary>\n<pre>{}</pre></details>",
+            "<details class=\"print\"><summary>{what}, word for word{hash}</summary>\n<pre>{}</pre></details>",
             escape(text)
         );
     }

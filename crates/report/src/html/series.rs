@@ -190,6 +190,13 @@ fn draw(page: &Page<'_>, story: &Story<'_>, width: Width) -> Svg {
             .collect()
     };
     let (victims, others) = (values(|c| Some(c.victim)), values(|c| c.other));
+    let watched = story
+        .watched
+        .iter()
+        .filter_map(|cpu| page.record.cpu_times.get(cpu));
+    let all = watched.flat_map(|times| parts(times, |t| t.steal_ns));
+    let during = |p: &Part| story.cells.iter().any(|c| p.1 > c.from && p.0 < c.to);
+    let taken = all.filter(during).map(|p| p.2).fold(0.0, f64::max);
     let longest = story.cells.iter().map(|c| c.to - c.from).max().unwrap_or(1);
     for (index, cell) in story.cells.iter().enumerate() {
         let (column, line) = (index % columns, index / columns);
@@ -245,7 +252,7 @@ fn draw(page: &Page<'_>, story: &Story<'_>, width: Width) -> Svg {
         );
         stopped(&mut svg, page, story, cell, (&stops, &x), first);
         head(&mut svg, &steal, "taken by the host (steal)");
-        stolen(&mut svg, page, story, cell, (&steal, &x), first);
+        stolen(&mut svg, page, story, cell, (&steal, &x), (first, taken));
         svg.columns(
             &steal,
             &x,
@@ -268,6 +275,16 @@ pub(crate) fn whole(area: &Area) -> (Scale, [(f64, String); 3]) {
         Scale::linear((0.0, 1.0), area.up()),
         [tick(0.0), tick(0.5), tick(1.0)],
     )
+}
+
+/// The same, but only up to a quarter where nothing goes higher.
+pub(crate) fn zoomed(area: &Area, most: f64) -> (Scale, Vec<(f64, String)>) {
+    if most > 0.25 {
+        let (scale, ticks) = whole(area);
+        return (scale, ticks.to_vec());
+    }
+    let ticks = vec![(0.0, "0 %".to_owned()), (0.25, "25 %".to_owned())];
+    (Scale::linear((0.0, 0.25), area.up()), ticks)
 }
 
 /// The median and the extremes of the windows over time.
@@ -375,34 +392,38 @@ fn stolen(
     story: &Story<'_>,
     cell: &Cell<'_>,
     (area, x): (&Area, &Scale),
-    first: bool,
+    (first, most): (bool, f64),
 ) {
-    let (y, ticks) = whole(area);
-    svg.rows(area, &y, &ticks, first);
+    let mut shown: Vec<(CpuId, &str, Vec<Part>)> = Vec::new();
     let mut known = false;
-    let mut most: Vec<String> = Vec::new();
     for (cpu, class) in story.watched.iter().zip(CPU_LINES) {
         let Some(times) = page.record.cpu_times.get(cpu) else {
             continue;
         };
-        let parts = parts(times, |t| t.steal_ns);
-        let ms = |at: u64| (at as f64 - cell.from as f64) / 1e6;
-        let mut places = Vec::new();
-        let mut high = 0.0f64;
-        for (from, to, part) in parts {
-            if to <= cell.from || from >= cell.to {
-                continue;
-            }
-            known = true;
-            high = high.max(part);
-            places.push((x.at(ms(from)), y.at(part)));
-            places.push((x.at(ms(to)), y.at(part)));
-        }
-        if high > 0.0 {
-            svg.line(class, &places);
-            most.push(format!("CPU {cpu} ≤ {:.0} %", high * 100.0));
+        let mut parts = parts(times, |t| t.steal_ns);
+        parts.retain(|(from, to, _)| *to > cell.from && *from < cell.to);
+        known |= !parts.is_empty();
+        if parts.iter().any(|p| p.2 > 0.0) {
+            shown.push((*cpu, class, parts));
         }
     }
+    let high = |parts: &[Part]| parts.iter().map(|p| p.2).fold(0.0, f64::max);
+    // One scale for all configurations: they are to be compared.
+    let (y, ticks) = zoomed(area, most);
+    svg.rows(area, &y, &ticks, first);
+    let ms = |at: u64| (at as f64 - cell.from as f64) / 1e6;
+    let end = ms(cell.to);
+    for (_, class, parts) in &shown {
+        let place = |at: u64, part: f64| (x.at(ms(at).min(end)), y.at(part));
+        let places = parts
+            .iter()
+            .flat_map(|(from, to, part)| [place(*from, *part), place(*to, *part)]);
+        svg.line(class, &places.collect::<Vec<_>>());
+    }
+    let most: Vec<String> = shown
+        .iter()
+        .map(|(cpu, _, parts)| format!("CPU {cpu} ≤ {:.0} %", high(parts) * 100.0))
+        .collect();
     let text = match (known, most.is_empty()) {
         (false, _) => "not recorded".to_owned(),
         (true, true) => "nothing".to_owned(),

@@ -24,9 +24,10 @@ p { margin: .5rem 0; max-width: 44rem; } ul, ol { padding-left: 1.25rem; margin:
 nav { font-size: .875rem; line-height: 1.9; margin: 1rem 0 0; } nav a { margin-right: .9rem; white-space: nowrap; }
 a { color: var(--c2); } a:focus-visible, summary:focus-visible, .scroll:focus-visible { outline: 2px solid var(--c2); outline-offset: 2px; }
 .scroll { overflow-x: auto; margin: .75rem 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; font-size: .9375rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; font-size: .875rem; }
 caption { text-align: left; padding-bottom: .25rem; white-space: normal; }
-th, td { padding: .25rem 1rem .25rem 0; text-align: right; border-bottom: 1px solid var(--rule); vertical-align: baseline; }
+caption span { display: block; max-width: min(44rem, calc(100vw - 2rem)); }
+th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px solid var(--rule); vertical-align: baseline; }
 th { font-weight: 600; } tbody th { font-weight: 400; } thead th { color: var(--faint); font-size: .8125rem; vertical-align: bottom; }
 tr > :first-child, .left { text-align: left; } tr > :first-child { position: sticky; left: 0; background: var(--page); }
 tr > :last-child { padding-right: 0; } .prose td { white-space: normal; text-align: left; vertical-align: top; } .prose th { vertical-align: top; }
@@ -42,14 +43,15 @@ svg .one { stroke: var(--faint); stroke-width: 1; stroke-dasharray: 2 3; fill: n
 svg .line { fill: none; stroke: var(--c); stroke-width: 1.75; stroke-linejoin: round; } svg .thin { stroke-width: 1.1; }
 svg .o1 { stroke-opacity: .8; } svg .o2 { stroke-opacity: .6; } svg .o3 { stroke-opacity: .45; }
 svg .dash { stroke-dasharray: 5 3; } svg .dots { stroke-dasharray: 1.5 3; } svg .lead { fill: none; stroke: var(--rule); stroke-width: 1; }
-svg .whisker { fill: none; stroke: var(--ink); stroke-width: 1.25; } svg .mark { fill: var(--c); stroke: var(--page); stroke-width: 1; }
+svg .whisker { fill: none; stroke: var(--c, var(--ink)); stroke-width: 1.25; } svg .mark { fill: var(--c); stroke: var(--page); stroke-width: 1; }
 svg .hollow { fill: var(--page); stroke: var(--c); stroke-width: 1.75; } svg .fill { fill: var(--c); } svg .pale { fill: var(--c); fill-opacity: .4; }
 svg .band { fill: var(--c); fill-opacity: .28; } svg .name { fill: var(--c); }
 @media screen and (max-width: 640px) { svg.wide { display: none; } svg.narrow { display: block; }
-  body { padding-top: 1rem; } h1 { font-size: 1.35rem; } .verdict p:first-child { font-size: 1.05rem; } table { font-size: .875rem; } }
+  body { padding-top: 1rem; } h1 { font-size: 1.35rem; } .verdict p:first-child { font-size: 1.05rem; } table { font-size: .8125rem; } }
 @media print { body { max-width: none; font-size: 10.5pt; padding: 0; } nav { display: none; } .scroll, pre { overflow: visible; }
   pre { white-space: pre-wrap; } h2, h3 { break-after: avoid; } figure, tr, .verdict { break-inside: avoid; }
-  table { font-size: 8.5pt; white-space: normal; } tr > :first-child { position: static; } thead { display: table-header-group; }
-  details::details-content { content-visibility: visible; display: block; } a { color: inherit; text-decoration: none; }
+  table { font-size: 8pt; } th, td { padding-right: .5rem; } thead th { white-space: normal; } svg.wide { max-width: 150mm; }
+  h2 { margin-top: 1.25rem; } figure { margin-bottom: .5rem; } tr > :first-child { position: static; } thead { display: table-header-group; }
+  details.print::details-content { content-visibility: visible; display: block; } a { color: inherit; text-decoration: none; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } @page { margin: 16mm; } }
 ";

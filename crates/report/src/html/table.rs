@@ -15,7 +15,7 @@ pub(crate) fn html_table(table: &Table, caption: &str) -> String {
         }
     };
     let mut out = format!(
-        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table>\n<caption>{0}</caption>\n<thead><tr>",
+        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table>\n<caption><span>{0}</span></caption>\n<thead><tr>",
         escape(caption)
     );
     for (index, head) in table.head.iter().enumerate() {

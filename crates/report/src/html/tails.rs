@@ -183,17 +183,12 @@ fn draw(panels: &[Panel<'_>], most: f64, what: &str, width: Width) -> Svg {
             &panel.name,
         );
         svg.rows(&area, &y, &y.ticks(7), true);
-        let ticks: Vec<(f64, String)> = [
-            (0.0, "best"),
-            (0.301, "p50"),
-            (1.0, "p90"),
-            (2.0, "p99"),
-            (3.0, "p99.9"),
-        ]
-        .into_iter()
-        .filter(|(nines, _)| *nines <= most + 1e-9)
-        .map(|(nines, name)| (nines, name.to_owned()))
-        .collect();
+        let ticks: Vec<(f64, String)> =
+            [(0.301, "p50"), (1.0, "p90"), (2.0, "p99"), (3.0, "p99.9")]
+                .into_iter()
+                .filter(|(nines, _)| *nines <= most + 1e-9)
+                .map(|(nines, name)| (nines, name.to_owned()))
+                .collect();
         svg.columns(&area, &x, &ticks, "percentile of windows, best to worst");
         if column == 0 {
             svg.upright((area.left - 50.0, (area.top + area.bottom) / 2.0), what);

@@ -13,7 +13,7 @@ use crate::text::unit;
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width, room};
 use super::envelope::{covered, envelope};
 use super::page::{Look, Page, Section};
-use super::series::{Part, buckets, parts, steps, whole};
+use super::series::{Part, buckets, parts, steps, whole, zoomed};
 
 /// CPUs that get a lane of their own at most.
 const MOST_CPUS: usize = 4;
@@ -50,7 +50,7 @@ impl Lane {
             Self::Rate(cpu, _) => format!("CPU {cpu}: memory traffic counted, MB/s"),
             Self::Stops(cpu, _) => format!("CPU {cpu}: stopped by the regulator"),
             Self::Taken(cpu, ..) => {
-                format!("CPU {cpu}: taken by the host (line), by interrupts (dashed)")
+                format!("CPU {cpu}: host (line), interrupts (dashed)")
             }
         }
     }
@@ -286,7 +286,9 @@ fn lane(svg: &mut Svg, lane: &Lane, (area, x): (&Area, &Scale), (seconds, end): 
     let buckets = buckets(area.right - area.left);
     match lane {
         Lane::Dots(dots, _) => {
-            let Some(y) = Scale::fitting(dots.iter().map(|d| d.value), area.up()) else {
+            // The rounds' numbers stand below.
+            let inner = (area.bottom - 20.0, area.top + 6.0);
+            let Some(y) = Scale::fitting(dots.iter().map(|d| d.value), inner) else {
                 return;
             };
             svg.rows(area, &y, &y.ticks(5), true);
@@ -314,7 +316,8 @@ fn lane(svg: &mut Svg, lane: &Lane, (area, x): (&Area, &Scale), (seconds, end): 
             steps(svg, "band s2", (x, &y), (0.0, seconds), &parts);
         }
         Lane::Taken(_, steal, interrupts) => {
-            let (y, ticks) = whole(area);
+            let most = steal.iter().chain(interrupts).map(|p| p.2);
+            let (y, ticks) = zoomed(area, most.fold(0.0, f64::max));
             svg.rows(area, &y, &ticks, true);
             for (class, parts) in [("line thin s7", steal), ("line thin dash s5", interrupts)] {
                 let points: Vec<(f64, f64)> = parts
