@@ -68,7 +68,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         id: "fig-bars",
         title: "Normalized performance by configuration and subject",
         shows: &format!(
-            "Performance of every subject under every configuration, as a part of its own in '{baseline}', over {rounds}."
+            "Performance of every subject under every configuration, as a part of what it is in '{baseline}', over {rounds}."
         ),
         reading: &format!(
             "1 (dotted line) is as fast as in '{baseline}', longer is better. Solid bars are medians or mean rates, pale ones \

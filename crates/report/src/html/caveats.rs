@@ -151,8 +151,13 @@ fn steal(page: &Page<'_>) -> String {
         return "What the host took of the CPUs (steal) is not in this record.".to_owned();
     };
     if *most < LITTLE {
-        return "The host took next to nothing of the CPUs while they were measured (steal, as far as the host tells)."
-            .to_owned();
+        let worst = told.iter().map(|t| t.1).fold(0.0, f64::max);
+        return format!(
+            "The host took next to nothing of the CPUs while they were measured: {} or less, at most {} of any 100 ms (steal, as \
+             far as the host tells).",
+            percent(*most),
+            percent(worst)
+        );
     }
     let words: Vec<String> = told
         .iter()

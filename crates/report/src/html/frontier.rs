@@ -153,7 +153,7 @@ struct Drawn<'p> {
 }
 
 /// Places around a point, nearest first.
-fn around((x, y): (f64, f64)) -> [(f64, f64, Anchor); 6] {
+fn around((x, y): (f64, f64)) -> [(f64, f64, Anchor); 8] {
     [
         (x - 7.0, y - 5.0, Anchor::End),
         (x + 7.0, y + 13.0, Anchor::Start),
@@ -161,6 +161,8 @@ fn around((x, y): (f64, f64)) -> [(f64, f64, Anchor); 6] {
         (x - 7.0, y + 13.0, Anchor::End),
         (x, y - 9.0, Anchor::Middle),
         (x, y + 17.0, Anchor::Middle),
+        (x + 4.0, y - 20.0, Anchor::End),
+        (x + 4.0, y + 29.0, Anchor::End),
     ]
 }
 

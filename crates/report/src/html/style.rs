@@ -26,6 +26,7 @@ a { color: var(--c2); } a:focus-visible, summary:focus-visible, .scroll:focus-vi
 .scroll { overflow-x: auto; margin: .75rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; font-size: .875rem; }
 caption { text-align: left; padding-bottom: .25rem; white-space: normal; }
+td .faint, th .faint { font-size: inherit; }
 caption span { display: block; max-width: min(44rem, calc(100vw - 2rem)); }
 th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px solid var(--rule); vertical-align: baseline; }
 th { font-weight: 600; } tbody th { font-weight: 400; } thead th { color: var(--faint); font-size: .8125rem; vertical-align: bottom; }
@@ -49,7 +50,7 @@ svg .band { fill: var(--c); fill-opacity: .28; } svg .name { fill: var(--c); }
 @media screen and (max-width: 640px) { svg.wide { display: none; } svg.narrow { display: block; }
   body { padding-top: 1rem; } h1 { font-size: 1.35rem; } .verdict p:first-child { font-size: 1.05rem; } table { font-size: .8125rem; } }
 @media print { body { max-width: none; font-size: 10.5pt; padding: 0; } nav { display: none; } .scroll, pre { overflow: visible; }
-  pre { white-space: pre-wrap; } h2, h3 { break-after: avoid; } figure, tr, .verdict { break-inside: avoid; }
+  pre { white-space: pre-wrap; } h2, h3, caption { break-after: avoid; } figure, tr, .verdict { break-inside: avoid; }
   table { font-size: 8pt; } th, td { padding-right: .5rem; } thead th { white-space: normal; } svg.wide { max-width: 150mm; }
   h2 { margin-top: 1.25rem; } figure { margin-bottom: .5rem; } tr > :first-child { position: static; } thead { display: table-header-group; }
   details.print::details-content { content-visibility: visible; display: block; } a { color: inherit; text-decoration: none; }
