@@ -17,7 +17,7 @@ use super::table::html_table;
 pub(crate) fn title(record: &Record) -> String {
     match &record.result {
         Some(result) => result.title.as_deref().unwrap_or(&record.name).to_owned(),
-        None => format!("Run of {}", record.name),
+        None => "How the run went".to_owned(),
     }
 }
 
@@ -36,6 +36,7 @@ pub(crate) fn head(page: &Page<'_>, title: &str) -> String {
         circumstances.push(format!("seed {}", result.seed));
         verdict(result)
     } else {
+        circumstances.push(format!("policy {}", record.name));
         outcome(record)
     };
     circumstances.extend(record.created.clone());

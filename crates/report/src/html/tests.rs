@@ -227,7 +227,8 @@ fn the_record_of_a_run_makes_a_page_too() {
     let page = html(&record);
     sound(&page);
     for needed in [
-        "Run of neighbour",
+        "How the run went",
+        "policy neighbour",
         "It lasted 13.0 s.",
         "fig-whole",
         "AMD EPYC",

@@ -47,7 +47,7 @@ impl Lane {
     fn title(&self) -> String {
         match self {
             Self::Dots(_, what) => what.clone(),
-            Self::Rate(cpu, _) => format!("CPU {cpu}: memory traffic counted, MB/s"),
+            Self::Rate(cpu, _) => format!("CPU {cpu}: traffic as the meter counts it, MB/s"),
             Self::Stops(cpu, _) => format!("CPU {cpu}: stopped by the regulator"),
             Self::Taken(cpu, ..) => {
                 format!("CPU {cpu}: host (line), interrupts (dashed)")
