@@ -450,4 +450,20 @@ mod tests {
         };
         assert_eq!(stops(path, &text).unwrap(), [stop]);
     }
+
+    proptest::proptest! {
+        /// Whatever a file was cut to or filled with: a record or an error, never a panic.
+        #[test]
+        fn damage_is_an_error_at_worst(text in "[-0-9a-z,.\n\"{}:]{0,200}", head in 0..3usize) {
+            let path = Path::new("x.csv");
+            let head = [SAMPLES_HEAD, TIMES_HEAD, DECISIONS_HEAD][head];
+            for text in [text.clone(), format!("{head}\n{text}"), format!("{head}x\n1,2,3,{text}")] {
+                let _ = spans(path, &text, "none", "victim");
+                let _ = times(path, &text);
+                let _ = stops(path, &text);
+                let _ = json::<Stamped>(path, &text, 0);
+                let _ = known::<Manifest>(path, &text, MANIFEST_SCHEMA);
+            }
+        }
+    }
 }

@@ -236,7 +236,13 @@ pub(crate) fn record() -> Record {
             .map(|w| begun + u64::from(w) * 1_000_000)
             .collect();
         // Every 16th window is late, in an order that no bucket knows.
-        let late = |w: u32| if w * 7 % 16 == 0 { *high } else { *low };
+        let late = |w: u32| {
+            if (w * 7).is_multiple_of(16) {
+                *high
+            } else {
+                *low
+            }
+        };
         for (subject, values) in [
             ("victim", (0..windows).map(late).collect::<Vec<f64>>()),
             (

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use quell_core::record::{Event, Stamped};
 use quell_core::result::{CompareResult, Reaction};
 
-use crate::text::{Table, TableCell, list, number};
+use crate::text::{Table, TableCell, list, number, thousands};
 
 /// One row per configuration that throttled. `None`: none did.
 pub(crate) fn throttling(result: &CompareResult) -> Option<Table> {
@@ -74,7 +74,7 @@ pub(crate) fn counted(events: &[Stamped]) -> Option<String> {
         format!(
             "The regulator of CPU {} stopped it {} times, {} ms in all.",
             list(&names),
-            number(times as f64),
+            thousands(&times.to_string()),
             number(ns as f64 / 1e6)
         )
     })

@@ -11,6 +11,9 @@ use super::page::{Look, Page, Section, cap};
 /// Which figure of a point is drawn.
 type Pick = fn(&Point) -> Option<Spread>;
 
+/// A panel: its heading, what is drawn of every point, and the configurations without caps.
+type Panel<'p> = (&'p str, Pick, Vec<(&'p Lone, Spread)>);
+
 /// A configuration outside the families with caps.
 struct Lone {
     name: String,
@@ -59,7 +62,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
                   confidence interval; where they overlap, chance could have made the difference.",
     };
     let body = figure.render(|width| {
-        let mut panels: Vec<(&str, Pick, Vec<(&Lone, Spread)>)> = Vec::new();
+        let mut panels: Vec<Panel<'_>> = Vec::new();
         let of = |pick: fn(&Lone) -> Option<Spread>| {
             lone.iter().filter_map(|l| Some((l, pick(l)?))).collect()
         };
@@ -78,12 +81,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
 
 const TALL: f64 = 270.0;
 
-fn draw(
-    page: &Page<'_>,
-    data: &Data,
-    panels: &[(&str, Pick, Vec<(&Lone, Spread)>)],
-    width: Width,
-) -> Svg {
+fn draw(page: &Page<'_>, data: &Data, panels: &[Panel<'_>], width: Width) -> Svg {
     let columns = width.columns(panels.len());
     let height = TALL + 74.0;
     let rows = panels.len().div_ceil(columns);

@@ -4,7 +4,7 @@
 use quell_core::result::{Better, ConfigurationResult};
 use quell_core::stats::{percentile, sorted};
 
-use crate::text::{number, unit};
+use crate::text::{thousands, unit};
 
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width, room, spread};
 use super::page::{Page, Section, base, cap};
@@ -101,7 +101,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         shows: &format!(
             "How the windows of {} are distributed, all rounds together ({} windows or more per configuration).",
             view.protected,
-            number(windows as f64)
+            thousands(&windows.to_string())
         ),
         reading: &format!(
             "At p99 a curve stands at the value that 99 of 100 windows are {worse}; each step to the right is ten times rarer. \
