@@ -360,6 +360,63 @@ mod tests {
         (out, sink)
     }
 
+    /// Wants the CPUs' times: when they came.
+    #[derive(Default)]
+    struct Wanting {
+        times: Vec<Nanos>,
+        findings: Vec<String>,
+    }
+
+    impl Sink for Wanting {
+        fn put(&mut self, _: Nanos, event: &Event) {
+            if let Event::Finding { what, .. } = event {
+                self.findings.push(what.clone());
+            }
+        }
+
+        fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {
+            assert_eq!(times[0].steal_ns, at.0);
+            self.times.push(at);
+        }
+
+        fn wants_cpu_times(&self) -> bool {
+            true
+        }
+    }
+
+    fn account(fake: &mut Fake) -> Wanting {
+        let mut sink = Wanting::default();
+        fake.command("job", Nanos::secs(3), 0, &[]);
+        let mut script = UntilExit { ended: false };
+        drive(fake, &plan_with_steps(0), &mut script, &mut sink).unwrap();
+        sink
+    }
+
+    #[test]
+    fn how_the_cpus_time_was_spent_is_read_ten_times_a_second() {
+        let mut fake = Fake::new();
+        fake.keep_account();
+        let sink = account(&mut fake);
+        assert_eq!(sink.times.len(), 31, "{:?}", sink.times);
+        assert!(sink.findings.is_empty());
+    }
+
+    #[test]
+    fn a_machine_without_an_account_is_asked_once_and_a_broken_one_is_told() {
+        assert!(account(&mut Fake::new()).times.is_empty());
+        let mut fake = Fake::new();
+        fake.keep_account();
+        fake.fail_once("account");
+        let sink = account(&mut fake);
+        assert!(sink.times.is_empty());
+        assert_eq!(sink.findings.len(), 1);
+        assert!(
+            sink.findings[0].contains("not in the record"),
+            "{:?}",
+            sink.findings
+        );
+    }
+
     #[test]
     fn steps_are_applied_in_order_and_undone_after_the_script() {
         let mut fake = Fake::new();

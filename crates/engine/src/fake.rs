@@ -14,7 +14,7 @@ use quell_core::inventory::{
 };
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::plan::{Plan, Setting, Step, StepId};
-use quell_core::record::Event;
+use quell_core::record::{CpuTimes, Event};
 use quell_core::units::{Bytes, Nanos, Rate, Share};
 
 /// What a generator reports: from (its name, the steps in force, the others running beside it, its span).
@@ -64,6 +64,7 @@ pub struct Fake {
     applied: Vec<Step>,
     faults: Vec<String>,
     throttle: bool,
+    account: bool,
 }
 
 impl Fake {
@@ -101,6 +102,11 @@ impl Fake {
     /// Every cell with a regulation reports throttling.
     pub fn report_throttling(&mut self) {
         self.throttle = true;
+    }
+
+    /// It keeps an account of its one CPU's time: all of it stolen.
+    pub fn keep_account(&mut self) {
+        self.account = true;
     }
 
     /// The next time the log would say `what` (or `wait`), it fails instead.
@@ -224,6 +230,15 @@ impl Backend for Fake {
             seen.push(one);
         }
         Ok(self.now)
+    }
+
+    fn cpu_times(&mut self) -> Result<Option<Vec<CpuTimes>>, BackendError> {
+        self.fault("account")?;
+        let stolen = CpuTimes {
+            steal_ns: self.now.0,
+            ..CpuTimes::default()
+        };
+        Ok(self.account.then(|| vec![stolen]))
     }
 
     fn act(&mut self, action: &Action) -> Result<(), BackendError> {

@@ -161,10 +161,11 @@ fn steal(page: &Page<'_>) -> String {
     }
     let words: Vec<String> = told
         .iter()
+        .filter(|(part, ..)| *part >= LITTLE)
         .take(4)
         .map(|(part, worst, cpu)| {
             format!(
-                "{} of CPU {cpu} (up to {} of 100 ms)",
+                "{} of CPU {cpu} ({} in the worst 100 ms)",
                 percent(*part),
                 percent(*worst)
             )

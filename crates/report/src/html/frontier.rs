@@ -57,8 +57,8 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
             data.pays,
             names.join(" and ")
         ),
-        reading: "Up is better protected, right is cheaper: the upper right corner would be free protection. At the same \
-                  place from left to right, the higher point is the better mechanism. Labels are the caps; whiskers are the \
+        reading: "Up is better protected, right is cheaper: the upper right corner would be free protection. Of two points above each other \
+                  the higher is the better mechanism. Labels are the caps; whiskers are the \
                   confidence interval; where they overlap, chance could have made the difference.",
     };
     let body = figure.render(|width| {

@@ -11,15 +11,22 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let mut body = String::from("<p>What was run:</p>\n");
     let _ = writeln!(body, "<pre>{}</pre>", escape(command));
     if let Some(result) = page.result() {
-        let _ = writeln!(
-            body,
-            "<p>The same order of cells and the same resampling, whatever the defaults have become:</p>\n\
-             <pre>quell compare {} --on {} --seed {} --rounds {}</pre>",
-            escape(&result.experiment),
-            escape(&result.backend),
-            result.seed,
-            result.rounds
-        );
+        let mut settled = command.clone();
+        for (option, value) in [
+            ("--seed", result.seed.to_string()),
+            ("--rounds", result.rounds.to_string()),
+        ] {
+            if !command.contains(option) {
+                settled.push_str(&format!(" {option} {value}"));
+            }
+        }
+        if settled != *command {
+            let _ = writeln!(
+                body,
+                "<p>The same order of cells and the same resampling, whatever the defaults have become:</p>\n<pre>{}</pre>",
+                escape(&settled)
+            );
+        }
     }
     body.push_str("<p>This page again from its record, and the record's figures for other tools:</p>\n<pre>quell report RUN --html page.html\nquell export RUN --format csv</pre>\n");
     if let Some(text) = &record.text {

@@ -124,7 +124,7 @@ fn it_shows_all_that_a_reader_needs_to_judge() {
         "<b>regulated@10%</b>: level estimated",
         "refused</span>. group.neighbour.limit.bandwidth: 70% cannot be metered here",
         "shared a cache in all rounds",
-        "% of CPU 1 (up to 60 % of 100 ms)",
+        "% of CPU 1 (60 % in the worst 100 ms)",
         "A virtual machine (KVM)",
         "No memory traffic counter counts here",
         "AMD EPYC",
@@ -237,4 +237,40 @@ fn the_record_of_a_run_makes_a_page_too() {
         assert!(page.contains(needed), "{needed}");
     }
     sound(&html(&Record::default()));
+}
+
+/// What a reader reads, without drawings and markup.
+fn words(page: &str) -> String {
+    let body = page.split_once("<body>").unwrap().1;
+    let drawn: String = body
+        .split("<svg ")
+        .enumerate()
+        .map(|(n, part)| {
+            if n == 0 {
+                part
+            } else {
+                part.split_once("</svg>").unwrap().1
+            }
+        })
+        .collect();
+    let mut text = String::new();
+    for part in drawn.split('<') {
+        let (tag, words) = part.split_once('>').unwrap_or(("", part));
+        if ["td", "/th", "/a", "th"].contains(&tag) || tag.starts_with("td ") {
+            text.push(' ');
+        }
+        text.push_str(words);
+    }
+    let text = text
+        .replace("&#39;", "'")
+        .replace("&quot;", "\"")
+        .replace("&lt;", "<");
+    let text = text.replace("&gt;", ">").replace("&amp;", "&");
+    let lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
+    lines.collect::<Vec<_>>().join("\n") + "\n"
+}
+
+#[test]
+fn the_page_reads_as_a_person_would_say_it() {
+    sample::golden("page", &words(&html(&sample::record())));
 }
