@@ -30,18 +30,50 @@ pub fn plan(policy: &Policy, path: Option<&Path>, machine: &Inventory) -> Result
     quell_core::planner::plan(policy, machine).map_err(|all| refused(&all, path))
 }
 
-/// Refusals, each with its place in the file, if there is one.
+/// Refusals, each with its place in the file, if there is one, in the order of the file.
 pub fn refused(all: &[Refusal], path: Option<&Path>) -> Failure {
     let text = path.and_then(|p| std::fs::read_to_string(p).ok());
-    let line = |refusal: &Refusal| {
-        let Some(path) = path else {
-            return refusal.to_string();
-        };
-        let place = text.as_deref().and_then(|t| place_of(t, &refusal.key));
+    let place = |refusal: &Refusal| text.as_deref().and_then(|t| place_of(t, &refusal.key));
+    let mut placed: Vec<_> = all.iter().map(|r| (place(r), r)).collect();
+    placed.sort_by_key(|(place, _)| *place);
+    let line = |(place, refusal): &(Option<(usize, usize)>, &Refusal)| {
         let place = place.map_or(String::new(), |(line, column)| format!(":{line}:{column}"));
-        format!("{}{place}: {refusal}", path.display())
+        let place = path.map_or(String::new(), |p| format!("{}{place}: ", p.display()));
+        // Many ways out are easier to choose from one below the other.
+        match refusal
+            .remedy
+            .as_deref()
+            .map(|r| r.split(", or ").collect())
+        {
+            Some(ways) if Vec::len(&ways) > 2 => format!(
+                "{place}{}: {}\n    {}",
+                refusal.key,
+                refusal.why,
+                ways.join("\n    or ")
+            ),
+            _ => format!("{place}{refusal}"),
+        }
     };
-    problems(&all.iter().map(line).collect::<Vec<_>>())
+    let mut lines: Vec<String> = placed.iter().map(line).collect();
+    let not_yet = all.iter().filter(|r| r.why.starts_with("not yet")).count();
+    if not_yet > 2 {
+        lines.push(format!(
+            "{not_yet} of these {} are not Quell's to do yet: the language has the keys already. Without them, this policy \
+             can be planned as far as the others allow",
+            all.len()
+        ));
+    }
+    problems(&lines)
+}
+
+/// A plan as `quell plan` prints it, with what to do next.
+fn printed(plan: &Planned, path: &Path, style: quell_report::Style) -> String {
+    format!(
+        "{}\nNothing has been changed. `quell run {}` does this, and takes it back when it ends; `quell restore` does after a \
+         crash.\n",
+        quell_report::plan_text(plan, style),
+        path.display()
+    )
 }
 
 /// Tells what would be done.
@@ -55,7 +87,7 @@ pub fn run(args: &Plan) -> Result {
     if args.json {
         println!("{}", serde_json::to_string_pretty(&plan).map_err(failed)?);
     } else {
-        print!("{}", quell_report::plan_text(&plan, machine::style()));
+        print!("{}", printed(&plan, &args.policy, machine::style()));
     }
     Ok(Exit::Done)
 }

@@ -84,6 +84,38 @@ impl CpuSet {
         Self(self.0.difference(&other.0).copied().collect())
     }
 
+    /// The list for a sentence: where it counts on in steps of more than one, only the ends of the row are written, as in
+    /// `0,2,…,30`. What a program reads is the kernel's own list, as displayed.
+    #[must_use]
+    pub fn brief(&self) -> String {
+        /// Shorter rows are written out.
+        const ROW: usize = 5;
+        let text = self.to_string();
+        let parts: Vec<&str> = text.split(',').collect();
+        let number = |i: usize| parts.get(i).and_then(|p| p.parse::<CpuId>().ok());
+        let mut brief: Vec<&str> = Vec::new();
+        let mut at = 0;
+        while at < parts.len() {
+            let step = number(at).zip(number(at + 1)).map(|(a, b)| b - a);
+            let mut end = at;
+            while step.is_some()
+                && number(end)
+                    .zip(number(end + 1))
+                    .is_some_and(|(a, b)| Some(b - a) == step)
+            {
+                end += 1;
+            }
+            if end + 1 - at >= ROW {
+                brief.extend([parts[at], parts[at + 1], "…", parts[end]]);
+                at = end + 1;
+            } else {
+                brief.push(parts[at]);
+                at += 1;
+            }
+        }
+        brief.join(",")
+    }
+
     /// Whether every number of this set is in the other.
     #[must_use]
     pub fn is_subset(&self, other: &Self) -> bool {
@@ -193,6 +225,19 @@ impl From<CpuSet> for String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_row_in_steps_is_told_by_its_ends() {
+        let brief = |text: &str| text.parse::<CpuSet>().unwrap().brief();
+        assert_eq!(brief("0,2,4,6,8,10,12,14"), "0,2,…,14");
+        assert_eq!(
+            brief("1,3,5,7,9,11,17,19,21,23,25,27"),
+            "1,3,…,11,17,19,…,27"
+        );
+        assert_eq!(brief("0-12,14,16-28,30"), "0-12,14,16-28,30");
+        assert_eq!(brief("0,2,4,6"), "0,2,4,6", "short enough as it is");
+        assert_eq!(brief(""), "");
+    }
 
     #[test]
     fn reads_what_the_kernel_writes() {

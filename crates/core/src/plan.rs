@@ -142,7 +142,9 @@ pub enum Promise {
 impl std::fmt::Display for Promise {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Cpus { cpus } if cpus.len() > 1 => write!(f, "CPUs {cpus} to itself"),
+            Self::Cpus { cpus } if cpus.len() > 1 => {
+                write!(f, "CPUs {} to itself", cpus.brief())
+            }
             Self::Cpus { cpus } => write!(f, "CPU {cpus} to itself"),
             Self::ReserveBandwidth { rate } => write!(f, "at least {rate}"),
             Self::LimitBandwidth { rate } => write!(f, "at most {rate}"),

@@ -109,17 +109,14 @@ pub fn keep_away(hands: &mut Hands<'_>, from: &CpuSet, to: &CpuSet) -> Result<Mo
     Ok(moved)
 }
 
-/// The affinity without `from`, as near to the old one as `to` allows; `None` where nothing is to be done.
+/// The affinity without `from`, otherwise as it was: a group that takes its interrupts itself keeps them. `to` where nothing
+/// is left; `None` where nothing is to be done.
 fn away(now: &CpuSet, from: &CpuSet, to: &CpuSet) -> Option<CpuSet> {
     if now.intersection(from).is_empty() {
         return None;
     }
-    let common = now.intersection(to);
-    Some(if common.is_empty() {
-        to.clone()
-    } else {
-        common
-    })
+    let kept = now.difference(from);
+    Some(if kept.is_empty() { to.clone() } else { kept })
 }
 
 #[cfg(test)]
@@ -130,7 +127,11 @@ mod tests {
     fn an_interrupt_keeps_the_cpus_it_may_keep() {
         let set = |t: &str| t.parse::<CpuSet>().unwrap();
         let away = |now: &str| away(&set(now), &set("0-1"), &set("2-3")).map(|s| s.to_string());
-        assert_eq!(away("0-7"), Some("2-3".into()));
+        assert_eq!(
+            away("0-7"),
+            Some("2-7".into()),
+            "4-7 neither quiet nor a refuge"
+        );
         assert_eq!(away("1,3"), Some("3".into()));
         assert_eq!(away("0"), Some("2-3".into()));
         assert_eq!(away("4"), None);

@@ -213,7 +213,7 @@ fn mechanisms(
 ) -> BTreeMap<Mechanism, Availability> {
     let unprivileged = || {
         no(
-            "changing it needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)",
+            "changing the machine needs root (CAP_SYS_ADMIN, CAP_SYS_NICE), outside of a container",
             Some("run as root"),
         )
     };

@@ -26,7 +26,7 @@ pub fn doctor_text(machine: &Inventory, style: Style) -> String {
     for node in &machine.nodes {
         line(
             &format!("memory {}", node.id),
-            &format!("{}, CPUs {}", size(node.memory.0), node.cpus),
+            &format!("{}, CPUs {}", size(node.memory.0), node.cpus.brief()),
         );
     }
     match &machine.measured {
@@ -40,7 +40,10 @@ pub fn doctor_text(machine: &Inventory, style: Style) -> String {
                 measured.sustainable
             ),
         ),
-        None => line("bandwidth", "not measured; `quell doctor --deep` does"),
+        None => line(
+            "bandwidth",
+            "not measured: no bandwidth can be limited before `quell doctor --deep` has run once",
+        ),
     }
     out.push('\n');
     out.push_str(&style.paint(Tone::Title, "Mechanisms"));
@@ -120,6 +123,7 @@ pub(crate) fn cpus(machine: &Inventory) -> String {
 
 /// Caches of the same kind and size on one line: `L2` → `512KiB, 16 ways, one per CPU`.
 pub(crate) fn caches(machine: &Inventory) -> Vec<(String, String)> {
+    let cores: BTreeSet<&CpuSet> = machine.cpus.iter().map(|c| &c.siblings).collect();
     let mut lines: Vec<(String, String)> = Vec::new();
     let mut seen: Vec<&Cache> = Vec::new();
     for cache in &machine.caches {
@@ -139,8 +143,16 @@ pub(crate) fn caches(machine: &Inventory) -> Vec<(String, String)> {
             [one] if one.cpus.len() == machine.cpus.len() && one.cpus.len() > 1 => {
                 ", shared by all".to_owned()
             }
+            all if all.len() > 1 && all.iter().all(|c| cores.contains(&c.cpus)) => {
+                let whose: CpuSet = all.iter().flat_map(|c| c.cpus.iter()).collect();
+                if machine.cpu_set().is_subset(&whose) {
+                    ", one per core".to_owned()
+                } else {
+                    format!(", one per core of CPUs {}", whose.brief())
+                }
+            }
             all => {
-                let sets: Vec<String> = all.iter().map(|c| c.cpus.to_string()).collect();
+                let sets: Vec<String> = all.iter().map(|c| c.cpus.brief()).collect();
                 format!(", of CPUs {}", sets.join(" | "))
             }
         };
@@ -214,9 +226,9 @@ fn means(means: &Means) -> Vec<(&'static str, String)> {
             "hardware events {}{}",
             events.join(", "),
             if *separate_writes {
-                ", writes apart"
+                ": lines read and lines written back"
             } else {
-                ", reads and writes together"
+                ": lines read or to be written; written back ones are not counted everywhere"
             }
         ),
         MeterKind::Time => "CPU time × this machine's peak rate: an upper bound".to_owned(),

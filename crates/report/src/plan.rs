@@ -2,7 +2,7 @@
 
 use quell_core::cpuset::CpuSet;
 use quell_core::mechanism::Level;
-use quell_core::plan::{Held, Meter, Plan, Setting, StepId};
+use quell_core::plan::{Held, Meter, Plan, REST, Setting, StepId};
 use quell_core::task::TaskMatch;
 use quell_core::units::{LINE_BYTES, Lines, Nanos, Rate};
 
@@ -18,18 +18,35 @@ pub fn plan_text(plan: &Plan, style: Style) -> String {
             head: ["  group", "CPUs", ""].map(str::to_owned).to_vec(),
             ..Table::default()
         };
+        let rest = plan.steps.iter().find_map(|step| match &step.set {
+            Setting::ConfineRest { cpus } => Some(vec![
+                TableCell::new(format!("  {REST}")),
+                TableCell::new(cpus.brief()),
+                TableCell::new(String::new()),
+            ]),
+            _ => None,
+        });
         for group in &plan.groups {
             let along = if group.throttled_along.is_empty() {
                 String::new()
             } else {
-                format!("throttled along: {}", list(&group.throttled_along))
+                format!(
+                    "{} there {} stopped with it",
+                    list(&group.throttled_along),
+                    if group.throttled_along.len() > 1 {
+                        "are"
+                    } else {
+                        "is"
+                    }
+                )
             };
             table.rows.push(vec![
                 TableCell::new(format!("  {}", group.name)),
-                TableCell::new(group.cpus.to_string()),
+                TableCell::new(group.cpus.brief()),
                 TableCell::new(along),
             ]);
         }
+        table.rows.extend(rest);
         out.push('\n');
         out.push_str(&table.render(style));
     }
@@ -90,10 +107,18 @@ fn promise_text(held: &Held, style: Style) -> String {
 
 fn by(held: &Held) -> String {
     let steps: Vec<String> = held.held_by.iter().map(|StepId(n)| n.to_string()).collect();
-    match steps.len() {
-        0 => ", held by nothing".to_owned(),
-        1 => format!(", held by step {}", list(&steps)),
-        _ => format!(", held by steps {}", list(&steps)),
+    let these = match steps.len() {
+        0 => return ", held by nothing".to_owned(),
+        1 => format!("step {}", list(&steps)),
+        _ => format!("steps {}", list(&steps)),
+    };
+    if held.level == Level::None {
+        format!(
+            ", not held, though {these} help{}",
+            if steps.len() == 1 { "s" } else { "" }
+        )
+    } else {
+        format!(", held by {these}")
     }
 }
 
@@ -117,7 +142,7 @@ fn on(cpus: &CpuSet) -> String {
     if cpus.len() == 1 {
         format!("CPU {cpus}")
     } else {
-        format!("CPUs {cpus}")
+        format!("CPUs {}", cpus.brief())
     }
 }
 
@@ -125,7 +150,7 @@ fn on(cpus: &CpuSet) -> String {
 pub(crate) fn describe(set: &Setting) -> String {
     match set {
         Setting::Gather { matching } if matching.is_empty() => {
-            "gather what is launched in a cgroup".to_owned()
+            "launch its command in a cgroup of its own".to_owned()
         }
         Setting::Gather { matching } => {
             let who: Vec<String> = matching.iter().map(matched).collect();
@@ -164,7 +189,7 @@ pub(crate) fn describe(set: &Setting) -> String {
                 Meter::Time => format!("counted as CPU time × {}", shown(regulation.peak)),
             };
             format!(
-                "let {}{} move {} ({} lines per {}), {meter}, no throttle longer than {}",
+                "let {}{} move {} ({} cache lines per {}), {meter}, and stop it for {} at most at a time",
                 if regulation.cpus.len() > 1 {
                     "each of "
                 } else {
@@ -240,6 +265,31 @@ mod tests {
         assert_eq!(
             plan_text(&plan, Style::default()),
             "Plan for 'regulated@10%'\n\nSteps\n  none: nothing is changed\n\nPromises\n  none\n"
+        );
+    }
+
+    #[test]
+    fn where_everything_else_runs_stands_with_the_groups() {
+        let mut plan = sample::plan();
+        plan.steps.truncate(1);
+        plan.steps[0].set = Setting::ConfineRest {
+            cpus: "0,2,4,6,8".parse().unwrap(),
+        };
+        let text = plan_text(&plan, Style::default());
+        let row = text.lines().find(|l| l.starts_with("  rest")).unwrap();
+        assert!(row.contains("0,2,…,8"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_held_is_not_said_to_be_held_by_a_step() {
+        let mut plan = sample::plan();
+        plan.promises.truncate(1);
+        plan.promises[0].level = Level::None;
+        plan.promises[0].held_by = vec![StepId(3), StepId(4)];
+        let text = plan_text(&plan, Style::default());
+        assert!(
+            text.contains(", not held, though steps 3 and 4 help\n"),
+            "{text}"
         );
     }
 

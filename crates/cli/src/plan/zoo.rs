@@ -27,11 +27,11 @@ fn files(dir: &str) -> Vec<(String, PathBuf)> {
 }
 
 /// What `quell plan` prints, on stdout or, refused, on stderr.
-fn printed(name: &str, path: &Path, machine: &Inventory) -> String {
+fn answer(name: &str, path: &Path, machine: &Inventory) -> String {
     let shown = Path::new("examples").join(format!("{name}.toml"));
     let planned = policy(path, false).and_then(|p| plan(&p, Some(path), machine));
     match planned {
-        Ok(plan) => quell_report::plan_text(&plan, Style::default()),
+        Ok(plan) => printed(&plan, &shown, Style::default()),
         Err(failure) => {
             let text = failure
                 .text
@@ -55,7 +55,7 @@ fn every_machine_and_every_example_policy_make_a_plan_to_read() {
             quell_report::doctor_text(&machine, Style::default()),
         ));
         for (policy, path) in files("examples") {
-            let text = printed(&policy, &path, &machine);
+            let text = answer(&policy, &path, &machine);
             wanted.push((dir.join(format!("{policy}.txt")), text));
         }
     }

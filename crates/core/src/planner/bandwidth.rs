@@ -3,7 +3,7 @@
 use crate::cpuset::CpuSet;
 use crate::inventory::{Availability, MeterKind};
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{Held, Meter, Promise, REST, Regulation, Setting, StepId};
+use crate::plan::{Held, Meter, Promise, Regulation, Setting, StepId};
 use crate::policy::{
     Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role, Sustainable,
 };
@@ -11,12 +11,15 @@ use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
 use super::cpus::on;
+use super::others::floor;
 use super::reserves::{judge_reserves, reserves, spare_of};
+use super::together::{sibling_note, stopped_together, throttled_along};
 
 /// Period of the CPU-time quota: the kernel's default (sched-bwc.rst).
 const QUOTA_PERIOD: Nanos = Nanos::millis(100);
 
 /// How a group's rate was limited.
+#[derive(Clone)]
 pub(super) struct Limited {
     pub(super) group: String,
     pub(super) rate: Rate,
@@ -30,13 +33,6 @@ pub(super) struct Limited {
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
-    if policy.rest.allow.contains(&Permission::Throttle) {
-        draft.refuse(
-            "rest.allow",
-            "not yet: unmatched tasks are throttled along on a regulated CPU, but not regulated by themselves",
-            Some("match those that must be limited in a group of their own".to_owned()),
-        );
-    }
     let mut limited: Vec<Limited> = Vec::new();
     let reserved = reserves(draft);
     let spare = spare_of(draft, &reserved);
@@ -55,11 +51,43 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         if let Some(wanted) = wanted
             && let Some(done) = limit(draft, name, group, &wanted, explicit.is_some())
         {
+            for with in &wanted.with {
+                limited.push(Limited {
+                    group: with.clone(),
+                    rate: Rate(0),
+                    ..done.clone()
+                });
+            }
             limited.push(done);
         }
     }
     stopped_together(draft, &limited);
+    rest_allowed(draft, &limited);
     judge_reserves(draft, &reserved, &limited);
+}
+
+/// On a CPU whose counters count everybody, unmatched tasks are regulated along; by themselves they are not.
+fn rest_allowed(draft: &mut Draft<'_>, limited: &[Limited]) {
+    let counted = limited
+        .iter()
+        .filter(|l| l.counts_all)
+        .fold(CpuSet::new(), |sum, l| sum.union(&l.cpus));
+    let open = draft.division.rest.difference(&counted);
+    // A limit that was refused would have counted them.
+    if draft.policy.rest.allow.contains(&Permission::Throttle)
+        && !open.is_empty()
+        && draft.refusals.is_empty()
+    {
+        draft.refuse(
+            "rest.allow",
+            format!(
+                "not yet: unmatched tasks are regulated along where counters count everybody on a regulated CPU, not by \
+                 themselves: on {} nothing would limit them",
+                on(&open)
+            ),
+            Some("match those that must be limited in a group of their own".to_owned()),
+        );
+    }
 }
 
 /// A rate for a group, and how it came about.
@@ -69,6 +97,10 @@ pub(super) struct Wanted {
     pub(super) rate: Rate,
     /// As in "39.2GB/s, 20% of …"; empty for a rate that was given.
     pub(super) origin: String,
+    /// The rate that a percentage was given of.
+    pub(super) of: Option<Rate>,
+    /// Groups that have this limit together with the first.
+    pub(super) with: Vec<String>,
 }
 
 /// A rate that was calculated, down to what a person reads: whole MB/s, below 1 GB/s whole kB/s.
@@ -99,6 +131,8 @@ pub(super) fn resolve(
                 group: name.to_owned(),
                 rate,
                 origin: String::new(),
+                of: None,
+                with: Vec::new(),
             });
         }
         // Refused as "not yet" before.
@@ -115,6 +149,8 @@ pub(super) fn resolve(
                 rounded(rate),
                 on(&cpus)
             ),
+            of: Some(rate),
+            with: Vec::new(),
         }),
         None => {
             draft.refuse(
@@ -140,7 +176,14 @@ impl Draft<'_> {
 fn cpu_time(draft: &mut Draft<'_>, name: &str, share: Share) {
     let key = format!("group.{name}.limit.cpu-time");
     if let Some(why) = draft.unavailable(Mechanism::CpuMax) {
-        draft.refuse(key, why, Some("leave the limit out".to_owned()));
+        let remedy = match draft.machine.mechanisms.get(&Mechanism::CpuMax) {
+            Some(Availability::No {
+                remedy: Some(remedy),
+                ..
+            }) => format!("{remedy}, or leave the limit out"),
+            _ => "leave the limit out".to_owned(),
+        };
+        draft.refuse(key, why, Some(remedy));
         return;
     }
     let set = Setting::CpuMax {
@@ -255,7 +298,7 @@ fn limit_held(
 }
 
 /// Whether the regulator can hold a limit on these CPUs, and with which meter; or why not.
-fn regulator(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Result<Meter, String> {
+pub(super) fn regulator(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Result<Meter, String> {
     if let Some(why) = draft.unavailable(Mechanism::Bandwidth) {
         return Err(why);
     }
@@ -310,17 +353,13 @@ fn regulate(
     let keys = &draft.policy.regulator;
     let (period, longest) = (keys.period, keys.longest);
     let kernel = draft.machine.means.kernel_floor;
-    let floor = keys.floor.max(if keys.floor < Share::percent(5) {
-        keys.floor
-    } else {
-        kernel
-    });
+    let floor = floor(draft.policy, draft.machine);
     if share < floor {
         draft.refuse(
             format!("group.{name}.limit.bandwidth"),
             format!(
                 "{rate}{origin} is {each} for each of {count}: {part} of its time at the peak of {peak}, below the floor of \
-                 {floor}: the kernel gives ordinary tasks about that much beside a real-time thread, so the limit would leak",
+                 {floor}, which the kernel gives ordinary tasks whatever a throttler does: the limit would leak",
                 origin = if wanted.origin.is_empty() {
                     String::new()
                 } else {
@@ -331,7 +370,7 @@ fn regulate(
                 part = about(share),
                 peak = rounded(peak),
             ),
-            Some(floor_remedy(draft, name, rate, peak, floor, &cpus)),
+            Some(floor_remedy(draft, name, wanted, peak, floor, &cpus)),
         );
         return None;
     }
@@ -366,11 +405,7 @@ fn regulate(
     let because = format!(
         "limit {rate}{}{}: {} of one CPU's peak ({})",
         wanted.origin,
-        if cpus.len() > 1 {
-            format!(", {} for each CPU", rounded(each))
-        } else {
-            String::new()
-        },
+        if cpus.len() > 1 { ", split evenly" } else { "" },
         about(share),
         rounded(peak),
     );
@@ -433,13 +468,13 @@ fn regulate(
 fn floor_remedy(
     draft: &Draft<'_>,
     name: &str,
-    rate: Rate,
+    wanted: &Wanted,
     peak: Rate,
     floor: Share,
     cpus: &CpuSet,
 ) -> String {
     let lowest = peak.part(floor).0.max(1);
-    let fewer = rate.0 / lowest;
+    let fewer = wanted.rate.0 / lowest;
     let mut ways = Vec::new();
     if fewer > 0 && fewer < cpus.len() as u64 {
         ways.push(format!(
@@ -452,73 +487,26 @@ fn floor_remedy(
         ));
     }
     let raised = lowest.saturating_mul(cpus.len() as u64).div_ceil(1_000_000) * 1_000_000;
-    ways.push(format!("raise the limit to at least {}", Rate(raised)));
+    let percent = wanted.of.map(|of| {
+        let millionths = Share::ratio(raised, of.0).0;
+        format!(" ({}%)", millionths.div_ceil(10_000))
+    });
+    ways.push(format!(
+        "raise the limit to at least {}{}",
+        Rate(raised),
+        percent.unwrap_or_default()
+    ));
     if draft.unavailable(Mechanism::CpuMax).is_none() {
-        ways.push(
-            "have it held by the CPU-time quota (mechanisms.bandwidth = \"none\")".to_owned(),
-        );
+        ways.push(format!(
+            "have it held by the CPU-time quota (mechanisms.bandwidth = \"none\"), which gives the whole group {} of one \
+             CPU's time",
+            about(Share::ratio(wanted.rate.0, peak.0))
+        ));
     }
-    ways.push("lower regulator.floor and accept level none".to_owned());
+    ways.push(
+        "lower regulator.floor and write require = \"none\": nothing is promised then".to_owned(),
+    );
     ways.join(", or ")
-}
-
-/// Regulated groups on the same CPUs stop together: whichever budget is used up first.
-fn stopped_together(draft: &mut Draft<'_>, limited: &[Limited]) {
-    let regulated = |l: &&Limited| {
-        draft
-            .steps
-            .iter()
-            .any(|s| Some(s.id) == l.by && matches!(s.set, Setting::Regulate(_)))
-    };
-    let regulated: Vec<&Limited> = limited.iter().filter(regulated).collect();
-    for (i, one) in regulated.iter().enumerate() {
-        for other in &regulated[i + 1..] {
-            let both = one.cpus.intersection(&other.cpus);
-            if !both.is_empty() {
-                draft.notes.push(format!(
-                    "groups {} and {} are regulated on the same CPUs ({both}): the first budget to be used up stops both; give \
-                     each CPUs of its own (`cpus`) to let both reach their limits",
-                    one.group, other.group
-                ));
-            }
-        }
-    }
-}
-
-/// Who else runs on the regulated CPUs and is stopped with the group.
-fn throttled_along(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Vec<String> {
-    let mut along: Vec<String> = draft
-        .policy
-        .groups
-        .keys()
-        .filter(|other| {
-            *other != name && !draft.division.of(other).cpus.intersection(cpus).is_empty()
-        })
-        .cloned()
-        .collect();
-    if !draft.division.rest.intersection(cpus).is_empty() {
-        along.push(REST.to_owned());
-    }
-    along
-}
-
-fn sibling_note(draft: &mut Draft<'_>, name: &str, cpus: &CpuSet) {
-    let machine = draft.machine;
-    for (other, _) in draft.policy.with_role(Role::Critical) {
-        let critical = draft.division.of(other).cpus.clone();
-        let beside: CpuSet = machine
-            .cpus
-            .iter()
-            .filter(|c| cpus.contains(c.id) && !c.siblings.intersection(&critical).is_empty())
-            .map(|c| c.id)
-            .collect();
-        if !beside.is_empty() {
-            draft.notes.push(format!(
-                "group {name} is throttled on CPU {beside}, SMT siblings of group {other}: while it waits the throttler still uses \
-                 a little of the shared core"
-            ));
-        }
-    }
 }
 
 /// The CPU-time quota in place of the regulator.

@@ -48,6 +48,22 @@ impl Division {
         self.parts.get(group).unwrap_or(&NOTHING)
     }
 
+    /// Whether a group has its part.
+    pub(super) fn has(&self, group: &str) -> bool {
+        self.parts.contains_key(group)
+    }
+
+    pub(super) fn put(&mut self, group: &str, part: Part) {
+        self.parts.insert(group.to_owned(), part);
+    }
+
+    /// Whether a group has this CPU to itself.
+    pub(super) fn runs_alone_on(&self, cpu: CpuId) -> bool {
+        self.parts
+            .values()
+            .any(|p| p.exclusive && p.cpus.contains(cpu))
+    }
+
     /// Whether any CPU is exclusive to a group.
     pub fn partitioned(&self) -> bool {
         self.parts.values().any(|p| p.exclusive)
@@ -96,7 +112,9 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
                 let n = (units / 2 / undecided.max(1)).max(1);
                 let cpus = choose(machine, &free, n, group.smt);
                 division.notes.push(format!(
-                    "group {name}: cpus = \"auto\" came to {cpus}, half of what there was; give a number to change it"
+                    "group {name}: cpus = \"auto\" came to {}, of the {units} {} there were; give a number to change it",
+                    cpus.brief(),
+                    if group.smt == Smt::Shared { "CPUs" } else { "cores" }
                 ));
                 cpus
             }
@@ -128,6 +146,18 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
                 "ask for fewer",
             );
         }
+        let kind = |cpu: CpuId| machine.cpus.iter().find(|c| c.id == cpu).map(|c| c.tier);
+        let slower: CpuSet = cpus
+            .iter()
+            .filter(|c| kind(*c) > cpus.iter().map(kind).min().flatten())
+            .collect();
+        if !slower.is_empty() {
+            division.notes.push(format!(
+                "group {name}: {} {} of a slower kind than its others",
+                on(&slower),
+                if slower.len() > 1 { "are" } else { "is" }
+            ));
+        }
         let blocked = block(
             machine,
             &all,
@@ -153,87 +183,26 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
         refuse(
             &format!("group.{}", names.first().unwrap_or(&"")),
             format!(
-                "the critical groups ({}) would take every CPU, and nothing is left for anybody else",
+                "the critical groups ({}) would take every CPU ({all}), and nothing is left for anybody else",
                 names.join(", ")
             ),
-            "leave at least one CPU",
-        );
-    }
-    for (name, group) in &policy.groups {
-        if division.parts.contains_key(name) {
-            continue;
-        }
-        let cpus = match group.cpus_wanted() {
-            CpusWanted::List(list) => {
-                let outside = list.difference(&free);
-                if !outside.is_empty() {
-                    refuse(
-                        &format!("group.{name}"),
-                        format!(
-                            "CPU {outside} does not exist here or belongs to a critical group; free are {free}"
-                        ),
-                        "name CPUs that are free, or write cpus = \"remaining\"",
-                    );
-                }
-                list
-            }
-            CpusWanted::Count(n) => {
-                let cpus = lowest(machine, &free, n as usize);
-                if cpus.len() < n as usize || n == 0 {
-                    refuse(
-                        &format!("group.{name}"),
-                        format!("{n} CPUs are wanted and {} are left", free.len()),
-                        "ask for fewer",
-                    );
-                }
-                cpus
-            }
-            _ if group.role == Role::Exempt && free != all => {
-                division.notes.push(format!(
-                    "group {name} is exempt from limits, but not from the partition: like every other task it stays off {}",
-                    on(&all.difference(&free))
-                ));
-                free.clone()
-            }
-            _ => free.clone(),
-        };
-        let confined = group.role != Role::Exempt
-            && cpus != all
-            && !matches!(group.cpus_wanted(), CpusWanted::Any);
-        division.parts.insert(
-            name.clone(),
-            Part {
-                cpus,
-                blocked: CpuSet::new(),
-                exclusive: false,
-                confined,
-            },
+            "ask for fewer, or let one do without CPUs of its own (cpus = \"any\")",
         );
     }
     division.free = free.clone();
-    division.rest = match &policy.rest.cpus {
-        CpusWanted::List(list) => {
-            let outside = list.difference(&free);
-            if !outside.is_empty() || list.is_empty() {
-                refuse(
-                    "rest",
-                    format!(
-                        "CPU {outside} does not exist here or belongs to a critical group; free are {free}"
-                    ),
-                    "name CPUs that are free",
-                );
-            }
-            list.clone()
-        }
-        CpusWanted::Count(n) => free.iter().take(*n as usize).collect(),
-        _ => free,
-    };
+    if !free.is_empty() {
+        super::others::divide(policy, machine, &free, &mut division, refusals);
+    }
     division
 }
 
 /// `CPU 3`, `CPUs 2-3`.
 pub(super) fn on(cpus: &CpuSet) -> String {
-    format!("CPU{} {cpus}", if cpus.len() > 1 { "s" } else { "" })
+    format!(
+        "CPU{} {}",
+        if cpus.len() > 1 { "s" } else { "" },
+        cpus.brief()
+    )
 }
 
 /// The cores with a free CPU, each by its highest.
@@ -247,25 +216,6 @@ fn cores(machine: &Inventory, free: &CpuSet) -> CpuSet {
         }
     }
     cores
-}
-
-/// `n` CPUs from the lowest number up, one place after the other.
-fn lowest(machine: &Inventory, free: &CpuSet, n: usize) -> CpuSet {
-    let place = |cpu: CpuId| {
-        let node = machine.cpus.iter().find(|c| c.id == cpu).map(|c| c.node);
-        (node, machine.llc(cpu).map(|c| &c.cpus))
-    };
-    let mut cpus = CpuSet::new();
-    let mut left: Vec<CpuId> = free.iter().collect();
-    while let Some(first) = left.first().copied().filter(|_| cpus.len() < n) {
-        let (near, far): (Vec<_>, Vec<_>) =
-            left.into_iter().partition(|c| place(*c) == place(first));
-        for cpu in near.into_iter().take(n - cpus.len()) {
-            cpus.insert(cpu);
-        }
-        left = far;
-    }
-    cpus
 }
 
 /// A set of CPUs that are near to each other: one kind of core, one memory node, one last-level cache.

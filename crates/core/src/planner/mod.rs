@@ -1,11 +1,14 @@
 //! `plan(policy, inventory)`: what will be done on this machine, step by step, and what each promise is then worth.
 //!
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
-//! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`bandwidth`] turns rates into budgets.
+//! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
+//! [`bandwidth`] turns rates into budgets, [`reserves`] judges what is promised from them, [`together`] tells who stops with whom.
 
 mod bandwidth;
 mod cpus;
+mod others;
 mod reserves;
+mod together;
 
 use crate::cpuset::CpuSet;
 use crate::inventory::{Availability, CpusetKind, Inventory};
@@ -123,13 +126,13 @@ impl Draft<'_> {
                 group.matching.is_empty(),
                 group.matching.iter().any(|m| m.in_place()),
             ) {
-                (true, _) => "its tasks are launched into a cgroup of its own".to_owned(),
+                (true, _) => "what it starts stays in there".to_owned(),
                 (false, true) => {
                     "it has a cgroup already: that one is changed in place, nothing is moved out of it"
                         .to_owned()
                 }
                 (false, false) => {
-                    "its tasks, and the children they will have, are collected in one cgroup"
+                    "its tasks, and the children they will have, leave their cgroups for this one until the end"
                         .to_owned()
                 }
             };
@@ -191,10 +194,10 @@ impl Draft<'_> {
             let because = if part.exclusive {
                 match kind {
                     CpusetKind::V2Partition => {
-                        "a partition root: the kernel takes these CPUs away from every other cgroup"
+                        "a partition root: the kernel takes its CPUs away from every other cgroup"
                     }
                     CpusetKind::V1 | CpusetKind::V2 => {
-                        "a cpuset of its own, and everybody else's cpusets narrowed below"
+                        "a cpuset of its own; the steps that follow narrow everybody else's"
                     }
                     CpusetKind::AffinityOnly => {
                         "there is no cpuset controller: the affinity of every thread is set"
@@ -209,6 +212,7 @@ impl Draft<'_> {
                 exclusive: part.exclusive,
             };
             let id = self.step(Some(name), Mechanism::Cores, set, because);
+            self.memory_note(name, &part.cpus);
             if part.exclusive {
                 holders.push((name.clone(), id));
             }
@@ -223,13 +227,17 @@ impl Draft<'_> {
             Setting::ConfineRest { cpus: rest.clone() },
             "tasks of no group stay off the critical CPUs, your shell included",
         );
-        let mut common = vec![kept];
-        common.extend(self.quiet(&free));
+        let (interrupts, work) = self.quiet(&free);
         for (name, id) in holders {
+            let away = self.policy.groups.get(&name).map(Group::irqs_wanted) == Some(Irqs::Away);
             let (level, weakest) = match kind {
                 CpusetKind::AffinityOnly => (
                     Level::Estimated,
                     "a task can set its own affinity back, and tasks born elsewhere are not confined",
+                ),
+                _ if !away => (
+                    Level::Enforced,
+                    "interrupts come to it as before (irqs = \"leave\"), and kernel threads bound to a CPU stay on it",
                 ),
                 _ => (
                     Level::Enforced,
@@ -241,12 +249,18 @@ impl Draft<'_> {
                 weakest.to_owned()
             } else {
                 format!(
-                    "others run on {}, threads of the same cores (SMT): what is inside a core is shared",
-                    cpus::on(&beside)
+                    "others run on {}, {} (SMT): what is inside a core is shared",
+                    cpus::on(&beside),
+                    if beside.len() > 1 {
+                        "threads of the same cores"
+                    } else {
+                        "a thread of the same core"
+                    }
                 )
             };
-            let mut held_by = vec![id];
-            held_by.extend(&common);
+            let mut held_by = vec![id, kept];
+            held_by.extend(interrupts.filter(|_| away));
+            held_by.extend(work);
             self.promises.push(Held {
                 group: name.clone(),
                 promise: Promise::Cpus {
@@ -305,9 +319,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Interrupts and unbound kernel work away from the exclusive CPUs.
-    fn quiet(&mut self, free: &CpuSet) -> Vec<StepId> {
-        let mut ids = Vec::new();
+    /// Interrupts away from the exclusive CPUs of the groups that want it, unbound kernel work away from all of them.
+    fn quiet(&mut self, free: &CpuSet) -> (Option<StepId>, Option<StepId>) {
         let from: CpuSet = self
             .policy
             .groups
@@ -317,25 +330,24 @@ impl Draft<'_> {
             })
             .flat_map(|(name, _)| self.division.of(name).blocked.iter().collect::<Vec<_>>())
             .collect();
-        if from.is_empty() {
-            return ids;
-        }
         let means = &self.machine.means;
         let (movable, fixed, workqueue) =
             (means.movable_irqs, means.fixed_irqs, means.workqueue_mask);
-        if movable > 0 {
+        let wanted = !from.is_empty();
+        let interrupts = (wanted && movable > 0).then(|| {
             let set = Setting::MoveIrqs {
                 from,
                 to: free.clone(),
             };
-            ids.push(self.step(
-                None,
-                Mechanism::Cores,
-                set,
-                "devices interrupt the others instead".to_owned(),
-            ));
-        }
-        if fixed > 0 {
+            // Before Linux 6.12 only trying tells.
+            let because = if fixed > 0 {
+                "devices interrupt the others instead"
+            } else {
+                "devices interrupt the others instead; those the kernel will not move are listed when applied"
+            };
+            self.step(None, Mechanism::Cores, set, because)
+        });
+        if wanted && fixed > 0 {
             let (s, they) = if fixed == 1 {
                 ("", "it")
             } else {
@@ -343,18 +355,32 @@ impl Draft<'_> {
             };
             self.notes.push(format!("{fixed} interrupt{s} cannot be moved (the kernel refuses); {they} may still arrive on the critical CPUs"));
         }
-        if workqueue {
+        let work = workqueue.then(|| {
             let set = Setting::WorkqueueMask { cpus: free.clone() };
-            ids.push(self.step(
+            self.step(
                 None,
                 Mechanism::Cores,
                 set,
                 "kernel work that belongs to no CPU stays off the critical ones",
-            ));
-        } else {
+            )
+        });
+        if !workqueue {
             self.notes.push("the mask of unbound kernel work cannot be written here; some of it may run on the critical CPUs".to_owned());
         }
-        ids
+        (interrupts, work)
+    }
+
+    /// A cpuset confines memory, too: what that costs on a machine with several nodes.
+    fn memory_note(&mut self, name: &str, cpus: &CpuSet) {
+        let own = self.nodes_of(cpus);
+        if own.is_empty() || own.len() >= self.nodes_of(&self.machine.cpu_set()).len() {
+            return;
+        }
+        self.notes.push(format!(
+            "group {name} gets memory from node{} {own} only, near its CPUs: when that is full it runs out of memory, whatever \
+             the other nodes have",
+            if own.len() > 1 { "s" } else { "" }
+        ));
     }
 
     fn nodes_of(&self, cpus: &CpuSet) -> CpuSet {

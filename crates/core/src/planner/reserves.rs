@@ -2,13 +2,14 @@
 
 use crate::cpuset::CpuSet;
 use crate::mechanism::Level;
-use crate::plan::{Held, Promise};
+use crate::plan::{Held, Promise, StepId};
 use crate::policy::{Bandwidth, Group, Role};
 use crate::units::Rate;
 
 use super::Draft;
 use super::bandwidth::{Limited, Wanted, resolve, rounded};
 use super::cpus::on;
+use super::together::counted_as_one;
 
 pub(super) fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {
     let policy = draft.policy;
@@ -72,23 +73,60 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
         .sum();
     let spare = total.0.saturating_sub(fixed);
     let weights: u64 = open.iter().map(|(_, g)| u64::from(g.weight())).sum();
-    let part = |g: &Group| u128::from(spare) * u128::from(g.weight()) / u128::from(weights.max(1));
-    Some(
-        open.iter()
-            .map(|(name, g)| {
-                let extra = u64::try_from(part(g)).unwrap_or(u64::MAX);
-                Wanted {
-                    group: (*name).clone(),
-                    rate: rounded(Rate(kept(name).saturating_add(extra))),
-                    origin: format!(
-                        ", its part (weight {} of {weights}) of what reserves and limits leave of {}",
-                        g.weight(),
-                        rounded(total)
-                    ),
-                }
-            })
-            .collect(),
-    )
+    let mut parts: Vec<Part> = Vec::new();
+    for (name, group) in open {
+        let one = Part {
+            names: vec![name.clone()],
+            weight: u64::from(group.weight()),
+            kept: kept(name),
+        };
+        match parts
+            .iter_mut()
+            .find(|p| counted_as_one(draft, &p.names[0], name))
+        {
+            Some(part) => part.add(one),
+            None => parts.push(one),
+        }
+    }
+    let wanted = |part: Part| {
+        let extra = u128::from(spare) * u128::from(part.weight) / u128::from(weights.max(1));
+        let extra = u64::try_from(extra).unwrap_or(u64::MAX);
+        let of = format!("what reserves and limits leave of {}", rounded(total));
+        let origin = match part.names.as_slice() {
+            [_] if part.weight == weights => format!(", {of}"),
+            [_] => format!(", its part (weight {} of {weights}) of {of}", part.weight),
+            names if part.weight == weights => format!(", for {} together, {of}", names.join(", ")),
+            names => format!(
+                ", for {} together, their part (weight {} of {weights}) of {of}",
+                names.join(", "),
+                part.weight
+            ),
+        };
+        let mut names = part.names.into_iter();
+        Wanted {
+            group: names.next().unwrap_or_default(),
+            rate: rounded(Rate(part.kept.saturating_add(extra))),
+            origin,
+            of: None,
+            with: names.collect(),
+        }
+    };
+    Some(parts.into_iter().map(wanted).collect())
+}
+
+/// What one budget is for: a group, or several that cannot be told apart where they run.
+struct Part {
+    names: Vec<String>,
+    weight: u64,
+    kept: u64,
+}
+
+impl Part {
+    fn add(&mut self, other: Self) {
+        self.names.extend(other.names);
+        self.weight += other.weight;
+        self.kept += other.kept;
+    }
 }
 
 /// The rate of the machine is that of all memory nodes together. A reserve lives in the nodes of its group, and the
@@ -136,6 +174,33 @@ fn one_node(
     })
 }
 
+/// Where a group has CPUs to itself, the others draw no more than their own CPUs can: where that leaves the reserve, it is
+/// held by the partition, limits or not.
+fn out_of_reach(draft: &Draft<'_>, name: &str, reserve: Rate) -> Option<(Vec<StepId>, String)> {
+    let partition = draft
+        .promises
+        .iter()
+        .find(|p| p.group == name && matches!(p.promise, Promise::Cpus { .. }))?;
+    let part = draft.division.of(name);
+    let others = draft.machine.cpu_set().difference(&part.blocked);
+    // The rate of one node is not known well enough for this.
+    if draft.nodes_of(&draft.machine.cpu_set()).len() > 1 {
+        return None;
+    }
+    let peak = draft.machine.measured.as_ref()?.peak_cpu;
+    let draw = peak.0.saturating_mul(others.len() as u64);
+    let total = draft.sustainable(&draft.machine.cpu_set())?;
+    (reserve.0.saturating_add(draw) <= total.0).then(|| {
+        let why = format!(
+            "whoever runs on {} draws at most {} there, as measured, of the {} there are",
+            on(&others),
+            rounded(Rate(draw)),
+            rounded(total)
+        );
+        (partition.held_by.clone(), why)
+    })
+}
+
 /// A reserve is worth what the weakest limit on everyone else is worth.
 pub(super) fn judge_reserves(
     draft: &mut Draft<'_>,
@@ -146,7 +211,7 @@ pub(super) fn judge_reserves(
     for (name, rate) in reserved {
         let mut level = Level::Enforced;
         let mut weakest = None;
-        let mut held_by = Vec::new();
+        let mut held_by: Vec<StepId> = Vec::new();
         let mut weaken = |to: Level, why: String| {
             if to < level {
                 level = to;
@@ -156,7 +221,7 @@ pub(super) fn judge_reserves(
         for (other, group) in policy.groups.iter().filter(|(n, _)| *n != name) {
             match limited.iter().find(|l| l.group == *other) {
                 Some(l) => {
-                    held_by.extend(l.by);
+                    held_by.extend(l.by.filter(|by| !held_by.contains(by)));
                     weaken(
                         l.level,
                         format!(
@@ -204,6 +269,11 @@ pub(super) fn judge_reserves(
         }
         if let Some((bound, why)) = one_node(draft, name, *rate, reserved, limited) {
             weaken(bound, why);
+        }
+        if let Some((steps, why)) =
+            out_of_reach(draft, name, *rate).filter(|_| level < Level::Estimated)
+        {
+            (level, weakest, held_by) = (Level::Estimated, Some(why), steps);
         }
         if level == Level::Enforced {
             // Nobody else is there: still only as good as the measured rate.

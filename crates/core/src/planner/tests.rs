@@ -4,6 +4,8 @@ use crate::plan::Meter;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 use std::collections::BTreeMap;
 
+mod stranger;
+
 /// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20 GB/s together.
 fn machine(cores: u32, threads: u32) -> Inventory {
     let cpus: Vec<Cpu> = (0..cores * threads)
@@ -250,7 +252,9 @@ fn an_exempt_group_on_the_same_cpu_is_never_throttled_along() {
 fn a_reserve_is_worth_its_weakest_link() {
     let reserve = "[group.victim]\nrole='critical'\ncommand=['a']\ncpus=1\nreserve.bandwidth='2GB/s'\n\
                    [group.noise]\nrole='best-effort'\ncommand=['b']\n";
-    let text = refused(reserve, &machine(2, 1));
+    let mut narrow = machine(2, 1);
+    narrow.measured.as_mut().unwrap().sustainable = Rate(11_000_000_000);
+    let text = refused(reserve, &narrow);
     assert!(
         text.contains("unmatched tasks (group rest) have no limit"),
         "{text}"
@@ -434,7 +438,7 @@ fn interrupts_go_to_every_cpu_that_is_not_critical() {
 #[test]
 fn a_limit_spread_too_thin_names_the_cpus_that_would_hold_it() {
     let text = refused(
-        &format!("{PAIR}limit.bandwidth = '1GB/s'\n"),
+        &format!("{PAIR}limit.bandwidth = '1GB/s'\ncpus = 'remaining'\n"),
         &machine(8, 1),
     );
     assert!(

@@ -305,7 +305,8 @@ impl Group {
 pub struct Rest {
     /// Its CPUs.
     pub cpus: CpusWanted,
-    /// What may be done to it. "throttle" lets it be regulated along with best-effort groups.
+    /// What may be done to it. On the CPUs of a regulated group it is stopped along in any case, and where counters count
+    /// everybody it is regulated so; "throttle" demands that of all its CPUs.
     pub allow: Vec<Permission>,
 }
 
