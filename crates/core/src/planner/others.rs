@@ -88,23 +88,6 @@ pub(super) fn divide(
         division.put(name, part(group, &cpus, &others.all));
     }
     let remaining = others.left_by_kept();
-    for (name, group) in &open {
-        if division.has(name) {
-            continue;
-        }
-        let cpus = if group.role == Role::Exempt {
-            free
-        } else {
-            &remaining
-        };
-        if group.role == Role::Exempt && *free != others.all {
-            division.notes.push(format!(
-                "group {name} is exempt from limits, but not from the partition: like every other task it stays off {}",
-                on(&others.all.difference(free))
-            ));
-        }
-        division.put(name, part(group, cpus, &others.all));
-    }
     division.rest = match &policy.rest.cpus {
         CpusWanted::List(list) => {
             others.exist("rest", list);
@@ -119,8 +102,27 @@ pub(super) fn divide(
             };
             pool.iter().take(*n as usize).collect()
         }
-        _ => remaining,
+        _ => remaining.clone(),
     };
+    for (name, group) in &open {
+        if division.has(name) {
+            continue;
+        }
+        // Nobody gathers an exempt group: it is where every other task is.
+        let exempt = group.role == Role::Exempt && partitioned;
+        let cpus = if exempt {
+            division.rest.clone()
+        } else {
+            remaining.clone()
+        };
+        if exempt {
+            division.notes.push(format!(
+                "group {name} is exempt from limits, but not from the partition: like every other task it stays off {}",
+                on(&others.all.difference(&cpus))
+            ));
+        }
+        division.put(name, part(group, &cpus, &others.all));
+    }
 }
 
 fn part(group: &Group, cpus: &CpuSet, all: &CpuSet) -> Part {

@@ -305,8 +305,7 @@ impl Group {
 pub struct Rest {
     /// Its CPUs.
     pub cpus: CpusWanted,
-    /// What may be done to it. On the CPUs of a regulated group it is stopped along in any case, and where counters count
-    /// everybody it is regulated so; "throttle" demands that of all its CPUs.
+    /// What may be done to it. Beside a regulated group it is stopped along in any case; "throttle" demands that all its CPUs are regulated.
     pub allow: Vec<Permission>,
 }
 

@@ -254,3 +254,16 @@ fn a_machine_too_small_is_told_once() {
         "{text}"
     );
 }
+
+#[test]
+fn an_exempt_group_is_where_every_other_task_is() {
+    let text = format!(
+        "{PAIR}[group.radio]\nrole = 'exempt'\nmatch = [{{ comm = 'radio' }}]\n[rest]\ncpus = 1\n"
+    );
+    let plan = planned(&text, &machine(4, 1));
+    assert_eq!(
+        (cpus(&plan, "noise"), cpus(&plan, "radio")),
+        ("0-2".into(), "0".into())
+    );
+    assert!(told(&plan, "stays off CPUs 1-3"), "{:?}", plan.notes);
+}
