@@ -58,8 +58,8 @@ pub fn refused(all: &[Refusal], path: Option<&Path>) -> Failure {
     let not_yet = all.iter().filter(|r| r.why.starts_with("not yet")).count();
     if not_yet > 2 {
         lines.push(format!(
-            "{not_yet} of these {} are not Quell's to do yet: the language has the keys already. Without them, this policy \
-             can be planned as far as the others allow",
+            "{not_yet} of these {} are keys that the language has and this version does not act on: leave them out to have \
+             the rest planned",
             all.len()
         ));
     }
@@ -69,8 +69,8 @@ pub fn refused(all: &[Refusal], path: Option<&Path>) -> Failure {
 /// A plan as `quell plan` prints it, with what to do next.
 fn printed(plan: &Planned, path: &Path, style: quell_report::Style) -> String {
     format!(
-        "{}\nNothing has been changed. `quell run {}` does this, and takes it back when it ends; `quell restore` does after a \
-         crash.\n",
+        "{}\nNothing has been changed. `quell run {}` does this and takes it back when it ends;\n\
+         `quell restore` takes back what a crash has left.\n",
         quell_report::plan_text(plan, style),
         path.display()
     )

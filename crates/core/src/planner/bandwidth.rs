@@ -51,14 +51,14 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         if let Some(wanted) = wanted
             && let Some(done) = limit(draft, name, group, &wanted, explicit.is_some())
         {
-            for with in &wanted.with {
-                limited.push(Limited {
-                    group: with.clone(),
-                    rate: Rate(0),
-                    ..done.clone()
-                });
-            }
+            let along = wanted.with.iter().map(|with| Limited {
+                group: with.clone(),
+                rate: Rate(0),
+                ..done.clone()
+            });
+            let along: Vec<Limited> = along.collect();
             limited.push(done);
+            limited.extend(along);
         }
     }
     stopped_together(draft, &limited);

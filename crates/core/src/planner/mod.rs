@@ -14,7 +14,7 @@ use crate::cpuset::CpuSet;
 use crate::inventory::{Availability, CpusetKind, Inventory};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{GroupPlan, Held, Plan, Promise, REST, Refusal, Setting, Step, StepId};
-use crate::policy::{Group, Irqs, Policy, Role};
+use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
 use cpus::Division;
 
 /// The plan under construction.
@@ -221,11 +221,16 @@ impl Draft<'_> {
             return;
         }
         let rest = self.division.rest.clone();
+        let because = if rest != free && self.policy.rest.cpus == CpusWanted::Remaining {
+            "tasks of no group, your shell included, stay off the critical CPUs and off those where a limit would stop them"
+        } else {
+            "tasks of no group stay off the critical CPUs, your shell included"
+        };
         let kept = self.step(
             Some(REST),
             Mechanism::Cores,
-            Setting::ConfineRest { cpus: rest.clone() },
-            "tasks of no group stay off the critical CPUs, your shell included",
+            Setting::ConfineRest { cpus: rest },
+            because,
         );
         let (interrupts, work) = self.quiet(&free);
         for (name, id) in holders {

@@ -95,10 +95,12 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
         let origin = match part.names.as_slice() {
             [_] if part.weight == weights => format!(", {of}"),
             [_] => format!(", its part (weight {} of {weights}) of {of}", part.weight),
-            names if part.weight == weights => format!(", for {} together, {of}", names.join(", ")),
+            names if part.weight == weights => {
+                format!(", for {} together, {of}", names.join(" and "))
+            }
             names => format!(
                 ", for {} together, their part (weight {} of {weights}) of {of}",
-                names.join(", "),
+                names.join(" and "),
                 part.weight
             ),
         };
