@@ -71,9 +71,13 @@ pub enum Command {
 /// `quell doctor`
 #[derive(Debug, clap::Args)]
 pub struct Doctor {
-    /// Measure the rates that percentages refer to, and remember them (a few seconds of full memory load)
+    /// Measure the machine instead of believing it, about a minute of full memory load, and remember what was found: who
+    /// shares a cache in fact, rates, latency under load and against size, page size, wake-ups, counters
     #[arg(long)]
     pub deep: bool,
+    /// With --deep: fewer rounds, some fifteen seconds
+    #[arg(long, requires = "deep")]
+    pub quick: bool,
     /// Print the inventory as JSON; `quell plan --machine` reads it
     #[arg(long)]
     pub json: bool,
@@ -302,6 +306,17 @@ pub enum Generator {
     Sharing {
         /// The two CPUs, as 0,1
         cpus: CpuSet,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// How often the probe for a shared cache is right: a pair of CPUs, and cases whose answer is known, round by round
+    Canary {
+        /// The two CPUs, as 0,1 [default: the first two]
+        cpus: Option<CpuSet>,
+        /// Rounds
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        rounds: u32,
         /// Print JSON
         #[arg(long)]
         json: bool,

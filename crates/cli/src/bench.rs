@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use quell_core::backend::Backend;
-use quell_core::cpuset::CpuId;
+use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::units::Bytes;
 use quell_core::workload::{Operation, Order, Pages, Workload};
 use quell_workload::flush::FlushOptions;
@@ -12,8 +12,9 @@ use quell_workload::{BenchOptions, ResolvedWorkload, ServeOptions};
 use serde::Serialize;
 
 use crate::args::{Bench, Common, Generator, OperationArg, OrderArg};
-use crate::exit::{Exit, Result, failed, usage};
+use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::machine;
+use crate::progress::Bar;
 
 /// Runs a generator.
 pub fn run(args: &Bench) -> Result {
@@ -97,14 +98,9 @@ pub fn run(args: &Bench) -> Result {
                 *json,
             )
         }
+        Generator::Canary { cpus, rounds, json } => canary(cpus.as_ref(), *rounds, *json),
         Generator::Sharing { cpus, json } => {
-            let mut two = cpus.iter();
-            let (Some(a), Some(b), None) = (two.next(), two.next(), two.next()) else {
-                return Err(usage(format!(
-                    "two CPUs are compared, not {}: write 0,1",
-                    cpus.len()
-                )));
-            };
+            let (a, b) = pair(cpus)?;
             let found = quell_workload::probe::sharing(a, b).map_err(failed)?;
             if *json {
                 return show_json(&found);
@@ -134,6 +130,34 @@ pub fn run(args: &Bench) -> Result {
             rates(Some(&measured), *json)
         }
     }
+}
+
+fn pair(cpus: &CpuSet) -> std::result::Result<(CpuId, CpuId), Failure> {
+    let mut two = cpus.iter();
+    match (two.next(), two.next(), two.next()) {
+        (Some(a), Some(b), None) => Ok((a, b)),
+        _ => Err(usage(format!(
+            "two CPUs are compared, not {}: write 0,1",
+            cpus.len()
+        ))),
+    }
+}
+
+fn canary(cpus: Option<&CpuSet>, rounds: u32, json: bool) -> Result {
+    let (mut backend, machine) = machine::linux()?;
+    let first = || machine.cpu_set().iter().take(2).collect();
+    let pair = pair(&cpus.cloned().unwrap_or_else(first))?;
+    let mut bar = Bar::new();
+    let found = quell_workload::deep::sharing(&machine, pair, rounds, &mut |_, percent| {
+        machine::go_on(&mut backend, &mut bar, "canary", percent)
+    })
+    .map_err(failed)?;
+    drop(bar);
+    if json {
+        return show_json(&found);
+    }
+    print!("{}", quell_report::canary_text(&found, machine::style()));
+    Ok(Exit::Done)
 }
 
 fn rates(measured: Option<&quell_core::inventory::Measured>, json: bool) -> Result {

@@ -27,6 +27,7 @@ pub fn run(args: &Compare) -> Result {
     }
     crate::status::settle()?;
     let (mut backend, machine) = machine::measured()?;
+    machine::tell_age(&machine);
     let options = Options {
         backend: on,
         timing: Timing::Real,

@@ -1,6 +1,8 @@
 //! `quell doctor`
 
 use quell_linux::capture;
+use quell_report::Measurements;
+use quell_workload::deep::Depth;
 
 use crate::args::Doctor;
 use crate::exit::{Exit, Result, failed};
@@ -10,8 +12,12 @@ use crate::machine;
 pub fn run(args: &Doctor) -> Result {
     let (mut backend, mut inventory) = machine::linux()?;
     if args.deep {
-        eprintln!("quell: measuring this machine's memory rates (a few seconds)");
-        inventory = machine::measure(&mut backend)?;
+        let depth = if args.quick {
+            Depth::QUICK
+        } else {
+            Depth::FULL
+        };
+        inventory = machine::measure_deep(&mut backend, &depth)?;
     }
     if let Some(file) = &args.capture {
         let capture = capture::take(inventory.measured.clone()).map_err(failed)?;
@@ -24,9 +30,13 @@ pub fn run(args: &Doctor) -> Result {
             serde_json::to_string_pretty(&inventory).map_err(failed)?
         );
     } else {
+        let show = Measurements {
+            now_unix_s: Some(machine::unix_s()),
+            full: args.deep,
+        };
         print!(
             "{}",
-            quell_report::doctor_text(&inventory, machine::style())
+            quell_report::doctor_text(&inventory, show, machine::style())
         );
     }
     Ok(Exit::Done)

@@ -1,19 +1,25 @@
 //! This machine, put together: the Linux backend with the generators, the probe and the measured rates.
 
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use quell_core::backend::{Backend, Probe};
+use quell_core::backend::{Backend, Observation, Probe, Seen};
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::inventory::{Identity, Inventory, Measured};
+use quell_core::deep::Fingerprint;
+use quell_core::inventory::{Inventory, Measured};
 use quell_core::units::Bytes;
 use quell_core::workload::Workload;
+use quell_engine::compare::Progress;
 use quell_linux::backend::{Linux, Tools};
+use quell_linux::root::Kernel;
 use quell_linux::session::WatchdogCommand;
-use quell_report::Style;
+use quell_report::{Style, age};
+use quell_workload::deep::Depth;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::{Result, failed};
+use crate::progress::Bar;
 
 /// Where runs keep their journals.
 pub const RUN_ROOT: &str = quell_linux::lock::RUN_ROOT;
@@ -22,12 +28,11 @@ pub const RUN_ROOT: &str = quell_linux::lock::RUN_ROOT;
 #[derive(Debug, Serialize, Deserialize)]
 struct Store {
     schema: String,
-    identity: Identity,
-    cpus: CpuSet,
+    machine: Fingerprint,
     measured: Measured,
 }
 
-const STORE_SCHEMA: &str = "quell.measured/1";
+const STORE_SCHEMA: &str = "quell.measured/2";
 
 fn store_path() -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os("QUELL_STATE_DIR") {
@@ -42,7 +47,8 @@ fn store_path() -> Option<PathBuf> {
     cache.map(|dir| dir.join("quell/measured.json"))
 }
 
-/// The stored measurement; whether it is of this machine is seen once the machine is known.
+/// The stored measurement; whether it is of this machine is seen once the machine is known. One of an earlier version
+/// of Quell is measured again.
 fn stored() -> Option<Store> {
     let text = std::fs::read_to_string(store_path()?).ok()?;
     serde_json::from_str::<Store>(&text)
@@ -50,8 +56,8 @@ fn stored() -> Option<Store> {
         .filter(|s| s.schema == STORE_SCHEMA)
 }
 
-fn store(machine: &Inventory, measured: &Measured) -> std::io::Result<()> {
-    let Some(path) = store_path() else {
+fn store(machine: &Inventory) -> std::io::Result<()> {
+    let (Some(path), Some(measured)) = (store_path(), &machine.measured) else {
         return Ok(());
     };
     if let Some(dir) = path.parent() {
@@ -59,8 +65,7 @@ fn store(machine: &Inventory, measured: &Measured) -> std::io::Result<()> {
     }
     let store = Store {
         schema: STORE_SCHEMA.to_owned(),
-        identity: machine.identity.clone(),
-        cpus: machine.cpu_set(),
+        machine: fingerprint(machine),
         measured: measured.clone(),
     };
     let new = path.with_extension("new");
@@ -80,6 +85,22 @@ fn quoted(word: &str) -> String {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// [`store`]; without it everything goes on.
+fn remember(machine: &Inventory) {
+    if let Err(e) = store(machine) {
+        eprintln!(
+            "quell: note: what was measured could not be stored and will be measured again: {e}"
+        );
+    }
+}
+
+fn fingerprint(machine: &Inventory) -> Fingerprint {
+    let boot = Kernel::new()
+        .and_then(|files| quell_linux::procfs::boot_id(&files))
+        .ok();
+    Fingerprint::of(machine, boot)
 }
 
 /// Seconds since 1970.
@@ -107,12 +128,13 @@ fn watcher(cpu: CpuId) -> Vec<String> {
         .collect()
 }
 
-/// The backend, and the machine as found by the fast probe, with what was measured on it before.
+/// The backend, and the machine as found by the fast probe, with what was measured on it before, as long as it holds.
 pub fn linux() -> Result<(Linux, Inventory)> {
     let tools = Tools {
         generator,
         shared_cache: quell_workload::probe::shared_cache,
         rates,
+        traffic: quell_workload::measure::known_traffic,
         watchdog: WatchdogCommand {
             program: "/proc/self/exe".into(),
             arguments: vec!["__watchdog".into()],
@@ -120,17 +142,34 @@ pub fn linux() -> Result<(Linux, Inventory)> {
     };
     let mut backend = Linux::new(Path::new(RUN_ROOT), tools).map_err(failed)?;
     let machine = backend.inventory(Probe::Fast).map_err(failed)?;
-    match stored() {
-        Some(store) if store.identity == machine.identity && store.cpus == machine.cpu_set() => {
-            backend.measured(store.measured);
-            let machine = backend.inventory(Probe::Fast).map_err(failed)?;
-            Ok((backend, machine))
-        }
-        _ => Ok((backend, machine)),
+    let Some(store) = stored() else {
+        return Ok((backend, machine));
+    };
+    let changed = store.machine.changed(&fingerprint(&machine));
+    if !changed.is_empty() {
+        eprintln!(
+            "quell: note: what was measured {} holds no longer: {}; `quell doctor --deep` measures again",
+            age(unix_s(), store.measured.at_unix_s),
+            changed.join("; ")
+        );
+        return Ok((backend, machine));
+    }
+    backend.measured(store.measured);
+    let machine = backend.inventory(Probe::Fast).map_err(failed)?;
+    Ok((backend, machine))
+}
+
+/// Says how old the figures are that a plan rests on.
+pub fn tell_age(machine: &Inventory) {
+    if let Some(measured) = &machine.measured {
+        eprintln!(
+            "quell: note: this machine's rates were measured {}; `quell doctor --deep` measures again",
+            age(unix_s(), measured.at_unix_s)
+        );
     }
 }
 
-/// Measures and remembers.
+/// Measures the rates and the counters, and remembers.
 pub fn measure(backend: &mut Linux) -> Result<Inventory> {
     let mut machine = backend.inventory(Probe::Deep).map_err(failed)?;
     match quell_engine::calibrate::stop_cost(backend, &machine, &watcher) {
@@ -144,14 +183,50 @@ pub fn measure(backend: &mut Linux) -> Result<Inventory> {
             "quell: note: what a stop costs could not be measured, and is taken as nothing: {why}"
         ),
     }
-    if let Some(measured) = &machine.measured
-        && let Err(e) = store(&machine, measured)
-    {
-        eprintln!(
-            "quell: note: what was measured could not be stored and will be measured again: {e}"
-        );
-    }
+    remember(&machine);
     Ok(machine)
+}
+
+/// Measures everything, and remembers.
+pub fn measure_deep(backend: &mut Linux, depth: &Depth) -> Result<Inventory> {
+    let span = if depth.quick {
+        "some fifteen seconds"
+    } else {
+        "about a minute"
+    };
+    eprintln!("quell: measuring this machine ({span} of full memory load)");
+    let mut machine = measure(backend)?;
+    // Nothing is held while the rest is measured.
+    backend.end().map_err(failed)?;
+    let mut bar = Bar::new();
+    let fifo = || quell_linux::rt::fifo(quell_linux::rt::THROTTLER_PRIORITY);
+    let mut deep = quell_workload::deep::measure(&machine, depth, &fifo, &mut |what, percent| {
+        go_on(backend, &mut bar, what, percent)
+    })
+    .map_err(failed)?;
+    drop(bar);
+    match quell_linux::pmu::check_on_page_faults() {
+        Ok(check) => deep.page_faults = check,
+        Err(why) => {
+            deep.skipped.insert("counters".to_owned(), why.to_string());
+        }
+    }
+    if let Some(measured) = machine.measured.as_mut() {
+        measured.deep = Some(Box::new(deep));
+        backend.measured(measured.clone());
+    }
+    remember(&machine);
+    Ok(machine)
+}
+
+/// Shows how far a measurement is; false once a signal asks to stop.
+pub fn go_on(backend: &mut Linux, bar: &mut Bar, what: &str, percent: u32) -> bool {
+    bar.cell(what);
+    bar.done(percent, 100);
+    let mut seen = Observation::new();
+    let now = backend.now();
+    let waited = backend.wait(now, &mut seen);
+    waited.is_ok() && !seen.iter().any(|s| matches!(s, Seen::Stop(_)))
 }
 
 /// The machine, measured if it has not been yet (a few seconds, said on stderr).
@@ -167,18 +242,28 @@ pub fn measured() -> Result<(Linux, Inventory)> {
 
 /// How stdout is to be written: coloured on a terminal, unless NO_COLOR says otherwise.
 pub fn style() -> Style {
-    style_for(std::io::stdout().is_terminal())
+    style_for(&std::io::stdout())
 }
 
 /// The same for stderr.
 pub fn error_style() -> Style {
-    style_for(std::io::stderr().is_terminal())
+    style_for(&std::io::stderr())
 }
 
-fn style_for(terminal: bool) -> Style {
+/// Narrower than this nothing can be laid out.
+const NARROWEST: usize = 40;
+
+fn style_for(stream: &(impl IsTerminal + AsFd)) -> Style {
+    let terminal = stream.is_terminal();
+    let size = rustix::termios::tcgetwinsize(stream.as_fd()).ok();
+    // Terminals that do not know their size say 0.
+    let width = size
+        .map(|s| usize::from(s.ws_col))
+        .filter(|w| terminal && *w > 0);
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    let usual = Style::default().width;
     Style {
         color: terminal && !no_color,
-        ..Style::default()
+        width: width.map_or(usual, |w| w.clamp(NARROWEST, usual)),
     }
 }

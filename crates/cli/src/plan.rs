@@ -81,7 +81,11 @@ pub fn run(args: &Plan) -> Result {
     let policy = policy(&args.policy, false)?;
     let machine = match &args.machine {
         Some(file) => captured(file)?,
-        None => machine::linux()?.1,
+        None => {
+            let machine = machine::linux()?.1;
+            machine::tell_age(&machine);
+            machine
+        }
     };
     let plan = plan(&policy, Some(&args.policy), &machine)?;
     if args.json {

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::{CpuId, CpuSet};
+use crate::deep::{CounterCheck, Deep, OperationRates};
 use crate::mechanism::{Level, Mechanism};
 use crate::units::{Bytes, Nanos, Rate, Share};
 
@@ -43,6 +44,9 @@ pub struct Identity {
     pub vendor: String,
     /// Processor model name.
     pub model: String,
+    /// Microcode revision, where the kernel tells one (x86).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub microcode: Option<String>,
     /// The hypervisor, when running in a virtual machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hypervisor: Option<String>,
@@ -199,7 +203,7 @@ pub struct Means {
 }
 
 /// Measured on the machine; never assumed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Measured {
     /// The highest rate one CPU alone reached over all operations, in program bytes.
@@ -216,8 +220,18 @@ pub struct Measured {
     /// and on virtual machines the exits it takes. Credited per stop by the time meter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_cost: Option<Nanos>,
+    /// The same runs with their spread, each CPU alone and all together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub operations: Vec<OperationRates>,
+    /// Every event that could meter and was seen to count, beside known traffic, as `pmu/event`. One that is off, or is
+    /// not here, is no meter.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counters: BTreeMap<String, CounterCheck>,
     /// When it was measured, seconds since 1970.
     pub at_unix_s: u64,
+    /// What `quell doctor --deep` found out besides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deep: Option<Box<Deep>>,
 }
 
 impl Inventory {

@@ -7,6 +7,7 @@
 pub mod backend;
 pub mod control;
 pub mod cpuset;
+pub mod deep;
 pub mod experiment;
 pub mod inventory;
 pub mod journal;

@@ -127,6 +127,24 @@ pub fn bootstrap(
     })
 }
 
+/// The standard normal quantile of a two-sided 95 %.
+const Z95: f64 = 1.959_964;
+
+/// The interval of a rate, at 95 % confidence, of which `hits` of `tries` were seen (Wilson 1927, "Probable Inference, the
+/// Law of Succession, and Statistical Inference"): it keeps its confidence for rates near 0, where none was seen.
+/// `None` without a try.
+#[must_use]
+pub fn wilson(hits: u32, tries: u32) -> Option<Interval> {
+    let n = f64::from(tries);
+    let (rate, z2) = (f64::from(hits.min(tries)) / n, Z95 * Z95);
+    let middle = (rate + z2 / (2.0 * n)) / (1.0 + z2 / n);
+    let half = Z95 / (1.0 + z2 / n) * (rate * (1.0 - rate) / n + z2 / (4.0 * n * n)).sqrt();
+    (tries > 0).then(|| Interval {
+        low: (middle - half).clamp(0.0, rate),
+        high: (middle + half).clamp(rate, 1.0),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,6 +184,20 @@ mod tests {
         let interval = bootstrap(&ratios(&solo, &measured), median, 0.95, 1).unwrap();
         assert!(interval.half_width() < 1e-12);
         assert!((interval.low - 0.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_rate_of_which_nothing_was_seen_has_an_upper_end() {
+        // Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I: 81 of 263, 0 of 20.
+        let near = |a: f64, b: f64| (a - b).abs() < 5e-5;
+        let some = wilson(81, 263).unwrap();
+        assert!(
+            near(some.low, 0.2553) && near(some.high, 0.3662),
+            "{some:?}"
+        );
+        let none = wilson(0, 20).unwrap();
+        assert!(none.low == 0.0 && near(none.high, 0.1611), "{none:?}");
+        assert_eq!(wilson(0, 0), None);
     }
 
     #[test]
@@ -213,6 +245,16 @@ mod tests {
             let interval = bootstrap(&rounds, mean, 0.95, seed).unwrap();
             let statistic = mean(&rounds).unwrap();
             prop_assert!(interval.low <= statistic && statistic <= interval.high);
+        }
+
+        #[test]
+        fn the_interval_of_a_rate_encloses_it_and_shrinks_with_tries(hits in 0u32..500, more in 0u32..500) {
+            let tries = hits + more;
+            prop_assume!(tries > 0);
+            let (few, many) = (wilson(hits, tries).unwrap(), wilson(10 * hits, 10 * tries).unwrap());
+            let rate = f64::from(hits) / f64::from(tries);
+            prop_assert!(0.0 <= few.low && few.low <= rate && rate <= few.high && few.high <= 1.0);
+            prop_assert!(many.half_width() < few.half_width());
         }
 
         #[test]

@@ -368,7 +368,10 @@ pub fn machine(cpus: u32) -> Inventory {
             sustainable: Rate(15_000_000_000),
             cpus,
             stop_cost: None,
+            operations: Vec::new(),
+            counters: BTreeMap::new(),
             at_unix_s: 0,
+            deep: None,
         }),
     }
 }

@@ -23,7 +23,7 @@ pub mod lease;
 pub mod lock;
 pub mod meter;
 pub mod perf;
-mod pmu;
+pub mod pmu;
 mod probe;
 pub mod procfs;
 pub mod remaining;

@@ -3,13 +3,18 @@
 //! Sources: Intel SDM volume 3B, chapter "Performance-Monitoring Events" (architectural event `LLC Misses`, 2EH/41H) and
 //! the core events `L2_LINES_IN.ALL` / `L2_LINES_OUT.NON_SILENT`; AMD PPR for family 17h-1Ah (`ls_any_fills_from_sys`,
 //! PMCx044); Arm ARM, PMUv3 (`L2D_CACHE_REFILL` 17H, `L2D_CACHE_WB` 18H). Hybrid processors have one PMU per kind of core, each
-//! with its own CPUs and table. None of these is trusted: an event is used only after it has been seen to count.
+//! with its own CPUs and table. None of these is trusted: an event is used only after it has been seen to count, and, once
+//! the machine has been measured, to count right beside traffic that is known ([`check`]).
+
+use std::collections::BTreeMap;
 
 use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::deep::CounterCheck;
 
 use crate::error::Result;
-use crate::perf::{Event, EventCode, Scope, Wake};
+use crate::perf::{Event, EventCode, SW_MINOR_FAULTS, Scope, TYPE_SOFTWARE, Wake};
 use crate::root::Files;
+use crate::rt;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 
@@ -152,14 +157,14 @@ impl Counting {
     }
 }
 
-/// What counts on every kind of core, or why nothing does. `counts` tries an event.
+/// What counts on every kind of core, or why nothing does. `counts` tries an event, and says why it is no good.
 ///
 /// # Errors
 /// A reason for a person.
 pub fn counting(
     files: &dyn Files,
     vendor: &str,
-    counts: &mut dyn FnMut(&Pmu, &Named) -> bool,
+    counts: &mut dyn FnMut(&Pmu, &Named) -> std::result::Result<(), String>,
 ) -> std::result::Result<Vec<Counting>, String> {
     let pmus = discover(files).map_err(|e| e.to_string())?;
     if pmus.is_empty() {
@@ -170,9 +175,16 @@ pub fn counting(
     let mut all = Vec::new();
     for pmu in pmus {
         let alternatives = table(&pmu, vendor);
-        let works = alternatives
-            .iter()
-            .find(|events| events.iter().all(|e| counts(&pmu, e)));
+        let mut refused = Vec::new();
+        let works = alternatives.iter().find(|events| {
+            let why = events.iter().find_map(|e| {
+                let why = counts(&pmu, e).err()?;
+                Some(format!("{} {why}", e.name))
+            });
+            let works = why.is_none();
+            refused.extend(why);
+            works
+        });
         match works {
             Some(events) => all.push(Counting {
                 events: events.to_vec(),
@@ -186,8 +198,9 @@ pub fn counting(
             }
             None => {
                 return Err(format!(
-                    "no event of {} could be opened and seen to count",
-                    pmu.name
+                    "no event of {} is fit to meter with: {}",
+                    pmu.name,
+                    refused.join("; ")
                 ));
             }
         }
@@ -221,6 +234,129 @@ pub fn counts(kind: u32, config: u64) -> bool {
         .is_ok_and(|after| after.running && after.value > before.value + 1_000)
 }
 
+/// Makes a pass of traffic on the calling thread and tells how many lines it moved.
+pub type Traffic = Box<dyn FnMut() -> u64>;
+/// Prepares traffic on the calling thread: a stream that only reads, or one that only writes (`true`).
+pub type MakeTraffic<'a> = &'a (dyn Fn(bool) -> std::io::Result<Traffic> + Sync);
+
+/// Passes of traffic an event is checked with.
+const PASSES: usize = 5;
+
+/// Every event of this machine's tables that counts, beside traffic that is known: reads beside a stream that reads,
+/// writes beside one that writes. Empty where no event counts. On each kind of core on its first CPU.
+///
+/// # Errors
+/// When a file makes no sense, or the traffic cannot be made.
+pub fn check(
+    files: &dyn Files,
+    vendor: &str,
+    make: MakeTraffic<'_>,
+) -> Result<BTreeMap<String, CounterCheck>> {
+    let mut found = BTreeMap::new();
+    for pmu in discover(files)? {
+        let cpu = pmu.cpus.as_ref().and_then(CpuSet::first);
+        let counting = table(&pmu, vendor)
+            .iter()
+            .flat_map(|events| events.iter())
+            .filter(|e| counts(pmu.kind, e.config));
+        for event in counting {
+            let code = EventCode {
+                kind: pmu.kind,
+                config: event.config,
+            };
+            let traffic = if event.write {
+                "write stream"
+            } else {
+                "read stream"
+            };
+            let checked = beside(code, cpu, traffic, &|| make(event.write));
+            if let Some(checked) = checked.map_err(unmade)? {
+                found.insert(pmu.event(event), checked);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The check itself, tried on an event that every kernel has and on traffic that needs no counter to be known: pages
+/// touched for the first time, each of which faults once.
+///
+/// # Errors
+/// When the kernel has no such event, or the memory is not to be had.
+pub fn check_on_page_faults() -> Result<Option<CounterCheck>> {
+    let code = EventCode {
+        kind: TYPE_SOFTWARE,
+        config: SW_MINOR_FAULTS,
+    };
+    beside(code, None, "number of pages touched", &|| {
+        Ok(Box::new(touch_pages))
+    })
+    .map_err(unmade)
+}
+
+fn unmade(e: std::io::Error) -> crate::error::Error {
+    crate::error::Error::refused(format!(
+        "counters could not be checked beside known traffic: {e}"
+    ))
+}
+
+/// Touches fresh base pages and tells how many.
+fn touch_pages() -> u64 {
+    const PAGES: usize = 2048;
+    let page = rustix::param::page_size();
+    let length = PAGES * page;
+    // SAFETY: a fresh private mapping, written to page by page within its length, and unmapped before anything else
+    // could know it.
+    unsafe {
+        let flags = rustix::mm::MapFlags::PRIVATE;
+        let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        let Ok(map) = rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, prot, flags) else {
+            return 0;
+        };
+        // Without base pages there would be a fault per huge page; a kernel that knows no huge pages refuses, and needs not.
+        let _ = rustix::mm::madvise(map, length, rustix::mm::Advice::LinuxNoHugepage);
+        for offset in (0..length).step_by(page) {
+            map.cast::<u8>().add(offset).write_volatile(1);
+        }
+        let _ = rustix::mm::munmap(map, length);
+    }
+    PAGES as u64
+}
+
+/// Counts an event on a thread of its own, on `cpu` if one is given, while that makes the traffic.
+fn beside(
+    code: EventCode,
+    cpu: Option<CpuId>,
+    traffic: &str,
+    make: &(dyn Fn() -> std::io::Result<Traffic> + Sync),
+) -> std::io::Result<Option<CounterCheck>> {
+    let rounds = std::thread::scope(|scope| {
+        let count = || -> std::io::Result<Vec<(u64, u64)>> {
+            cpu.map_or(Ok(()), rt::pin)?;
+            let mut pass = make()?;
+            let event = Event::open(code, Scope::ThisThread, Wake::Never)?;
+            // The first pass warms up.
+            pass();
+            let mut rounds = Vec::new();
+            for _ in 0..PASSES {
+                let before = event.read()?;
+                let known = pass();
+                let after = event.read()?;
+                // A counter that was lent to somebody else meanwhile tells nothing.
+                if before.running && after.running {
+                    rounds.push((after.value.saturating_sub(before.value), known));
+                }
+            }
+            Ok(rounds)
+        };
+        let thread = scope.spawn(count);
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(std::io::Error::other("the counting thread died")))
+    })?;
+    Ok(CounterCheck::of(traffic, &rounds))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,6 +368,56 @@ mod tests {
         assert!(counts(TYPE_SOFTWARE, SW_MINOR_FAULTS));
         assert!(!counts(TYPE_SOFTWARE, 9));
         assert!(!counts(u32::MAX, 0));
+    }
+
+    const FAULTS: EventCode = EventCode {
+        kind: TYPE_SOFTWARE,
+        config: SW_MINOR_FAULTS,
+    };
+
+    #[test]
+    fn the_check_finds_a_right_event_right_and_one_that_is_off_wrong() {
+        let checked = check_on_page_faults().unwrap().unwrap();
+        assert!((0.98..1.1).contains(&checked.factor.p50), "{checked:?}");
+        assert_eq!(checked.refusal(), None);
+        // The same faults beside twice the traffic that they are told to be: the event misses half.
+        let half: Traffic = Box::new(|| 2 * touch_pages());
+        let half = std::sync::Mutex::new(Some(half));
+        let missing = beside(FAULTS, None, "lie", &|| {
+            Ok(half.lock().unwrap().take().unwrap())
+        })
+        .unwrap()
+        .unwrap();
+        assert!(
+            missing.refusal().unwrap().contains("of a known lie"),
+            "{missing:?}"
+        );
+        // A dummy event counts nothing.
+        let dummy = EventCode {
+            config: 9,
+            ..FAULTS
+        };
+        let nothing = beside(dummy, None, "page", &|| Ok(Box::new(touch_pages)))
+            .unwrap()
+            .unwrap();
+        assert_eq!(nothing.factor.p50, 0.0);
+        assert!(nothing.refusal().is_some());
+    }
+
+    #[test]
+    fn traffic_that_cannot_be_made_is_an_error_and_an_unknown_event_too() {
+        let none = || Err(std::io::Error::other("no memory"));
+        assert!(
+            beside(FAULTS, None, "page", &none)
+                .unwrap_err()
+                .to_string()
+                .contains("no memory")
+        );
+        let unknown = EventCode {
+            kind: u32::MAX,
+            config: 0,
+        };
+        assert!(beside(unknown, None, "page", &|| Ok(Box::new(|| 1))).is_err());
     }
 
     #[test]

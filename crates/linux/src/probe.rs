@@ -1,5 +1,6 @@
 //! What this machine offers: each mechanism available or not, why, and what would enable it. Cheap things are tried, not
-//! believed: a counter is opened and seen to count, real-time scheduling is asked for.
+//! believed: a counter is opened and seen to count, real-time scheduling is asked for. What is dear was measured before:
+//! a counter that then counted wrongly is refused.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -118,11 +119,11 @@ pub fn probe(
     let root = trials.root();
     let mut counters = Vec::new();
     let mut counts = |pmu: &Pmu, event: &Named| {
-        let counts = trials.counts(pmu, event);
-        if counts {
-            counters.push(pmu.event(event));
+        if !trials.counts(pmu, event) {
+            return Err("was not seen to count".to_owned());
         }
-        counts
+        counters.push(pmu.event(event));
+        counts_right(measured.as_ref(), &pmu.event(event))
     };
     let (counting, meter) = match pmu::counting(files, &shape.identity.vendor, &mut counts) {
         Ok(all) => {
@@ -181,6 +182,17 @@ pub fn probe(
         counting,
         tried,
     })
+}
+
+/// Whether an event that counts was found to count right, once that was looked into.
+fn counts_right(measured: Option<&Measured>, event: &str) -> std::result::Result<(), String> {
+    let Some(measured) = measured else {
+        return Ok(());
+    };
+    let Some(check) = measured.counters.get(event) else {
+        return Err("was not checked beside known traffic (`quell doctor --deep` does)".to_owned());
+    };
+    check.refusal().map_or(Ok(()), Err)
 }
 
 /// Whether the CPU time of a cgroup can be counted on one CPU.

@@ -249,6 +249,7 @@ fn identity(files: &dyn Files) -> Result<Identity> {
             Some(name) => name,
             None => arm_cores(&cpuinfo),
         },
+        microcode: first(&["microcode"]),
         hypervisor: hypervisor(files, virtual_machine)?,
     })
 }
@@ -455,7 +456,7 @@ mod tests {
         write(
             root,
             "proc/cpuinfo",
-            "vendor_id : Genuine\nmodel name : Fast CPU\nflags : fpu hypervisor\n",
+            "vendor_id : Genuine\nmodel name : Fast CPU\nmicrocode : 0x2b\nflags : fpu hypervisor\n",
         );
         write(root, "proc/sys/kernel/osrelease", "6.18.1-x\n");
         write(root, "proc/sys/kernel/sched_rt_period_us", "1000000\n");
@@ -477,6 +478,7 @@ mod tests {
         );
         assert_eq!(found.nodes[0].memory, Bytes(1 << 20));
         assert_eq!(found.identity.model, "Fast CPU");
+        assert_eq!(found.identity.microcode.as_deref(), Some("0x2b"));
         assert_eq!(found.identity.hypervisor.as_deref(), Some("unknown"));
         write(
             dir.path(),

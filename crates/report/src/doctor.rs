@@ -8,15 +8,25 @@ use quell_core::inventory::{
 };
 use quell_core::mechanism::Mechanism;
 
+use crate::deep;
 use crate::plan::tone;
 use crate::text::{Style, Tone, count};
 
 /// Columns of the labels.
 const LABEL: usize = 13;
 
+/// How much of what was measured to show, and when.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measurements {
+    /// Seconds since 1970, for the age of what was measured; absent: no age is told.
+    pub now_unix_s: Option<u64>,
+    /// Every figure, not only what they mean.
+    pub full: bool,
+}
+
 /// The machine for a terminal of the style's width.
 #[must_use]
-pub fn doctor_text(machine: &Inventory, style: Style) -> String {
+pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> String {
     let mut out = style.paint(Tone::Title, &name(machine)) + "\n\n";
     let mut line = |label: &str, text: &str| out.push_str(&labelled(label, text, style));
     line("cpus", &cpus(machine));
@@ -33,11 +43,15 @@ pub fn doctor_text(machine: &Inventory, style: Style) -> String {
         Some(measured) => line(
             "bandwidth",
             &format!(
-                "one CPU {} ({}), {} together {}",
+                "one CPU {} ({}), {} together {}{}",
                 measured.peak_cpu,
                 measured.peak_operation,
                 count(measured.cpus, "CPU"),
-                measured.sustainable
+                measured.sustainable,
+                show.now_unix_s.map_or_else(String::new, |now| format!(
+                    "; measured {}",
+                    age(now, measured.at_unix_s)
+                ))
             ),
         ),
         None => line(
@@ -46,6 +60,13 @@ pub fn doctor_text(machine: &Inventory, style: Style) -> String {
         ),
     }
     out.push('\n');
+    if let Some(measured) = &machine.measured {
+        out.push_str(&if show.full {
+            deep::full(measured, style) + "\n"
+        } else {
+            deep::short(measured, style, |label, text| labelled(label, text, style))
+        });
+    }
     out.push_str(&style.paint(Tone::Title, "Mechanisms"));
     out.push('\n');
     for mechanism in Mechanism::ALL {
@@ -63,7 +84,13 @@ pub fn doctor_text(machine: &Inventory, style: Style) -> String {
 }
 
 fn labelled(label: &str, text: &str, style: Style) -> String {
+    // A label longer than its column still stands apart from its text.
     let first = format!("  {label:<LABEL$}");
+    let first = if first.ends_with(' ') {
+        first
+    } else {
+        first + " "
+    };
     style.wrap(&first, &" ".repeat(LABEL + 2), text)
 }
 
@@ -169,8 +196,22 @@ pub(crate) fn caches(machine: &Inventory) -> Vec<(String, String)> {
     lines
 }
 
+/// How long ago, in the largest unit that leaves at least one: `3 hours ago`.
+#[must_use]
+pub fn age(now_unix_s: u64, then_unix_s: u64) -> String {
+    let seconds = now_unix_s.saturating_sub(then_unix_s);
+    let units = [(86_400, "day"), (3_600, "hour"), (60, "minute")];
+    match units.into_iter().find(|(unit, _)| seconds >= *unit) {
+        Some((unit, name)) => {
+            let n = u32::try_from(seconds / unit).unwrap_or(u32::MAX);
+            format!("{} ago", count(n, name))
+        }
+        None => "just now".to_owned(),
+    }
+}
+
 /// Bytes in the largest binary unit that leaves at least one, with one place: `7.8GiB`.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     let (unit, scale) = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
         .into_iter()
         .find(|(_, scale)| bytes >= *scale)
@@ -277,15 +318,50 @@ mod tests {
             color: false,
             width: 80,
         };
-        let text = doctor_text(&sample::machine(), style);
+        let text = doctor_text(&sample::machine(), Measurements::default(), style);
         sample::golden("doctor", &text);
     }
 
     #[test]
+    fn a_measured_machine_reads_as_a_page_wide_narrow_and_in_short() {
+        let machine = sample::measured_machine();
+        let text = |full, width| {
+            let show = Measurements {
+                now_unix_s: Some(7_300),
+                full,
+            };
+            let style = Style {
+                color: false,
+                width,
+            };
+            doctor_text(&machine, show, style)
+        };
+        sample::golden("doctor-deep", &text(true, 100));
+        sample::golden("doctor-deep-short", &text(false, 80));
+        let narrow = text(true, 56);
+        let wide = narrow.lines().find(|l| l.chars().count() > 60);
+        assert_eq!(wide, None, "{narrow}");
+    }
+
+    #[test]
+    fn an_age_is_told_in_its_largest_unit() {
+        assert_eq!(age(100, 90), "just now");
+        assert_eq!(age(7_300, 0), "2 hours ago");
+        assert_eq!(age(90_000, 0), "1 day ago");
+        assert_eq!(age(0, 90), "just now", "a clock that was set back");
+    }
+
+    #[test]
     fn colour_changes_no_column() {
-        let plain = doctor_text(&sample::machine(), Style::default());
+        let show = Measurements {
+            now_unix_s: Some(7_300),
+            full: true,
+        };
+        let machine = sample::measured_machine();
+        let plain = doctor_text(&machine, show, Style::default());
         let colour = doctor_text(
-            &sample::machine(),
+            &machine,
+            show,
             Style {
                 color: true,
                 ..Style::default()

@@ -2,6 +2,7 @@
 //! numbers come from [`quell_core::result`]; nothing here measures or decides anything but how to say it.
 
 mod compare;
+mod deep;
 mod doctor;
 mod frontier;
 mod html;
@@ -16,7 +17,8 @@ mod view;
 mod sample;
 
 pub use compare::compare_text;
-pub use doctor::doctor_text;
+pub use deep::canary_text;
+pub use doctor::{Measurements, age, doctor_text};
 pub use html::html;
 pub use outcome::run_text;
 pub use plan::plan_text;

@@ -15,6 +15,9 @@ pub enum Error {
         /// What to do about it.
         remedy: String,
     },
+    /// It was asked to stop.
+    #[error("interrupted")]
+    Interrupted,
     /// The kernel refused a call.
     #[error("{what}: {source}")]
     Kernel {
@@ -57,6 +60,7 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match &error {
             Error::Refused { .. } => io::ErrorKind::Unsupported,
+            Error::Interrupted => io::ErrorKind::Interrupted,
             Error::Kernel { source, .. } => source.kind(),
         };
         Self::new(kind, error)

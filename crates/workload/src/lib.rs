@@ -1,7 +1,8 @@
 //! The generators as real programs: a dependent list walk (`latency`), streams (`stream`), calls that flush
 //! per-CPU kernel work ([`flush`]), a detector of the times a CPU does not run a thread ([`overrun`]); what a runner
-//! speaks with a generator in a child process ([`serve`]); what `quell bench` shows ([`bench`]); and two measurements
-//! of the machine itself: whether two CPUs share a cache now ([`probe`]) and the rates it reaches ([`measure`]).
+//! speaks with a generator in a child process ([`serve`]); what `quell bench` shows ([`bench`]); and measurements
+//! of the machine itself: whether two CPUs share a cache now ([`probe`]) and the rates it reaches ([`measure`]); and with
+//! these the rest of what `quell doctor --deep` finds out ([`deep`]).
 //!
 //! The method follows IsolBench (CSL-KU): a victim walking a list beside streams. What is added is percentiles over
 //! short windows, because an average hides bursts shorter than a regulation period, and a target rate for streams.
@@ -12,6 +13,7 @@
 pub mod affinity;
 pub mod bench;
 mod clock;
+pub mod deep;
 mod error;
 pub mod flush;
 mod kernels;

@@ -54,6 +54,11 @@ impl Driver {
         }
     }
 
+    /// Goes on at another rate; `None`: as fast as it can.
+    pub(crate) fn pace(&mut self, rate: Option<Rate>) {
+        self.pace = rate.map(|rate| Pace::new(rate, self.load.step_bytes()));
+    }
+
     /// The load.
     #[must_use]
     pub fn load(&self) -> &Load {

@@ -7,6 +7,8 @@
 //! | peak | the best of these; besides the experiments' operations a copy with stores past the caches is tried, since its program bytes cost the least traffic |
 //! | sustainable | the median of [`ROUNDS`] runs of [`TOGETHER_NS`] in which every CPU of the set streams in the peak's way at once: the median, because it must hold, not be reached once; at least the peak, which one CPU alone did reach |
 //!
+//! Besides, for a person: the spread of every run, of each CPU alone and of each while all run the same.
+//!
 //! Buffers are four times the last-level cache (at most 512 MiB a thread, and an eighth of the available memory over
 //! all threads), in huge pages where to be had, taken and touched on the CPU that streams through them.
 
@@ -17,9 +19,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::deep::{CpuRate, OperationRates, Spread};
 use quell_core::inventory::Measured;
 use quell_core::stats::median;
-use quell_core::units::{Bytes, Rate};
+use quell_core::units::{Bytes, LINE_BYTES, Rate};
 use quell_core::workload::{Operation, Pages};
 
 use crate::load::Driver;
@@ -84,8 +87,8 @@ impl Worker {
     }
 }
 
-/// Measures the rates of the CPUs `cpus` of a machine whose last-level cache holds `llc`: about a second and a half of
-/// full memory load on two CPUs, at most three on many. `now_unix_s` is noted as the time of measuring.
+/// Measures the rates of the CPUs `cpus` of a machine whose last-level cache holds `llc`: two or three seconds of
+/// full memory load on two CPUs, at most four on many. `now_unix_s` is noted as the time of measuring.
 ///
 /// # Errors
 /// When a CPU may not be used, or an eighth of the available memory does not hold twice the last-level cache.
@@ -112,7 +115,14 @@ pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured>
         for worker in &workers {
             worker.hear()?;
         }
-        let best = best_alone(workers.iter().filter(|w| spread.contains(&w.cpu)))?;
+        let alone = each_alone(workers.iter().filter(|w| spread.contains(&w.cpu)))?;
+        let best: BTreeMap<Way, f64> = alone
+            .iter()
+            .map(|(way, cpus)| {
+                let runs = cpus.values().flatten().copied();
+                (*way, runs.fold(0.0, f64::max))
+            })
+            .collect();
         let (peak_way, peak) = best
             .iter()
             .max_by(|a, b| a.1.total_cmp(b.1))
@@ -120,7 +130,11 @@ pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured>
             .ok_or_else(|| {
                 Error::refused("measuring rates", "no CPU was named", "name at least one")
             })?;
-        let sustained = all_together(&workers, peak_way)?;
+        let together = all_together(&workers, alone.keys().copied())?;
+        let sustained = together
+            .get(&peak_way)
+            .and_then(|rounds| median(&sums(rounds)))
+            .unwrap_or(0.0);
         Ok(Measured {
             peak_cpu: rate(peak),
             peak_operation: peak_way.name().to_owned(),
@@ -131,45 +145,86 @@ pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured>
             sustainable: rate(sustained.max(peak)),
             cpus: u32::try_from(workers.len()).unwrap_or(u32::MAX),
             stop_cost: None,
+            operations: alone
+                .iter()
+                .filter_map(|(way, alone)| operation(*way, alone, together.get(way)?))
+                .collect(),
+            counters: BTreeMap::new(),
             at_unix_s: now_unix_s,
+            deep: None,
         })
     })?)
 }
 
-/// The best rate of every way on any of the workers, each running alone.
-fn best_alone<'a>(
+/// Rates in program bytes per second: of each CPU, run by run.
+type Runs = BTreeMap<CpuId, Vec<f64>>;
+
+/// The rates of every way on each of the workers, running alone.
+fn each_alone<'a>(
     workers: impl Iterator<Item = &'a Worker> + Clone,
-) -> Result<BTreeMap<Way, f64>, Error> {
-    let mut best = BTreeMap::new();
+) -> Result<BTreeMap<Way, Runs>, Error> {
+    let mut all: BTreeMap<Way, Runs> = BTreeMap::new();
     for _ in 0..ROUNDS {
         for way in ways() {
             for worker in workers.clone() {
                 worker.tell(way, 0, RUN_NS)?;
                 if let Some(rate) = worker.hear()? {
-                    let best = best.entry(way).or_insert(rate);
-                    *best = rate.max(*best);
+                    let runs = all.entry(way).or_default().entry(worker.cpu);
+                    runs.or_default().push(rate);
                 }
             }
         }
     }
-    Ok(best)
+    Ok(all)
 }
 
-/// The median rate of all workers at once.
-fn all_together(workers: &[Worker], way: Way) -> Result<f64, Error> {
-    let mut sums = Vec::new();
+/// The rates of every way on each of the workers, all running at once.
+fn all_together(
+    workers: &[Worker],
+    ways: impl Iterator<Item = Way> + Clone,
+) -> Result<BTreeMap<Way, Runs>, Error> {
+    let mut all: BTreeMap<Way, Runs> = BTreeMap::new();
     for _ in 0..ROUNDS {
-        let start = clock::now() + START_NS;
-        for worker in workers {
-            worker.tell(way, start, TOGETHER_NS)?;
+        for way in ways.clone() {
+            let start = clock::now() + START_NS;
+            for worker in workers {
+                worker.tell(way, start, TOGETHER_NS)?;
+            }
+            for worker in workers {
+                let rate = worker.hear()?.unwrap_or(0.0);
+                let runs = all.entry(way).or_default().entry(worker.cpu);
+                runs.or_default().push(rate);
+            }
         }
-        let mut sum = 0.0;
-        for worker in workers {
-            sum += worker.hear()?.unwrap_or(0.0);
-        }
-        sums.push(sum);
     }
-    Ok(median(&sums).unwrap_or(0.0))
+    Ok(all)
+}
+
+/// What all CPUs reached in each run.
+fn sums(runs: &Runs) -> Vec<f64> {
+    (0..ROUNDS)
+        .map(|i| runs.values().filter_map(|r| r.get(i)).sum())
+        .collect()
+}
+
+/// An operation's figures, for a person.
+fn operation(way: Way, alone: &Runs, together: &Runs) -> Option<OperationRates> {
+    let mb_s = |rates: &[f64]| Spread::of(&rates.iter().map(|r| r / 1e6).collect::<Vec<f64>>());
+    let each = |runs: &Runs| {
+        let rates = runs.iter().map(|(cpu, runs)| {
+            Some(CpuRate {
+                cpu: *cpu,
+                mb_s: mb_s(runs)?,
+            })
+        });
+        rates.collect::<Option<Vec<CpuRate>>>()
+    };
+    Some(OperationRates {
+        operation: way.name().to_owned(),
+        alone: each(alone)?,
+        loaded: each(together)?,
+        together: mb_s(&sums(together))?,
+    })
 }
 
 /// A worker: takes its memory on its CPU, says so, and runs what it is told until nobody tells it anything.
@@ -204,6 +259,27 @@ fn run_once(driver: &mut Driver, run: &Run) -> Option<f64> {
     Some(bytes as f64 * 1e9 / span.duration_ns.max(1) as f64)
 }
 
+/// Traffic that is known: once through a buffer of four caches, reading or writing each line, which crosses to or from
+/// memory once for it. Each call makes one pass on the calling thread and tells how many lines it went over.
+///
+/// # Errors
+/// When the memory is not to be had.
+pub fn known_traffic(write: bool, llc: Bytes) -> io::Result<Box<dyn FnMut() -> u64>> {
+    let available = procfs::available_memory(Path::new("/proc"))?;
+    let (size, _) = sizes(llc, 1, 1, available)?;
+    let operation = if write {
+        Operation::Write
+    } else {
+        Operation::Read
+    };
+    let mut stream = Stream::new(operation, size, Pages::Huge)?;
+    let lines = size.0 / LINE_BYTES;
+    Ok(Box::new(move || {
+        stream.run(lines);
+        lines
+    }))
+}
+
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -222,7 +298,7 @@ fn spread(cpus: &CpuSet, most: usize) -> Vec<CpuId> {
 }
 
 /// The buffers of threads that also run alone, and of the others.
-fn sizes(
+pub(crate) fn sizes(
     llc: Bytes,
     cpus: usize,
     alone: usize,
@@ -291,6 +367,13 @@ mod tests {
                 .all(|r| *r <= measured.peak_cpu && r.0 > 0)
         );
         assert!(measured.sustainable >= measured.peak_cpu);
+        assert_eq!(measured.operations.len(), measured.by_operation.len());
+        for operation in &measured.operations {
+            assert_eq!(operation.loaded.len(), cpus.len());
+            let best = measured.by_operation[&operation.operation].0 as f64 / 1e6;
+            let alone = operation.alone.iter().map(|c| c.mb_s.high);
+            assert!(alone.fold(0.0, f64::max) <= best + 1.0, "{operation:?}");
+        }
         for operation in [Operation::Read, Operation::Write, Operation::Copy] {
             assert!(measured.by_operation.contains_key(operation.name()));
         }
@@ -298,6 +381,14 @@ mod tests {
             (measured.cpus as usize, measured.at_unix_s),
             (cpus.len(), 1_700_000_000)
         );
+    }
+
+    #[test]
+    fn known_traffic_is_a_pass_over_four_caches() {
+        for write in [false, true] {
+            let mut pass = known_traffic(write, Bytes(1 << 20)).unwrap();
+            assert_eq!((pass(), pass()), (1 << 16, 1 << 16));
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! The few kernel files the generators read, each from a given root: `meminfo` and `self/smaps`
+//! The few kernel files the generators read, each from a given root: `meminfo`, `stat` and `self/smaps`
 //! (Documentation/filesystems/proc.rst), `cpuN/cache` (Documentation/ABI/testing/sysfs-devices-system-cpu). Missing is
 //! `None`; malformed is an error.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -113,6 +114,63 @@ pub fn second_level_cache(cpus: &Path, cpu: CpuId) -> Result<Option<Bytes>, Erro
     Ok(None)
 }
 
+/// Time of one CPU, in ticks since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTime {
+    /// All of it.
+    pub all: u64,
+    /// What the hypervisor gave to others while the CPU had something to run.
+    pub steal: u64,
+}
+
+impl CpuTime {
+    /// The part stolen since `before`, 0 to 1; `None` where no tick has passed.
+    #[must_use]
+    pub fn stolen_since(self, before: Self) -> Option<f64> {
+        let all = self.all.saturating_sub(before.all);
+        (all > 0).then(|| self.steal.saturating_sub(before.steal) as f64 / all as f64)
+    }
+}
+
+/// The time of every CPU (`/proc/stat`), and of all of them together under `None`. Empty where there is no such file, or
+/// the kernel does not tell what was stolen.
+///
+/// # Errors
+/// When the file cannot be read, or a line is malformed.
+pub fn cpu_times(proc: &Path) -> Result<BTreeMap<Option<CpuId>, CpuTime>, Error> {
+    let path = proc.join("stat");
+    let mut found = BTreeMap::new();
+    for line in read(&path)?.unwrap_or_default().lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some(name) = words.next().and_then(|w| w.strip_prefix("cpu")) else {
+            continue;
+        };
+        let wrong = || {
+            Error::refused(
+                format!("reading {}", path.display()),
+                format!("'{line}' is not a CPU and its ticks"),
+                "report this kernel's version together with the file",
+            )
+        };
+        let cpu = match name {
+            "" => None,
+            number => Some(number.parse().map_err(|_| wrong())?),
+        };
+        // user nice system idle iowait irq softirq steal; guests' time, which follows, is in user already.
+        let ticks: Vec<u64> = words
+            .take(8)
+            .map(|w| w.parse().map_err(|_| wrong()))
+            .collect::<Result<_, _>>()?;
+        if let [.., steal] = ticks[..]
+            && ticks.len() == 8
+        {
+            let all = ticks.iter().sum();
+            found.insert(cpu, CpuTime { all, steal });
+        }
+    }
+    Ok(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,5 +232,33 @@ mod tests {
         assert_eq!(read(4).unwrap(), None);
         file(root.path(), "cpu3/cache/index2/size", "big");
         assert!(read(3).unwrap_err().to_string().contains("'big'"));
+    }
+
+    #[test]
+    fn stolen_time_is_a_part_of_all_time() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(cpu_times(root.path()).unwrap().is_empty());
+        file(
+            root.path(),
+            "stat",
+            "cpu  10 0 5 80 0 0 1 4 9 0\ncpu3 10 0 5 80 0 0 1 4 9 0\nintr 5 6\n",
+        );
+        let before = cpu_times(root.path()).unwrap();
+        assert_eq!(before[&Some(3)], CpuTime { all: 100, steal: 4 });
+        let after = CpuTime {
+            all: 200,
+            steal: 29,
+        };
+        assert_eq!(after.stolen_since(before[&None]), Some(0.25));
+        assert_eq!(after.stolen_since(after), None);
+        file(root.path(), "stat", "cpu 10 0 5 80\n");
+        assert!(cpu_times(root.path()).unwrap().is_empty(), "an old kernel");
+        file(root.path(), "stat", "cpux 1 2 3\n");
+        assert!(
+            cpu_times(root.path())
+                .unwrap_err()
+                .to_string()
+                .contains("cpux")
+        );
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use quell_report::Style;
+use quell_report::{Measurements, Style};
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn every_machine_and_every_example_policy_make_a_plan_to_read() {
         let dir = repository().join("tests/machines/plans").join(name);
         wanted.push((
             dir.join("doctor.txt"),
-            quell_report::doctor_text(&machine, Style::default()),
+            quell_report::doctor_text(&machine, Measurements::default(), Style::default()),
         ));
         for (policy, path) in files("examples") {
             let text = answer(&policy, &path, &machine);

@@ -426,4 +426,4 @@ impl Draft<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

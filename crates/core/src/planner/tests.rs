@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 mod stranger;
 
 /// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20 GB/s together.
-fn machine(cores: u32, threads: u32) -> Inventory {
+pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
     let cpus: Vec<Cpu> = (0..cores * threads)
         .map(|id| Cpu {
             id,
@@ -62,7 +62,10 @@ fn machine(cores: u32, threads: u32) -> Inventory {
             sustainable: Rate(20_000_000_000),
             cpus: cores * threads,
             stop_cost: None,
+            operations: Vec::new(),
+            counters: BTreeMap::new(),
             at_unix_s: 0,
+            deep: None,
         }),
         cpus,
     }

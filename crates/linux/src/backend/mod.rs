@@ -26,7 +26,7 @@ use crate::cgroup::Cgroups;
 use crate::children::{self, Birth, Subject};
 use crate::error::{Error, Result};
 use crate::home::Home;
-use crate::pmu::Counting;
+use crate::pmu::{self, Counting, Traffic};
 use crate::root::{Files, Kernel};
 use crate::session::{Session, WatchdogCommand};
 use crate::throttle::Throttler;
@@ -40,6 +40,9 @@ pub struct Tools {
     pub shared_cache: fn(CpuId, CpuId) -> std::io::Result<Option<f64>>,
     /// Measures rates on CPUs.
     pub rates: fn(&CpuSet, Bytes) -> std::io::Result<Measured>,
+    /// Prepares a stream far larger than a last-level cache of this size, that reads or writes (`true`), for counters to
+    /// be checked with.
+    pub traffic: fn(bool, Bytes) -> std::io::Result<Traffic>,
     /// How the watchdog is started.
     pub watchdog: WatchdogCommand,
 }
@@ -133,10 +136,9 @@ impl Linux {
 
     /// What an earlier run measured on this machine.
     pub fn measured(&mut self, measured: Measured) {
-        if let Some(machine) = self.inventory.as_mut() {
-            machine.measured = Some(measured.clone());
-        }
         self.measured = Some(measured);
+        // Which events meter depends on it.
+        self.inventory = None;
     }
 
     /// The plan whose steps will be applied, told to `quell status` while they hold.
@@ -289,15 +291,15 @@ impl Backend for Linux {
         if depth == Probe::Deep {
             let (cpus, llc) = (self.all_cpus()?, self.llc()?);
             let rates = (self.tools.rates)(&cpus, llc);
-            let measured = rates.map_err(|e| {
+            let mut measured = rates.map_err(|e| {
                 BackendError(format!(
                     "the rates of this machine could not be measured: {e}"
                 ))
             })?;
-            self.measured = Some(measured.clone());
-            if let Some(machine) = self.inventory.as_mut() {
-                machine.measured = Some(measured);
-            }
+            let vendor = self.cached_inventory()?.identity.vendor.clone();
+            let traffic = self.tools.traffic;
+            measured.counters = pmu::check(&self.files, &vendor, &|write| traffic(write, llc))?;
+            self.measured(measured);
         }
         Ok(self.cached_inventory()?.clone())
     }

@@ -6,13 +6,14 @@ use std::fmt::Write as _;
 use super::File;
 
 /// Lines of `/proc/cpuinfo` that tell what a processor is; not its serial number (Arm), nor its speed just now.
-const CPUINFO: [&str; 14] = [
+const CPUINFO: [&str; 15] = [
     "processor",
     "vendor_id",
     "cpu family",
     "model",
     "model name",
     "stepping",
+    "microcode",
     "flags",
     "CPU implementer",
     "CPU architecture",

@@ -1,0 +1,217 @@
+//! The measurements of `quell doctor --deep` that only run programs and look at the clock, one module each. Bounded in
+//! time: [`Depth`] has every number of rounds and every span. What they mean is `quell_core::deep`'s.
+
+mod canary;
+mod loaded;
+mod pages;
+mod steps;
+mod wakeup;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use quell_core::cpuset::CpuId;
+use quell_core::deep::Deep;
+use quell_core::inventory::Inventory;
+use quell_core::units::Bytes;
+
+use crate::load::Driver;
+use crate::procfs::{self, CpuTime};
+use crate::resolved::Load;
+use crate::windows::Windows;
+use crate::{Error, clock, measure};
+
+pub use canary::sharing;
+
+/// The longest list, whatever the cache.
+const LARGEST: u64 = 1 << 30;
+/// A window of latency.
+const WINDOW_NS: u64 = 1_000_000;
+
+/// How much of everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// Fewer rounds, some seconds in all.
+    pub quick: bool,
+    /// Rounds of the known cases of the cache probe.
+    pub controls: u32,
+    /// Rounds of the loaded latency, and the span of one point in one.
+    pub loaded: (u32, u64),
+    /// Rounds of page sizes, and the span of one list in one.
+    pub pages: (u32, u64),
+    /// Rounds of one size of the latency curve, the span of one, and sizes per octave.
+    pub steps: (u32, u64, u32),
+    /// How many milliseconds sleepers sleep, one by one.
+    pub sleeps: u32,
+}
+
+impl Depth {
+    /// About a minute.
+    pub const FULL: Self = Self {
+        quick: false,
+        controls: 40,
+        loaded: (8, 120_000_000),
+        pages: (7, 40_000_000),
+        steps: (7, 10_000_000, 3),
+        sleeps: 4_000,
+    };
+    /// Some seconds.
+    pub const QUICK: Self = Self {
+        quick: true,
+        controls: 6,
+        loaded: (2, 30_000_000),
+        pages: (3, 10_000_000),
+        steps: (3, 4_000_000, 2),
+        sleeps: 300,
+    };
+}
+
+/// Makes the calling thread a real-time one; why not.
+pub type Fifo<'a> = &'a (dyn Fn() -> io::Result<()> + Sync);
+
+/// Told of the progress, as what is being measured and the part done in percent; false: stop.
+pub type Watch<'a> = &'a mut dyn FnMut(&str, u32) -> bool;
+
+/// The progress of one block: percent of the whole from one number to another.
+struct Block<'a, 'b> {
+    label: &'static str,
+    from: u32,
+    to: u32,
+    watch: &'a mut Watch<'b>,
+}
+
+impl Block<'_, '_> {
+    /// `done` of `all` of this block are over.
+    ///
+    /// # Errors
+    /// When it is to stop.
+    fn at(&mut self, done: u32, all: u32) -> Result<(), Error> {
+        let percent = self.from + (self.to - self.from) * done.min(all) / all.max(1);
+        if (self.watch)(self.label, percent) {
+            Ok(())
+        } else {
+            Err(interrupted())
+        }
+    }
+}
+
+fn interrupted() -> Error {
+    Error::Interrupted
+}
+
+/// Measures everything but what the counters count. What cannot be measured here is named in `skipped`.
+///
+/// # Errors
+/// When `watch` says to stop, or `/proc/stat` is malformed.
+pub fn measure(
+    machine: &Inventory,
+    depth: &Depth,
+    fifo: Fifo<'_>,
+    mut watch: Watch<'_>,
+) -> io::Result<Deep> {
+    let begin = clock::now();
+    let ticks = procfs::cpu_times(Path::new("/proc"))?;
+    let mut deep = Deep {
+        quick: depth.quick,
+        ..Deep::default()
+    };
+    let mut skipped = BTreeMap::new();
+    let mut block =
+        |label: &'static str,
+         from,
+         to,
+         run: &mut dyn FnMut(&mut Block<'_, '_>) -> Result<(), Error>| {
+            let mut progress = Block {
+                label,
+                from,
+                to,
+                watch: &mut watch,
+            };
+            match progress.at(0, 1).and_then(|()| run(&mut progress)) {
+                Err(Error::Interrupted) => Err(interrupted()),
+                Err(why) => {
+                    skipped.insert(label.to_owned(), why.to_string());
+                    Ok(())
+                }
+                Ok(()) => Ok(()),
+            }
+        };
+    block("sharing", 0, 15, &mut |b| {
+        deep.sharing = Some(canary::sharing_of(machine, depth.controls, b)?);
+        Ok(())
+    })?;
+    block("caches", 15, 40, &mut |b| {
+        deep.caches = Some(steps::curve(machine, depth, b)?);
+        Ok(())
+    })?;
+    block("pages", 40, 60, &mut |b| {
+        deep.pages = pages::cost(machine, depth, b)?;
+        Ok(())
+    })?;
+    block("loaded latency", 60, 85, &mut |b| {
+        deep.loaded = Some(loaded::curve(machine, depth, b)?);
+        Ok(())
+    })?;
+    block("wake-ups", 85, 100, &mut |b| {
+        deep.wakeups = wakeup::all(machine, depth, fifo, b)?;
+        Ok(())
+    })?;
+    deep.skipped = skipped;
+    deep.steal = stolen(&ticks, None)?;
+    deep.took_s = (clock::now() - begin) as f64 / 1e9;
+    Ok(deep)
+}
+
+/// What was stolen since `before` of one CPU, or of all.
+fn stolen(
+    before: &BTreeMap<Option<CpuId>, CpuTime>,
+    cpu: Option<CpuId>,
+) -> Result<Option<f64>, Error> {
+    let now = procfs::cpu_times(Path::new("/proc"))?;
+    Ok(now
+        .get(&cpu)
+        .zip(before.get(&cpu))
+        .and_then(|(now, before)| now.stolen_since(*before)))
+}
+
+/// The last-level cache of a CPU; 32 MiB where the kernel tells none, which is beyond most.
+fn llc(machine: &Inventory, cpu: CpuId) -> Bytes {
+    machine.llc(cpu).map_or(Bytes(32 << 20), |c| c.size)
+}
+
+/// The first CPU: where lists are walked.
+fn first(machine: &Inventory) -> Result<CpuId, Error> {
+    machine
+        .cpus
+        .first()
+        .map(|c| c.id)
+        .ok_or_else(|| Error::refused("measuring", "there is no CPU", "report this"))
+}
+
+/// A list far beyond the cache, as memory allows: four caches, at most a gibibyte, an eighth of what is available.
+fn beyond(llc: Bytes) -> Result<Bytes, Error> {
+    let available = procfs::available_memory(Path::new("/proc"))?;
+    let (size, _) = measure::sizes(llc, 1, 1, available)?;
+    let wanted = (4 * llc.0).clamp(size.0, LARGEST);
+    let whole = available.map_or(size.0, |a| a.0 / 8);
+    Ok(Bytes(wanted.min(whole.max(size.0)) & !0x1f_ffff))
+}
+
+/// Nanoseconds per access of a list over `span`: the median window of a millisecond, so that an interruption does not
+/// count.
+fn latency(driver: &mut Driver, span: u64) -> Option<f64> {
+    let mut windows = Windows::new(span, WINDOW_NS);
+    driver.run(span, Some(&mut windows), || false);
+    quell_core::stats::median(&windows.into_values())
+}
+
+/// Walks a list once through, or for as long as half a dozen of the usual longest walks take.
+fn warm(driver: &mut Driver) {
+    let nodes = match driver.load() {
+        Load::Latency(list) => u64::from(list.nodes()),
+        Load::Bandwidth(_) => 0,
+    };
+    // 150 ns an access is memory on most machines.
+    driver.run((nodes * 150).clamp(1_000_000, 200_000_000), None, || false);
+}

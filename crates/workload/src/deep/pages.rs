@@ -1,0 +1,80 @@
+//! What address translation costs: the same random list in pages of 4 KiB and of 2 MiB, at sizes from within the second
+//! translation cache to far beyond it, the two side by side in every round.
+
+use quell_core::deep::{PageCost, Spread};
+use quell_core::inventory::Inventory;
+use quell_core::units::Bytes;
+use quell_core::workload::{Order, Pages};
+
+use super::{Block, Depth, beyond, first, latency, llc, warm};
+use crate::memory::Granted;
+use crate::resolved::{Load, ResolvedWorkload};
+use crate::{Error, affinity};
+
+/// Besides the list far beyond the cache. A second translation cache of 1024 to 3072 entries reaches 4 to 12 MiB.
+const SIZES: [Bytes; 4] = [
+    Bytes(256 << 10),
+    Bytes(2 << 20),
+    Bytes(16 << 20),
+    Bytes(64 << 20),
+];
+
+pub(super) fn cost(
+    machine: &Inventory,
+    depth: &Depth,
+    block: &mut Block<'_, '_>,
+) -> Result<Vec<PageCost>, Error> {
+    let cpu = first(machine)?;
+    let _pinned = affinity::pin_to(cpu)?;
+    let largest = beyond(llc(machine, cpu))?;
+    let mut sizes: Vec<Bytes> = SIZES.into_iter().filter(|s| *s < largest).collect();
+    sizes.push(largest);
+    let (rounds, span) = depth.pages;
+    let steps = u32::try_from(sizes.len()).unwrap_or(u32::MAX) * rounds;
+    let mut done = 0;
+    let mut found = Vec::new();
+    for size in sizes {
+        let list = |pages| {
+            let order = Order::Random;
+            Load::driver(&ResolvedWorkload::Latency { size, order, pages })
+        };
+        let (mut base, mut huge) = (list(Pages::Base)?, list(Pages::Huge)?);
+        if let Granted::Mixed { .. } = huge.load().granted() {
+            return Err(Error::refused(
+                "taking pages of 2 MiB",
+                huge.load().granted().complaint().unwrap_or_default(),
+                "set it to madvise or always, or free memory",
+            ));
+        }
+        let (mut base_ns, mut huge_ns, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            block.at(done, steps)?;
+            done += 1;
+            // Each has the caches to itself: what the other left is driven out first.
+            warm(&mut base);
+            let Some(b) = latency(&mut base, span) else {
+                continue;
+            };
+            warm(&mut huge);
+            let Some(h) = latency(&mut huge, span) else {
+                continue;
+            };
+            base_ns.push(b);
+            huge_ns.push(h);
+            ratios.push(b / h);
+        }
+        if let (Some(base_ns), Some(huge_ns), Some(ratio)) = (
+            Spread::of(&base_ns),
+            Spread::of(&huge_ns),
+            Spread::of(&ratios),
+        ) {
+            found.push(PageCost {
+                size,
+                base_ns,
+                huge_ns,
+                ratio,
+            });
+        }
+    }
+    Ok(found)
+}
