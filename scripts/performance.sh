@@ -12,7 +12,7 @@ say() { printf '\n%s\n' "$@"; }
 block() { echo '```'; cat; echo '```'; }
 
 say "## The machine" "\`quell doctor --deep\`"
-"$quell" doctor --deep 2>/dev/null | head -12 | block
+"$quell" doctor --deep 2>/dev/null | sed "/^Mechanisms/,\$d" | block
 "$quell" bench rates | block
 
 say "## The frontier" "\`quell compare neighbour\`"

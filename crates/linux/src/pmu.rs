@@ -215,9 +215,34 @@ pub fn of_cpu(all: &[Counting], cpu: CpuId) -> Option<&Counting> {
         .find(|c| c.pmu.cpus.as_ref().is_none_or(|set| set.contains(cpu)))
 }
 
+/// Whether an event is seen to count, on a CPU that its PMU belongs to.
+#[must_use]
+pub fn counts(pmu: &Pmu, event: &Named) -> bool {
+    let code = EventCode {
+        kind: pmu.kind,
+        config: event.config,
+    };
+    let tried = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| pin_to_one(pmu.cpus.as_ref()).is_ok() && moves(code));
+        thread.join()
+    });
+    tried.unwrap_or(false)
+}
+
+/// Pins the calling thread to the first of these CPUs that it may use; `None`: anywhere.
+fn pin_to_one(cpus: Option<&CpuSet>) -> std::io::Result<()> {
+    let Some(cpus) = cpus else {
+        return Ok(());
+    };
+    let pinned = cpus.iter().any(|cpu| rt::pin(cpu).is_ok());
+    pinned
+        .then_some(())
+        .ok_or_else(|| std::io::Error::other(format!("none of the CPUs {cpus} may be used")))
+}
+
 /// Opens an event on this thread, writes through fresh memory, and sees whether it moves.
-pub fn counts(kind: u32, config: u64) -> bool {
-    let Ok(event) = Event::open(EventCode { kind, config }, Scope::ThisThread, Wake::Never) else {
+fn moves(code: EventCode) -> bool {
+    let Ok(event) = Event::open(code, Scope::ThisThread, Wake::Never) else {
         return false;
     };
     let Ok(before) = event.read() else {
@@ -246,7 +271,7 @@ const PASSES: usize = 5;
 /// writes beside one that writes. Empty where no event counts. On each kind of core on its first CPU.
 ///
 /// # Errors
-/// When a file makes no sense, or the traffic cannot be made.
+/// When a file makes no sense.
 pub fn check(
     files: &dyn Files,
     vendor: &str,
@@ -254,11 +279,10 @@ pub fn check(
 ) -> Result<BTreeMap<String, CounterCheck>> {
     let mut found = BTreeMap::new();
     for pmu in discover(files)? {
-        let cpu = pmu.cpus.as_ref().and_then(CpuSet::first);
         let counting = table(&pmu, vendor)
             .iter()
             .flat_map(|events| events.iter())
-            .filter(|e| counts(pmu.kind, e.config));
+            .filter(|e| counts(&pmu, e));
         for event in counting {
             let code = EventCode {
                 kind: pmu.kind,
@@ -269,8 +293,10 @@ pub fn check(
             } else {
                 "read stream"
             };
-            let checked = beside(code, cpu, traffic, &|| make(event.write));
-            if let Some(checked) = checked.map_err(unmade)? {
+            // One that could not be checked is not in the list, and refused for that.
+            if let Ok(Some(checked)) =
+                beside(code, pmu.cpus.as_ref(), traffic, &|| make(event.write))
+            {
                 found.insert(pmu.event(event), checked);
             }
         }
@@ -323,16 +349,16 @@ fn touch_pages() -> u64 {
     PAGES as u64
 }
 
-/// Counts an event on a thread of its own, on `cpu` if one is given, while that makes the traffic.
+/// Counts an event on a thread of its own, on one of `cpus` if they are given, while that makes the traffic.
 fn beside(
     code: EventCode,
-    cpu: Option<CpuId>,
+    cpus: Option<&CpuSet>,
     traffic: &str,
     make: &(dyn Fn() -> std::io::Result<Traffic> + Sync),
 ) -> std::io::Result<Option<CounterCheck>> {
     let rounds = std::thread::scope(|scope| {
         let count = || -> std::io::Result<Vec<(u64, u64)>> {
-            cpu.map_or(Ok(()), rt::pin)?;
+            pin_to_one(cpus)?;
             let mut pass = make()?;
             let event = Event::open(code, Scope::ThisThread, Wake::Never)?;
             // The first pass warms up.
@@ -365,9 +391,20 @@ mod tests {
     #[test]
     fn an_event_that_counts_is_seen_to_count_and_a_dead_one_is_not() {
         // Minor faults count 2048 pages of 4 KiB; a dummy event never counts.
-        assert!(counts(TYPE_SOFTWARE, SW_MINOR_FAULTS));
-        assert!(!counts(TYPE_SOFTWARE, 9));
-        assert!(!counts(u32::MAX, 0));
+        let counts = |kind, config, cpus: Option<&str>| {
+            let pmu = Pmu {
+                name: "software".to_owned(),
+                kind,
+                cpus: cpus.map(|c| c.parse().unwrap()),
+            };
+            counts(&pmu, &read("event", config))
+        };
+        assert!(counts(TYPE_SOFTWARE, SW_MINOR_FAULTS, None));
+        assert!(counts(TYPE_SOFTWARE, SW_MINOR_FAULTS, Some("0-1023")));
+        // A CPU that is not there.
+        assert!(!counts(TYPE_SOFTWARE, SW_MINOR_FAULTS, Some("1023")));
+        assert!(!counts(TYPE_SOFTWARE, 9, None));
+        assert!(!counts(u32::MAX, 0, None));
     }
 
     const FAULTS: EventCode = EventCode {

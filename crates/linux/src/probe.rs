@@ -78,7 +78,7 @@ impl Trials for Live {
     }
 
     fn counts(&self, pmu: &Pmu, event: &Named) -> bool {
-        pmu::counts(pmu.kind, event.config)
+        pmu::counts(pmu, event)
     }
 
     fn cgroup_clock(&self, dir: &str) -> std::result::Result<(), String> {

@@ -369,24 +369,26 @@ fn loaded_means(loaded: &Loaded) -> String {
         return "Nothing was measured.".to_owned();
     };
     let (quiet, worst) = (idle.rounds.p50, full.rounds.p50);
+    let others = match loaded.writers {
+        1 => "the other CPU writes".to_owned(),
+        n => format!("the {n} other CPUs write"),
+    };
     match loaded.knee.and_then(|k| loaded.points.get(k)) {
         Some(knee) => format!(
-            "An access to memory takes {} ns, and {} ns while the other {} write {} GB/s; beyond that it rises out of proportion, to \
+            "An access to memory takes {} ns, and {} ns while {others} {} GB/s; beyond that it rises out of proportion, to \
              {} ns at {} GB/s. Keep neighbours together below {} GB/s (`limit.bandwidth`).",
             number(quiet),
             number(knee.rounds.p50),
-            count(loaded.writers, "CPU"),
             gb(knee.mb_s.p50),
             number(worst),
             gb(full.mb_s.p50),
             gb(knee.mb_s.p50),
         ),
         None => format!(
-            "An access to memory takes {} ns, and {} ns while the other {} write {} GB/s: no rate at which it begins to rise out \
+            "An access to memory takes {} ns, and {} ns while {others} {} GB/s: no rate at which it begins to rise out \
              of proportion. What neighbours cost here they cost in the caches, or evenly.",
             number(quiet),
             number(worst),
-            count(loaded.writers, "CPU"),
             gb(full.mb_s.p50),
         ),
     }
@@ -433,7 +435,7 @@ fn level_says(level: &LevelSeen, last: bool) -> String {
     let whose = if last {
         "other programs, or other tenants of the host, hold the rest"
     } else {
-        "a sibling thread uses it, or the kernel's figure is not this CPU's"
+        "a sibling thread uses it (in a virtual machine maybe another tenant's), or the kernel's figure is not this CPU's"
     };
     match (level.verdict(), level.seen) {
         (Seen::AsClaimed, _) => "as claimed".to_owned(),

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use quell_core::inventory::MeterKind;
 use quell_report::{Measurements, Style};
 
 use super::*;
@@ -84,4 +85,21 @@ fn every_machine_and_every_example_policy_make_a_plan_to_read() {
         wanted.len(),
         "plans of machines or policies that are gone"
     );
+}
+
+#[test]
+fn a_counter_that_is_off_or_was_not_checked_is_no_meter() {
+    let file = repository().join("tests/machines/dual-socket-rdt.toml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let meter = |text: &str| {
+        let capture = Capture::parse(text).unwrap();
+        capture.inventory().unwrap().means.meter
+    };
+    assert!(matches!(meter(&text), MeterKind::Hardware { .. }));
+    let off = text.replace("p50 = 1.0", "p50 = 0.4");
+    assert_ne!(off, text);
+    assert_eq!(meter(&off), MeterKind::Time);
+    let (before, after) = text.split_once("[measured.counters]").unwrap();
+    let (_, after) = after.split_once("[files]").unwrap();
+    assert_eq!(meter(&format!("{before}[files]{after}")), MeterKind::Time);
 }

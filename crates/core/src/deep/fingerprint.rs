@@ -1,8 +1,8 @@
 //! Which machine figures belong to, and when they no longer do.
 //!
 //! They hold as long as nothing changes that they depend on: processor, microcode, kernel, hypervisor, the CPUs we may
-//! use, the caches the kernel tells, and memory. On a virtual machine also the boot: it may have moved to another host.
-//! A virtual machine's memory moves a little with its balloon, so only a change of more than an eighth counts.
+//! use, the caches the kernel tells, and the memory's size (within an eighth: kernels keep back more or less). A virtual
+//! machine's memory comes and goes with its balloon and does not count; its boot does: it may be on another host since.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct Fingerprint {
     identity: Identity,
     cpus: Vec<Cpu>,
     caches: Vec<Cache>,
-    /// By node.
+    /// By node; empty on virtual machines.
     memory: BTreeMap<u32, Bytes>,
     /// The boot, on virtual machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -29,12 +29,14 @@ impl Fingerprint {
     /// The machine's. `boot` is `/proc/sys/kernel/random/boot_id`.
     #[must_use]
     pub fn of(machine: &Inventory, boot: Option<String>) -> Self {
+        let guest = machine.identity.hypervisor.is_some();
+        let nodes = machine.nodes.iter().filter(|_| !guest);
         Self {
             identity: machine.identity.clone(),
             cpus: machine.cpus.clone(),
             caches: machine.caches.clone(),
-            memory: machine.nodes.iter().map(|n| (n.id, n.memory)).collect(),
-            boot: boot.filter(|_| machine.identity.hypervisor.is_some()),
+            memory: nodes.map(|n| (n.id, n.memory)).collect(),
+            boot: boot.filter(|_| guest),
         }
     }
 
@@ -132,6 +134,8 @@ mod tests {
     fn a_virtual_machine_that_boots_anew_may_be_elsewhere() {
         let guest = |boot: &str| {
             let mut machine = machine(2, 1);
+            // Its balloon is as large as the host likes.
+            machine.nodes[0].memory = Bytes(boot.parse::<u64>().unwrap() << 30);
             machine.identity.hypervisor = Some("KVM".to_owned());
             Fingerprint::of(&machine, Some(boot.to_owned()))
         };

@@ -39,10 +39,10 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of rounds in any order; `None` without any.
+    /// Of rounds in any order; `None` without any that is a number.
     #[must_use]
     pub fn of(rounds: &[f64]) -> Option<Self> {
-        let rounds = sorted(rounds);
+        let rounds = numbers(rounds);
         let at = |p| percentile(&rounds, p).map(tidy);
         Some(Self {
             p50: at(50.0)?,
@@ -50,6 +50,12 @@ impl Spread {
             high: at(100.0)?,
         })
     }
+}
+
+/// In order, and only what is finite: anything else could not be written to a file and read again.
+fn numbers(values: &[f64]) -> Vec<f64> {
+    let finite: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+    sorted(&finite)
 }
 
 /// Six digits are more than any of these figures is worth, and files stay readable.
@@ -73,10 +79,10 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Of samples in any order; `None` without any.
+    /// Of samples in any order; `None` without any that is a number.
     #[must_use]
     pub fn of(samples: &[f64]) -> Option<Self> {
-        let values = sorted(samples);
+        let values = numbers(samples);
         let at = |p| percentile(&values, p).map(tidy);
         Some(Self {
             p50: at(50.0)?,
@@ -292,7 +298,7 @@ pub struct LoadedPoint {
     pub wanted_mb_s: Option<f64>,
     /// What they reached, over the rounds.
     pub mb_s: Spread,
-    /// Nanoseconds per access over windows of a millisecond, all rounds together.
+    /// Nanoseconds per access over pieces of half a millisecond, all rounds together.
     pub latency_ns: Tail,
     /// The median of each round.
     pub rounds: Spread,
@@ -370,6 +376,15 @@ mod tests {
         let flushed = Control::of(Case::Flushed, &rounds);
         assert_eq!((flushed.wrong, flushed.quiet_wrong), (1, 1));
         assert_eq!(Control::of(Case::Flushed, &[]).wrong_rate, None);
+    }
+
+    #[test]
+    fn what_is_no_number_is_left_out() {
+        assert_eq!(
+            Spread::of(&[f64::NAN, 2.0, f64::INFINITY]).unwrap().high,
+            2.0
+        );
+        assert_eq!(Tail::of(&[f64::NAN]), None);
     }
 
     proptest! {

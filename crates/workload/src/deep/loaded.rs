@@ -14,10 +14,9 @@ use quell_core::stats::median;
 use quell_core::units::{Bytes, Rate};
 use quell_core::workload::{Operation, Order, Pages};
 
-use super::{Block, Depth, WINDOW_NS, first, llc, warm};
+use super::{Block, Depth, first, latencies, llc, warm};
 use crate::load::Driver;
 use crate::resolved::{Load, ResolvedWorkload};
-use crate::windows::Windows;
 use crate::{Error, affinity, clock, measure, procfs};
 
 /// Parts of the writers' full rate; besides them idle and full.
@@ -36,7 +35,7 @@ enum Asked {
     Full,
 }
 
-/// One CPU's part of a run; the writers answer with their rate, the list with its windows.
+/// One CPU's part of a run; the writers answer with their rate, the list with its pieces.
 struct Part {
     rate: Option<Rate>,
     start: u64,
@@ -176,7 +175,7 @@ fn run(
     })
 }
 
-/// One point once: what the writers reached together in 10^6 bytes per second, and the list's windows.
+/// One point once: what the writers reached together in 10^6 bytes per second, and the list's pieces.
 fn one(hands: &[Hand], load: Asked, full_mb_s: f64, span: u64) -> Result<(f64, Vec<f64>), Error> {
     let (list, writers) = hands.split_first().ok_or_else(lost)?;
     let start = clock::now() + START_NS;
@@ -227,7 +226,9 @@ fn work(
             return;
         }
     };
-    warm(&mut driver);
+    if let Load::Latency(list) = driver.load_mut() {
+        warm(list);
+    }
     // The receiver goes away only when the measurement has failed elsewhere: then there is nobody to tell.
     let mut gone = say.send(Ok(Vec::new())).is_err();
     while !gone && let Ok(part) = told.recv() {
@@ -237,13 +238,11 @@ fn work(
 
 fn do_part(driver: &mut Driver, part: &Part) -> Vec<f64> {
     driver.pace(part.rate);
-    let mut windows = Windows::new(part.duration, WINDOW_NS);
     clock::sleep_until(part.start);
-    let span = driver.run(part.duration, Some(&mut windows), || false);
-    match driver.load() {
-        Load::Latency(_) => windows.into_values(),
-        Load::Bandwidth(stream) => {
-            vec![(span.steps * stream.step_bytes()) as f64 * 1e3 / span.duration_ns.max(1) as f64]
-        }
+    if let Load::Latency(list) = driver.load_mut() {
+        return latencies(list, part.duration);
     }
+    let span = driver.run(part.duration, None, || false);
+    let bytes = span.steps * driver.load().step_bytes();
+    vec![bytes as f64 * 1e3 / span.duration_ns.max(1) as f64]
 }

@@ -16,18 +16,18 @@ use quell_core::deep::Deep;
 use quell_core::inventory::Inventory;
 use quell_core::units::Bytes;
 
-use crate::load::Driver;
+use crate::latency::List;
 use crate::procfs::{self, CpuTime};
-use crate::resolved::Load;
-use crate::windows::Windows;
 use crate::{Error, clock, measure};
 
 pub use canary::sharing;
 
 /// The longest list, whatever the cache.
 const LARGEST: u64 = 1 << 30;
-/// A window of latency.
-const WINDOW_NS: u64 = 1_000_000;
+/// A piece of a walk that is timed by itself, in nanoseconds.
+const PIECE_NS: f64 = 500_000.0;
+/// Accesses after which a list counts as warm: some 150 ms from memory.
+const WARM: u64 = 1 << 20;
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,20 +198,68 @@ fn beyond(llc: Bytes) -> Result<Bytes, Error> {
     Ok(Bytes(wanted.min(whole.max(size.0)) & !0x1f_ffff))
 }
 
-/// Nanoseconds per access of a list over `span`: the median window of a millisecond, so that an interruption does not
-/// count.
-fn latency(driver: &mut Driver, span: u64) -> Option<f64> {
-    let mut windows = Windows::new(span, WINDOW_NS);
-    driver.run(span, Some(&mut windows), || false);
-    quell_core::stats::median(&windows.into_values())
+/// Nanoseconds of CPU time per access of a list, over pieces of about [`PIECE_NS`], for `span` of real time: other
+/// programs on the same CPU do not count, but what they take of the caches does.
+fn latencies(list: &mut List, span: u64) -> Vec<f64> {
+    let timed = |list: &mut List, accesses: u64| {
+        let begin = clock::of_this_thread();
+        list.walk(accesses);
+        (clock::of_this_thread() - begin) as f64 / accesses as f64
+    };
+    let end = clock::now() + span;
+    #[expect(
+        clippy::cast_sign_loss,
+        clippy::cast_possible_truncation,
+        reason = "a positive number of accesses, at most a million"
+    )]
+    let piece = (PIECE_NS / timed(list, 1_000).max(0.1)).clamp(1_000.0, 1e6) as u64;
+    let mut all = Vec::new();
+    while all.is_empty() || clock::now() < end {
+        all.push(timed(list, piece));
+    }
+    all
 }
 
-/// Walks a list once through, or for as long as half a dozen of the usual longest walks take.
-fn warm(driver: &mut Driver) {
-    let nodes = match driver.load() {
-        Load::Latency(list) => u64::from(list.nodes()),
-        Load::Bandwidth(_) => 0,
-    };
-    // 150 ns an access is memory on most machines.
-    driver.run((nodes * 150).clamp(1_000_000, 200_000_000), None, || false);
+/// The median of [`latencies`].
+fn latency(list: &mut List, span: u64) -> Option<f64> {
+    quell_core::stats::median(&latencies(list, span))
+}
+
+/// Walks a list once through, or so far that the caches hold what they would in the long run.
+fn warm(list: &mut List) {
+    list.walk(u64::from(list.nodes()).min(WARM));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_core::workload::{Order, Pages};
+
+    #[test]
+    fn a_list_within_the_first_cache_is_no_slower_than_one_beyond_all() {
+        let mut time = |size| {
+            let mut list = List::new(Bytes(size), Order::Random, Pages::Huge).unwrap();
+            warm(&mut list);
+            latency(&mut list, 5_000_000).unwrap()
+        };
+        let (near, far) = (time(8 << 10), time(64 << 20));
+        assert!(near > 0.0 && near < far, "{near} {far}");
+    }
+
+    #[test]
+    fn a_measurement_that_is_told_to_stop_stops() {
+        let mut told = 0;
+        let stop = &mut |_: &str, _: u32| {
+            told += 1;
+            false
+        };
+        let mut block = Block {
+            label: "anything",
+            from: 10,
+            to: 20,
+            watch: &mut (stop as Watch<'_>),
+        };
+        assert!(matches!(block.at(1, 2), Err(Error::Interrupted)));
+        assert_eq!(told, 1);
+    }
 }

@@ -7,8 +7,8 @@ use quell_core::units::Bytes;
 use quell_core::workload::{Order, Pages};
 
 use super::{Block, Depth, beyond, first, latency, llc, warm};
+use crate::latency::List;
 use crate::memory::Granted;
-use crate::resolved::{Load, ResolvedWorkload};
 use crate::{Error, affinity};
 
 /// Besides the list far beyond the cache. A second translation cache of 1024 to 3072 entries reaches 4 to 12 MiB.
@@ -34,15 +34,12 @@ pub(super) fn cost(
     let mut done = 0;
     let mut found = Vec::new();
     for size in sizes {
-        let list = |pages| {
-            let order = Order::Random;
-            Load::driver(&ResolvedWorkload::Latency { size, order, pages })
-        };
+        let list = |pages| List::new(size, Order::Random, pages);
         let (mut base, mut huge) = (list(Pages::Base)?, list(Pages::Huge)?);
-        if let Granted::Mixed { .. } = huge.load().granted() {
+        if let Granted::Mixed { .. } = huge.granted() {
             return Err(Error::refused(
                 "taking pages of 2 MiB",
-                huge.load().granted().complaint().unwrap_or_default(),
+                huge.granted().complaint().unwrap_or_default(),
                 "set it to madvise or always, or free memory",
             ));
         }

@@ -7,7 +7,7 @@ use quell_core::units::Bytes;
 use quell_core::workload::{Order, Pages};
 
 use super::{Block, Depth, beyond, first, latency, llc, warm};
-use crate::resolved::{Load, ResolvedWorkload};
+use crate::latency::List;
 use crate::{Error, affinity};
 
 /// Small enough to lie an octave within every first-level cache.
@@ -26,14 +26,10 @@ pub(super) fn curve(
     let mut points = Vec::new();
     for (i, size) in (0..).zip(sizes) {
         block.at(i, all)?;
-        let mut driver = Load::driver(&ResolvedWorkload::Latency {
-            size,
-            order: Order::Random,
-            pages: Pages::Huge,
-        })?;
-        warm(&mut driver);
+        let mut list = List::new(size, Order::Random, Pages::Huge)?;
+        warm(&mut list);
         let values: Vec<f64> = (0..rounds)
-            .filter_map(|_| latency(&mut driver, span))
+            .filter_map(|_| latency(&mut list, span))
             .collect();
         if let Some(latency_ns) = Spread::of(&values) {
             points.push(SizePoint { size, latency_ns });
