@@ -314,6 +314,7 @@ pub fn machine(cpus: u32) -> Inventory {
             architecture: "x86_64".into(),
             vendor: "Test".into(),
             model: "Scripted".into(),
+            microcode: None,
             hypervisor: None,
         },
         cpus: (0..cpus)

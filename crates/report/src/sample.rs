@@ -463,6 +463,7 @@ pub(crate) fn machine() -> Inventory {
             architecture: "x86_64".into(),
             vendor: "AuthenticAMD".into(),
             model: "AMD EPYC".into(),
+            microcode: None,
             hypervisor: Some("KVM".into()),
         },
         cpus: (0..2)
