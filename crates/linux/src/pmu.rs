@@ -418,13 +418,9 @@ mod tests {
         assert!((0.98..1.1).contains(&checked.factor.p50), "{checked:?}");
         assert_eq!(checked.refusal(), None);
         // The same faults beside twice the traffic that they are told to be: the event misses half.
-        let half: Traffic = Box::new(|| 2 * touch_pages());
-        let half = std::sync::Mutex::new(Some(half));
-        let missing = beside(FAULTS, None, "lie", &|| {
-            Ok(half.lock().unwrap().take().unwrap())
-        })
-        .unwrap()
-        .unwrap();
+        let missing = beside(FAULTS, None, "lie", &|| Ok(Box::new(|| 2 * touch_pages())))
+            .unwrap()
+            .unwrap();
         assert!(
             missing.refusal().unwrap().contains("of a known lie"),
             "{missing:?}"
