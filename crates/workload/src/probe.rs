@@ -173,8 +173,10 @@ fn probe(a: CpuId, b: CpuId, look: fn(&Lines) -> f64) -> io::Result<Probed> {
     });
     let mut clearest: Option<Sharing> = None;
     let (mut shortest, mut ran_ns) = (f64::INFINITY, 0.0);
-    for side in seen {
-        let Some(side) = side? else {
+    // An error of either side comes before the other's having waited in vain.
+    let sides: Vec<Option<Side>> = seen.into_iter().collect::<Result<_, _>>()?;
+    for side in sides {
+        let Some(side) = side else {
             return Ok(Probed::default());
         };
         ran_ns += side.ran_ns;

@@ -127,6 +127,8 @@ fn plateaus(points: &[(Bytes, f64)]) -> Vec<(Bytes, f64)> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::cast_sign_loss, reason = "sizes are positive")]
+
     use super::*;
     use proptest::prelude::*;
 

@@ -58,7 +58,7 @@ pub(super) fn sharing_means(sharing: &Sharing) -> String {
         && let Some(rate) = flushed.wrong_rate
     {
         says.push(format!(
-            "The probe said \"shared\" wrongly in {} of {} rounds: at most {} of such answers are wrong.",
+            "Where nothing was shared, the probe said \"shared\" in {} of {} rounds (at most {}, at 95 % confidence).",
             flushed.wrong,
             flushed.told,
             percent(rate.high)

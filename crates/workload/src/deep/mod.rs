@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_list_within_the_first_cache_is_no_slower_than_one_beyond_all() {
-        let mut time = |size| {
+        let time = |size| {
             let mut list = List::new(Bytes(size), Order::Random, Pages::Huge).unwrap();
             warm(&mut list);
             latency(&mut list, 5_000_000).unwrap()
