@@ -37,8 +37,8 @@ use crate::{Error, affinity, clock, procfs};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sharing {
     /// 1 = a line that the other CPU wrote is as near as one's own, 0 = as far as memory or farther:
-    /// (far − other) ÷ (far − near), held within 0 and 1. Caches busy with others' data can lower it, nothing raises it:
-    /// take 0.5 as the border.
+    /// (far − other) ÷ (far − near), held within 0 and 1. Caches busy with others' data can lower it; only CPUs busy with
+    /// other programs can raise it (`quell bench canary` counts how often): take 0.5 as the border.
     pub score: f64,
     /// Nanoseconds per access to lines that this CPU pushed out of its private caches.
     pub near_ns: f64,

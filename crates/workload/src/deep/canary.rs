@@ -11,6 +11,9 @@ use super::{Block, Watch};
 use crate::Error;
 use crate::probe::{self, Probed};
 
+/// The scores of a known case, as told, and whether the round was quiet.
+type Rounds = Vec<(Option<f64>, bool)>;
+
 /// Probes of one pair.
 const FEWEST: u32 = 5;
 
@@ -69,7 +72,7 @@ fn rounds_of(
     let turn =
         |of: &[(CpuId, CpuId)], round: u32| of.get(round as usize % of.len().max(1)).copied();
     let mut scores: Vec<Vec<Option<f64>>> = vec![Vec::new(); pairs.len()];
-    let mut known: Vec<(Case, Vec<(Option<f64>, bool)>)> = Vec::new();
+    let mut known: Vec<(Case, Rounds)> = Vec::new();
     let mut note = |case: Case, seen: Probed| {
         let round = (seen.sharing.map(|s| s.score), seen.quiet);
         match known.iter_mut().find(|(c, _)| *c == case) {
