@@ -2,12 +2,16 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 use quell_core::cpuset::CpuSet;
 use quell_core::policy::{Bandwidth, CpusWanted};
 use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos, Rate};
-use quell_core::workload::Size;
+use quell_core::workload::{
+    Access, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, STREAM_SIZE, Size, Store, Touch, Word,
+    Workload,
+};
 
 /// Keeps one program (or a few) fast beside noisy neighbours on the same multicore Linux machine.
 #[derive(Debug, Parser)]
@@ -151,7 +155,7 @@ pub struct Status {
 /// `quell compare`
 #[derive(Debug, clap::Args)]
 pub struct Compare {
-    /// A built-in experiment by name (neighbour), others by path
+    /// A built-in experiment by name (neighbour, ladder), others by path
     pub experiment: String,
     /// The machine to run on: linux (sim and lab are not built yet)
     #[arg(long, value_name = "BACKEND")]
@@ -241,15 +245,18 @@ pub struct Common {
 pub enum Generator {
     /// A dependent walk through a list: nanoseconds per access
     Latency {
-        /// Its size, as 24MiB or '0.5 LLC'
-        #[arg(long, default_value = "0.5 LLC")]
+        /// Its size, as 24MiB, '0.5 LLC', '1 L2' or '1 L1'
+        #[arg(long, default_value_t = LIST_SIZE)]
         size: Size,
         /// The order
-        #[arg(long, value_enum, default_value = "random")]
-        order: OrderArg,
-        /// Huge pages (2 MiB) instead of base pages
-        #[arg(long)]
-        huge: bool,
+        #[arg(long, value_parser = word::<Order>(), default_value_t)]
+        order: Order,
+        /// What is done to each node
+        #[arg(long, value_parser = word::<Access>(), default_value_t)]
+        operation: Access,
+        /// Its pages
+        #[command(flatten)]
+        pages: PagesArgs,
         /// Common options
         #[command(flatten)]
         common: Common,
@@ -257,14 +264,14 @@ pub enum Generator {
     /// A stream: program bytes per second
     Bandwidth {
         /// What it does to each line
-        #[arg(long, value_enum, default_value = "write")]
-        operation: OperationArg,
+        #[arg(long, value_parser = word::<Operation>(), default_value = "write")]
+        operation: Operation,
         /// The buffer's size
-        #[arg(long, default_value = "4 LLC")]
+        #[arg(long, default_value_t = STREAM_SIZE)]
         size: Size,
-        /// Huge pages (2 MiB) instead of base pages
-        #[arg(long)]
-        huge: bool,
+        /// Its pages
+        #[command(flatten)]
+        pages: PagesArgs,
         /// A target rate such as 500MB/s
         #[arg(long)]
         rate: Option<Rate>,
@@ -272,6 +279,83 @@ pub enum Generator {
         #[command(flatten)]
         common: Common,
     },
+    /// Several independent random lists, walked side by side: nanoseconds per access, and bandwidth
+    ParallelLists {
+        /// How many lists: 1 to 64
+        #[arg(long, default_value_t = 8)]
+        lists: u32,
+        /// The size of all lists together
+        #[arg(long, default_value_t = STREAM_SIZE)]
+        size: Size,
+        /// What is done to each node
+        #[arg(long, value_parser = word::<Access>(), default_value_t)]
+        operation: Access,
+        /// Address bits that form a DRAM bank's number, such as 0x7800 (needs CAP_SYS_ADMIN)
+        #[arg(
+            long,
+            value_name = "MASK",
+            requires = "banks",
+            conflicts_with = "bank_map"
+        )]
+        bank_mask: Option<String>,
+        /// A file with a line per bit of the bank's number, lowest first: the address bits whose exclusive or it is, as
+        /// "14 18" (needs CAP_SYS_ADMIN)
+        #[arg(long, value_name = "FILE", requires = "banks")]
+        bank_map: Option<PathBuf>,
+        /// Use only lines in these banks, as 0,3
+        #[arg(long, value_name = "BANKS", value_delimiter = ',')]
+        banks: Vec<u32>,
+        /// Their pages
+        #[command(flatten)]
+        pages: PagesArgs,
+        /// Common options
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Lines of a cache-sized buffer read, written, prefetched, flushed: lines × 64 bytes per second
+    CacheChurn {
+        /// What is done, in turn, each to lines of its own
+        #[arg(long, value_parser = word::<Touch>(), value_delimiter = ',', default_value = "read,write")]
+        operations: Vec<Touch>,
+        /// The buffer's size, as 24MiB, '1 LLC', '1 L2' or '1 L1'
+        #[arg(long, default_value_t = CHURN_SIZE)]
+        size: Size,
+        /// The order in which lines are visited
+        #[arg(long, value_parser = word::<Order>(), default_value_t)]
+        order: Order,
+        /// Its pages
+        #[command(flatten)]
+        pages: PagesArgs,
+        /// A target rate such as 500MB/s, counting a line per operation
+        #[arg(long)]
+        rate: Option<Rate>,
+        /// Common options
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Word by word stores, one every so many bytes: program bytes per second
+    Stores {
+        /// How they are stored
+        #[arg(long, value_parser = word::<Store>(), default_value_t)]
+        operation: Store,
+        /// From one store to the next: 8B, 16B, 32B or a multiple of 64B
+        #[arg(long, default_value = "64B")]
+        stride: Bytes,
+        /// The buffer's size
+        #[arg(long, default_value_t = STREAM_SIZE)]
+        size: Size,
+        /// Its pages
+        #[command(flatten)]
+        pages: PagesArgs,
+        /// A target rate such as 500MB/s
+        #[arg(long)]
+        rate: Option<Rate>,
+        /// Common options
+        #[command(flatten)]
+        common: Common,
+    },
+    /// A victim's percentiles against the rate of the aggressors beside it
+    Ladder(Ladder),
     /// Calls that wait for kernel work on every CPU: how long they take
     Flush {
         /// The CPU to call from
@@ -332,24 +416,73 @@ pub enum Generator {
     },
 }
 
-/// The order of a list.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum OrderArg {
-    /// One random cycle
-    Random,
-    /// By address
-    Sequential,
+/// The pages of a buffer.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct PagesArgs {
+    /// The pages memory is taken in
+    #[arg(long, value_parser = word::<Pages>(), default_value_t, conflicts_with = "huge")]
+    pages: Pages,
+    /// The same as --pages 2MiB
+    #[arg(long)]
+    huge: bool,
 }
 
-/// What a stream does.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum OperationArg {
-    /// Load
-    Read,
-    /// Store
-    Write,
-    /// Load from one half, store to the other
-    Copy,
-    /// Store past the caches
-    NonTemporal,
+impl PagesArgs {
+    /// The pages asked for.
+    pub const fn get(self) -> Pages {
+        if self.huge { Pages::Huge } else { self.pages }
+    }
+}
+
+/// `quell bench ladder`
+#[derive(Debug, clap::Args)]
+pub struct Ladder {
+    /// Whose percentiles: KIND[:KEY=VALUE|WORD,…], keys as in an experiment's `run`
+    #[arg(long, value_name = "GENERATOR", default_value = "latency:size=0.5 LLC")]
+    pub victim: Workload,
+    /// Whose rate: written as for --victim, a kind with a `rate`
+    #[arg(
+        long,
+        value_name = "GENERATOR",
+        default_value = "bandwidth:write,size=4 LLC"
+    )]
+    pub aggressor: Workload,
+    /// The rungs: target rates of each aggressor in program bytes, a unit holds for the numbers before it; 0 is the victim
+    /// alone (always measured), max is no target
+    #[arg(long, value_name = "RATES", default_value = crate::ladder::RATES)]
+    pub rates: crate::ladder::Rungs,
+    /// The victim's CPU [default: chosen by the topology]
+    #[arg(long, value_name = "CPU")]
+    pub victim_cpu: Option<u32>,
+    /// The aggressors' CPUs, one aggressor on each [default: one aggressor on one CPU]
+    #[arg(long, value_name = "CPUS")]
+    pub aggressor_cpus: Option<CpuSet>,
+    /// Rounds: each measures every rung once, in an order of its own
+    #[arg(long, default_value_t = 8)]
+    pub rounds: u32,
+    /// Load before measuring
+    #[arg(long, default_value = "150ms")]
+    pub warmup: Nanos,
+    /// The measured span of a rung
+    #[arg(long, default_value = "500ms")]
+    pub duration: Nanos,
+    /// Seed of the order of rungs and of the bootstrap
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write a record (manifest, samples, report) into this directory
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Write the experiment that the options come to, for `quell compare`, and run nothing
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Print the result as JSON, as `quell compare --json` does
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A word of a known list, with its meaning in the help.
+fn word<T: Word + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let known = T::WORDS.iter();
+    PossibleValuesParser::new(known.map(|w| PossibleValue::new(w.name()).help(w.about())))
+        .try_map(|name| T::named(&name).ok_or("it is not one of these"))
 }

@@ -1,17 +1,17 @@
 //! `quell bench`, and the hidden child that serves a generator to an experiment.
 
 use std::fmt::Display;
+use std::path::Path;
 
 use quell_core::backend::Backend;
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::units::Bytes;
-use quell_core::workload::{Operation, Order, Pages, Workload};
+use quell_core::workload::{Banks, Workload};
 use quell_workload::flush::FlushOptions;
 use quell_workload::overrun::OverrunOptions;
 use quell_workload::{BenchOptions, ResolvedWorkload, ServeOptions};
 use serde::Serialize;
 
-use crate::args::{Bench, Common, Generator, OperationArg, OrderArg};
+use crate::args::{Bench, Common, Generator};
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::machine;
 use crate::progress::Bar;
@@ -22,45 +22,87 @@ pub fn run(args: &Bench) -> Result {
         Generator::Latency {
             size,
             order,
-            huge,
+            operation,
+            pages,
             common,
         } => {
-            let order = match order {
-                OrderArg::Random => Order::Random,
-                OrderArg::Sequential => Order::Sequential,
+            let workload = Workload::Latency {
+                size: *size,
+                order: *order,
+                pages: pages.get(),
+                operation: *operation,
             };
-            generator(
-                &Workload::Latency {
-                    size: *size,
-                    order,
-                    pages: pages(*huge),
-                },
-                common,
-            )
+            generator(&workload, common)
         }
         Generator::Bandwidth {
             operation,
             size,
-            huge,
+            pages,
             rate,
             common,
         } => {
-            let operation = match operation {
-                OperationArg::Read => Operation::Read,
-                OperationArg::Write => Operation::Write,
-                OperationArg::Copy => Operation::Copy,
-                OperationArg::NonTemporal => Operation::NonTemporal,
+            let workload = Workload::Bandwidth {
+                operation: *operation,
+                size: *size,
+                pages: pages.get(),
+                rate: *rate,
             };
-            generator(
-                &Workload::Bandwidth {
-                    operation,
-                    size: *size,
-                    pages: pages(*huge),
-                    rate: *rate,
-                },
-                common,
-            )
+            generator(&workload, common)
         }
+        Generator::ParallelLists {
+            lists,
+            size,
+            operation,
+            bank_mask,
+            bank_map,
+            banks: take,
+            pages,
+            common,
+        } => {
+            let workload = Workload::ParallelLists {
+                lists: *lists,
+                size: *size,
+                pages: pages.get(),
+                operation: *operation,
+                banks: banks(bank_mask.as_deref(), bank_map.as_deref(), take)?,
+            };
+            generator(&workload, common)
+        }
+        Generator::CacheChurn {
+            operations,
+            size,
+            order,
+            pages,
+            rate,
+            common,
+        } => {
+            let workload = Workload::CacheChurn {
+                operations: operations.clone(),
+                size: *size,
+                order: *order,
+                pages: pages.get(),
+                rate: *rate,
+            };
+            generator(&workload, common)
+        }
+        Generator::Stores {
+            operation,
+            stride,
+            size,
+            pages,
+            rate,
+            common,
+        } => {
+            let workload = Workload::Stores {
+                operation: *operation,
+                stride: *stride,
+                size: *size,
+                pages: pages.get(),
+                rate: *rate,
+            };
+            generator(&workload, common)
+        }
+        Generator::Ladder(args) => crate::ladder::run(args),
         Generator::Flush {
             cpu,
             stir,
@@ -176,29 +218,43 @@ fn rates(measured: Option<&quell_core::inventory::Measured>, json: bool) -> Resu
     Ok(Exit::Done)
 }
 
-fn pages(huge: bool) -> Pages {
-    if huge { Pages::Huge } else { Pages::Base }
+/// The banks asked for by mask or by map.
+fn banks(mask: Option<&str>, map: Option<&Path>, take: &[u32]) -> Result<Option<Banks>> {
+    let functions = match (mask, map) {
+        (Some(mask), _) => Banks::mask(mask).map_err(|e| usage(format!("--bank-mask: {e}")))?,
+        (None, Some(file)) => {
+            let name = file.display();
+            let text = std::fs::read_to_string(file).map_err(|e| usage(format!("{name}: {e}")))?;
+            Banks::map(&text).map_err(|e| usage(format!("{name}: {e}")))?
+        }
+        (None, None) if take.is_empty() => return Ok(None),
+        (None, None) => {
+            return Err(usage(
+                "--banks: banks of what? give --bank-mask or --bank-map",
+            ));
+        }
+    };
+    let banks = Banks::new(functions, take.to_vec());
+    banks.map(Some).map_err(|e| usage(format!("--banks: {e}")))
 }
 
 fn generator(workload: &Workload, common: &Common) -> Result {
-    let llc = llc()?;
+    if let Some(fault) = workload.fault() {
+        return Err(usage(format!("--{fault}")));
+    }
+    let (_, machine) = machine::linux()?;
+    let cpu = common.cpu.map_or_else(first_cpu, Ok)?;
     let options = BenchOptions {
         cpu: common.cpu,
         warmup: common.warmup,
         duration: common.duration,
         window: common.window,
-        ..BenchOptions::new(workload.resolve(llc))
+        ..BenchOptions::new(workload.resolve(&machine.data_caches(cpu)))
     };
     show(
         &quell_workload::bench(&options).map_err(failed)?,
         common.json,
     )
-}
-
-fn llc() -> Result<Bytes> {
-    let (_, machine) = machine::linux()?;
-    let first = first_cpu()?;
-    Ok(machine.llc(first).map_or(Bytes(32 << 20), |c| c.size))
 }
 
 fn first_cpu() -> Result<CpuId> {

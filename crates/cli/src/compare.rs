@@ -4,8 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use quell_core::experiment::Experiment;
+use quell_core::inventory::Inventory;
 use quell_core::result::Timing;
-use quell_engine::compare::{CompareError, Options, run as compare};
+use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
+use quell_linux::backend::Linux;
 
 use crate::args::Compare;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
@@ -26,23 +28,69 @@ pub fn run(args: &Compare) -> Result {
         return Err(usage(format!("--on {on}: not yet: only linux is built")));
     }
     crate::status::settle()?;
-    let (mut backend, machine) = machine::measured()?;
-    machine::tell_age(&machine);
-    let options = Options {
-        backend: on,
-        timing: Timing::Real,
+    let wanted = Wanted {
+        experiment: &experiment,
+        text: &text,
+        name: &name,
         seed: args.seed,
         rounds: args.rounds,
         only: &args.only,
         out: Some(&args.out),
+    };
+    let comparison = carry_out(&wanted, machine::measured()?)?;
+    let result = &comparison.result;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(result).map_err(failed)?);
+    } else {
+        print!("{}", quell_report::compare_text(result, machine::style()));
+    }
+    complete(&comparison)?;
+    Ok(if args.check && !result.as_expected() {
+        Exit::NotHeld
+    } else {
+        Exit::Done
+    })
+}
+
+/// An experiment that is to be run, and how.
+pub struct Wanted<'a> {
+    /// What.
+    pub experiment: &'a Experiment,
+    /// The same as written, for the record.
+    pub text: &'a str,
+    /// What problems call it.
+    pub name: &'a str,
+    /// Instead of the experiment's.
+    pub seed: Option<u64>,
+    /// Instead of the experiment's.
+    pub rounds: Option<u32>,
+    /// Only these configurations.
+    pub only: &'a [String],
+    /// Where the record goes.
+    pub out: Option<&'a Path>,
+}
+
+/// Runs an experiment on this machine, with a progress bar.
+pub fn carry_out(
+    wanted: &Wanted<'_>,
+    (mut backend, machine): (Linux, Inventory),
+) -> Result<Comparison> {
+    machine::tell_age(&machine);
+    let options = Options {
+        backend: "linux",
+        timing: Timing::Real,
+        seed: wanted.seed,
+        rounds: wanted.rounds,
+        only: wanted.only,
+        out: wanted.out,
         now_unix_s: machine::unix_s(),
         command_line: &machine::command_line(),
-        experiment_text: &text,
+        experiment_text: wanted.text,
         html: Some(&quell_report::html),
     };
     let mut bar = Bar::new();
     let done = compare(
-        &experiment,
+        wanted.experiment,
         &mut backend,
         &machine,
         &quell_core::planner::plan,
@@ -51,14 +99,14 @@ pub fn run(args: &Compare) -> Result {
     );
     drop(bar);
     let ended = backend.end();
-    let comparison = done.map_err(|e| failure(e, &name))?;
+    let comparison = done.map_err(|e| failure(e, wanted.name))?;
     ended.map_err(failed)?;
+    Ok(comparison)
+}
+
+/// Says where the record is; an error when the result is not whole.
+pub fn complete(comparison: &Comparison) -> Result<()> {
     let result = &comparison.result;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(result).map_err(failed)?);
-    } else {
-        print!("{}", quell_report::compare_text(result, machine::style()));
-    }
     if let Some(folder) = &comparison.folder {
         eprintln!("quell: the record is in {}", folder.display());
     }
@@ -73,11 +121,7 @@ pub fn run(args: &Compare) -> Result {
             result.failures.len()
         )));
     }
-    Ok(if args.check && !result.as_expected() {
-        Exit::NotHeld
-    } else {
-        Exit::Done
-    })
+    Ok(())
 }
 
 fn failure(error: CompareError, experiment: &str) -> Failure {

@@ -9,7 +9,7 @@ use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::deep::Fingerprint;
 use quell_core::inventory::{Inventory, Measured};
 use quell_core::units::Bytes;
-use quell_core::workload::Workload;
+use quell_core::workload::{Caches, Workload};
 use quell_engine::compare::Progress;
 use quell_linux::backend::{Linux, Tools};
 use quell_linux::root::Kernel;
@@ -110,8 +110,8 @@ pub fn unix_s() -> u64 {
         .map_or(0, |d| d.as_secs())
 }
 
-fn generator(workload: &Workload, llc: Bytes) -> Vec<String> {
-    let json = serde_json::to_string(&workload.resolve(llc)).unwrap_or_default();
+fn generator(workload: &Workload, caches: &Caches) -> Vec<String> {
+    let json = serde_json::to_string(&workload.resolve(caches)).unwrap_or_default();
     vec!["/proc/self/exe".to_owned(), "__generator".to_owned(), json]
 }
 

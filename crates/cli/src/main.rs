@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod doctor;
 mod exit;
+mod ladder;
 mod machine;
 mod plan;
 mod progress;

@@ -94,7 +94,19 @@ fn a_captured_machine_plans_as_the_machine_itself() {
 fn generators_report_numbers_with_their_units() {
     for bench in [
         &["latency", "--size", "256KiB"][..],
+        &["latency", "--size", "1 L1", "--operation", "read-write"],
         &["bandwidth", "--size", "4MiB", "--operation", "read"],
+        &["parallel-lists", "--size", "4MiB", "--lists", "3"],
+        &[
+            "cache-churn",
+            "--size",
+            "1 L2",
+            "--operations",
+            "read,flush",
+        ],
+        &[
+            "stores", "--size", "4MiB", "--stride", "8B", "--rate", "50MB/s",
+        ],
     ] {
         let mut args = vec!["bench"];
         args.extend(bench);
@@ -108,6 +120,60 @@ fn generators_report_numbers_with_their_units() {
     run(&["bench", "latency", "--duration", "50"]).fails(2, &["50", "--duration"]);
     run(&["bench", "latency", "--cpu", "9999", "--duration", "10ms"]).fails(1, &["9999"]);
     run(&["bench", "sharing", "0"]).fails(2, &["0,1"]);
+    run(&["bench", "stores", "--operation", "plane"]).fails(2, &["plane", "plain"]);
+    run(&["bench", "stores", "--stride", "24B"]).fails(2, &["--stride", "multiple of 64B"]);
+    run(&["bench", "parallel-lists", "--lists", "65"]).fails(2, &["--lists", "1 to 64"]);
+    let banks = [
+        "bench",
+        "parallel-lists",
+        "--banks",
+        "16",
+        "--bank-mask",
+        "0x7800",
+    ];
+    run(&banks).fails(2, &["--banks", "no bank 16"]);
+    let banks = [
+        "bench",
+        "parallel-lists",
+        "--banks",
+        "0",
+        "--bank-map",
+        "/no/map",
+    ];
+    run(&banks).fails(2, &["/no/map"]);
+}
+
+#[test]
+fn a_ladder_shows_the_victim_against_the_rate_that_the_aggressor_reached() {
+    let mut args = vec!["bench", "ladder", "--victim", "latency:size=256KiB"];
+    args.extend(["--aggressor", "bandwidth:write,size=4MiB"]);
+    args.extend(["--rates", "0,100MB/s,max", "--rounds", "2"]);
+    args.extend(["--warmup", "5ms", "--duration", "120ms"]);
+    let allowed = std::thread::available_parallelism().unwrap();
+    if allowed.get() < 2 {
+        println!("skipped: there is one CPU only");
+        return;
+    }
+    let shown = run(&args);
+    assert_eq!(shown.code, 0, "{shown:?}");
+    for part in ["rate asked", "100MB/s", "max", "alone", "victim p50 ns"] {
+        assert!(shown.out.contains(part), "{part}: {}", shown.out);
+    }
+    args.push("--json");
+    let result = run(&args).json();
+    let rate = |configuration: usize| {
+        let found = &result["configurations"][configuration];
+        let subjects = found["subjects"].as_array().unwrap();
+        let aggressor = subjects.iter().find(|s| s["name"] == "aggressor");
+        aggressor.unwrap()["value"].as_f64().unwrap()
+    };
+    assert_eq!(result["configurations"][1]["axes"]["rate"], "100MB/s");
+    // The machine may keep the aggressor from running; it is never faster than asked, but for a slot in advance.
+    assert!((20.0..=103.0).contains(&rate(1)), "{}", rate(1));
+    assert!(rate(2) > 3.0 * rate(1), "{} {}", rate(2), rate(1));
+    let siz = ["bench", "ladder", "--victim", "latency:siz=1MiB"];
+    run(&siz).fails(2, &["--victim", "did you mean 'size'?"]);
+    run(&["bench", "ladder", "--rates", "1,2"]).fails(2, &["--rates", "a rate such as"]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::deep::{CounterCheck, Deep, OperationRates};
 use crate::mechanism::{Level, Mechanism};
 use crate::units::{Bytes, Nanos, Rate, Share};
+use crate::workload::Caches;
 
 /// The machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -248,6 +249,25 @@ impl Inventory {
             .iter()
             .filter(|c| c.kind != CacheKind::Instruction && c.cpus.contains(cpu))
             .max_by_key(|c| c.level)
+    }
+
+    /// The data caches seen from `cpu`. Levels the machine does not tell of are 32 KiB, 1 MiB and 32 MiB: more than some
+    /// have, less than others, and said by nobody.
+    #[must_use]
+    pub fn data_caches(&self, cpu: CpuId) -> Caches {
+        let level = |level| {
+            self.caches
+                .iter()
+                .find(|c| {
+                    c.level == level && c.kind != CacheKind::Instruction && c.cpus.contains(cpu)
+                })
+                .map(|c| c.size)
+        };
+        Caches {
+            l1: level(1).unwrap_or(Bytes(32 << 10)),
+            l2: level(2).unwrap_or(Bytes(1 << 20)),
+            llc: self.llc(cpu).map_or(Bytes(32 << 20), |c| c.size),
+        }
     }
 
     /// The rate the given CPUs can draw together: the sum of their single-CPU peaks, at most what all CPUs sustain.

@@ -89,6 +89,7 @@ macro_rules! text_unit {
         }
     };
 }
+pub(crate) use text_unit;
 
 /// A point in time or a duration in nanoseconds.
 #[derive(

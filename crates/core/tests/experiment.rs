@@ -370,7 +370,7 @@ run = { kind = "latency", size = "half" }
         found,
         [
             "e.toml:12:29: subject.a.metric.frames.pattern: 'no number' has 0 groups, but exactly one is needed, around the number: 'took ([0-9.]+) ms'",
-            "e.toml:16:1: subject.b.run: 'half' is not a size such as 3MiB or '0.5 LLC'",
+            "e.toml:16:1: subject.b.run: 'half' is not a size such as 3MiB, '0.5 LLC', '1 L2' or '1 L1'",
             "e.toml:2:12: backends: 'windows' is not a backend; write linux, sim, sim:PROFILE, lab or lab:PROFILE",
             "e.toml:4:10: measure.rounds: 0 is not between 1 and 10000",
             "e.toml:7:14: measure.confidence: 95 is not between 0 and 1; 0.95 is usual",
@@ -420,5 +420,70 @@ proptest! {
             Ok(experiment) => prop_assert!(!experiment.configurations().is_empty()),
             Err(problems) => prop_assert!(!problems.is_empty()),
         }
+    }
+}
+
+/// A target rate as an axis: each configuration's neighbour has its own, and everything else of it stays.
+#[test]
+fn a_generator_may_do_something_else_in_every_configuration() {
+    let text = r#"
+quell = 1
+[subject.victim]
+role = "critical"
+run  = { kind = "latency", size = "0.5 LLC" }
+[subject.neighbour]
+role = "best-effort"
+run  = { kind = "bandwidth", operation = "write", size = "4 LLC" }
+[configuration.solo]
+alone = true
+[configuration.at]
+name = "at@{rate}"
+subject.victim.run.pages = "2MiB"
+[configuration.at.axis.rate]
+"1GB/s" = { subject.neighbour.run.rate = "1GB/s" }
+max     = {}
+"#;
+    let experiment = Experiment::parse(text, "e.toml").unwrap();
+    let run = |configuration: &str, subject: usize| {
+        let instances = experiment.instances();
+        let configuration = experiment.configuration(configuration).unwrap();
+        let run = configuration.run(&instances[subject]).unwrap();
+        serde_json::to_value(run).unwrap()
+    };
+    assert_eq!(run("solo", 0)["pages"], "4KiB");
+    assert_eq!(run("at@max", 0)["pages"], "2MiB");
+    let neighbour = run("at@1GB/s", 1);
+    assert_eq!(
+        (
+            &neighbour["rate"],
+            &neighbour["size"],
+            &neighbour["operation"]
+        ),
+        (&"1GB/s".into(), &"4 LLC".into(), &"write".into())
+    );
+    assert_eq!(run("at@max", 1).get("rate"), None);
+
+    for (line, said) in [
+        (
+            "subject.neighbor.run.rate = \"1GB/s\"",
+            "configuration 'at': there is no subject 'neighbor'; did you mean 'neighbour'?",
+        ),
+        ("subject.neighbour.run.rat = \"1GB/s\"", "unknown key 'rat'"),
+        (
+            "subject.neighbour.run.rate = \"0B/s\"",
+            "subject.neighbour.run.rate: a target rate of nothing does nothing",
+        ),
+        (
+            "subject.neighbour.run.kind = \"latency\"",
+            "subject.neighbour.run.kind: a configuration varies what a generator does, not which",
+        ),
+        ("subject.neighbour.cpus = 1", "unknown key 'cpus'"),
+    ] {
+        let end = text.find("[configuration.at]").unwrap();
+        let text = format!("{}[configuration.at]\n{line}\n", &text[..end]);
+        let problems = Experiment::parse(&text, "e.toml").unwrap_err();
+        let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert!(all[0].contains(said), "{line}: {all:?}");
+        assert!(all[0].starts_with("e.toml:12:"), "{line}: {all:?}");
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::drive::{DriveError, Driven, NoSink, drive};
 use crate::fake::{self, Fake, Scene, plan_with_steps};
-use quell_core::workload::{Operation, Order as Walk, Pages, Size, Workload};
+use quell_core::workload::{Access, Operation, Order as Walk, Pages, Size, Workload};
 
 fn member(name: &str, program: Program, decides: bool) -> Member {
     let command = matches!(program, Program::Command(_));
@@ -25,6 +25,7 @@ fn list(name: &str, decides: bool) -> Member {
         size: Size::Llc(0.5),
         order: Walk::Random,
         pages: Pages::Base,
+        operation: Access::Read,
     };
     member(name, Program::Generator(list), decides)
 }

@@ -288,7 +288,7 @@ fn attempt(
     let name = name.to_owned();
     sink.put(backend.now(), &Event::Phase { name });
     let before = canary(setup, backend)?;
-    let mut cell = Cell::new(setup.members(alone), setup.span);
+    let mut cell = Cell::new(setup.members(prepared.configuration, alone), setup.span);
     let driven = drive(backend, plan, &mut cell, sink).map_err(|error| match error {
         DriveError::Failed(why) => Stopper::Failed(why),
         left @ DriveError::NotUndone { .. } => Stopper::NotUndone(left.to_string()),

@@ -97,8 +97,12 @@ impl<'e> Setup<'e> {
         cells
     }
 
-    /// The members of a cell.
-    pub(crate) fn members(&self, alone: Option<usize>) -> Vec<Member> {
+    /// The members of a cell of this configuration.
+    pub(crate) fn members(
+        &self,
+        configuration: &Configuration,
+        alone: Option<usize>,
+    ) -> Vec<Member> {
         let until_all = self.experiment.measure.until == Some(Until::AllOnce);
         let critical = self
             .instances
@@ -116,14 +120,19 @@ impl<'e> Setup<'e> {
                 let again = instance.subject.command.is_some()
                     && alone.is_none()
                     && (until_all || !decides);
-                self.member(instance, decides, again, alone.is_some())
+                self.member(configuration, instance, (decides, again, alone.is_some()))
             })
             .collect()
     }
 
-    fn member(&self, instance: &Instance<'_>, decides: bool, again: bool, alone: bool) -> Member {
+    fn member(
+        &self,
+        configuration: &Configuration,
+        instance: &Instance<'_>,
+        (decides, again, alone): (bool, bool, bool),
+    ) -> Member {
         let subject = instance.subject;
-        let program = match (&subject.run, &subject.command) {
+        let program = match (configuration.run(instance), &subject.command) {
             (Some(run), _) => Program::Generator(run.clone()),
             (None, command) => Program::Command(command.clone().unwrap_or_default()),
         };

@@ -1,15 +1,17 @@
-//! What `quell bench latency` and `quell bench bandwidth` do: one generator on its own, its percentiles over short
-//! windows, as JSON or for a person.
+//! What `quell bench NAME` does for a generator: runs it on its own and shows its percentiles over short windows, as JSON
+//! or for a person. `docs/generators.md` describes the generators and the JSON.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use quell_core::cpuset::CpuId;
 use quell_core::stats::{mean, percentile, sorted};
 use quell_core::units::Nanos;
+use quell_core::workload::{BANDWIDTH_MB_S, LATENCY_NS, Traffic};
 use serde::{Deserialize, Serialize};
 
 use crate::memory::Granted;
-use crate::resolved::{Load, ResolvedWorkload};
+use crate::resolved::{Load, Placed, ResolvedWorkload};
 use crate::{Error, affinity, serve};
 
 /// Schema id of every `quell bench … --json`; `name` tells which.
@@ -44,22 +46,9 @@ impl BenchOptions {
     }
 }
 
-/// What was measured.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BenchReport {
-    /// Always [`SCHEMA`].
-    pub schema: String,
-    /// `latency` or `bandwidth`.
-    pub name: String,
-    /// What ran.
-    pub workload: ResolvedWorkload,
-    /// The CPU it was pinned to.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<CpuId>,
-    /// The pages it was given.
-    pub granted: Granted,
-    /// The metric: `latency_ns` (nanoseconds per access) or `bandwidth_mb_s` (10^6 program bytes per second).
-    pub metric: String,
+/// One metric over the windows of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
     /// The mean over the windows.
     pub mean: f64,
     /// The smallest window.
@@ -72,12 +61,59 @@ pub struct BenchReport {
     pub p99: f64,
     /// The largest window.
     pub max: f64,
+}
+
+impl Spread {
+    /// `None` without a window.
+    fn of(values: &[f64]) -> Option<Self> {
+        let values = sorted(values);
+        let at = |p| percentile(&values, p);
+        Some(Self {
+            mean: mean(&values)?,
+            min: at(0.0)?,
+            p50: at(50.0)?,
+            p95: at(95.0)?,
+            p99: at(99.0)?,
+            max: at(100.0)?,
+        })
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BenchReport {
+    /// Always [`SCHEMA`].
+    pub schema: String,
+    /// The generator.
+    pub name: String,
+    /// What ran.
+    pub workload: ResolvedWorkload,
+    /// The CPU it was pinned to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuId>,
+    /// The pages it was given.
+    pub granted: Granted,
+    /// The lines it was given, where they were chosen by DRAM bank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub banks: Option<Placed>,
+    /// The metric: `latency_ns` (nanoseconds per access) or `bandwidth_mb_s` (10^6 program bytes per second).
+    pub metric: String,
+    /// Its figures.
+    #[serde(flatten)]
+    pub figures: Spread,
+    /// Those of other metrics, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, Spread>,
     /// How many windows.
     pub windows: u64,
     /// The length of a window in nanoseconds.
     pub window_ns: u64,
     /// Program bytes moved in the span (for a list: the lines touched).
     pub bytes: u64,
+    /// What a program byte stands for on the memory bus, once the buffer is far larger than the caches. Absent where
+    /// that cannot be said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic_per_byte: Option<Traffic>,
     /// The measured span in nanoseconds.
     pub duration_ns: u64,
 }
@@ -102,28 +138,26 @@ pub fn bench(options: &BenchOptions) -> Result<BenchReport, Error> {
         || false,
     )?
     .ok_or_else(nothing)?;
-    let values = measured
+    let windows = measured.metrics.get(metric).map_or(0, Vec::len) as u64;
+    let mut metrics: BTreeMap<String, Spread> = measured
         .metrics
-        .get(metric)
-        .map(|v| sorted(v))
-        .unwrap_or_default();
-    let at = |p| percentile(&values, p).ok_or_else(nothing);
+        .iter()
+        .filter_map(|(name, values)| Some((name.clone(), Spread::of(values)?)))
+        .collect();
     Ok(BenchReport {
         schema: SCHEMA.to_owned(),
         name: options.workload.kind().to_owned(),
         workload: options.workload.clone(),
         cpu: options.cpu,
         granted: driver.load().granted(),
+        banks: driver.load().placed(),
         metric: metric.to_owned(),
-        mean: mean(&values).ok_or_else(nothing)?,
-        min: at(0.0)?,
-        p50: at(50.0)?,
-        p95: at(95.0)?,
-        p99: at(99.0)?,
-        max: at(100.0)?,
-        windows: values.len() as u64,
+        figures: metrics.remove(metric).ok_or_else(nothing)?,
+        metrics,
+        windows,
         window_ns: measured.window_ns,
         bytes: measured.bytes,
+        traffic_per_byte: options.workload.traffic(),
         duration_ns: measured.duration_ns,
     })
 }
@@ -146,17 +180,7 @@ pub(crate) fn duration_text(nanoseconds: f64) -> String {
 
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (what, unit) = match &self.workload {
-            ResolvedWorkload::Latency { order, .. } => {
-                (format!("{order:?} list").to_lowercase(), "ns per access")
-            }
-            ResolvedWorkload::Bandwidth {
-                operation, rate, ..
-            } => {
-                let at = rate.map(|r| format!(" at {r}")).unwrap_or_default();
-                (format!("{} stream{at}", operation.name()), "MB/s")
-            }
-        };
+        let what = described(&self.workload);
         write!(f, "{}: {what} over {}", self.name, self.workload.size())?;
         if let Some(cpu) = self.cpu {
             write!(f, " on CPU {cpu}")?;
@@ -170,16 +194,26 @@ impl fmt::Display for BenchReport {
         if let Some(complaint) = self.granted.complaint() {
             writeln!(f, "note: {complaint}")?;
         }
-        let figures = [
-            ("mean", self.mean),
-            ("min", self.min),
-            ("p50", self.p50),
-            ("p95", self.p95),
-            ("p99", self.p99),
-            ("max", self.max),
-        ];
-        for (name, value) in figures {
-            writeln!(f, "  {name:<5} {value:>12.1} {unit}")?;
+        if let Some(placed) = self.banks {
+            writeln!(
+                f,
+                "  {} of {} lines lie in the banks wanted",
+                placed.lines, placed.of
+            )?;
+        }
+        let first = [(&self.metric, &self.figures)];
+        for (name, s) in first.into_iter().chain(&self.metrics) {
+            let figures = [
+                ("mean", s.mean),
+                ("min", s.min),
+                ("p50", s.p50),
+                ("p95", s.p95),
+                ("p99", s.p99),
+                ("max", s.max),
+            ];
+            for (which, value) in figures {
+                writeln!(f, "  {which:<5} {value:>12.1} {}", unit(name))?;
+            }
         }
         let rate = self.bytes as f64 * 1e3 / self.duration_ns.max(1) as f64;
         writeln!(
@@ -187,15 +221,58 @@ impl fmt::Display for BenchReport {
             "  {} program bytes in {} ({rate:.0} MB/s)",
             self.bytes,
             duration_text(self.duration_ns as f64)
-        )
+        )?;
+        if let Some(traffic) = self.traffic_per_byte {
+            writeln!(
+                f,
+                "  beyond the caches each stands for {:.2} bytes read from memory and {:.2} written to it",
+                traffic.read, traffic.write
+            )?;
+        }
+        Ok(())
     }
+}
+
+/// The unit of a metric.
+fn unit(metric: &str) -> &str {
+    match metric {
+        LATENCY_NS => "ns per access",
+        BANDWIDTH_MB_S => "MB/s",
+        other => other,
+    }
+}
+
+/// What a generator does, but for its size.
+fn described(workload: &ResolvedWorkload) -> String {
+    let mut text = match workload {
+        ResolvedWorkload::Latency {
+            order, operation, ..
+        } => format!("{order} list, {operation}"),
+        ResolvedWorkload::Bandwidth { operation, .. } => format!("{operation} stream"),
+        ResolvedWorkload::ParallelLists {
+            lists, operation, ..
+        } => format!("{lists} random lists, {operation},"),
+        ResolvedWorkload::CacheChurn {
+            operations, order, ..
+        } => {
+            let all: Vec<&str> = operations.iter().map(|o| o.name()).collect();
+            format!("{} of lines, {order}", all.join(" and "))
+        }
+        ResolvedWorkload::Stores {
+            operation, stride, ..
+        } => format!("{operation} stores every {stride}"),
+    };
+    if let Some(rate) = workload.rate() {
+        text.push_str(&format!(" at {rate}"));
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use quell_core::units::{Bytes, Rate};
-    use quell_core::workload::{Operation, Order, Pages};
+    use quell_core::workload::{Access, Operation, Order, Pages};
 
     fn list() -> BenchOptions {
         BenchOptions {
@@ -206,6 +283,7 @@ mod tests {
                 size: Bytes(1 << 18),
                 order: Order::Sequential,
                 pages: Pages::Base,
+                operation: Access::Read,
             })
         }
     }
@@ -214,7 +292,8 @@ mod tests {
     fn a_report_is_ordered_counts_its_windows_and_travels_as_json() {
         let report = bench(&list()).unwrap();
         assert_eq!((report.windows, report.window_ns), (20, 1_000_000));
-        let figures = [report.min, report.p50, report.p95, report.p99, report.max];
+        let s = report.figures;
+        let figures = [s.min, s.p50, s.p95, s.p99, s.max];
         assert!(figures.is_sorted(), "{figures:?}");
         let json = serde_json::to_string(&report).unwrap();
         assert!(
@@ -229,7 +308,7 @@ mod tests {
     fn a_person_reads_what_ran_where_and_in_which_unit() {
         let text = bench(&list()).unwrap().to_string();
         for part in [
-            "sequential list over 256KiB",
+            "sequential list, read over 256KiB",
             "on CPU",
             "ns per access",
             "program bytes",

@@ -1,22 +1,16 @@
 //! A dependent walk through a list with one node per 64-byte line: each load's address is the result of the one
-//! before, so time ÷ accesses is the latency of one (as lmbench `lat_mem_rd` and IsolBench `latency` do).
-
-use std::ptr;
+//! before, so time ÷ accesses is the latency of one (as lmbench `lat_mem_rd` and IsolBench `latency` do). A walk that
+//! stores, too, leaves every line changed, so that beyond the caches each costs a write-back besides.
 
 use quell_core::units::{Bytes, LINE_BYTES};
-use quell_core::workload::{Order, Pages};
+use quell_core::workload::{Access, Order, Pages};
 
 use crate::Error;
-use crate::list::cycle;
 use crate::memory::{Buffer, Granted};
+use crate::node::{Node, lay, step};
 
 /// The same list in every run: what is compared is configurations, not permutations.
-const SEED: u64 = 0x5eed;
-
-#[repr(C, align(64))]
-struct Node {
-    next: *const Node,
-}
+pub const SEED: u64 = 0x5eed;
 
 /// A list laid out in memory, and where the walk stands.
 #[derive(Debug)]
@@ -24,51 +18,64 @@ pub struct List {
     buffer: Buffer,
     at: *const Node,
     nodes: u32,
+    operation: Access,
 }
 
 // SAFETY: `at` points into the buffer that moves along with it.
 unsafe impl Send for List {}
+
+/// How many lines `size` holds, if that many can be told apart.
+pub fn lines(size: Bytes) -> Result<u32, Error> {
+    let lines = size.0 / LINE_BYTES;
+    u32::try_from(lines.max(1)).map_err(|_| {
+        Error::refused(
+            format!("a list of {size}"),
+            format!("it has {lines} nodes, more than 2^32"),
+            "ask for less than 256GiB",
+        )
+    })
+}
+
+/// Program bytes of one access: the line read, and the line written where the walk stores.
+#[must_use]
+pub const fn access_bytes(operation: Access) -> u64 {
+    match operation {
+        Access::Read => LINE_BYTES,
+        Access::ReadWrite => 2 * LINE_BYTES,
+    }
+}
 
 impl List {
     /// Lays out a list over `size` bytes.
     ///
     /// # Errors
     /// As [`Buffer::new`]; when the list has more than 2^32 nodes (256 GiB).
-    pub fn new(size: Bytes, order: Order, pages: Pages) -> Result<Self, Error> {
-        let nodes = size.0 / LINE_BYTES;
-        let nodes = u32::try_from(nodes.max(1)).map_err(|_| {
-            Error::refused(
-                format!("a list of {size}"),
-                format!("it has {nodes} nodes, more than 2^32"),
-                "ask for less than 256GiB",
-            )
-        })?;
+    pub fn new(size: Bytes, order: Order, pages: Pages, operation: Access) -> Result<Self, Error> {
+        let nodes = lines(size)?;
         let buffer = Buffer::new(size, pages)?;
-        let start = buffer.start().cast::<Node>();
-        for (i, next) in cycle(nodes, order, SEED).into_iter().enumerate() {
-            // SAFETY: `i` and `next` are below `nodes`, whose lines the buffer holds; it is aligned far beyond a line.
-            unsafe {
-                start.add(i).write(Node {
-                    next: start.add(next as usize),
-                });
-            }
-        }
+        let all: Vec<u32> = (0..nodes).collect();
+        // SAFETY: the buffer holds `size` bytes, rounded up, so it holds these lines, of which there is at least one.
+        let at = unsafe { lay(&buffer, &all, order, SEED) };
         Ok(Self {
             buffer,
-            at: start,
+            at,
             nodes,
+            operation,
         })
     }
 
     /// Makes exactly `accesses` steps.
-    #[inline(never)]
     pub fn walk(&mut self, accesses: u64) {
-        let mut at = self.at;
-        for _ in 0..accesses {
-            // SAFETY: `at` is the buffer's first node or was read from a node, and every node points to another.
-            at = unsafe { ptr::read_volatile(&raw const (*at).next) };
-        }
-        self.at = at;
+        self.at = match self.operation {
+            Access::Read => walk::<false>(self.at, accesses),
+            Access::ReadWrite => walk::<true>(self.at, accesses),
+        };
+    }
+
+    /// Program bytes of one access.
+    #[must_use]
+    pub fn step_bytes(&self) -> u64 {
+        access_bytes(self.operation)
     }
 
     /// How many nodes it has.
@@ -84,14 +91,28 @@ impl List {
     }
 }
 
+#[inline(never)]
+fn walk<const STORE: bool>(mut at: *const Node, accesses: u64) -> *const Node {
+    for _ in 0..accesses {
+        // SAFETY: `at` is a node of the caller's list or was read from one, and every node points to another.
+        at = unsafe { step::<STORE>(at) };
+    }
+    at
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_walk_of_all_nodes_comes_back_and_one_less_does_not() {
-        for order in [Order::Random, Order::Sequential] {
-            let mut list = List::new(Bytes(1 << 20), order, Pages::Base).unwrap();
+        let cases = [
+            (Order::Random, Access::Read),
+            (Order::Random, Access::ReadWrite),
+            (Order::Sequential, Access::Read),
+        ];
+        for (order, operation) in cases {
+            let mut list = List::new(Bytes(1 << 20), order, Pages::Base, operation).unwrap();
             let first = list.at;
             list.walk(u64::from(list.nodes()) - 1);
             assert_ne!(list.at, first);

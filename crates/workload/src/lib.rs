@@ -1,17 +1,20 @@
-//! The generators as real programs: a dependent list walk (`latency`), streams (`stream`), calls that flush
+//! The generators as real programs: a dependent list walk (`latency`), streams (`stream`), several lists side by side
+//! (`parallel`), lines churned through a cache (`churn`), stores at a stride (`stores`), calls that flush
 //! per-CPU kernel work ([`flush`]), a detector of the times a CPU does not run a thread ([`overrun`]); what a runner
 //! speaks with a generator in a child process ([`serve`]); what `quell bench` shows ([`bench`]); and measurements
 //! of the machine itself: whether two CPUs share a cache now ([`probe`]) and the rates it reaches ([`measure`]); and with
 //! these the rest of what `quell doctor --deep` finds out ([`deep`]).
 //!
 //! The method follows IsolBench (CSL-KU): a victim walking a list beside streams. What is added is percentiles over
-//! short windows, because an average hides bursts shorter than a regulation period, and a target rate for streams.
+//! short windows, because an average hides bursts shorter than a regulation period, and target rates.
 //!
 //! Bytes are *program bytes*: what the instructions read and wrote. The line that a plain store fetches first, and
 //! its later write-back, are not in them; a copy counts the byte read and the byte written.
 
 pub mod affinity;
 pub mod bench;
+mod cacheline;
+mod churn;
 mod clock;
 pub mod deep;
 mod error;
@@ -22,11 +25,15 @@ mod list;
 mod load;
 pub mod measure;
 mod memory;
+mod node;
 pub mod overrun;
+mod pagemap;
+mod parallel;
 pub mod probe;
 mod procfs;
 mod resolved;
 pub mod serve;
+mod stores;
 mod stream;
 mod windows;
 

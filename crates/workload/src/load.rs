@@ -186,8 +186,9 @@ impl Pace {
 mod tests {
     use super::*;
     use crate::ResolvedWorkload;
+    use crate::windows::Cut;
     use quell_core::units::Bytes;
-    use quell_core::workload::{Operation, Order, Pages};
+    use quell_core::workload::{Access, Operation, Order, Pages};
 
     fn write_stream(rate: Option<Rate>) -> Driver {
         let workload = ResolvedWorkload::Bandwidth {
@@ -244,7 +245,7 @@ mod tests {
     #[test]
     fn the_windows_of_a_span_account_for_its_bytes() {
         let mut driver = write_stream(None);
-        let mut windows = Windows::new(50_000_000, 1_000_000);
+        let mut windows = Windows::new(50_000_000, 1_000_000, Cut::Evenly);
         let span = driver.run(50_000_000, Some(&mut windows), || false);
         let values = windows.into_values();
         assert_eq!(values.len(), 50);
@@ -266,6 +267,7 @@ mod tests {
             size: Bytes(1 << 16),
             order: Order::Random,
             pages: Pages::Base,
+            operation: Access::Read,
         };
         let span = Load::driver(&workload).unwrap().run(u64::MAX, None, || {
             asked += 1;

@@ -1,61 +1,99 @@
 //! A workload with its sizes in bytes, and the generator built from it.
 
-use quell_core::units::{Bytes, LINE_BYTES, Rate};
-use quell_core::workload::Workload;
+use quell_core::units::Bytes;
+use quell_core::workload::{BANDWIDTH_MB_S, Workload};
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::churn::Churn;
 use crate::latency::List;
 use crate::load::Driver;
 use crate::memory::Granted;
+use crate::parallel::Lists;
+use crate::stores::Stores;
 use crate::stream::Stream;
+use crate::windows::Cut;
 
 /// A generator and its parameters, independent of the machine: what a runner hands to a child.
 pub type ResolvedWorkload = Workload<Bytes>;
 
-/// The load a workload makes, in units of one step (an access; a line).
+/// The load a workload makes, in units of one step: an access, an access in each list, a line.
 #[derive(Debug)]
 pub enum Load {
     /// A list walk.
     Latency(List),
     /// A stream.
     Bandwidth(Stream),
+    /// Lists side by side.
+    ParallelLists(Lists),
+    /// Lines churned.
+    CacheChurn(Churn),
+    /// Stores at a stride.
+    Stores(Stores),
+}
+
+/// How lines in chosen banks were come by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed {
+    /// Lines in a bank that is wanted.
+    pub lines: u64,
+    /// Lines whose physical address was looked at.
+    pub of: u64,
 }
 
 impl Load {
     /// Takes and touches its memory, on the CPU and memory node the calling thread runs on.
     ///
     /// # Errors
-    /// When the memory is not to be had, or the processor does not have the operation.
+    /// When the parameters are at fault, the memory is not to be had, or the processor does not have the operation.
     pub fn new(workload: &ResolvedWorkload) -> Result<Self, Error> {
+        if let Some(fault) = workload.fault() {
+            return Err(Error::refused(
+                format!("{} {}", workload.kind(), fault.key),
+                fault.why,
+                fault.remedy,
+            ));
+        }
         match *workload {
-            ResolvedWorkload::Latency { size, order, pages } => {
-                List::new(size, order, pages).map(Self::Latency)
-            }
+            ResolvedWorkload::Latency {
+                size,
+                order,
+                pages,
+                operation,
+            } => List::new(size, order, pages, operation).map(Self::Latency),
             ResolvedWorkload::Bandwidth {
                 operation,
                 size,
                 pages,
-                rate,
-            } => {
-                if rate == Some(Rate(0)) {
-                    return Err(Error::refused(
-                        "a stream at 0B/s",
-                        "it would never move",
-                        "give a rate such as 600MB/s, or none",
-                    ));
-                }
-                Stream::new(operation, size, pages).map(Self::Bandwidth)
-            }
+                ..
+            } => Stream::new(operation, size, pages).map(Self::Bandwidth),
+            ResolvedWorkload::ParallelLists {
+                lists,
+                size,
+                pages,
+                operation,
+                ref banks,
+            } => Lists::new(lists, size, pages, operation, banks.as_ref()).map(Self::ParallelLists),
+            ResolvedWorkload::CacheChurn {
+                ref operations,
+                size,
+                order,
+                pages,
+                ..
+            } => Churn::new(operations, size, order, pages).map(Self::CacheChurn),
+            ResolvedWorkload::Stores {
+                operation,
+                stride,
+                size,
+                pages,
+                ..
+            } => Stores::new(operation, stride, size, pages).map(Self::Stores),
         }
     }
 
     /// The generator that keeps this load up, at the workload's target rate.
     pub(crate) fn driver(workload: &ResolvedWorkload) -> Result<Driver, Error> {
-        let rate = match workload {
-            ResolvedWorkload::Bandwidth { rate, .. } => *rate,
-            ResolvedWorkload::Latency { .. } => None,
-        };
-        Ok(Driver::new(Self::new(workload)?, rate))
+        Ok(Driver::new(Self::new(workload)?, workload.rate()))
     }
 
     /// Does exactly `steps` steps.
@@ -63,28 +101,59 @@ impl Load {
         match self {
             Self::Latency(list) => list.walk(steps),
             Self::Bandwidth(stream) => stream.run(steps),
+            Self::ParallelLists(lists) => lists.walk(steps),
+            Self::CacheChurn(churn) => churn.run(steps),
+            Self::Stores(stores) => stores.run(steps),
         }
     }
 
-    /// Program bytes of one step. A list walk counts the line that each access touches.
+    /// Program bytes of one step. A list walk counts the lines that each access touches, a churn its line.
     #[must_use]
     pub fn step_bytes(&self) -> u64 {
         match self {
-            Self::Latency(_) => LINE_BYTES,
+            Self::Latency(list) => list.step_bytes(),
             Self::Bandwidth(stream) => stream.step_bytes(),
+            Self::ParallelLists(lists) => lists.step_bytes(),
+            Self::CacheChurn(churn) => churn.step_bytes(),
+            Self::Stores(stores) => stores.step_bytes(),
+        }
+    }
+
+    /// Accesses of one step whose time is the metric; `None` where the metric is a rate.
+    fn accesses(&self) -> Option<u64> {
+        match self {
+            Self::Latency(_) => Some(1),
+            Self::ParallelLists(lists) => Some(lists.count()),
+            Self::Bandwidth(_) | Self::CacheChurn(_) | Self::Stores(_) => None,
+        }
+    }
+
+    /// How its windows are cut.
+    pub(crate) fn cut(&self) -> Cut {
+        match self.accesses() {
+            Some(_) => Cut::AtLook,
+            None => Cut::Evenly,
         }
     }
 
     /// The primary metric over a span: nanoseconds per access, or 10^6 program bytes per second.
     #[must_use]
     pub fn value(&self, steps: u64, nanoseconds: u64) -> f64 {
-        match self {
+        match self.accesses() {
             // A span without an access took at least that long for the one under way.
-            Self::Latency(_) => nanoseconds as f64 / steps.max(1) as f64,
-            Self::Bandwidth(stream) => {
-                (steps * stream.step_bytes()) as f64 * 1e3 / nanoseconds.max(1) as f64
-            }
+            Some(each) => nanoseconds as f64 / (steps * each).max(1) as f64,
+            None => (steps * self.step_bytes()) as f64 * 1e3 / nanoseconds.max(1) as f64,
         }
+    }
+
+    /// What the primary metric's windows say besides, by metric.
+    pub(crate) fn derived(&self, values: &[f64]) -> Option<(&'static str, Vec<f64>)> {
+        let Self::ParallelLists(lists) = self else {
+            return None;
+        };
+        let bytes = (lists.step_bytes() / lists.count()) as f64;
+        let rates = values.iter().map(|ns| bytes * 1e3 / ns.max(1e-3));
+        Some((BANDWIDTH_MB_S, rates.collect()))
     }
 
     /// The pages its memory lies in.
@@ -93,6 +162,18 @@ impl Load {
         match self {
             Self::Latency(list) => list.granted(),
             Self::Bandwidth(stream) => stream.granted(),
+            Self::ParallelLists(lists) => lists.granted(),
+            Self::CacheChurn(churn) => churn.granted(),
+            Self::Stores(stores) => stores.granted(),
+        }
+    }
+
+    /// How its lines were chosen by bank, where they were.
+    #[must_use]
+    pub fn placed(&self) -> Option<Placed> {
+        match self {
+            Self::ParallelLists(lists) => lists.placed(),
+            _ => None,
         }
     }
 }
@@ -100,13 +181,18 @@ impl Load {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_core::workload::{Operation, Pages};
+    use quell_core::units::Rate;
+    use quell_core::workload::{Caches, Operation, Pages};
 
     #[test]
     fn sizes_follow_the_cache_and_travel_as_json() {
-        let text = r#"{"kind":"latency","size":"0.5 LLC","order":"random","pages":"4KiB"}"#;
+        let text = r#"{"kind":"latency","size":"0.5 LLC","order":"random","pages":"4KiB","operation":"read"}"#;
         let workload: Workload = serde_json::from_str(text).unwrap();
-        let resolved = workload.resolve(Bytes(48 << 20));
+        let resolved = workload.resolve(&Caches {
+            l1: Bytes(48 << 10),
+            l2: Bytes(1 << 20),
+            llc: Bytes(48 << 20),
+        });
         let json = serde_json::to_string(&resolved).unwrap();
         assert_eq!(json, text.replace("0.5 LLC", "24MiB"));
         assert_eq!(

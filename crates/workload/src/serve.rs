@@ -147,7 +147,7 @@ pub(crate) fn span(
             "ask for another duration or window",
         ));
     }
-    let mut windows = Windows::new(duration.0, window.0);
+    let mut windows = Windows::new(duration.0, window.0, driver.load().cut());
     if warmup.0 > 0 && driver.run(warmup.0, None, &mut asked).interrupted {
         return Ok(None);
     }
@@ -155,9 +155,14 @@ pub(crate) fn span(
     if done.interrupted {
         return Ok(None);
     }
+    let window_ns = windows.length();
+    let values = windows.into_values();
+    let derived = driver.load().derived(&values);
+    let derived = derived.map(|(name, values)| (name.to_owned(), values));
+    let primary = [(metric.to_owned(), values)];
     Ok(Some(Measurement {
-        window_ns: windows.length(),
-        metrics: [(metric.to_owned(), windows.into_values())].into(),
+        window_ns,
+        metrics: primary.into_iter().chain(derived).collect(),
         bytes: done.steps * driver.load().step_bytes(),
         duration_ns: done.duration_ns,
         begun: None,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use quell_core::backend::Measurement;
 use quell_core::units::{Bytes, Rate};
-use quell_core::workload::{Operation, Order, Pages};
+use quell_core::workload::{Access, Operation, Order, Pages};
 use quell_workload::{Error, ResolvedWorkload, ServeOptions, serve};
 
 struct Child {
@@ -52,6 +52,7 @@ fn list() -> ResolvedWorkload {
         size: Bytes(1 << 20),
         order: Order::Random,
         pages: Pages::Base,
+        operation: Access::Read,
     }
 }
 
@@ -106,6 +107,34 @@ fn a_stream_counts_its_bytes() {
     assert_eq!(result.metrics["bandwidth_mb_s"].len(), 20);
     let by_bytes = result.bytes as f64 * 1e3 / result.duration_ns as f64;
     assert_between(&result.metrics["bandwidth_mb_s"], by_bytes);
+    drop(child.to);
+    child.thread.join().unwrap().unwrap();
+}
+
+#[test]
+fn lists_side_by_side_report_their_latency_and_their_bandwidth() {
+    let mut child = start(ResolvedWorkload::ParallelLists {
+        lists: 4,
+        size: Bytes(1 << 20),
+        pages: Pages::Base,
+        operation: Access::ReadWrite,
+        banks: None,
+    });
+    assert_eq!(child.hear(), "ready\n");
+    child.say("go 0 20000000\n");
+    let result = child.result();
+    let (latency, rate) = (
+        &result.metrics["latency_ns"],
+        &result.metrics["bandwidth_mb_s"],
+    );
+    assert_eq!((latency.len(), rate.len()), (20, 20));
+    // A line read and written per access.
+    for (ns, mb_s) in latency.iter().zip(rate) {
+        assert!(
+            (ns * mb_s / 128e3 - 1.0).abs() < 1e-3,
+            "{ns} ns, {mb_s} MB/s"
+        );
+    }
     drop(child.to);
     child.thread.join().unwrap().unwrap();
 }

@@ -7,8 +7,7 @@ use super::{Configuration, Pin, Subject};
 use crate::plan::REST;
 use crate::policy::{Role, VERSION, fit_name};
 use crate::text::{Complaint, Path, suggestion};
-use crate::units::{Nanos, Rate};
-use crate::workload::Workload;
+use crate::units::Nanos;
 
 /// More rounds than a person waits for.
 const MOST_ROUNDS: u32 = 10_000;
@@ -238,18 +237,10 @@ fn subject_of(
                 Some("write [\"program\", \"argument\"]"),
             );
         }
-        (
-            Some(Workload::Bandwidth {
-                rate: Some(Rate(0)),
-                ..
-            }),
-            None,
-        ) => {
-            say(
-                at.key("run"),
-                "a target rate of nothing does nothing".into(),
-                Some("remove `rate` for full speed"),
-            );
+        (Some(run), None) => {
+            if let Some(fault) = run.fault() {
+                say(at.key("run").key(fault.key), fault.why, Some(fault.remedy));
+            }
         }
         _ => {}
     }
@@ -291,12 +282,10 @@ fn subject_of(
         && subject.better(primary).is_none()
     {
         let mut known: Vec<&str> = subject.metric.keys().map(String::as_str).collect();
-        known.push(
-            subject
-                .run
-                .as_ref()
-                .map_or(super::RUN_TIME, Workload::primary),
-        );
+        match &subject.run {
+            Some(run) => known.extend(run.metrics().iter().map(|(name, _)| *name)),
+            None => known.push(super::RUN_TIME),
+        }
         let why = format!("the subject has no metric '{primary}'");
         list.push(complaint(
             at.key("primary"),

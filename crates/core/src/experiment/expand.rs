@@ -8,7 +8,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::Configuration;
 use super::check::hint;
-use super::read::{ConfigurationKeys, Keys};
+use super::read::{ConfigurationKeys, Keys, SUBJECT};
+use super::runs;
 use crate::policy::{CpusWanted, FRAGMENT_KEYS, Policy, Shape, policy_of};
 use crate::text::{Path, Reader, merge, value_at};
 
@@ -74,6 +75,7 @@ pub(super) fn expand(
                 }
             }
             reader.context = Some(format!("configuration '{name}'"));
+            let runs = runs::runs(reader, &mut merged, root, keys);
             let policy = policy(reader, merged, keys, &name);
             reader.context = None;
             let axes = combination
@@ -84,6 +86,7 @@ pub(super) fn expand(
                 axes: axes.collect::<BTreeMap<_, _>>(),
                 alone: configuration.alone,
                 policy,
+                runs,
             }));
         }
     }
@@ -105,13 +108,13 @@ fn unknown_keys(reader: &mut Reader<'_>, root: &DeTable<'_>, key: &str) {
     }
 }
 
-/// A configuration's own policy fragment.
+/// A configuration's own policy fragment, with what it varies of subjects.
 fn fragment<'t>(root: &DeTable<'t>, key: &str) -> DeTable<'t> {
     let at = Path::of(&["configuration", key]);
     let mut own = DeTable::new();
     if let Some(DeValue::Table(table)) = value_at(root, &at).map(Spanned::get_ref) {
         for (name, value) in table {
-            if FRAGMENT_KEYS.contains(&name.get_ref().as_ref()) {
+            if name.get_ref() == SUBJECT || FRAGMENT_KEYS.contains(&name.get_ref().as_ref()) {
                 own.insert(name.clone(), value.clone());
             }
         }

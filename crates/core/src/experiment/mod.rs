@@ -6,12 +6,16 @@
 //! subject there in *every* configuration, so that configurations differ in the policy alone. `group.X.cpus` within a
 //! configuration asks for a core partition. A configuration in which no group asks for one gets none: its groups
 //! stand with `cpus = "any"`.
+//!
+//! A configuration may also vary what a generator does (`subject.X.run.rate = "2GB/s"`), never which one it is: load is
+//! an axis of many questions, and its metric must stay comparable.
 
 mod check;
 mod expand;
 mod expect;
 mod measure;
 mod read;
+mod runs;
 mod schema;
 mod subject;
 
@@ -22,6 +26,7 @@ use serde::Serialize;
 
 use crate::plan::Refusal;
 use crate::policy::Policy;
+use crate::workload::Workload;
 
 pub use expect::{Bound, Condition, Expect, Figure};
 pub use measure::{Canary, Measure, Span, Until};
@@ -29,10 +34,16 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 1] = [(
-    "neighbour",
-    include_str!("../../../../experiments/neighbour.toml"),
-)];
+const BUILTIN: [(&str, &str); 2] = [
+    (
+        "neighbour",
+        include_str!("../../../../experiments/neighbour.toml"),
+    ),
+    (
+        "ladder",
+        include_str!("../../../../experiments/ladder.toml"),
+    ),
+];
 
 /// An experiment, its configurations expanded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -66,6 +77,18 @@ pub struct Configuration {
     pub alone: bool,
     /// The policy. Its groups are the subjects', none of them matching or launching.
     pub policy: Policy,
+    /// Subject → what its generator does here, where that differs from what it does elsewhere.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub runs: BTreeMap<String, Workload>,
+}
+
+impl Configuration {
+    /// What the generator of a subject does under this configuration; `None` if the subject is a command.
+    #[must_use]
+    pub fn run<'c>(&'c self, instance: &Instance<'c>) -> Option<&'c Workload> {
+        let own = self.runs.get(instance.of);
+        own.or(instance.subject.run.as_ref())
+    }
 }
 
 /// One program to be started: a subject, or one of its copies.
@@ -73,6 +96,8 @@ pub struct Configuration {
 pub struct Instance<'e> {
     /// Its name: the subject's, or `NAME.1`, `NAME.2`, … for copies.
     pub name: String,
+    /// The name of the subject it is, or is a copy of.
+    pub of: &'e str,
     /// The group it runs in.
     pub group: &'e str,
     /// The subject.
@@ -163,6 +188,7 @@ fn copies<'e>(name: &'e str, subject: &'e Subject) -> impl Iterator<Item = Insta
         } else {
             format!("{name}.{n}")
         },
+        of: name,
         group: subject.group_or(name),
         subject,
     })

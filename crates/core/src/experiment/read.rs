@@ -34,7 +34,7 @@ pub(super) struct Keys {
     /// Who takes part.
     #[serde(default)]
     pub subject: IndexMap<String, Subject>,
-    /// Under which policies: each is a policy fragment with `alone`, `extends`, `name`, `axis` and `skip` beside it.
+    /// Under which policies: each is a policy fragment with `alone`, `extends`, `name`, `axis`, `skip` and `subject` beside it.
     #[serde(default)]
     #[schemars(schema_with = "schema::configurations")]
     pub configuration: IndexMap<String, ConfigurationKeys>,
@@ -67,11 +67,25 @@ pub(super) struct ConfigurationKeys {
     pub axis: IndexMap<String, IndexMap<String, toml::Table>>,
     /// Combinations of axis values that are left out.
     pub skip: Vec<BTreeMap<String, String>>,
+    /// What the generators of subjects do here, laid over their `run` key by key. Which generator it is stays.
+    pub subject: IndexMap<String, Varied>,
 }
+
+/// What a configuration varies of a subject.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Varied {
+    /// Laid over the subject's `run`, key by key.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    pub run: toml::Table,
+}
+
+/// The key beside a policy fragment that is laid over what a configuration extends, as the fragment is.
+pub(super) const SUBJECT: &str = "subject";
 
 impl ConfigurationKeys {
     /// The keys that are not part of the policy fragment.
-    pub const NAMES: [&'static str; 5] = ["alone", "extends", "name", "axis", "skip"];
+    pub const NAMES: [&'static str; 6] = ["alone", "extends", "name", "axis", "skip", SUBJECT];
 }
 
 impl Experiment {

@@ -4,7 +4,7 @@
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value};
 
-use super::read::{ConfigurationKeys, Keys};
+use super::read::{ConfigurationKeys, Keys, SUBJECT};
 use super::subject::Pin;
 use crate::policy::{FRAGMENT_KEYS, Group, Policy, Spelled};
 
@@ -59,8 +59,15 @@ pub(super) fn configurations(generator: &mut SchemaGenerator) -> Schema {
     let fragment = fragment(generator);
     let mut configuration = properties::<ConfigurationKeys>(generator);
     configuration.extend(fragment.clone());
+    // Along an axis, subjects vary as they do beside it.
+    let mut along = fragment;
+    along.extend(
+        configuration
+            .get_key_value(SUBJECT)
+            .map(|(key, value)| (key.clone(), value.clone())),
+    );
     let fragment =
-        json_schema!({ "type": "object", "properties": fragment, "additionalProperties": false });
+        json_schema!({ "type": "object", "properties": along, "additionalProperties": false });
     let axes = json_schema!({
         "description": "Axis → value → policy fragment. Several axes multiply.",
         "type": "object",

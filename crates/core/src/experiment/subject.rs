@@ -76,10 +76,11 @@ impl Subject {
             return Some(declared.better);
         }
         match &self.run {
-            Some(Workload::Latency { .. }) if metric == "latency_ns" => Some(Better::Lower),
-            Some(Workload::Bandwidth { .. }) if metric == "bandwidth_mb_s" => Some(Better::Higher),
-            None if metric == RUN_TIME => Some(Better::Lower),
-            _ => None,
+            Some(run) => {
+                let known = run.metrics().iter().find(|(name, _)| *name == metric);
+                known.map(|(_, better)| *better)
+            }
+            None => (metric == RUN_TIME).then_some(Better::Lower),
         }
     }
 }

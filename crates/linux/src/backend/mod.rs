@@ -20,7 +20,7 @@ use quell_core::policy::OnDrift;
 use quell_core::record::{CpuTimes, Decision};
 use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos};
-use quell_core::workload::Workload;
+use quell_core::workload::{Caches, Workload};
 
 use crate::cgroup::Cgroups;
 use crate::children::{self, Birth, Subject};
@@ -34,8 +34,8 @@ use crate::{probe, procfs, rt};
 
 /// What the backend needs of the rest of the program.
 pub struct Tools {
-    /// The command that serves a generator on these CPUs, on a machine with a last-level cache of this size.
-    pub generator: fn(&Workload, Bytes) -> Vec<String>,
+    /// The command that serves a generator on a CPU with these caches.
+    pub generator: fn(&Workload, &Caches) -> Vec<String>,
     /// Whether two CPUs share a cache now.
     pub shared_cache: fn(CpuId, CpuId) -> std::io::Result<Option<f64>>,
     /// Measures rates on CPUs.
@@ -205,11 +205,11 @@ impl Linux {
         Ok(self.cached_inventory()?.cpu_set())
     }
 
-    fn llc(&mut self) -> Result<Bytes> {
+    /// The caches of the CPU given, or of the first.
+    fn caches(&mut self, cpu: Option<CpuId>) -> Result<Caches> {
         let machine = self.cached_inventory()?;
         let first = machine.cpus.first().map_or(0, |c| c.id);
-        // A machine that tells nothing of its caches: 32 MiB is beyond most.
-        Ok(machine.llc(first).map_or(Bytes(32 << 20), |c| c.size))
+        Ok(machine.data_caches(cpu.unwrap_or(first)))
     }
 
     fn session(&mut self) -> Result<(&mut Session, Vec<String>)> {
@@ -249,7 +249,10 @@ impl Linux {
 
     fn birth(&mut self, subject: &SubjectSpec) -> Result<SubjectId> {
         let command = match &subject.program {
-            Program::Generator(workload) => (self.tools.generator)(workload, self.llc()?),
+            Program::Generator(workload) => {
+                let caches = self.caches(subject.cpus.as_ref().and_then(CpuSet::first))?;
+                (self.tools.generator)(workload, &caches)
+            }
             Program::Command(command) => command.clone(),
         };
         let group = self.groups.get(&subject.group);
@@ -289,7 +292,7 @@ impl Drop for Linux {
 impl Backend for Linux {
     fn inventory(&mut self, depth: Probe) -> std::result::Result<Inventory, BackendError> {
         if depth == Probe::Deep {
-            let (cpus, llc) = (self.all_cpus()?, self.llc()?);
+            let (cpus, llc) = (self.all_cpus()?, self.caches(None)?.llc);
             let rates = (self.tools.rates)(&cpus, llc);
             let mut measured = rates.map_err(|e| {
                 BackendError(format!(

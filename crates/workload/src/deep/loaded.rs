@@ -12,7 +12,7 @@ use quell_core::inventory::Inventory;
 use quell_core::rng::Rng;
 use quell_core::stats::median;
 use quell_core::units::{Bytes, Rate};
-use quell_core::workload::{Operation, Order, Pages};
+use quell_core::workload::{Access, Operation, Order, Pages};
 
 use super::{Block, Depth, first, latencies, llc, warm};
 use crate::load::Driver;
@@ -90,6 +90,7 @@ pub(super) fn curve(
         size: list,
         order: Order::Random,
         pages: Pages::Huge,
+        operation: Access::Read,
     };
     let write = ResolvedWorkload::Bandwidth {
         operation: Operation::Write,

@@ -233,12 +233,13 @@ fn warm(list: &mut List) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_core::workload::{Order, Pages};
+    use quell_core::workload::{Access, Order, Pages};
 
     #[test]
     fn a_list_within_the_first_cache_is_no_slower_than_one_beyond_all() {
         let time = |size| {
-            let mut list = List::new(Bytes(size), Order::Random, Pages::Huge).unwrap();
+            let mut list =
+                List::new(Bytes(size), Order::Random, Pages::Huge, Access::Read).unwrap();
             warm(&mut list);
             latency(&mut list, 5_000_000).unwrap()
         };

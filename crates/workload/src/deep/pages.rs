@@ -4,7 +4,7 @@
 use quell_core::deep::{PageCost, Spread};
 use quell_core::inventory::Inventory;
 use quell_core::units::Bytes;
-use quell_core::workload::{Order, Pages};
+use quell_core::workload::{Access, Order, Pages};
 
 use super::{Block, Depth, beyond, first, latency, llc, warm};
 use crate::latency::List;
@@ -34,7 +34,7 @@ pub(super) fn cost(
     let mut done = 0;
     let mut found = Vec::new();
     for size in sizes {
-        let list = |pages| List::new(size, Order::Random, pages);
+        let list = |pages| List::new(size, Order::Random, pages, Access::Read);
         let (mut base, mut huge) = (list(Pages::Base)?, list(Pages::Huge)?);
         if let Granted::Mixed { .. } = huge.granted() {
             return Err(Error::refused(

@@ -4,7 +4,7 @@
 use quell_core::deep::{CacheSteps, SizePoint, Spread, levels};
 use quell_core::inventory::{CacheKind, Inventory};
 use quell_core::units::Bytes;
-use quell_core::workload::{Order, Pages};
+use quell_core::workload::{Access, Order, Pages};
 
 use super::{Block, Depth, beyond, first, latency, llc, warm};
 use crate::latency::List;
@@ -26,7 +26,7 @@ pub(super) fn curve(
     let mut points = Vec::new();
     for (i, size) in (0..).zip(sizes) {
         block.at(i, all)?;
-        let mut list = List::new(size, Order::Random, Pages::Huge)?;
+        let mut list = List::new(size, Order::Random, Pages::Huge, Access::Read)?;
         warm(&mut list);
         let values: Vec<f64> = (0..rounds)
             .filter_map(|_| latency(&mut list, span))

@@ -1,0 +1,103 @@
+//! What a configuration varies of its subjects: parameters of their generators, laid over `run` key by key.
+
+use std::collections::BTreeMap;
+
+use indexmap::IndexMap;
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::Subject;
+use super::check::hint;
+use super::read::{Keys, SUBJECT};
+use crate::text::{Path, Reader, merge, value_at};
+use crate::workload::Workload;
+
+/// The subjects' generators as they stand once laid over.
+#[derive(Deserialize)]
+struct Whole {
+    #[serde(default)]
+    subject: IndexMap<String, One>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct One {
+    run: Workload,
+}
+
+fn table<'t>(key: &str, value: Spanned<DeValue<'t>>) -> DeTable<'t> {
+    DeTable::from_iter([(Spanned::new(value.span(), key.to_owned().into()), value)])
+}
+
+/// The kind a varied subject is given, if it is another than it has.
+fn other_kind(varied: &DeTable<'_>, subject: &Path, is: &Subject) -> Option<()> {
+    let kind = value_at(varied, &subject.key("run").key("kind"))?;
+    let kept = kind.get_ref().as_str() == is.run.as_ref().map(Workload::kind);
+    (!kept).then_some(())
+}
+
+/// Takes the subjects out of a merged configuration and reads what they run. Problems are in the reader.
+pub(super) fn runs(
+    reader: &mut Reader<'_>,
+    merged: &mut DeTable<'_>,
+    root: &DeTable<'_>,
+    keys: &Keys,
+) -> BTreeMap<String, Workload> {
+    let Some(varied) = merged.remove(SUBJECT) else {
+        return BTreeMap::new();
+    };
+    let names: Vec<String> = match varied.get_ref() {
+        DeValue::Table(subjects) => subjects.keys().map(|k| k.get_ref().to_string()).collect(),
+        _ => Vec::new(),
+    };
+    let varied = table(SUBJECT, varied);
+    let mut whole = DeTable::new();
+    for name in &names {
+        let at = Path::of(&[SUBJECT, name]);
+        let (why, remedy) = match keys.subject.get(name) {
+            None => {
+                let known = keys.subject.keys().map(String::as_str);
+                (format!("there is no subject '{name}'"), hint(name, known))
+            }
+            Some(subject) if subject.run.is_none() => (
+                format!("{at}: only generators can be varied, and '{name}' is a command"),
+                Some("make two subjects of it".to_owned()),
+            ),
+            Some(subject) if other_kind(&varied, &at, subject).is_some() => (
+                format!(
+                    "{at}.run.kind: a configuration varies what a generator does, not which it is"
+                ),
+                Some("make two subjects of it".to_owned()),
+            ),
+            Some(_) => {
+                if let Some(run) = value_at(root, &at.key("run")) {
+                    let run = table("run", run.clone());
+                    let one = table(name, Spanned::new(0..0, DeValue::Table(run)));
+                    merge(
+                        &mut whole,
+                        &table(SUBJECT, Spanned::new(0..0, DeValue::Table(one))),
+                    );
+                }
+                continue;
+            }
+        };
+        reader.report_key(&varied, &at, &why, remedy);
+        return BTreeMap::new();
+    }
+    merge(&mut whole, &varied);
+    let Some(read) = reader.read::<Whole>(&Spanned::new(0..0, whole.clone())) else {
+        return BTreeMap::new();
+    };
+    let mut runs = BTreeMap::new();
+    for (name, one) in read.subject {
+        let at = Path::of(&[SUBJECT, &name, "run"]);
+        if let Some(fault) = one.run.fault() {
+            let at = at.key(fault.key);
+            let why = format!("{at}: {}", fault.why);
+            reader.report(&whole, &at, &why, Some(fault.remedy.to_owned()));
+        }
+        runs.insert(name, one.run);
+    }
+    runs
+}
