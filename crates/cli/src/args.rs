@@ -9,8 +9,8 @@ use quell_core::policy::{Bandwidth, CpusWanted};
 use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos, Rate};
 use quell_core::workload::{
-    Access, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, STREAM_SIZE, Size, Store, Touch, Word,
-    Workload,
+    Access, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, STREAM_SIZE, Size, Store, TASK_SIZE,
+    Touch, Word, Workload,
 };
 
 /// Keeps one program (or a few) fast beside noisy neighbours on the same multicore Linux machine.
@@ -155,7 +155,7 @@ pub struct Status {
 /// `quell compare`
 #[derive(Debug, clap::Args)]
 pub struct Compare {
-    /// A built-in experiment by name (neighbour, ladder), others by path
+    /// A built-in experiment by name (neighbour, webrtc, ladder), others by path
     pub experiment: String,
     /// The machine to run on: linux (sim and lab are not built yet)
     #[arg(long, value_name = "BACKEND")]
@@ -354,6 +354,57 @@ pub enum Generator {
         #[command(flatten)]
         common: Common,
     },
+    /// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up latency, misses)
+    Periodic {
+        /// The buffer's size, as 24MiB, '0.5 LLC', '1 L2' or '1 L1'
+        #[arg(long, default_value_t = TASK_SIZE)]
+        size: Size,
+        /// Its pages
+        #[command(flatten)]
+        pages: PagesArgs,
+        /// The distance between two loads of a pass
+        #[arg(long, default_value = "32B")]
+        step: Bytes,
+        /// From one release to the next
+        #[arg(long, default_value = "10ms")]
+        period: Nanos,
+        /// Passes over the buffer per job
+        #[arg(long, default_value_t = 1)]
+        passes: u32,
+        /// The longest time from a release to the end of its job (default: the period)
+        #[arg(long)]
+        deadline: Option<Nanos>,
+        /// Its SCHED_FIFO priority, 1 to 79 (default: an ordinary task)
+        #[arg(long)]
+        priority: Option<u32>,
+        /// Common options
+        #[command(flatten)]
+        common: Common,
+    },
+    /// A stage of a video call: round-trip time, frame rate, media rate, demand. Two stages started by one shell find each other
+    Frames {
+        /// The stage: `call` encodes and exchanges packets with a peer over loopback, `display` composes
+        #[arg(long, value_enum, default_value = "call")]
+        stage: StageArg,
+        /// Size of a raw frame (4:2:0)
+        #[arg(long, default_value = "1350KiB")]
+        frame: Bytes,
+        /// Frames per second
+        #[arg(long, default_value_t = 30)]
+        fps: u32,
+        /// Raw frames in memory, used in turn
+        #[arg(long, default_value_t = 16)]
+        ring: u32,
+        /// Positions that each piece of a frame is compared with (call; default 4)
+        #[arg(long)]
+        search: Option<u32>,
+        /// The most media that rate control may send (call; default 4MB/s)
+        #[arg(long)]
+        rate: Option<Rate>,
+        /// Common options
+        #[command(flatten)]
+        common: Common,
+    },
     /// A victim's percentiles against the rate of the aggressors beside it
     Ladder(Ladder),
     /// Calls that wait for kernel work on every CPU: how long they take
@@ -485,4 +536,13 @@ fn word<T: Word + Send + Sync>() -> impl TypedValueParser<Value = T> {
     let known = T::WORDS.iter();
     PossibleValuesParser::new(known.map(|w| PossibleValue::new(w.name()).help(w.about())))
         .try_map(|name| T::named(&name).ok_or("it is not one of these"))
+}
+
+/// A stage of a video call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StageArg {
+    /// Encodes, sends, receives, decodes
+    Call,
+    /// Composes what the call stage decoded
+    Display,
 }

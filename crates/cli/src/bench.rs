@@ -5,13 +5,13 @@ use std::path::Path;
 
 use quell_core::backend::Backend;
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::workload::{Banks, Workload};
+use quell_core::workload::{Banks, CALL_RATE, CALL_SEARCH, Workload};
 use quell_workload::flush::FlushOptions;
 use quell_workload::overrun::OverrunOptions;
 use quell_workload::{BenchOptions, ResolvedWorkload, ServeOptions};
 use serde::Serialize;
 
-use crate::args::{Bench, Common, Generator};
+use crate::args::{Bench, Common, Generator, StageArg};
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::machine;
 use crate::progress::Bar;
@@ -99,6 +99,56 @@ pub fn run(args: &Bench) -> Result {
                 size: *size,
                 pages: pages.get(),
                 rate: *rate,
+            };
+            generator(&workload, common)
+        }
+        Generator::Periodic {
+            size,
+            pages,
+            step,
+            period,
+            passes,
+            deadline,
+            priority,
+            common,
+        } => generator(
+            &Workload::Periodic {
+                size: *size,
+                pages: pages.get(),
+                step: *step,
+                period: *period,
+                passes: *passes,
+                deadline: *deadline,
+                priority: *priority,
+            },
+            common,
+        ),
+        Generator::Frames {
+            stage,
+            frame,
+            fps,
+            ring,
+            search,
+            rate,
+            common,
+        } => {
+            let given = [("--search", search.is_some()), ("--rate", rate.is_some())];
+            let (frame, fps, ring) = (*frame, *fps, *ring);
+            let workload = match stage {
+                StageArg::Call => Workload::FramesCall {
+                    frame,
+                    fps,
+                    ring,
+                    search: search.unwrap_or(CALL_SEARCH),
+                    rate: rate.unwrap_or(CALL_RATE),
+                },
+                StageArg::Display => {
+                    if let Some((key, _)) = given.iter().find(|(_, given)| *given) {
+                        let why = format!("{key} is the call stage's: leave it out");
+                        return Err(usage(why));
+                    }
+                    Workload::FramesDisplay { frame, fps, ring }
+                }
             };
             generator(&workload, common)
         }

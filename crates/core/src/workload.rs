@@ -8,21 +8,21 @@ use schemars::JsonSchema;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::result::Better;
-use crate::units::{Bytes, LINE_BYTES, Rate, UnitError, text_unit};
+use crate::units::{Bytes, LINE_BYTES, Nanos, Rate, UnitError, text_unit};
 
 mod banks;
+mod faults;
+mod metrics;
 mod spec;
+mod traffic;
 mod words;
 
 pub use banks::Banks;
+pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
+pub use metrics::{BANDWIDTH_MB_S, LATENCY_NS, Reported};
 pub use spec::SpecError;
+pub use traffic::{Traffic, line_bytes};
 pub use words::{Access, Operation, Order, Pages, Store, Touch, Word};
-
-/// Nanoseconds per access.
-pub const LATENCY_NS: &str = "latency_ns";
-/// 10^6 program bytes per second.
-pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
 
 /// The size of a list where none is given: it fits into the last-level cache, and a neighbour can take that away.
 pub const LIST_SIZE: Size = Size::Llc(0.5);
@@ -30,8 +30,8 @@ pub const LIST_SIZE: Size = Size::Llc(0.5);
 pub const STREAM_SIZE: Size = Size::Llc(4.0);
 /// The size of a churned buffer where none is given: all of the last-level cache.
 pub const CHURN_SIZE: Size = Size::Llc(1.0);
-/// More lists side by side than any core follows at once.
-pub const MOST_LISTS: u32 = 64;
+/// The size of a real-time task's buffer where none is given: the one of the cache-allocation study.
+pub const TASK_SIZE: Size = Size::Bytes(Bytes(128 << 10));
 /// A word, as generators load and store it.
 pub const WORD_BYTES: u64 = 8;
 
@@ -205,6 +205,61 @@ pub enum Workload<S = Size> {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rate: Option<Rate>,
     },
+    /// A real-time task: released at a fixed interval, each job passes over a buffer (`cycles` of a pass).
+    Periodic {
+        /// The buffer's size.
+        size: S,
+        /// Its pages.
+        #[serde(default)]
+        pages: Pages,
+        /// The distance between two loads of a pass.
+        #[serde(default = "periodic_step")]
+        step: Bytes,
+        /// From one release to the next.
+        #[serde(default = "periodic_period")]
+        period: Nanos,
+        /// Passes over the buffer per job.
+        #[serde(default = "periodic_passes")]
+        passes: u32,
+        /// The longest time from a release to the end of its job. Default: the period.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Nanos>,
+        /// Its SCHED_FIFO priority. Absent: an ordinary task.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        priority: Option<u32>,
+    },
+    /// The call stage of a frame pipeline: encodes frames, sends them as small packets to a peer that reflects them, and
+    /// decodes what comes back for the display stage beside it (`bandwidth_mb_s`, program bytes).
+    FramesCall {
+        /// A raw frame (4:2:0, so a byte and a half per pixel); 720p by default.
+        #[serde(default = "frame_bytes")]
+        frame: Bytes,
+        /// Frames per second.
+        #[serde(default = "frame_fps")]
+        fps: u32,
+        /// Raw frames that the camera has in memory, used in turn.
+        #[serde(default = "frame_ring")]
+        ring: u32,
+        /// Positions in the frame before that each piece of a frame is compared with.
+        #[serde(default = "call_search")]
+        search: u32,
+        /// The most media that rate control may send.
+        #[serde(default = "call_rate")]
+        rate: Rate,
+    },
+    /// The display stage: composes the call stage's frames into a framebuffer, or frames of its own while there is no
+    /// call stage (`bandwidth_mb_s`, program bytes).
+    FramesDisplay {
+        /// A raw frame, as the call stage's.
+        #[serde(default = "frame_bytes")]
+        frame: Bytes,
+        /// Frames per second of its own.
+        #[serde(default = "frame_fps")]
+        fps: u32,
+        /// Frames of its own that it has in memory, used in turn.
+        #[serde(default = "frame_ring")]
+        ring: u32,
+    },
 }
 
 fn read_and_write() -> Vec<Touch> {
@@ -215,27 +270,35 @@ const fn line() -> Bytes {
     Bytes(LINE_BYTES)
 }
 
-/// Why a generator with these parameters cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {why}; {remedy}")]
-pub struct Fault {
-    /// The parameter.
-    pub key: &'static str,
-    /// What is wrong with it.
-    pub why: String,
-    /// What to write instead.
-    pub remedy: &'static str,
+const fn periodic_step() -> Bytes {
+    Bytes(32)
+}
+const fn periodic_period() -> Nanos {
+    Nanos::millis(10)
+}
+const fn periodic_passes() -> u32 {
+    1
+}
+const fn frame_bytes() -> Bytes {
+    Bytes(1280 * 720 * 3 / 2)
+}
+const fn frame_fps() -> u32 {
+    30
+}
+const fn frame_ring() -> u32 {
+    16
+}
+const fn call_search() -> u32 {
+    CALL_SEARCH
+}
+const fn call_rate() -> Rate {
+    CALL_RATE
 }
 
-/// Bytes that cross the memory bus per program byte, where the buffer is far larger than the caches: each line fetched
-/// or written back once per visit. Inside the caches nothing crosses it, unless lines are flushed or stored past them.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Traffic {
-    /// Read from memory: lines loaded, and lines fetched because part of them is stored.
-    pub read: f64,
-    /// Written to memory.
-    pub write: f64,
-}
+/// Positions that a call stage compares each piece of a frame with, by default.
+pub const CALL_SEARCH: u32 = 4;
+/// The most media that a call stage sends, by default: about what the case study's call sent alone (4022 KB/s).
+pub const CALL_RATE: Rate = Rate(4_000_000);
 
 impl Workload {
     /// The size a kind of generator has where none is given.
@@ -245,6 +308,7 @@ impl Workload {
             "latency" => Some(LIST_SIZE),
             "bandwidth" | "parallel-lists" | "stores" => Some(STREAM_SIZE),
             "cache-churn" => Some(CHURN_SIZE),
+            "periodic" => Some(TASK_SIZE),
             _ => None,
         }
     }
@@ -314,11 +378,44 @@ impl Workload {
                 pages,
                 rate,
             },
+            Self::Periodic {
+                size,
+                pages,
+                step,
+                period,
+                passes,
+                deadline,
+                priority,
+            } => Workload::Periodic {
+                size: size.resolve(caches),
+                pages,
+                step,
+                period,
+                passes,
+                deadline,
+                priority,
+            },
+            Self::FramesCall {
+                frame,
+                fps,
+                ring,
+                search,
+                rate,
+            } => Workload::FramesCall {
+                frame,
+                fps,
+                ring,
+                search,
+                rate,
+            },
+            Self::FramesDisplay { frame, fps, ring } => {
+                Workload::FramesDisplay { frame, fps, ring }
+            }
         }
     }
 }
 
-impl<S: Copy> Workload<S> {
+impl<S> Workload<S> {
     /// The generator's name, as in `quell bench NAME`.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
@@ -328,39 +425,9 @@ impl<S: Copy> Workload<S> {
             Self::ParallelLists { .. } => "parallel-lists",
             Self::CacheChurn { .. } => "cache-churn",
             Self::Stores { .. } => "stores",
-        }
-    }
-
-    /// The metrics it reports, the one it is judged by first.
-    #[must_use]
-    pub const fn metrics(&self) -> &'static [(&'static str, Better)] {
-        match self {
-            Self::Latency { .. } => &[(LATENCY_NS, Better::Lower)],
-            Self::ParallelLists { .. } => &[
-                (LATENCY_NS, Better::Lower),
-                (BANDWIDTH_MB_S, Better::Higher),
-            ],
-            Self::Bandwidth { .. } | Self::CacheChurn { .. } | Self::Stores { .. } => {
-                &[(BANDWIDTH_MB_S, Better::Higher)]
-            }
-        }
-    }
-
-    /// The metric it is judged by.
-    #[must_use]
-    pub const fn primary(&self) -> &'static str {
-        self.metrics()[0].0
-    }
-
-    /// The buffer's size.
-    #[must_use]
-    pub const fn size(&self) -> S {
-        match self {
-            Self::Latency { size, .. }
-            | Self::Bandwidth { size, .. }
-            | Self::ParallelLists { size, .. }
-            | Self::CacheChurn { size, .. }
-            | Self::Stores { size, .. } => *size,
+            Self::Periodic { .. } => "periodic",
+            Self::FramesCall { .. } => "frames-call",
+            Self::FramesDisplay { .. } => "frames-display",
         }
     }
 
@@ -371,97 +438,11 @@ impl<S: Copy> Workload<S> {
             Self::Bandwidth { rate, .. }
             | Self::CacheChurn { rate, .. }
             | Self::Stores { rate, .. } => *rate,
-            Self::Latency { .. } | Self::ParallelLists { .. } => None,
+            Self::Latency { .. }
+            | Self::ParallelLists { .. }
+            | Self::Periodic { .. }
+            | Self::FramesCall { .. }
+            | Self::FramesDisplay { .. } => None,
         }
-    }
-
-    /// What is wrong with its parameters, if anything is.
-    #[must_use]
-    pub fn fault(&self) -> Option<Fault> {
-        let fault = |key, why: &str, remedy| {
-            Some(Fault {
-                key,
-                why: why.to_owned(),
-                remedy,
-            })
-        };
-        if self.rate() == Some(Rate(0)) {
-            let remedy = "give a rate such as 600MB/s, or none for full speed";
-            return fault("rate", "a target rate of nothing does nothing", remedy);
-        }
-        match self {
-            Self::ParallelLists { lists, .. } if !(1..=MOST_LISTS).contains(lists) => fault(
-                "lists",
-                &format!("{lists} lists cannot be walked side by side"),
-                "give 1 to 64",
-            ),
-            Self::CacheChurn { operations, .. } if operations.is_empty() => fault(
-                "operations",
-                "nothing is done",
-                "write [\"read\", \"write\"]",
-            ),
-            Self::Stores { stride, .. }
-                if ![8, 16, 32].contains(&stride.0)
-                    && (stride.0 == 0 || !stride.0.is_multiple_of(LINE_BYTES)) =>
-            {
-                fault(
-                    "stride",
-                    &format!("a stride of {stride} splits lines unevenly"),
-                    "give 8B, 16B, 32B or a multiple of 64B",
-                )
-            }
-            _ => None,
-        }
-    }
-
-    /// What its program bytes stand for on the memory bus. `None` where that is up to the memory controller: stores past
-    /// the caches that do not fill their lines.
-    #[must_use]
-    pub fn traffic(&self) -> Option<Traffic> {
-        let of = |read, write| Some(Traffic { read, write });
-        match self {
-            Self::Latency { operation, .. } | Self::ParallelLists { operation, .. } => {
-                match operation {
-                    Access::Read => of(1.0, 0.0),
-                    // A visit counts the line read and the line written.
-                    Access::ReadWrite => of(0.5, 0.5),
-                }
-            }
-            Self::Bandwidth { operation, .. } => match operation {
-                Operation::Read => of(1.0, 0.0),
-                Operation::Write => of(1.0, 1.0),
-                // The line copied to is fetched, too.
-                Operation::Copy => of(1.0, 0.5),
-                Operation::NonTemporal => of(0.0, 1.0),
-            },
-            Self::CacheChurn { operations, .. } => {
-                let part = |wanted: &[Touch]| {
-                    let some = operations.iter().filter(|o| wanted.contains(o)).count();
-                    some as f64 / operations.len().max(1) as f64
-                };
-                let fetched = [Touch::Read, Touch::Write, Touch::Prefetch];
-                of(part(&fetched), part(&[Touch::Write]))
-            }
-            Self::Stores {
-                operation, stride, ..
-            } => {
-                let lines = LINE_BYTES as f64 / line_bytes(*stride) as f64;
-                match operation {
-                    Store::NonTemporal if lines > 1.0 => None,
-                    Store::NonTemporal => of(0.0, 1.0),
-                    Store::Plain | Store::WriteBack | Store::Flush => of(lines, lines),
-                }
-            }
-        }
-    }
-}
-
-/// Program bytes that stores at this stride leave in each line they visit.
-#[must_use]
-pub const fn line_bytes(stride: Bytes) -> u64 {
-    if stride.0 >= LINE_BYTES {
-        WORD_BYTES
-    } else {
-        LINE_BYTES / stride.0 * WORD_BYTES
     }
 }

@@ -7,12 +7,13 @@ use std::fmt;
 use quell_core::cpuset::CpuId;
 use quell_core::stats::{mean, percentile, sorted};
 use quell_core::units::Nanos;
-use quell_core::workload::{BANDWIDTH_MB_S, LATENCY_NS, Traffic};
+use quell_core::workload::Traffic;
 use serde::{Deserialize, Serialize};
 
+use crate::generator::{Span, generator};
 use crate::memory::Granted;
-use crate::resolved::{Load, Placed, ResolvedWorkload};
-use crate::{Error, affinity, serve};
+use crate::resolved::{Placed, ResolvedWorkload};
+use crate::{Error, affinity};
 
 /// Schema id of every `quell bench … --json`; `name` tells which.
 pub const SCHEMA: &str = "quell.bench/1";
@@ -46,36 +47,50 @@ impl BenchOptions {
     }
 }
 
-/// One metric over the windows of a span.
+/// One metric over the span.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
-    /// The mean over the windows.
+pub struct Figures {
+    /// The mean over the windows (or over the jobs, packets, frames: what the metric has a value of).
     pub mean: f64,
-    /// The smallest window.
+    /// The smallest value.
     pub min: f64,
-    /// The median window.
+    /// The median.
     pub p50: f64,
-    /// The 95th percentile of the windows.
+    /// The 95th percentile.
     pub p95: f64,
-    /// The 99th percentile of the windows.
+    /// The 99th percentile.
     pub p99: f64,
-    /// The largest window.
+    /// The largest value.
     pub max: f64,
+    /// How many values.
+    pub windows: u64,
 }
 
-impl Spread {
-    /// `None` without a window.
+impl Figures {
+    /// `None` without values.
     fn of(values: &[f64]) -> Option<Self> {
-        let values = sorted(values);
-        let at = |p| percentile(&values, p);
+        let ordered = sorted(values);
+        let at = |p| percentile(&ordered, p);
         Some(Self {
-            mean: mean(&values)?,
+            mean: mean(&ordered)?,
             min: at(0.0)?,
             p50: at(50.0)?,
             p95: at(95.0)?,
             p99: at(99.0)?,
             max: at(100.0)?,
+            windows: ordered.len() as u64,
         })
+    }
+
+    fn rows(&self) -> [(&'static str, f64); 6] {
+        [
+            ("mean", self.mean),
+            ("min", self.min),
+            ("p50", self.p50),
+            ("p95", self.p95),
+            ("p99", self.p99),
+            ("max", self.max),
+        ]
     }
 }
 
@@ -96,16 +111,14 @@ pub struct BenchReport {
     /// The lines it was given, where they were chosen by DRAM bank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub banks: Option<Placed>,
-    /// The metric: `latency_ns` (nanoseconds per access) or `bandwidth_mb_s` (10^6 program bytes per second).
+    /// The metric it is judged by (`quell_core::workload`: its name says its unit).
     pub metric: String,
-    /// Its figures.
+    /// That metric.
     #[serde(flatten)]
-    pub figures: Spread,
-    /// Those of other metrics, by name.
+    pub figures: Figures,
+    /// What else it reports.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub metrics: BTreeMap<String, Spread>,
-    /// How many windows.
-    pub windows: u64,
+    pub metrics: BTreeMap<String, Figures>,
     /// The length of a window in nanoseconds.
     pub window_ns: u64,
     /// Program bytes moved in the span (for a list: the lines touched).
@@ -125,36 +138,29 @@ pub struct BenchReport {
 /// windows.
 pub fn bench(options: &BenchOptions) -> Result<BenchReport, Error> {
     let _pinned = options.cpu.map(affinity::pin_to).transpose()?;
-    let mut driver = Load::driver(&options.workload)?;
-    let metric = options.workload.primary();
-    let (warmup, duration) = (options.warmup, options.duration);
+    let mut generator = generator(&options.workload)?;
+    let span = Span {
+        warmup: options.warmup,
+        duration: options.duration,
+        window: options.window,
+    };
     let nothing = || Error::refused("measuring", "there was no window", "ask for a longer span");
-    let measured = serve::span(
-        &mut driver,
-        metric,
-        warmup,
-        duration,
-        options.window,
-        || false,
-    )?
-    .ok_or_else(nothing)?;
-    let windows = measured.metrics.get(metric).map_or(0, Vec::len) as u64;
-    let mut metrics: BTreeMap<String, Spread> = measured
-        .metrics
-        .iter()
-        .filter_map(|(name, values)| Some((name.clone(), Spread::of(values)?)))
-        .collect();
+    let measured = generator.span(span, &mut || false)?.ok_or_else(nothing)?;
+    let metric = options.workload.primary();
+    let figures = |name: &str| measured.metrics.get(name).and_then(|v| Figures::of(v));
+    let others = options.workload.metrics().iter().skip(1);
     Ok(BenchReport {
         schema: SCHEMA.to_owned(),
         name: options.workload.kind().to_owned(),
         workload: options.workload.clone(),
         cpu: options.cpu,
-        granted: driver.load().granted(),
-        banks: driver.load().placed(),
+        granted: generator.granted(),
+        banks: generator.placed(),
         metric: metric.to_owned(),
-        figures: metrics.remove(metric).ok_or_else(nothing)?,
-        metrics,
-        windows,
+        figures: figures(metric).ok_or_else(nothing)?,
+        metrics: others
+            .filter_map(|m| Some((m.name.to_owned(), figures(m.name)?)))
+            .collect(),
         window_ns: measured.window_ns,
         bytes: measured.bytes,
         traffic_per_byte: options.workload.traffic(),
@@ -180,17 +186,21 @@ pub(crate) fn duration_text(nanoseconds: f64) -> String {
 
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = described(&self.workload);
-        write!(f, "{}: {what} over {}", self.name, self.workload.size())?;
+        write!(f, "{}: {}", self.name, described(&self.workload))?;
         if let Some(cpu) = self.cpu {
             write!(f, " on CPU {cpu}")?;
         }
-        writeln!(
-            f,
-            ", {} windows of {}",
-            self.windows,
-            duration_text(self.window_ns as f64)
-        )?;
+        match &self.workload {
+            ResolvedWorkload::Periodic { .. } => {
+                writeln!(f, ", {} passes", self.figures.windows)?;
+            }
+            _ => writeln!(
+                f,
+                ", {} windows of {}",
+                self.figures.windows,
+                duration_text(self.window_ns as f64)
+            )?,
+        }
         if let Some(complaint) = self.granted.complaint() {
             writeln!(f, "note: {complaint}")?;
         }
@@ -201,18 +211,19 @@ impl fmt::Display for BenchReport {
                 placed.lines, placed.of
             )?;
         }
-        let first = [(&self.metric, &self.figures)];
-        for (name, s) in first.into_iter().chain(&self.metrics) {
-            let figures = [
-                ("mean", s.mean),
-                ("min", s.min),
-                ("p50", s.p50),
-                ("p95", s.p95),
-                ("p99", s.p99),
-                ("max", s.max),
-            ];
-            for (which, value) in figures {
-                writeln!(f, "  {which:<5} {value:>12.1} {}", unit(name))?;
+        let reported = self.workload.metrics();
+        for (name, value) in self.figures.rows() {
+            writeln!(f, "  {name:<5} {value:>12.1} {}", reported[0].unit)?;
+        }
+        if !self.metrics.is_empty() {
+            write!(f, "  {:<13}", "")?;
+            let names = self.figures.rows().map(|(name, _)| name);
+            writeln!(f, "{}", names.map(|name| format!("{name:>11}")).concat())?;
+        }
+        for one in reported {
+            if let Some(figures) = self.metrics.get(one.name) {
+                let values = figures.rows().map(|(_, value)| format!("{value:>11.3}"));
+                writeln!(f, "  {:<13}{} {}", one.name, values.concat(), one.unit)?;
             }
         }
         let rate = self.bytes as f64 * 1e3 / self.duration_ns.max(1) as f64;
@@ -233,39 +244,64 @@ impl fmt::Display for BenchReport {
     }
 }
 
-/// The unit of a metric.
-fn unit(metric: &str) -> &str {
-    match metric {
-        LATENCY_NS => "ns per access",
-        BANDWIDTH_MB_S => "MB/s",
-        other => other,
-    }
-}
-
-/// What a generator does, but for its size.
+/// What runs, for a person.
 fn described(workload: &ResolvedWorkload) -> String {
-    let mut text = match workload {
+    let (what, size) = match workload {
         ResolvedWorkload::Latency {
-            order, operation, ..
-        } => format!("{order} list, {operation}"),
-        ResolvedWorkload::Bandwidth { operation, .. } => format!("{operation} stream"),
+            order,
+            operation,
+            size,
+            ..
+        } => (format!("{order} list, {operation}"), size),
+        ResolvedWorkload::Bandwidth {
+            operation, size, ..
+        } => (format!("{operation} stream"), size),
         ResolvedWorkload::ParallelLists {
-            lists, operation, ..
-        } => format!("{lists} random lists, {operation},"),
+            lists,
+            operation,
+            size,
+            ..
+        } => (format!("{lists} random lists, {operation},"), size),
         ResolvedWorkload::CacheChurn {
-            operations, order, ..
+            operations,
+            order,
+            size,
+            ..
         } => {
             let all: Vec<&str> = operations.iter().map(|o| o.name()).collect();
-            format!("{} of lines, {order}", all.join(" and "))
+            (format!("{} of lines, {order}", all.join(" and ")), size)
         }
         ResolvedWorkload::Stores {
-            operation, stride, ..
-        } => format!("{operation} stores every {stride}"),
+            operation,
+            stride,
+            size,
+            ..
+        } => (format!("{operation} stores every {stride}"), size),
+        ResolvedWorkload::Periodic {
+            size,
+            step,
+            period,
+            passes,
+            priority,
+            ..
+        } => {
+            let how = priority.map_or_else(
+                || "as an ordinary task".to_owned(),
+                |p| format!("with SCHED_FIFO {p}"),
+            );
+            return format!("{passes} passes over {size} in steps of {step} every {period}, {how}");
+        }
+        ResolvedWorkload::FramesCall {
+            frame, fps, rate, ..
+        } => return format!("encodes {fps} frames of {frame} per second, sends at most {rate}"),
+        ResolvedWorkload::FramesDisplay { frame, fps, .. } => {
+            return format!(
+                "composes frames of {frame}, {fps} per second of its own while there is no call"
+            );
+        }
     };
-    if let Some(rate) = workload.rate() {
-        text.push_str(&format!(" at {rate}"));
-    }
-    text
+    let at = workload.rate().map(|r| format!(" at {r}"));
+    format!("{what}{} over {size}", at.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -291,9 +327,9 @@ mod tests {
     #[test]
     fn a_report_is_ordered_counts_its_windows_and_travels_as_json() {
         let report = bench(&list()).unwrap();
-        assert_eq!((report.windows, report.window_ns), (20, 1_000_000));
-        let s = report.figures;
-        let figures = [s.min, s.p50, s.p95, s.p99, s.max];
+        assert_eq!((report.figures.windows, report.window_ns), (20, 1_000_000));
+        let f = report.figures;
+        let figures = [f.min, f.p50, f.p95, f.p99, f.max];
         assert!(figures.is_sorted(), "{figures:?}");
         let json = serde_json::to_string(&report).unwrap();
         assert!(

@@ -1,9 +1,9 @@
 //! The generators as real programs: a dependent list walk (`latency`), streams (`stream`), several lists side by side
-//! (`parallel`), lines churned through a cache (`churn`), stores at a stride (`stores`), calls that flush
-//! per-CPU kernel work ([`flush`]), a detector of the times a CPU does not run a thread ([`overrun`]); what a runner
-//! speaks with a generator in a child process ([`serve`]); what `quell bench` shows ([`bench`]); and measurements
-//! of the machine itself: whether two CPUs share a cache now ([`probe`]) and the rates it reaches ([`measure`]); and with
-//! these the rest of what `quell doctor --deep` finds out ([`deep`]).
+//! (`parallel`), lines churned through a cache (`churn`), stores at a stride (`stores`), a real-time task (`periodic`), the
+//! two stages of a video call (`frames`), calls that flush per-CPU kernel work ([`flush`]), a detector of the times a CPU
+//! does not run a thread ([`overrun`]); what a runner speaks with a generator in a child process ([`serve`]); what
+//! `quell bench` shows ([`bench`]); and measurements of the machine itself: whether two CPUs share a cache now ([`probe`])
+//! and the rates it reaches ([`measure`]); and with these the rest of what `quell doctor --deep` finds out ([`deep`]).
 //!
 //! The method follows IsolBench (CSL-KU): a victim walking a list beside streams. What is added is percentiles over
 //! short windows, because an average hides bursts shorter than a regulation period, and target rates.
@@ -19,6 +19,8 @@ mod clock;
 pub mod deep;
 mod error;
 pub mod flush;
+mod frames;
+mod generator;
 mod kernels;
 mod latency;
 mod list;
@@ -29,6 +31,7 @@ mod node;
 pub mod overrun;
 mod pagemap;
 mod parallel;
+mod periodic;
 pub mod probe;
 mod procfs;
 mod resolved;

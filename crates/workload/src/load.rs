@@ -197,7 +197,7 @@ mod tests {
             pages: Pages::Base,
             rate,
         };
-        Load::driver(&workload).unwrap()
+        Driver::new(Load::new(&workload).unwrap(), rate)
     }
 
     #[test]
@@ -269,7 +269,8 @@ mod tests {
             pages: Pages::Base,
             operation: Access::Read,
         };
-        let span = Load::driver(&workload).unwrap().run(u64::MAX, None, || {
+        let mut driver = Driver::new(Load::new(&workload).unwrap(), None);
+        let span = driver.run(u64::MAX, None, || {
             asked += 1;
             asked == 3
         });

@@ -162,6 +162,20 @@ impl Buffer {
         self.start.as_ptr()
     }
 
+    /// What is in it.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the range is mapped, touched, and written only through this buffer.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// [`Self::bytes`], to be changed.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the buffer is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
     /// Its length in bytes, a multiple of 4096.
     #[must_use]
     pub fn len(&self) -> usize {

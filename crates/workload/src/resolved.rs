@@ -1,7 +1,7 @@
 //! A workload with its sizes in bytes, and the generator built from it.
 
 use quell_core::units::Bytes;
-use quell_core::workload::{BANDWIDTH_MB_S, Workload};
+use quell_core::workload::{BANDWIDTH_MB_S, LATENCY_NS, Workload};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -45,15 +45,9 @@ impl Load {
     /// Takes and touches its memory, on the CPU and memory node the calling thread runs on.
     ///
     /// # Errors
-    /// When the parameters are at fault, the memory is not to be had, or the processor does not have the operation.
+    /// When the memory is not to be had, the processor does not have the operation, or the workload is not made of
+    /// steps.
     pub fn new(workload: &ResolvedWorkload) -> Result<Self, Error> {
-        if let Some(fault) = workload.fault() {
-            return Err(Error::refused(
-                format!("{} {}", workload.kind(), fault.key),
-                fault.why,
-                fault.remedy,
-            ));
-        }
         match *workload {
             ResolvedWorkload::Latency {
                 size,
@@ -88,6 +82,13 @@ impl Load {
                 pages,
                 ..
             } => Stores::new(operation, stride, size, pages).map(Self::Stores),
+            ResolvedWorkload::Periodic { .. }
+            | ResolvedWorkload::FramesCall { .. }
+            | ResolvedWorkload::FramesDisplay { .. } => Err(Error::refused(
+                format!("'{}' as a load of equal steps", workload.kind()),
+                "it keeps time by itself",
+                "use latency or bandwidth",
+            )),
         }
     }
 
@@ -116,6 +117,14 @@ impl Load {
             Self::ParallelLists(lists) => lists.step_bytes(),
             Self::CacheChurn(churn) => churn.step_bytes(),
             Self::Stores(stores) => stores.step_bytes(),
+        }
+    }
+
+    /// The metric of [`Self::value`].
+    pub(crate) fn metric(&self) -> &'static str {
+        match self.accesses() {
+            Some(_) => LATENCY_NS,
+            None => BANDWIDTH_MB_S,
         }
     }
 
@@ -181,6 +190,7 @@ impl Load {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generator::generator;
     use quell_core::units::Rate;
     use quell_core::workload::{Caches, Operation, Pages};
 
@@ -209,11 +219,7 @@ mod tests {
             pages: Pages::Base,
             rate: Some(Rate(0)),
         };
-        assert!(
-            Load::new(&workload)
-                .unwrap_err()
-                .to_string()
-                .contains("600MB/s")
-        );
+        let refused = generator(&workload).err().unwrap().to_string();
+        assert!(refused.contains("bandwidth: `rate`"), "{refused}");
     }
 }

@@ -3,28 +3,25 @@
 //! | runner | generator |
 //! |---|---|
 //! | | `ready`: memory taken, touched, laid out |
-//! | `go WARMUP_NS DURATION_NS` | runs; after the measured span `result {…}` (a [`Measurement`] as JSON); runs on |
+//! | `go WARMUP_NS DURATION_NS` | runs; after the measured span `result {…}` (a [`quell_core::backend::Measurement`] as JSON); runs on |
 //! | `go …` again, after a result | another span |
-//! | `stop`, or the end of its input | ends, at the latest two milliseconds after it next gets to run |
+//! | `stop`, or the end of its input | ends, at the latest two milliseconds after it next gets to run; one that sleeps between its work (`periodic`, `frames-…`) within 100 ms |
 //!
-//! One thread: a second one would disturb what is measured. The input is polled once a millisecond, about 0.1 % of the
-//! time. Between the measured span and `result` the load rests while the line is written.
+//! One thread: a second one would disturb what is measured (`frames-call` has a second one, its peer at the other end of
+//! the network). The input is polled once a millisecond, about 0.1 % of the time, and less often by those that sleep.
+//! Between the measured span and `result` the load rests while the line is written.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use quell_core::backend::Measurement;
 use quell_core::cpuset::CpuSet;
 use quell_core::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::Error;
 use crate::affinity;
-use crate::resolved::{Load, ResolvedWorkload};
-use crate::windows::Windows;
-use crate::{Error, load::Driver};
-
-/// More windows than this in one span are refused: their memory would disturb what is measured.
-const MOST_WINDOWS: u64 = 16 << 20;
+use crate::generator::{Span, generator};
+use crate::resolved::ResolvedWorkload;
 
 /// How a generator is served.
 #[derive(Clone, Debug)]
@@ -131,44 +128,6 @@ impl Input<'_> {
     }
 }
 
-/// Warms up and measures one span; `None` when asked to end before it was over.
-pub(crate) fn span(
-    driver: &mut Driver,
-    metric: &str,
-    warmup: Nanos,
-    duration: Nanos,
-    window: Nanos,
-    mut asked: impl FnMut() -> bool,
-) -> Result<Option<Measurement>, Error> {
-    if duration.0 == 0 || window.0 == 0 || duration.0 / window.0 > MOST_WINDOWS {
-        return Err(Error::refused(
-            format!("measuring {duration} in windows of {window}"),
-            format!("a span has between 1 and {MOST_WINDOWS} windows"),
-            "ask for another duration or window",
-        ));
-    }
-    let mut windows = Windows::new(duration.0, window.0, driver.load().cut());
-    if warmup.0 > 0 && driver.run(warmup.0, None, &mut asked).interrupted {
-        return Ok(None);
-    }
-    let done = driver.run(duration.0, Some(&mut windows), &mut asked);
-    if done.interrupted {
-        return Ok(None);
-    }
-    let window_ns = windows.length();
-    let values = windows.into_values();
-    let derived = driver.load().derived(&values);
-    let derived = derived.map(|(name, values)| (name.to_owned(), values));
-    let primary = [(metric.to_owned(), values)];
-    Ok(Some(Measurement {
-        window_ns,
-        metrics: primary.into_iter().chain(derived).collect(),
-        bytes: done.steps * driver.load().step_bytes(),
-        duration_ns: done.duration_ns,
-        begun: None,
-    }))
-}
-
 /// Serves `workload` to the runner behind `stdin` and `stdout` until it says `stop` or closes its end.
 ///
 /// # Errors
@@ -180,7 +139,7 @@ pub fn serve(
     mut stdout: impl Write,
 ) -> Result<(), Error> {
     let _pinned = options.cpus.as_ref().map(affinity::pin).transpose()?;
-    let mut driver = Load::driver(workload)?;
+    let mut generator = generator(workload)?;
     let mut say = |line: &str| {
         stdout
             .write_all(line.as_bytes())
@@ -196,15 +155,12 @@ pub fn serve(
     say("ready\n")?;
     let mut command = input.next()?;
     while let Command::Go { warmup, duration } = command {
-        let metric = workload.primary();
-        let measured = span(
-            &mut driver,
-            metric,
+        let span = Span {
             warmup,
             duration,
-            options.window,
-            || input.arrived(),
-        )?;
+            window: options.window,
+        };
+        let measured = generator.span(span, &mut || input.arrived())?;
         match measured {
             Some(mut measured) => {
                 // Four decimals say all that was measured, in a line half as long.
@@ -215,7 +171,7 @@ pub fn serve(
                     Error::kernel("writing a result as JSON")(std::io::Error::other(e))
                 })?;
                 say(&format!("result {json}\n"))?;
-                driver.run(u64::MAX, None, || input.arrived());
+                generator.hold(&mut || input.arrived())?;
                 command = input.next()?;
             }
             None => match input.next()? {

@@ -283,7 +283,7 @@ fn subject_of(
     {
         let mut known: Vec<&str> = subject.metric.keys().map(String::as_str).collect();
         match &subject.run {
-            Some(run) => known.extend(run.metrics().iter().map(|(name, _)| *name)),
+            Some(run) => known.extend(run.metrics().iter().map(|m| m.name)),
             None => known.push(super::RUN_TIME),
         }
         let why = format!("the subject has no metric '{primary}'");

@@ -77,8 +77,8 @@ impl Subject {
         }
         match &self.run {
             Some(run) => {
-                let known = run.metrics().iter().find(|(name, _)| *name == metric);
-                known.map(|(_, better)| *better)
+                let reported = run.metrics().iter().find(|m| m.name == metric);
+                reported.map(|m| m.better)
             }
             None => (metric == RUN_TIME).then_some(Better::Lower),
         }

@@ -1,0 +1,83 @@
+//! What generators report: names, units, and which direction is good.
+
+use super::Workload;
+use crate::result::Better;
+
+/// Nanoseconds per access.
+pub const LATENCY_NS: &str = "latency_ns";
+/// 10^6 program bytes per second.
+pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
+
+/// A metric that a generator reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reported {
+    /// Its name in experiments and results.
+    pub name: &'static str,
+    /// Its unit, for people.
+    pub unit: &'static str,
+    /// Which direction is good.
+    pub better: Better,
+}
+
+const fn lower(name: &'static str, unit: &'static str) -> Reported {
+    Reported {
+        name,
+        unit,
+        better: Better::Lower,
+    }
+}
+
+const fn higher(name: &'static str, unit: &'static str) -> Reported {
+    Reported {
+        name,
+        unit,
+        better: Better::Higher,
+    }
+}
+
+const LATENCY: [Reported; 1] = [lower(LATENCY_NS, "ns per access")];
+const BANDWIDTH: [Reported; 1] = [higher(BANDWIDTH_MB_S, "MB/s")];
+const LISTS: [Reported; 2] = [
+    lower(LATENCY_NS, "ns per access"),
+    higher(BANDWIDTH_MB_S, "MB/s"),
+];
+const PERIODIC: [Reported; 4] = [
+    lower("cycles", "TSC cycles per pass"),
+    lower("wakeup_us", "us"),
+    lower("response_us", "us"),
+    lower("misses", "of the jobs"),
+];
+const FRAMES_CALL: [Reported; 5] = [
+    higher(BANDWIDTH_MB_S, "MB/s"),
+    lower("rtt_ms", "ms"),
+    higher("frames_per_s", "frames/s"),
+    higher("media_kb_s", "kB/s"),
+    lower("encode_ms", "ms per frame"),
+];
+const FRAMES_DISPLAY: [Reported; 4] = [
+    higher(BANDWIDTH_MB_S, "MB/s"),
+    higher("frames_per_s", "frames/s"),
+    lower("compose_ms", "ms per frame"),
+    lower("age_ms", "ms from capture"),
+];
+
+impl<S> Workload<S> {
+    /// What it reports, the metric it is judged by first.
+    #[must_use]
+    pub const fn metrics(&self) -> &'static [Reported] {
+        match self {
+            Self::Latency { .. } => &LATENCY,
+            Self::ParallelLists { .. } => &LISTS,
+            Self::Bandwidth { .. } | Self::CacheChurn { .. } | Self::Stores { .. } => &BANDWIDTH,
+            Self::Periodic { .. } => &PERIODIC,
+            Self::FramesCall { .. } => &FRAMES_CALL,
+            Self::FramesDisplay { .. } => &FRAMES_DISPLAY,
+        }
+    }
+
+    /// The metric it is judged by.
+    #[must_use]
+    pub const fn primary(&self) -> &'static str {
+        self.metrics()[0].name
+    }
+}

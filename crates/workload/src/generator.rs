@@ -1,0 +1,135 @@
+//! What a runner needs of any generator: measured spans, and its load in between. Loads of equal steps are kept up by a
+//! [`Driver`]; the others keep time by themselves.
+
+use quell_core::backend::Measurement;
+use quell_core::units::Nanos;
+
+use crate::frames::{Call, Display};
+use crate::load::Driver;
+use crate::memory::Granted;
+use crate::periodic::Task;
+use crate::resolved::{Load, Placed, ResolvedWorkload};
+use crate::windows::Windows;
+use crate::{Error, frames};
+
+/// More windows (or samples) than this in one span are refused: their memory would disturb what is measured.
+pub(crate) const MOST_WINDOWS: u64 = 16 << 20;
+
+/// A span to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// Load before measuring.
+    pub(crate) warmup: Nanos,
+    /// How long to measure.
+    pub(crate) duration: Nanos,
+    /// The length of a window.
+    pub(crate) window: Nanos,
+}
+
+impl Span {
+    /// # Errors
+    /// When it has no windows, or too many.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        let (duration, window) = (self.duration, self.window);
+        if duration.0 == 0 || window.0 == 0 || duration.0 / window.0 > MOST_WINDOWS {
+            return Err(Error::refused(
+                format!("measuring {duration} in windows of {window}"),
+                format!("a span has between 1 and {MOST_WINDOWS} windows"),
+                "ask for another duration or window",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A generator whose memory is taken and touched.
+pub(crate) trait Generator {
+    /// Warms up and measures one span; `None` when asked to end before it was over.
+    fn span(
+        &mut self,
+        span: Span,
+        asked: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Measurement>, Error>;
+
+    /// Keeps the load up until asked to end.
+    fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error>;
+
+    /// The pages its memory lies in.
+    fn granted(&self) -> Granted;
+
+    /// How its lines were chosen by bank, where they were.
+    fn placed(&self) -> Option<Placed> {
+        None
+    }
+}
+
+/// Takes and touches the memory of a generator, on the CPU and memory node the calling thread runs on.
+///
+/// # Errors
+/// When a parameter makes no sense, what it needs is not to be had, or the processor does not have the operation.
+pub(crate) fn generator(workload: &ResolvedWorkload) -> Result<Box<dyn Generator>, Error> {
+    if let Some(fault) = workload.fault() {
+        let what = format!("{}: `{}`", workload.kind(), fault.key);
+        return Err(Error::refused(what, fault.why, fault.remedy));
+    }
+    Ok(match workload {
+        ResolvedWorkload::Latency { .. }
+        | ResolvedWorkload::Bandwidth { .. }
+        | ResolvedWorkload::ParallelLists { .. }
+        | ResolvedWorkload::CacheChurn { .. }
+        | ResolvedWorkload::Stores { .. } => Box::new(Load::driver(workload)?),
+        ResolvedWorkload::Periodic { .. } => Box::new(Task::new(workload)?),
+        ResolvedWorkload::FramesCall { .. } => {
+            Box::new(Call::new(workload, &frames::meeting_point())?)
+        }
+        ResolvedWorkload::FramesDisplay { .. } => {
+            Box::new(Display::new(workload, &frames::meeting_point())?)
+        }
+    })
+}
+
+impl Generator for Driver {
+    fn span(
+        &mut self,
+        span: Span,
+        mut asked: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Measurement>, Error> {
+        span.check()?;
+        let mut windows = Windows::new(span.duration.0, span.window.0, self.load().cut());
+        if span.warmup.0 > 0 && self.run(span.warmup.0, None, &mut asked).interrupted {
+            return Ok(None);
+        }
+        let done = self.run(span.duration.0, Some(&mut windows), &mut asked);
+        if done.interrupted {
+            return Ok(None);
+        }
+        let window_ns = windows.length();
+        let values = windows.into_values();
+        let derived = self.load().derived(&values);
+        let primary = (self.load().metric(), values);
+        Ok(Some(Measurement {
+            window_ns,
+            metrics: [primary]
+                .into_iter()
+                .chain(derived)
+                .map(|(name, values)| (name.to_owned(), values))
+                .collect(),
+            bytes: done.steps * self.load().step_bytes(),
+            duration_ns: done.duration_ns,
+            begun: None,
+        }))
+    }
+
+    fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        self.run(u64::MAX, None, asked);
+        Ok(())
+    }
+
+    fn granted(&self) -> Granted {
+        self.load().granted()
+    }
+
+    fn placed(&self) -> Option<Placed> {
+        self.load().placed()
+    }
+}

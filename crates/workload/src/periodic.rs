@@ -1,0 +1,451 @@
+//! A real-time task (`periodic`): released on a fixed grid, each job passes over a buffer so many times. What cyclictest
+//! measures (the time from a timer's expiry to the task running: absolute `clock_nanosleep`, timer slack switched off)
+//! beside what memory neighbours do to the job itself. The task of the Cache Allocation study (Uhanov, Slobodskoy: 128 KB
+//! in 32-byte steps every 10 ms) is one setting of it; the source's loop as printed would touch a single line per
+//! pass, here a pass is over the whole buffer, as it states.
+//!
+//! | metric | one value per | is |
+//! |---|---|---|
+//! | `cycles` | pass | time-stamp counter cycles (constant rate, not the core's clock) of one pass |
+//! | `wakeup_us` | job that was slept for | from the release to the task running |
+//! | `response_us` | job | from the release to the end of the job |
+//! | `misses` | release | 1 if the job ended after its deadline or never began, because the one before took past the next release; else 0, so its mean is the share missed |
+
+use std::collections::BTreeMap;
+
+use quell_core::backend::Measurement;
+use quell_core::units::LINE_BYTES;
+
+use crate::generator::{Generator, MOST_WINDOWS, Span};
+use crate::memory::{Buffer, Granted};
+use crate::resolved::ResolvedWorkload;
+use crate::{Error, clock};
+
+/// The longest uninterrupted sleep: how late a request to end may be noticed.
+const ASK_NS: u64 = 50_000_000;
+
+/// The task.
+#[derive(Debug)]
+pub(crate) struct Task {
+    buffer: Buffer,
+    step: usize,
+    period: u64,
+    passes: u32,
+    deadline: u64,
+    /// The next release.
+    next: u64,
+    /// Given back with the task, in this order.
+    _slack: Slack,
+    _fifo: Option<Fifo>,
+}
+
+/// One span's values.
+#[derive(Debug)]
+struct Record {
+    cycles: Vec<f64>,
+    wakeup_us: Vec<f64>,
+    response_us: Vec<f64>,
+    misses: Vec<f64>,
+}
+
+/// Room for `n` values, touched: the kernel gives untouched memory at its first use, inside the span.
+pub(crate) fn room(n: usize) -> Vec<f64> {
+    let mut values = vec![f64::NAN; n];
+    values.clear();
+    values
+}
+
+impl Record {
+    fn new(jobs: usize, passes: u32) -> Self {
+        Self {
+            cycles: room(jobs * passes as usize),
+            wakeup_us: room(jobs),
+            response_us: room(jobs),
+            misses: room(jobs),
+        }
+    }
+
+    fn into_metrics(self) -> BTreeMap<String, Vec<f64>> {
+        [
+            ("cycles", self.cycles),
+            ("wakeup_us", self.wakeup_us),
+            ("response_us", self.response_us),
+            ("misses", self.misses),
+        ]
+        .map(|(name, values)| (name.to_owned(), values))
+        .into()
+    }
+}
+
+impl Task {
+    /// Takes its buffer and becomes real-time, if it is to be.
+    pub(crate) fn new(workload: &ResolvedWorkload) -> Result<Self, Error> {
+        let ResolvedWorkload::Periodic {
+            size,
+            pages,
+            step,
+            period,
+            passes,
+            deadline,
+            priority,
+        } = *workload
+        else {
+            return Err(Error::refused(
+                workload.kind(),
+                "it is no periodic task",
+                "report this",
+            ));
+        };
+        cycles::known()?;
+        let buffer = Buffer::new(size, pages)?;
+        Ok(Self {
+            buffer,
+            step: usize::try_from(step.0).unwrap_or(usize::MAX),
+            period: period.0,
+            passes,
+            deadline: deadline.unwrap_or(period).0,
+            next: 0,
+            _slack: Slack::off()?,
+            _fifo: priority.map(Fifo::take).transpose()?,
+        })
+    }
+
+    /// One pass over the buffer.
+    fn pass(&self) {
+        for at in (0..self.buffer.len()).step_by(self.step) {
+            // SAFETY: `at` lies below the buffer's length. Volatile: the load is what it is for.
+            unsafe { self.buffer.start().add(at).read_volatile() };
+        }
+    }
+
+    /// Program bytes of a pass: the lines it touches.
+    fn pass_bytes(&self) -> u64 {
+        let lines = self
+            .buffer
+            .len()
+            .div_ceil(self.step.max(LINE_BYTES as usize));
+        lines as u64 * LINE_BYTES
+    }
+
+    /// Runs jobs until `until`; how many passes, or `None` when asked to end.
+    fn run(
+        &mut self,
+        until: u64,
+        mut record: Option<&mut Record>,
+        asked: &mut dyn FnMut() -> bool,
+    ) -> Option<u64> {
+        let mut now = clock::now();
+        let mut ask = now + ASK_NS;
+        let mut passes = 0;
+        if self.next < now {
+            self.next = now + self.period;
+        }
+        while self.next < until {
+            if now >= ask {
+                // Before the sleep: between release and job nothing may stand.
+                if asked() {
+                    return None;
+                }
+                ask = now + ASK_NS;
+            }
+            let release = self.next;
+            let slept = now < release;
+            if slept && !sleep(release, asked) {
+                return None;
+            }
+            let woken = clock::now();
+            for _ in 0..self.passes {
+                let begin = cycles::now();
+                self.pass();
+                let took = cycles::now() - begin;
+                if let Some(record) = record.as_deref_mut() {
+                    record.cycles.push(took as f64);
+                }
+            }
+            now = clock::now();
+            passes += u64::from(self.passes);
+            self.next = release + self.period;
+            let mut never = 0;
+            while self.next + self.period <= now {
+                // Releases after the span are not the span's.
+                never += usize::from(self.next < until);
+                self.next += self.period;
+            }
+            if let Some(record) = record.as_deref_mut() {
+                if slept {
+                    record.wakeup_us.push((woken - release) as f64 / 1e3);
+                }
+                record.response_us.push((now - release) as f64 / 1e3);
+                let missed = now - release > self.deadline;
+                record.misses.push(f64::from(u8::from(missed)));
+                record.misses.extend(std::iter::repeat_n(1.0, never));
+            }
+        }
+        sleep(until, asked).then_some(passes)
+    }
+}
+
+/// Sleeps until `due`; `false` when asked to end.
+fn sleep(due: u64, asked: &mut dyn FnMut() -> bool) -> bool {
+    loop {
+        let now = clock::now();
+        if now >= due {
+            return true;
+        }
+        // The last piece is slept in one go, to the release itself.
+        if due - now > ASK_NS {
+            clock::sleep_until(now + ASK_NS);
+            if asked() {
+                return false;
+            }
+        } else {
+            clock::sleep_until(due);
+        }
+    }
+}
+
+impl Generator for Task {
+    fn span(
+        &mut self,
+        span: Span,
+        asked: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Measurement>, Error> {
+        span.check()?;
+        let jobs = span.duration.0 / self.period + 2;
+        if jobs.saturating_mul(u64::from(self.passes)) > MOST_WINDOWS {
+            return Err(Error::refused(
+                format!(
+                    "measuring {} with {} passes per job",
+                    span.duration, self.passes
+                ),
+                format!("a span has at most {MOST_WINDOWS} passes"),
+                "ask for a shorter span, a longer period or fewer passes",
+            ));
+        }
+        let jobs = usize::try_from(jobs).unwrap_or(usize::MAX);
+        let mut record = Record::new(jobs, self.passes);
+        if self
+            .run(clock::now() + span.warmup.0, None, asked)
+            .is_none()
+        {
+            return Ok(None);
+        }
+        let begin = clock::now();
+        let passes = self.run(begin + span.duration.0, Some(&mut record), asked);
+        Ok(passes.map(|passes| Measurement {
+            metrics: record.into_metrics(),
+            window_ns: self.period,
+            bytes: passes * self.pass_bytes(),
+            duration_ns: clock::now() - begin,
+            begun: None,
+        }))
+    }
+
+    fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        self.run(u64::MAX, None, asked);
+        Ok(())
+    }
+
+    fn granted(&self) -> Granted {
+        self.buffer.granted()
+    }
+}
+
+/// The time-stamp counter.
+mod cycles {
+    use crate::Error;
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(clippy::unnecessary_wraps, reason = "refused on other processors")]
+    pub(super) fn known() -> Result<(), Error> {
+        Ok(())
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn now() -> u64 {
+        use core::arch::x86_64::{_mm_lfence, _rdtsc};
+        // SAFETY: both belong to every x86-64 processor; Linux leaves the counter readable. The fences keep the pass's
+        // loads on their side of the reading.
+        unsafe {
+            _mm_lfence();
+            let now = _rdtsc();
+            _mm_lfence();
+            now
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn known() -> Result<(), Error> {
+        Err(Error::refused(
+            "a periodic task",
+            format!(
+                "Quell knows no cycle counter of {} that a program may read",
+                std::env::consts::ARCH
+            ),
+            "use an x86-64 machine",
+        ))
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn now() -> u64 {
+        0
+    }
+}
+
+/// SCHED_FIFO for the calling thread, until dropped.
+#[derive(Debug)]
+struct Fifo;
+
+impl Fifo {
+    fn take(priority: u32) -> Result<Self, Error> {
+        set_policy(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, priority).map_err(|e| {
+            Error::refused(
+                format!("SCHED_FIFO with priority {priority}"),
+                format!("the kernel refuses: {e}"),
+                "run as root or with CAP_SYS_NICE, in a cgroup with real-time runtime, or leave the priority out",
+            )
+        })?;
+        Ok(Self)
+    }
+}
+
+impl Drop for Fifo {
+    fn drop(&mut self) {
+        // Becoming ordinary again is always allowed; nobody could be told otherwise.
+        let _ = set_policy(libc::SCHED_OTHER, 0);
+    }
+}
+
+fn set_policy(policy: libc::c_int, priority: u32) -> std::io::Result<()> {
+    let param = libc::sched_param {
+        sched_priority: i32::try_from(priority).unwrap_or(0),
+    };
+    // SAFETY: `param` is valid for the call; 0 is the calling thread.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const param) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// The calling thread's timer slack, by which the kernel may delay an ordinary task's timers (50 us by default), is a
+/// nanosecond until dropped: it would hide what is measured.
+#[derive(Debug)]
+struct Slack {
+    before: libc::c_int,
+}
+
+impl Slack {
+    fn off() -> Result<Self, Error> {
+        // SAFETY: takes numbers only and concerns the calling thread.
+        let before = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
+        let one: libc::c_ulong = 1;
+        // SAFETY: as above.
+        if before < 0 || unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, one) } < 0 {
+            return Err(Error::last("switching this thread's timer slack off"));
+        }
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Slack {
+    fn drop(&mut self) {
+        let before = libc::c_ulong::try_from(self.before).unwrap_or(0);
+        // SAFETY: as above. Nought means the default.
+        let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, before) };
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use quell_core::units::{Bytes, Nanos};
+    use quell_core::workload::Pages;
+
+    fn task(size: u64, period: Nanos, passes: u32) -> Task {
+        Task::new(&ResolvedWorkload::Periodic {
+            size: Bytes(size),
+            pages: Pages::Base,
+            step: Bytes(32),
+            period,
+            passes,
+            deadline: None,
+            priority: None,
+        })
+        .unwrap()
+    }
+
+    fn span(millis: u64) -> Span {
+        Span {
+            warmup: Nanos::millis(5),
+            duration: Nanos::millis(millis),
+            window: Nanos::millis(1),
+        }
+    }
+
+    fn median(values: &[f64]) -> f64 {
+        quell_core::stats::median(values).unwrap()
+    }
+
+    #[test]
+    fn every_release_is_accounted_for_and_every_pass_of_a_job() {
+        let mut task = task(128 << 10, Nanos::millis(5), 3);
+        let measured = task.span(span(200), &mut || false).unwrap().unwrap();
+        let count = |name: &str| measured.metrics[name].len();
+        // 40; fewer only if the thread was kept from beginning.
+        assert!((30..=41).contains(&count("misses")), "{}", count("misses"));
+        assert_eq!(count("cycles"), 3 * count("response_us"));
+        assert_eq!(measured.bytes, count("cycles") as u64 * (128 << 10));
+        assert!(measured.metrics["cycles"].iter().all(|c| *c > 0.0));
+    }
+
+    #[test]
+    fn a_pass_over_more_takes_more_cycles() {
+        let cycles = |size| {
+            let mut task = task(size, Nanos::millis(2), 1);
+            let measured = task.span(span(100), &mut || false).unwrap().unwrap();
+            median(&measured.metrics["cycles"])
+        };
+        let (small, large) = (cycles(16 << 10), cycles(256 << 10));
+        assert!(large > 4.0 * small, "{small} {large}");
+    }
+
+    #[test]
+    fn a_job_that_takes_longer_than_the_period_misses_and_the_next_never_begins() {
+        // Passes of 1 MiB in 4096 · 8 loads each: far more than 100 us per job.
+        let mut task = task(1 << 20, Nanos::micros(100), 100);
+        let measured = task.span(span(100), &mut || false).unwrap().unwrap();
+        let misses = &measured.metrics["misses"];
+        assert!(misses.iter().all(|m| *m == 1.0));
+        assert!(misses.len() > 2 * measured.metrics["response_us"].len());
+        assert!(measured.metrics["wakeup_us"].len() <= 1, "it never sleeps");
+    }
+
+    #[test]
+    fn the_end_is_noticed_before_a_release_that_is_far_away() {
+        let mut task = task(4096, Nanos::secs(10), 1);
+        let begin = clock::now();
+        let ended = task.span(span(60_000), &mut || clock::now() > begin + 10_000_000);
+        assert!(ended.unwrap().is_none());
+        assert!(clock::now() < begin + 5_000_000_000);
+    }
+
+    #[test]
+    fn the_threads_timer_slack_is_as_before_afterwards() {
+        let slack = || {
+            // SAFETY: takes numbers only.
+            unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) }
+        };
+        thread::spawn(move || {
+            let before = slack();
+            let task = task(4096, Nanos::millis(1), 1);
+            assert_eq!(slack(), 1);
+            drop(task);
+            assert_eq!(slack(), before);
+        })
+        .join()
+        .unwrap();
+    }
+}
