@@ -1,6 +1,6 @@
 //! The result of a comparison on a terminal: one table, the verdict, the frontier, and what was left out.
 
-use quell_core::result::{CompareResult, ConfigurationResult, Subset};
+use quell_core::result::{Better, CompareResult, ConfigurationResult, Figures, Subset};
 
 use crate::frontier::{self, Data};
 use crate::text::{
@@ -74,9 +74,11 @@ pub(crate) fn table(result: &CompareResult, subset: Subset) -> Option<Table> {
         .iter()
         .filter_map(|c| view.protected(c))
         .collect();
+    // Of a rate the mean says what was done; its percentiles only how it was spread over the windows.
+    let rate = view.better() == Some(Better::Higher);
     let (p50, p99) = (
-        all.iter().any(|f| f.p50.is_some()),
-        all.iter().any(|f| f.p99.is_some()),
+        !rate && all.iter().any(|f| f.p50.is_some()),
+        !rate && all.iter().any(|f| f.p99.is_some()),
     );
     let (who, unit) = (view.protected, unit(view.metric()));
     let mut head = vec!["configuration".to_owned()];
@@ -183,11 +185,11 @@ pub(crate) fn footnote(result: &CompareResult) -> String {
     (spread + &baseline).trim_end().to_owned()
 }
 
-/// The subjects that the first table does not show.
+/// The subjects that the first table does not show, and what else the subjects report.
 fn others(result: &CompareResult) -> Option<Table> {
     let view = View::new(result, Subset::All)?;
     let mut table = Table {
-        head: ["other subjects", "subject", "metric", "value", "normalized"]
+        head: ["other figures", "subject", "metric", "value", "normalized"]
             .map(str::to_owned)
             .to_vec(),
         rows: Vec::new(),
@@ -195,17 +197,24 @@ fn others(result: &CompareResult) -> Option<Table> {
     };
     for configuration in &result.configurations {
         for subject in &configuration.subjects {
-            if subject.name == view.protected || Some(subject.name.as_str()) == view.pays {
-                continue;
+            let shown = subject.name == view.protected || Some(subject.name.as_str()) == view.pays;
+            let main = (!shown).then_some((&subject.metric, &subject.figures));
+            // How well a cap was held is told with the throttling.
+            let reported = |(name, f): &(&String, &Figures)| {
+                f.value.is_some() && name.as_str() != "achieved_of_cap"
+            };
+            for (metric, f) in main
+                .into_iter()
+                .chain(subject.metrics.iter().filter(reported))
+            {
+                table.rows.push(vec![
+                    TableCell::new(&configuration.name),
+                    TableCell::new(&subject.name),
+                    TableCell::new(metric),
+                    TableCell::new(spread(f.value, f.ci95)),
+                    TableCell::new(normalized(f.normalized, f.normalized_ci95)),
+                ]);
             }
-            let f = &subject.figures;
-            table.rows.push(vec![
-                TableCell::new(&configuration.name),
-                TableCell::new(&subject.name),
-                TableCell::new(&subject.metric),
-                TableCell::new(spread(f.value, f.ci95)),
-                TableCell::new(normalized(f.normalized, f.normalized_ci95)),
-            ]);
         }
     }
     (!table.rows.is_empty()).then_some(table)
@@ -309,6 +318,47 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_is_shown_by_its_mean_and_what_else_is_reported_below() {
+        let mut result = sample::result();
+        for subject in sample::subjects(&mut result).filter(|s| s.name == "victim") {
+            "bandwidth_mb_s".clone_into(&mut subject.metric);
+            subject.better = Better::Higher;
+            // Of a rate, only the mean is normalized.
+            let f = &mut subject.figures;
+            (f.normalized_p50, f.normalized_p99) = (None, None);
+            let rtt = Figures {
+                value: Some(17.2),
+                normalized: Some(0.11),
+                ..Figures::default()
+            };
+            let cap = Figures {
+                value: Some(0.99),
+                ..Figures::default()
+            };
+            subject.metrics.insert("rtt_ms".into(), rtt);
+            subject.metrics.insert("achieved_of_cap".into(), cap);
+        }
+        let head = table_text(&result, Subset::All, Style::default());
+        let head = head.lines().next().unwrap();
+        assert!(
+            head.contains("victim MB/s") && !head.contains("p50"),
+            "{head}"
+        );
+        let text = compare_text(&result, Style::default());
+        let rtt = |line: &&str| line.contains("victim") && line.contains("rtt_ms");
+        let rows: Vec<&str> = text.lines().filter(rtt).collect();
+        let measured = |c: &&ConfigurationResult| c.subject("victim").is_some();
+        let measured = result.configurations.iter().filter(measured).count();
+        assert_eq!(rows.len(), measured, "{text}");
+        assert!(
+            rows[0].contains("17.2") && rows[0].contains("0.11"),
+            "{}",
+            rows[0]
+        );
+        assert!(!text.contains("achieved_of_cap"));
+    }
+
+    #[test]
     fn both_sets_of_rounds_are_shown_when_they_differ() {
         let mut result = sample::result();
         assert!(!partly_shared(&result));
@@ -352,7 +402,7 @@ mod tests {
             }
         }
         let text = compare_text(&result, Style::default());
-        assert!(text.contains("other subjects"));
+        assert!(text.contains("other figures"));
         assert!(
             text.lines()
                 .any(|l| l.starts_with("none") && l.contains("batch"))

@@ -3,7 +3,7 @@
 
 use quell_core::mechanism::Mechanism;
 use quell_core::policy::Role;
-use quell_core::result::{CompareResult, ConfigurationResult, Figures, Subset};
+use quell_core::result::{Better, CompareResult, ConfigurationResult, Figures, Subset};
 use quell_core::stats::Interval;
 
 /// A figure with its interval.
@@ -88,6 +88,12 @@ impl<'r> View<'r> {
             .iter()
             .find_map(|c| c.subject(self.protected))
             .map_or("", |s| s.metric.as_str())
+    }
+
+    /// The good direction of the protected subject's metric.
+    pub(crate) fn better(&self) -> Option<Better> {
+        let of = |c: &ConfigurationResult| c.subject(self.protected).map(|s| s.better);
+        self.result.configurations.iter().find_map(of)
     }
 
     /// The configuration in which both run and nothing is done.
