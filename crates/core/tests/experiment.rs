@@ -44,6 +44,41 @@ fn names(experiment: &Experiment) -> Vec<&str> {
 }
 
 #[test]
+fn the_video_call_has_the_names_that_scripts_rely_on() {
+    let text = Experiment::builtin("webrtc").unwrap();
+    let experiment = Experiment::parse(text, "webrtc").unwrap();
+    let subjects: Vec<&str> = experiment.subjects.keys().map(String::as_str).collect();
+    assert_eq!(subjects, ["webrtc", "xserver", "lbm1", "lbm2"]);
+    for subject in experiment.subjects.values() {
+        assert_eq!(subject.primary(), "bandwidth_mb_s");
+    }
+    let webrtc = &experiment.subjects["webrtc"];
+    for (metric, better) in [
+        ("rtt_ms", Better::Lower),
+        ("frames_per_s", Better::Higher),
+        ("media_kb_s", Better::Higher),
+    ] {
+        assert_eq!(webrtc.better(metric), Some(better), "{metric}");
+    }
+    let names = names(&experiment);
+    for name in [
+        "solo",
+        "none",
+        "cpuset",
+        "mg-ro@600-1ms",
+        "mg-ro@400-1ms",
+        "mg-ro@400-10ms",
+    ] {
+        assert!(names.contains(&name), "{name} is not among {names:?}");
+    }
+    assert!(!names.contains(&"mg-ro@600-10ms"));
+    assert_eq!(experiment.not_yet(), []);
+    for configuration in experiment.configurations() {
+        assert_eq!(not_yet(&configuration.policy), [], "{}", configuration.name);
+    }
+}
+
+#[test]
 fn the_default_demonstration_compares_at_five_equal_caps() {
     assert_eq!(Experiment::builtin("neighbour"), Some(NEIGHBOUR));
     assert_eq!(Experiment::builtin("nobody"), None);

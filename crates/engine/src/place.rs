@@ -3,7 +3,8 @@
 //!
 //! Critical subjects choose first, from the lowest CPU up; then the others, as near to the first as they can be without
 //! sharing its core: another core below the same last-level cache, since that is where neighbours hurt. Only when the
-//! machine is too small do subjects that are not critical share CPUs with each other.
+//! machine is too small do subjects that are not critical share CPUs with each other; and when it is too small even for
+//! that, critical subjects of one group share theirs.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,8 @@ use quell_core::policy::Role;
 pub struct Wish {
     /// Its name.
     pub name: String,
+    /// Its group.
+    pub group: String,
     /// Its role.
     pub role: Role,
     /// How many CPUs, or which.
@@ -75,6 +78,16 @@ pub enum PlaceError {
 
 /// Every subject's CPUs, by name.
 pub fn place(wishes: &[Wish], machine: &Inventory) -> Result<BTreeMap<String, CpuSet>, PlaceError> {
+    place_all(wishes, machine, false)
+        .or_else(|apart| place_all(wishes, machine, true).map_err(|_| apart))
+}
+
+/// [`place`], with critical subjects of one group `together` on the same CPUs or apart.
+fn place_all(
+    wishes: &[Wish],
+    machine: &Inventory,
+    together: bool,
+) -> Result<BTreeMap<String, CpuSet>, PlaceError> {
     let mut places: BTreeMap<String, CpuSet> = BTreeMap::new();
     let mut critical = CpuSet::new();
     // Whoever names CPUs goes before whoever counts, critical before others; equal ones keep their order.
@@ -91,7 +104,21 @@ pub fn place(wishes: &[Wish], machine: &Inventory) -> Result<BTreeMap<String, Cp
                 let near = anchor
                     .and_then(|a| places.get(&a.name))
                     .and_then(CpuSet::first);
-                counted(wish, *count as usize, &places, &critical, near, machine)?
+                let theirs = wishes
+                    .iter()
+                    .filter(|w| together && w.role == Role::Critical && w.group == wish.group)
+                    .filter_map(|w| places.get(&w.name));
+                let theirs = theirs.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+                let shared: CpuSet = theirs.iter().take(*count as usize).collect();
+                counted(
+                    wish,
+                    *count as usize,
+                    shared,
+                    &places,
+                    &critical,
+                    near,
+                    machine,
+                )?
             }
         };
         if wish.role == Role::Critical {
@@ -135,9 +162,11 @@ fn named(
     Ok(list.clone())
 }
 
+/// Adds CPUs to those `chosen` already until there are `count`.
 fn counted(
     wish: &Wish,
     count: usize,
+    mut chosen: CpuSet,
     places: &BTreeMap<String, CpuSet>,
     critical: &CpuSet,
     near: Option<CpuId>,
@@ -146,7 +175,6 @@ fn counted(
     let taken = places
         .values()
         .fold(CpuSet::new(), |all, cpus| all.union(cpus));
-    let mut chosen = CpuSet::new();
     while chosen.len() < count {
         let busy = taken.union(&chosen);
         let best = machine
@@ -198,6 +226,7 @@ mod tests {
     fn wish(name: &str, role: Role, count: u32) -> Wish {
         Wish {
             name: name.into(),
+            group: name.into(),
             role,
             cpus: Cpus::Count(count),
         }
@@ -268,9 +297,28 @@ mod tests {
     }
 
     #[test]
+    fn critical_subjects_of_one_group_share_only_where_nobody_else_would_fit() {
+        let of_call = |name| Wish {
+            group: "call".into(),
+            ..wish(name, Role::Critical, 1)
+        };
+        let wishes = [
+            of_call("webrtc"),
+            of_call("xserver"),
+            wish("lbm1", Role::BestEffort, 1),
+            wish("lbm2", Role::BestEffort, 1),
+        ];
+        assert_eq!(placed(&wishes, &machine(4)), ["0", "1", "2", "3"]);
+        assert_eq!(placed(&wishes, &machine(3)), ["0", "1", "2", "2"]);
+        assert_eq!(placed(&wishes, &machine(2)), ["0", "0", "1", "1"]);
+        assert!(place(&wishes, &machine(1)).is_err());
+    }
+
+    #[test]
     fn named_cpus_are_kept_and_checked() {
         let these = |name: &str, role, list: &str| Wish {
             name: name.into(),
+            group: name.into(),
             role,
             cpus: Cpus::These(list.parse().unwrap()),
         };

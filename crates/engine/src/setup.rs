@@ -181,6 +181,7 @@ fn wish(instance: &Instance<'_>) -> Option<Wish> {
     };
     Some(Wish {
         name: instance.name.clone(),
+        group: instance.group.to_owned(),
         role: instance.subject.role,
         cpus,
     })

@@ -34,10 +34,14 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 2] = [
+const BUILTIN: [(&str, &str); 3] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
+    ),
+    (
+        "webrtc",
+        include_str!("../../../../experiments/webrtc.toml"),
     ),
     (
         "ladder",

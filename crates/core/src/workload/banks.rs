@@ -14,7 +14,7 @@ const ADDRESS_BITS: u32 = 52;
 /// Which lines are wanted: those whose bank is one of some.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "Written", into = "Written")]
-#[schemars(with = "Written")]
+#[schemars(with = "Written", rename = "BankChoice")]
 pub struct Banks {
     /// Per bit of the bank's number, lowest first: the address bits whose parity it is.
     functions: Vec<u64>,
@@ -25,7 +25,6 @@ pub struct Banks {
 /// As it stands in a file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "BankChoice")]
 struct Written {
     /// The address bits that form the bank's number, as a mask such as `"0x7800"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
