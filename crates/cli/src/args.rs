@@ -155,7 +155,7 @@ pub struct Status {
 /// `quell compare`
 #[derive(Debug, clap::Args)]
 pub struct Compare {
-    /// A built-in experiment by name (neighbour, webrtc, ladder), others by path
+    /// A built-in experiment by name (neighbour, webrtc, p4080-paging, ladder), others by path
     pub experiment: String,
     /// The machine to run on: linux (sim and lab are not built yet)
     #[arg(long, value_name = "BACKEND")]
@@ -172,9 +172,13 @@ pub struct Compare {
     /// Rounds [default: the experiment's]
     #[arg(long)]
     pub rounds: Option<u32>,
-    /// Only these configurations, by name or by the part before @; the baseline always comes along
+    /// Only these configurations, by name, by the part before @, or by a pattern (* ? {AXIS}); the baseline always comes
+    /// along
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub only: Vec<String>,
+    /// Go on with the record of an interrupted run: measure the cells that it lacks; seed, rounds and --only are the record's
+    #[arg(long, value_name = "RECORD", conflicts_with = "out")]
+    pub resume: Option<PathBuf>,
     /// Exit with 3 when an expectation of the experiment is not met
     #[arg(long)]
     pub check: bool,

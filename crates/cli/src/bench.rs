@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::path::Path;
 
+use quell_core::attribution::ACCOUNT_ENV;
 use quell_core::backend::Backend;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::workload::{Banks, CALL_RATE, CALL_SEARCH, Workload};
@@ -333,7 +334,10 @@ pub fn serve(workload: &str) -> Result {
         serde_json::from_str(workload).map_err(|e| usage(format!("not a generator: {e}")))?;
     quell_workload::serve(
         &workload,
-        &ServeOptions::default(),
+        &ServeOptions {
+            account: std::env::var_os(ACCOUNT_ENV).is_some(),
+            ..ServeOptions::default()
+        },
         std::io::stdin(),
         std::io::stdout(),
     )

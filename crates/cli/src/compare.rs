@@ -5,6 +5,7 @@ use std::path::Path;
 
 use quell_core::experiment::Experiment;
 use quell_core::inventory::Inventory;
+use quell_core::plan::Refusal;
 use quell_core::result::Timing;
 use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
 use quell_linux::backend::Linux;
@@ -35,6 +36,7 @@ pub fn run(args: &Compare) -> Result {
         seed: args.seed,
         rounds: args.rounds,
         only: &args.only,
+        resume: args.resume.as_deref(),
         out: Some(&args.out),
     };
     let comparison = carry_out(&wanted, machine::measured()?)?;
@@ -44,7 +46,7 @@ pub fn run(args: &Compare) -> Result {
     } else {
         print!("{}", quell_report::compare_text(result, machine::style()));
     }
-    complete(&comparison)?;
+    complete(&comparison, Some(&args.experiment))?;
     Ok(if args.check && !result.as_expected() {
         Exit::NotHeld
     } else {
@@ -66,6 +68,8 @@ pub struct Wanted<'a> {
     pub rounds: Option<u32>,
     /// Only these configurations.
     pub only: &'a [String],
+    /// The record of an interrupted run to go on with.
+    pub resume: Option<&'a Path>,
     /// Where the record goes.
     pub out: Option<&'a Path>,
 }
@@ -76,12 +80,22 @@ pub fn carry_out(
     (mut backend, machine): (Linux, Inventory),
 ) -> Result<Comparison> {
     machine::tell_age(&machine);
+    let huge = wanted.experiment.wants_huge_pages();
+    let huge = huge
+        .then(quell_workload::huge_pages)
+        .and_then(|tried| tried.err());
     let options = Options {
         backend: "linux",
         timing: Timing::Real,
         seed: wanted.seed,
         rounds: wanted.rounds,
         only: wanted.only,
+        resume: wanted.resume,
+        no_huge_pages: huge.map(|why| Refusal {
+            key: "run.pages".to_owned(),
+            why: why.to_string(),
+            remedy: None,
+        }),
         out: wanted.out,
         now_unix_s: machine::unix_s(),
         command_line: &machine::command_line(),
@@ -104,15 +118,21 @@ pub fn carry_out(
     Ok(comparison)
 }
 
-/// Says where the record is; an error when the result is not whole.
-pub fn complete(comparison: &Comparison) -> Result<()> {
+/// Says where the record is; an error when the result is not whole. `experiment`: what `quell compare` calls it, if
+/// it can go on with it.
+pub fn complete(comparison: &Comparison, experiment: Option<&str>) -> Result<()> {
     let result = &comparison.result;
     if let Some(folder) = &comparison.folder {
         eprintln!("quell: the record is in {}", folder.display());
     }
     if let Some(why) = &result.interrupted {
+        let record = comparison.folder.as_ref().zip(experiment);
+        let go_on = record.map_or_else(String::new, |(folder, experiment)| {
+            let folder = folder.display();
+            format!("; go on with `quell compare {experiment} --resume {folder}`")
+        });
         return Err(failed(format!(
-            "interrupted ({why}): the result is partial"
+            "interrupted ({why}): the result is partial{go_on}"
         )));
     }
     if !result.failures.is_empty() {
@@ -127,7 +147,9 @@ pub fn complete(comparison: &Comparison) -> Result<()> {
 fn failure(error: CompareError, experiment: &str) -> Failure {
     match error {
         CompareError::NotYet(all) => plan::refused(&all, Some(Path::new(experiment))),
-        CompareError::Unknown { .. } | CompareError::Place(_) => usage(error),
+        CompareError::Unknown { .. } | CompareError::Resume(_) | CompareError::Place(_) => {
+            usage(error)
+        }
         CompareError::Folder(_) | CompareError::Read(_) | CompareError::NotUndone { .. } => {
             failed(error)
         }

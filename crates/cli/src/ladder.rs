@@ -83,6 +83,7 @@ pub fn run(args: &Ladder) -> Result {
         seed: None,
         rounds: None,
         only: &[],
+        resume: None,
         out: args.out.as_deref(),
     };
     let comparison = carry_out(&wanted, machine::linux()?)?;
@@ -95,7 +96,7 @@ pub fn run(args: &Ladder) -> Result {
             quell_report::ladder_text(result, VICTIM, machine::style())
         );
     }
-    complete(&comparison)?;
+    complete(&comparison, None)?;
     Ok(Exit::Done)
 }
 

@@ -1,17 +1,29 @@
 //! A progress bar on stderr, for anything over two seconds when stderr is a terminal.
+//!
+//! It is drawn when a cell begins and when it ends, never in between: a thread that kept it moving would run on the very
+//! CPUs that are being measured.
 
 use std::io::{IsTerminal, Write};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use quell_engine::compare::Progress;
 
-const WIDTH: usize = 30;
+/// Shorter waits need no bar.
+const PATIENCE: Duration = Duration::from_secs(2);
+const WIDTH: usize = 24;
+/// Eighths of a column, as block elements.
+const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 
 /// The bar; silent where stderr is no terminal, notes excepted.
 #[derive(Debug)]
 pub struct Bar {
     begun: Instant,
     terminal: bool,
+    blocks: bool,
+    cells: u32,
+    done: u32,
+    /// Cells of the run that this one goes on with: they took no time now.
+    before: u32,
     label: String,
     shown: bool,
 }
@@ -19,9 +31,16 @@ pub struct Bar {
 impl Bar {
     /// An empty bar.
     pub fn new() -> Self {
+        let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set);
+        let dumb = set("TERM").is_some_and(|t| t == "dumb");
         Self {
             begun: Instant::now(),
-            terminal: std::io::stderr().is_terminal(),
+            terminal: std::io::stderr().is_terminal() && !dumb,
+            blocks: locale.is_some_and(|l| l.to_lowercase().replace('-', "").contains("utf8")),
+            cells: 0,
+            done: 0,
+            before: 0,
             label: String::new(),
             shown: false,
         }
@@ -30,34 +49,123 @@ impl Bar {
     fn clear(&mut self) {
         if self.shown {
             eprint!("\r\x1b[2K");
+            let _ = std::io::stderr().flush();
             self.shown = false;
         }
     }
+
+    fn draw(&mut self) {
+        let elapsed = self.begun.elapsed();
+        if !self.terminal || elapsed < PATIENCE || self.cells == 0 {
+            return;
+        }
+        let columns = rustix::termios::tcgetwinsize(std::io::stderr())
+            .map_or(80, |size| usize::from(size.ws_col).max(20));
+        let line = line(
+            (self.done, self.cells),
+            left(
+                elapsed,
+                self.done.saturating_sub(self.before),
+                self.cells - self.done.min(self.cells),
+            ),
+            &self.label,
+            self.blocks,
+            columns - 1,
+        );
+        eprint!("\r\x1b[2K{line}");
+        let _ = std::io::stderr().flush();
+        self.shown = true;
+    }
+}
+
+/// How long `to_do` cells will take if `done` took `elapsed`; unknown before the first is done.
+fn left(elapsed: Duration, done: u32, to_do: u32) -> Option<Duration> {
+    (done > 0).then(|| elapsed.mul_f64(f64::from(to_do) / f64::from(done)))
+}
+
+/// `47 s`, `3 min 20 s`, `1 h 05 min`: coarser the longer, as an estimate should be.
+fn duration(left: Duration) -> String {
+    let seconds = left.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60 / 10 * 10),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// One line of at most `columns` characters; what does not fit is cut off the label.
+fn line(
+    (done, cells): (u32, u32),
+    left: Option<Duration>,
+    label: &str,
+    blocks: bool,
+    columns: usize,
+) -> String {
+    let part = f64::from(done.min(cells)) / f64::from(cells.max(1));
+    let mut text = format!(
+        "{} {:3.0} %  {done}/{cells}",
+        bar(part, blocks),
+        part * 100.0
+    );
+    if let Some(left) = left {
+        text.push_str(&format!("  {} left", duration(left)));
+    }
+    let room = columns.saturating_sub(text.chars().count() + 2);
+    if room > 8 {
+        text.push_str("  ");
+        text.extend(label.chars().take(room));
+    }
+    text.chars().take(columns).collect()
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a part between 0 and 1 of a few columns"
+)]
+fn bar(part: f64, blocks: bool) -> String {
+    let eighths = (part * (WIDTH * 8) as f64) as usize;
+    let (full, rest) = (eighths / 8, eighths % 8);
+    let (body, edge, free) = if blocks {
+        ("█", EIGHTHS[rest], "·")
+    } else {
+        ("#", "", "-")
+    };
+    let used = full + usize::from(!edge.is_empty());
+    format!(
+        "{}{edge}{}",
+        body.repeat(full),
+        free.repeat(WIDTH.saturating_sub(used))
+    )
 }
 
 impl Progress for Bar {
+    fn begin(&mut self, cells: u32) {
+        self.cells = cells;
+        self.begun = Instant::now();
+    }
+
+    fn resumed(&mut self, done: u32) {
+        self.before = done;
+        self.done = done;
+        self.note(&format!(
+            "{done} of {} cells were measured before",
+            self.cells
+        ));
+    }
+
     fn cell(&mut self, cell: &str) {
         cell.clone_into(&mut self.label);
+        self.draw();
     }
 
     fn done(&mut self, done: u32, cells: u32) {
-        let elapsed = self.begun.elapsed();
-        if !self.terminal || elapsed.as_secs() < 2 || cells == 0 {
-            return;
-        }
-        let full = WIDTH * done as usize / cells as usize;
-        let left = elapsed.mul_f64(f64::from(cells.saturating_sub(done)) / f64::from(done.max(1)));
-        let bar: String = (0..WIDTH)
-            .map(|i| if i < full { '█' } else { '·' })
-            .collect();
-        eprint!(
-            "\r\x1b[2K{bar} {done}/{cells}, {} s left  {:.40}",
-            left.as_secs(),
-            self.label
-        );
-        let _ = std::io::stderr().flush();
-        self.shown = true;
-        if done == cells {
+        // Cells measured before may come later in the order.
+        self.done = if self.before > 0 { self.done + 1 } else { done };
+        self.cells = cells;
+        if self.done < cells {
+            self.draw();
+        } else {
             self.clear();
         }
     }
@@ -65,11 +173,61 @@ impl Progress for Bar {
     fn note(&mut self, text: &str) {
         self.clear();
         eprintln!("quell: {text}");
+        self.draw();
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_tells_how_far_and_how_long() {
+        let left = left(Duration::from_secs(30), 10, 30);
+        let text = line((10, 40), left, "round 2 of 4, regulated@10%", true, 100);
+        assert_eq!(
+            text,
+            "██████··················  25 %  10/40  1 min 30 s left  round 2 of 4, regulated@10%"
+        );
+        let text = line((1, 40), None, "round 1", false, 40);
+        assert_eq!(text, "------------------------   2 %  1/40");
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_one_line_all_the_same() {
+        for columns in [10, 30, 50, 79] {
+            let text = line(
+                (33, 40),
+                Some(Duration::from_secs(4000)),
+                &"x".repeat(99),
+                true,
+                columns,
+            );
+            assert!(text.chars().count() <= columns, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_estimate_is_coarser_the_longer() {
+        let text = |s| duration(Duration::from_secs(s));
+        assert_eq!(
+            (text(47), text(203), text(3_900)),
+            ("47 s".into(), "3 min 20 s".into(), "1 h 05 min".into())
+        );
+    }
+
+    #[test]
+    fn cells_measured_before_do_not_shorten_the_estimate() {
+        assert_eq!(left(Duration::from_secs(10), 0, 5), None);
+        assert_eq!(
+            left(Duration::from_secs(10), 5, 5),
+            Some(Duration::from_secs(10))
+        );
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::attribution::Account;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::inventory::Inventory;
 use crate::plan::{GroupId, Step};
@@ -87,6 +88,9 @@ pub struct Measurement {
     /// When the span began, on the backend's clock, within milliseconds: filled in by the engine, which sent it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begun: Option<Nanos>,
+    /// Where the time of its units went, by the kernel's clocks; absent where nobody asked or nobody can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<Account>,
 }
 
 /// What the engine asks of the backend besides steps.

@@ -4,6 +4,7 @@
 //! Nothing here reads a clock, a file, an environment variable or a random source: time arrives as integer
 //! nanoseconds ([`units::Nanos`]), randomness as a seeded generator ([`rng::Rng`]).
 
+pub mod attribution;
 pub mod backend;
 pub mod control;
 pub mod cpuset;

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::attribution::Attribution;
 use crate::cpuset::CpuId;
 use crate::inventory::Inventory;
 use crate::mechanism::{Level, Mechanism};
@@ -129,6 +130,10 @@ pub struct SubjectResult {
     /// All other metrics, by name. `achieved_of_cap` is bytes counted by the generator ÷ its limit.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, Figures>,
+    /// Why units of the primary metric were late; absent for subjects that are not critical, that have no units, and
+    /// without a baseline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attribution: Option<Attribution>,
 }
 
 impl SubjectResult {

@@ -431,6 +431,20 @@ impl<S> Workload<S> {
         }
     }
 
+    /// The pages its memory is taken in.
+    #[must_use]
+    pub const fn pages(&self) -> Pages {
+        match self {
+            Self::Latency { pages, .. }
+            | Self::Bandwidth { pages, .. }
+            | Self::ParallelLists { pages, .. }
+            | Self::CacheChurn { pages, .. }
+            | Self::Stores { pages, .. }
+            | Self::Periodic { pages, .. } => *pages,
+            Self::FramesCall { .. } | Self::FramesDisplay { .. } => Pages::Base,
+        }
+    }
+
     /// Its target rate.
     #[must_use]
     pub const fn rate(&self) -> Option<Rate> {

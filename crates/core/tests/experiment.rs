@@ -358,7 +358,7 @@ fn names_that_do_not_exist_are_answered() {
         ),
         (
             "[configuration.a]\nalone = true\nregulator.strict = true",
-            "10:16: configuration.a: `alone` runs each subject under no policy at all; remove `alone`, or everything beside it",
+            "10:16: configuration.a: `alone` runs each subject under no policy at all; remove `alone`, or everything beside it but what subjects run",
         ),
         (
             "[configuration.a]\ngroup.hog.match = [{ comm = \"x\" }]",
@@ -521,4 +521,22 @@ max     = {}
         assert!(all[0].contains(said), "{line}: {all:?}");
         assert!(all[0].starts_with("e.toml:12:"), "{line}: {all:?}");
     }
+}
+
+#[test]
+fn subjects_that_run_alone_may_vary_in_what_they_run() {
+    let text = Experiment::builtin("p4080-paging").unwrap();
+    let experiment = Experiment::parse(text, "p4080-paging.toml").unwrap();
+    assert_eq!(experiment.configurations().len(), 20);
+    assert!(experiment.wants_huge_pages());
+    let last = experiment.configuration("4LLC/2MiB").unwrap();
+    assert!(last.alone && last.wants_huge_pages(&experiment.instances()));
+    let run = serde_json::to_value(&last.runs["random"]).unwrap();
+    assert_eq!(
+        (&run["size"], &run["order"], &run["pages"]),
+        (&"4 LLC".into(), &"random".into(), &"2MiB".into())
+    );
+    let asks = text.replace("4KiB = {}", "4KiB = { regulator.strict = true }");
+    let found = Experiment::parse(&asks, "p.toml").unwrap_err();
+    assert!(found[0].to_string().contains("remove `alone`"), "{found:?}");
 }

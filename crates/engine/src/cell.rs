@@ -12,12 +12,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use quell_core::attribution::Stop;
 use quell_core::backend::{Action, Measurement, Program, Seen, SubjectId, SubjectSpec};
 use quell_core::control::bandwidth::Fast;
+use quell_core::cpuset::CpuId;
 use quell_core::experiment::RUN_TIME;
 use quell_core::policy::NumberPattern;
 use quell_core::record::{Decision, Event};
 use quell_core::units::Nanos;
+use serde::{Deserialize, Serialize};
 
 use crate::drive::{Order, Script};
 
@@ -68,7 +71,7 @@ pub struct Span {
 }
 
 /// Throttling in the cell, over all CPUs.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Throttling {
     /// Budgets used up.
     pub overflows: u64,
@@ -80,6 +83,8 @@ pub struct Throttling {
     pub reactions_user: Vec<f64>,
     /// The same, where the kernel was.
     pub reactions_kernel: Vec<f64>,
+    /// When each CPU was stopped.
+    pub stops: Vec<Stop>,
 }
 
 impl Throttling {
@@ -90,9 +95,17 @@ impl Throttling {
         self.throttled_ns += other.throttled_ns;
         self.reactions_user.extend(other.reactions_user);
         self.reactions_kernel.extend(other.reactions_kernel);
+        self.stops.extend(other.stops);
     }
 
-    fn decided(&mut self, decision: &Decision) {
+    fn decided(&mut self, cpu: CpuId, decision: &Decision) {
+        if let Fast::ThrottleUntil(until) = decision.what {
+            self.stops.push(Stop {
+                cpu,
+                from_ns: decision.at.0,
+                until_ns: until.0,
+            });
+        }
         if let (Fast::ThrottleUntil(_), Some((late, kernel))) = (decision.what, decision.reaction) {
             let list = if kernel {
                 &mut self.reactions_kernel
@@ -453,9 +466,9 @@ impl Script for Cell {
                 sum.throttles += throttles;
                 sum.throttled_ns += throttled_ns;
             }
-            Seen::Decisions(_, decisions, _) => {
+            Seen::Decisions(cpu, decisions, _) => {
                 let sum = self.throttling.get_or_insert_default();
-                decisions.iter().for_each(|d| sum.decided(d));
+                decisions.iter().for_each(|d| sum.decided(cpu, d));
             }
             Seen::Event(_) | Seen::Stop(_) | Seen::Revoked(_) => {}
         }

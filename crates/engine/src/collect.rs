@@ -1,7 +1,9 @@
 //! Keeps what every cell measured, and makes the result of it.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
+use quell_core::attribution::{Account, Attribution, Stop, Sum, reference};
 use quell_core::backend::Measurement;
 use quell_core::inventory::Inventory;
 use quell_core::mechanism::Mechanism;
@@ -37,6 +39,14 @@ fn reaction(late: &[f64]) -> Option<Reaction> {
 struct Taken {
     shared: Option<bool>,
     metrics: BTreeMap<String, Round>,
+    accounted: Option<Accounted>,
+}
+
+/// What attribution needs of a cell, kept until its round's baseline is known.
+struct Accounted {
+    values: Vec<f64>,
+    account: Account,
+    stops: Rc<[Stop]>,
 }
 
 /// Everything measured so far.
@@ -83,7 +93,9 @@ impl<'s> Collected<'s> {
     ) {
         let setup = self.setup;
         *self.cells.entry(configuration).or_default() += 1;
-        if let Some(new) = throttling {
+        let mut stops: Rc<[Stop]> = Rc::new([]);
+        if let Some(mut new) = throttling {
+            stops = std::mem::take(&mut new.stops).into();
             self.throttling.entry(configuration).or_default().add(new);
         }
         let achieved = setup
@@ -107,7 +119,19 @@ impl<'s> Collected<'s> {
             let rounds = self.taken.entry((configuration, index)).or_default();
             rounds.resize_with(self.rounds as usize, || None);
             if let Some(last) = rounds.last_mut() {
-                *last = Some(Taken { shared, metrics });
+                let values = measurement.metrics.get(instance.subject.primary());
+                let accounted = values
+                    .zip(measurement.account.as_ref())
+                    .map(|(v, a)| Accounted {
+                        values: v.clone(),
+                        account: a.clone(),
+                        stops: Rc::clone(&stops),
+                    });
+                *last = Some(Taken {
+                    shared,
+                    metrics,
+                    accounted,
+                });
             }
         }
     }
@@ -241,11 +265,13 @@ impl<'s> Collected<'s> {
         let instance = self.setup.instances.get(index)?;
         let subject = instance.subject;
         let baseline = self.setup.experiment.baseline();
-        let baseline = self
-            .setup
-            .prepared
+        let prepared = &self.setup.prepared;
+        let runs = |c: usize| prepared.get(c).map(|p| p.configuration.run(instance));
+        // A subject that runs something else under the baseline has nothing to be compared with.
+        let baseline = prepared
             .iter()
-            .position(|p| Some(p.name()) == baseline);
+            .position(|p| Some(p.name()) == baseline)
+            .filter(|b| runs(*b) == runs(configuration));
         let form = |metric: &str, keep: &dyn Fn(&Taken) -> bool| -> Figures {
             let rules = Rules {
                 better: subject.better(metric),
@@ -289,7 +315,30 @@ impl<'s> Collected<'s> {
                 .into_iter()
                 .map(|name| (name.clone(), form(name, &|_| true)))
                 .collect(),
+            attribution: baseline.and_then(|b| self.attribution(configuration, index, b)),
         })
+    }
+
+    /// Why a critical subject's units were late, against the same round's baseline.
+    fn attribution(
+        &self,
+        configuration: usize,
+        index: usize,
+        baseline: usize,
+    ) -> Option<Attribution> {
+        let subject = self.setup.instances.get(index)?.subject;
+        let primary = subject.primary();
+        let better = subject.better(primary)?;
+        let of = |configuration, round| self.at(configuration, index, round)?.accounted.as_ref();
+        let mut sum = Sum::default();
+        for round in 0..self.rounds as usize {
+            if let (Some(a), Some(solo)) = (of(configuration, round), of(baseline, round))
+                && let Some(reference) = reference(&solo.values, &solo.account)
+            {
+                sum.add(&a.values, reference, better, &a.account, &a.stops);
+            }
+        }
+        sum.attribution()
     }
 
     fn promises(&self, configuration: usize, plan: &Plan) -> Vec<PromiseResult> {

@@ -24,6 +24,7 @@ use crate::drive::{DriveError, Ended, Sink, drive};
 use crate::folder::{Folder, FolderError, hash};
 use crate::place::PlaceError;
 use crate::read::{ReadError, read};
+use crate::resume::{Done, Kept, Which};
 use crate::setup::{Prepared, Setup};
 
 /// Makes a plan of a policy, or says why it cannot.
@@ -42,8 +43,13 @@ pub struct Options<'a> {
     pub seed: Option<u64>,
     /// Instead of the experiment's rounds.
     pub rounds: Option<u32>,
-    /// Only these configurations, by name or by the part before `@`; the baseline always comes along. Empty: all.
+    /// Only these configurations, by name, by the part before `@`, or by a pattern (`*`, `?`, `{AXIS}`); the baseline
+    /// always comes along. Empty: all.
     pub only: &'a [String],
+    /// The record of an interrupted run to go on with: seed, rounds and `only` are those of the record.
+    pub resume: Option<&'a Path>,
+    /// Why configurations that ask for huge pages are refused; absent: huge pages are to be had.
+    pub no_huge_pages: Option<Refusal>,
     /// The directory in which the record's folder is made; absent: no record.
     pub out: Option<&'a Path>,
     /// Seconds since 1970, for the record's name.
@@ -60,6 +66,8 @@ pub struct Options<'a> {
 pub trait Progress {
     /// So many cells are to be run.
     fn begin(&mut self, _cells: u32) {}
+    /// So many of them were measured by the run that this one goes on with.
+    fn resumed(&mut self, _done: u32) {}
     /// A cell begins; `cell` names its round, configuration and, when alone, subject.
     fn cell(&mut self, _cell: &str) {}
     /// So many cells are done, measured or given up.
@@ -90,13 +98,18 @@ pub enum CompareError {
     #[error("{}", sentences(.0))]
     NotYet(Vec<Refusal>),
     /// `only` names a configuration that is not there.
-    #[error("there is no configuration '{name}' in this experiment; it has {known}")]
+    #[error("there is no configuration '{name}' in this experiment{close}; it has {known}")]
     Unknown {
         /// The name given.
         name: String,
+        /// The one that may have been meant, in parentheses.
+        close: String,
         /// Those there are.
         known: String,
     },
+    /// The record cannot be gone on with.
+    #[error("{0}")]
+    Resume(String),
     /// The subjects do not fit on the machine.
     #[error(transparent)]
     Place(#[from] PlaceError),
@@ -137,19 +150,29 @@ pub fn run(
     options: &Options<'_>,
     progress: &mut dyn Progress,
 ) -> Result<Comparison, CompareError> {
-    let setup = Setup::new(experiment, inventory, plan, options.only)?;
+    let kept = options
+        .resume
+        .map(Kept::open)
+        .transpose()
+        .map_err(CompareError::Resume)?;
+    let chosen = match &kept {
+        Some(kept) if options.only.is_empty() => kept.only(),
+        _ => options.only.to_vec(),
+    };
+    let huge = options.no_huge_pages.as_ref();
+    let setup = Setup::new(experiment, inventory, plan, &chosen, huge)?;
     for prepared in &setup.prepared {
         if let Err(refusals) = &prepared.plan {
             let why = sentences(refusals);
             progress.note(&format!("{} is skipped: {why}", prepared.name()));
         }
     }
-    let seed = options.seed.unwrap_or(experiment.seed);
-    let rounds = options.rounds.unwrap_or(experiment.measure.rounds);
-    let mut folder = options
-        .out
-        .map(|runs| Folder::begin(runs, &experiment.name, options.now_unix_s, backend.now()))
-        .transpose()?;
+    let of_record = |key: &str| kept.as_ref().and_then(|k| k.number(key));
+    let seed = options.seed.or_else(|| of_record("seed"));
+    let seed = seed.unwrap_or(experiment.seed);
+    let rounds = of_record("rounds").and_then(|n| u32::try_from(n).ok());
+    let rounds = options.rounds.or(rounds);
+    let rounds = rounds.unwrap_or(experiment.measure.rounds);
     let heading = || Heading {
         machine: inventory,
         backend: options.backend,
@@ -157,16 +180,39 @@ pub fn run(
         seed,
         policy_hash: hash(options.experiment_text),
     };
-    if let Some(folder) = &folder {
+    let (mut folder, done) = {
         let heading = heading();
-        let manifest = Manifest::new(&setup, options, &heading, rounds);
-        folder.write("manifest.json", &json(&manifest))?;
-    }
+        let manifest = Manifest::new(&setup, options, &heading, rounds, &chosen);
+        match kept {
+            Some(kept) => {
+                let new = serde_json::to_value(&manifest)
+                    .expect("invariant: records have text keys and finite numbers");
+                if let Some(difference) = kept.difference(&new) {
+                    let record = kept.dir.display();
+                    return Err(CompareError::Resume(format!(
+                        "{record} cannot be gone on with: {difference}; take that back, or start anew without --resume"
+                    )));
+                }
+                (Some(Folder::resume(&kept.dir, backend.now())?), kept.done)
+            }
+            None => {
+                let folder = options.out.map(|runs| {
+                    Folder::begin(runs, &experiment.name, options.now_unix_s, backend.now())
+                });
+                let folder = folder.transpose()?;
+                if let Some(folder) = &folder {
+                    folder.write("manifest.json", &json(&manifest))?;
+                }
+                (folder, BTreeMap::new())
+            }
+        }
+    };
     let mut collected = Collected::new(&setup);
     let broken = rounds_of(
         &setup,
         backend,
         (seed, rounds),
+        done,
         &mut collected,
         &mut folder,
         progress,
@@ -178,6 +224,9 @@ pub fn run(
             if let Some(html) = options.html {
                 folder.close()?;
                 folder.write("report.html", &html(&read(folder.path())?))?;
+            }
+            if result.interrupted.is_none() && result.failures.is_empty() {
+                folder.whole();
             }
             Ok::<_, CompareError>(folder.finish()?)
         })
@@ -193,6 +242,7 @@ fn rounds_of(
     setup: &Setup<'_>,
     backend: &mut dyn Backend,
     (seed, rounds): (u64, u32),
+    mut before: BTreeMap<Which, Done>,
     collected: &mut Collected<'_>,
     folder: &mut Option<Folder>,
     progress: &mut dyn Progress,
@@ -202,6 +252,9 @@ fn rounds_of(
     let per_round = u32::try_from(cells.len()).unwrap_or(u32::MAX);
     let total = per_round.saturating_mul(rounds);
     progress.begin(total);
+    if !before.is_empty() {
+        progress.resumed(u32::try_from(before.len()).unwrap_or(u32::MAX));
+    }
     let mut done = 0;
     for round in 0..rounds {
         collected.rounds = round + 1;
@@ -212,6 +265,15 @@ fn rounds_of(
                 continue;
             };
             let subject = alone.and_then(|s| setup.instances.get(s)).map(|i| &i.name);
+            let which = (round, prepared.name().to_owned(), subject.cloned());
+            if let Some(cell) = before.remove(&which) {
+                if let Some(folder) = folder {
+                    write_samples(setup, folder, prepared, round, &cell.measured)?;
+                }
+                collected.take(index, cell.shared, &cell.measured, cell.throttling);
+                done += 1;
+                continue;
+            }
             let mut name = format!("round {} of {rounds}, {}", round + 1, prepared.name());
             if let Some(subject) = subject {
                 name.push_str(&format!(", {subject}"));
@@ -224,10 +286,20 @@ fn rounds_of(
             }
             match tried {
                 Ok(taken) => {
+                    let mut cell = Done {
+                        round,
+                        configuration: which.1,
+                        subject: which.2,
+                        shared: taken.shared,
+                        measured: taken.measured,
+                        throttling: taken.throttling,
+                    };
                     if let Some(folder) = folder {
-                        write_samples(setup, folder, prepared, round, &taken.measured)?;
+                        cell.on_record(|at| folder.since(at));
+                        folder.done(&cell)?;
+                        write_samples(setup, folder, prepared, round, &cell.measured)?;
                     }
-                    collected.take(index, taken.shared, &taken.measured, taken.throttling);
+                    collected.take(index, cell.shared, &cell.measured, cell.throttling);
                 }
                 Err(Stopper::Failed(error)) => {
                     progress.note(&format!("{name}: {error}; given up"));
@@ -331,6 +403,9 @@ fn write_samples(
         if let Some(measurement) = measurement.filter(|m| m.metrics.contains_key(primary)) {
             folder.samples(prepared.name(), &instance.name, primary, round, measurement)?;
         }
+        if let Some(account) = measurement.and_then(|m| m.account.as_ref()) {
+            folder.units(prepared.name(), &instance.name, round, account)?;
+        }
     }
     Ok(())
 }
@@ -346,6 +421,8 @@ struct Manifest<'a> {
     timing: Timing,
     seed: u64,
     rounds: u32,
+    /// As asked for.
+    only: &'a [String],
     machine: &'a Inventory,
     machine_hash: String,
     policy_hash: &'a str,
@@ -365,6 +442,7 @@ impl<'a> Manifest<'a> {
         options: &Options<'a>,
         heading: &'a Heading<'a>,
         rounds: u32,
+        only: &'a [String],
     ) -> Self {
         let prepared = || setup.prepared.iter().map(|p| (p.name(), p));
         Self {
@@ -376,6 +454,7 @@ impl<'a> Manifest<'a> {
             timing: options.timing,
             seed: heading.seed,
             rounds,
+            only,
             machine: heading.machine,
             machine_hash: hash(&json(heading.machine)),
             policy_hash: &heading.policy_hash,

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use quell_core::attribution::{Account, Unit};
 use quell_core::backend::Measurement;
 use quell_core::control::bandwidth::Fast;
 use quell_core::cpuset::CpuId;
@@ -15,6 +16,7 @@ use quell_core::record::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
 use quell_core::units::Nanos;
 
 use crate::drive::Sink;
+use crate::resume::{self, Done};
 
 /// The most decisions of one CPU that a record holds: what a quarter of an hour at 1 ms makes, some 60 MB.
 const MOST_DECISIONS: u64 = 1_000_000;
@@ -51,6 +53,8 @@ pub struct Folder {
     /// How the CPUs' time was spent: the file and how many rows it holds.
     times: Option<(BufWriter<File>, u64)>,
     begun: Nanos,
+    /// How long the runs lasted that this one goes on with, in nanoseconds.
+    before: u64,
     /// The first failure while appending; reported by [`Folder::check`], because sinks cannot fail.
     failed: Option<FolderError>,
 }
@@ -94,8 +98,94 @@ impl Folder {
             missing: BTreeMap::new(),
             times: None,
             begun,
+            before: 0,
             failed: None,
         })
+    }
+
+    /// Goes on with the record in `dir`, under its unfinished name. What can be made from its cells is taken out.
+    pub(crate) fn resume(dir: &Path, begun: Nanos) -> Result<Self, FolderError> {
+        let last = resume::last(dir);
+        let partial = resume::partial(&last);
+        if dir != partial {
+            fs::rename(dir, &partial).map_err(|why| error(dir, why))?;
+        }
+        // The latest time in it.
+        let mut before = 0;
+        let samples = partial.join("samples");
+        let names = fs::read_dir(&samples).map_err(|why| error(&samples, why))?;
+        for entry in names {
+            let path = entry.map_err(|why| error(&samples, why))?.path();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            if name.starts_with("decisions-cpu") || TIMES.ends_with(&name) {
+                let text = cut(&path)?;
+                let last = text.lines().last().and_then(|row| row.split(',').next());
+                before = before.max(last.and_then(|at| at.parse().ok()).unwrap_or(0));
+            } else {
+                fs::remove_file(&path).map_err(|why| error(&path, why))?;
+            }
+        }
+        for name in ["results.json", "report.html"] {
+            let path = partial.join(name);
+            match fs::remove_file(&path) {
+                Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error(&path, why));
+                }
+                _ => {}
+            }
+        }
+        let path = partial.join(resume::CELLS);
+        if path.exists() {
+            cut(&path)?;
+        }
+        let path = partial.join("events.jsonl");
+        let text = cut(&path)?;
+        for line in text.lines().skip(1) {
+            let event: Stamped = serde_json::from_str(line)
+                .map_err(|why| error(&path, std::io::Error::other(why)))?;
+            before = before.max(event.at_ns);
+        }
+        let opened = fs::OpenOptions::new().append(true).open(&path);
+        let events = BufWriter::new(opened.map_err(|why| error(&path, why))?);
+        Ok(Self {
+            partial,
+            last,
+            events,
+            decisions: BTreeMap::new(),
+            missing: BTreeMap::new(),
+            times: None,
+            begun,
+            before,
+            failed: None,
+        })
+    }
+
+    /// Keeps a cell that was measured, so that the experiment can go on after it.
+    pub(crate) fn done(&self, cell: &Done) -> Result<(), FolderError> {
+        let path = self.partial.join(resume::CELLS);
+        let mut line =
+            serde_json::to_string(cell).map_err(|why| error(&path, std::io::Error::other(why)))?;
+        line.push('\n');
+        fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(line.as_bytes()))
+            .map_err(|why| error(&path, why))
+    }
+
+    /// The experiment is whole: nothing will go on with it.
+    pub(crate) fn whole(&self) {
+        let _ = fs::remove_file(self.partial.join(resume::CELLS));
+    }
+
+    /// Nanoseconds from the record's begin to a time on the backend's clock.
+    pub(crate) fn since(&self, at: Nanos) -> u64 {
+        self.before + at.since(self.begun).0
     }
 
     /// Writes a whole file of the record.
@@ -105,7 +195,7 @@ impl Folder {
     }
 
     /// Appends one metric's windows of one round to `samples/CONFIGURATION--SUBJECT.csv`: round, window, when it began
-    /// (nothing where nobody knows) and value.
+    /// on the record's clock (nothing where nobody knows) and value.
     pub fn samples(
         &self,
         configuration: &str,
@@ -114,20 +204,49 @@ impl Folder {
         round: u32,
         measured: &Measurement,
     ) -> Result<(), FolderError> {
-        let path = self.partial.join(samples_name(configuration, subject));
         let mut text = String::new();
-        if !path.exists() {
-            text.push_str(&format!("{SAMPLES_HEAD}{metric}\n"));
-        }
         let windows = measured.metrics.get(metric).into_iter().flatten();
         for (index, value) in windows.enumerate() {
             let at = measured.begun.filter(|_| measured.window_ns > 0).map(|b| {
-                let begun = b.since(self.begun).0;
-                begun.saturating_add(measured.window_ns.saturating_mul(index as u64))
+                let offset = measured.window_ns.saturating_mul(index as u64);
+                b.0.saturating_add(offset)
             });
             let at = at.map_or_else(String::new, |at| at.to_string());
             text.push_str(&format!("{round},{index},{at},{value}\n"));
         }
+        let name = samples_name(configuration, subject);
+        self.append(&name, &format!("{SAMPLES_HEAD}{metric}\n"), &text)
+    }
+
+    /// Appends the units of one round to `samples/account-CONFIGURATION--SUBJECT.csv`: what attribution is made from.
+    pub fn units(
+        &self,
+        configuration: &str,
+        subject: &str,
+        round: u32,
+        account: &Account,
+    ) -> Result<(), FolderError> {
+        let name = format!(
+            "samples/account-{}--{}.csv",
+            plain(configuration),
+            plain(subject)
+        );
+        let mut text = String::new();
+        for unit in &account.units {
+            let row = <[u64; 10]>::from(*unit).map(|n| n.to_string());
+            text.push_str(&format!("{round},{}\n", row.join(",")));
+        }
+        let head = format!("round,{}\n", Unit::COLUMNS.join(","));
+        self.append(&name, &head, &text)
+    }
+
+    fn append(&self, name: &str, head: &str, rows: &str) -> Result<(), FolderError> {
+        let path = self.partial.join(name);
+        let text = if path.exists() {
+            rows.to_owned()
+        } else {
+            format!("{head}{rows}")
+        };
         fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -195,10 +314,8 @@ impl Folder {
         let (file, rows) = match self.decisions.entry(cpu) {
             Entry::Occupied(there) => there.into_mut(),
             Entry::Vacant(free) => {
-                let mut file =
-                    BufWriter::new(File::create(self.partial.join(decisions_name(cpu)))?);
-                writeln!(file, "{DECISIONS_HEAD}")?;
-                free.insert((file, 0))
+                let path = self.partial.join(decisions_name(cpu));
+                free.insert(rows_of(&path, DECISIONS_HEAD)?)
             }
         };
         for decision in decisions {
@@ -207,7 +324,7 @@ impl Folder {
                 continue;
             }
             *rows += 1;
-            let since = |at: Nanos| at.since(self.begun).0;
+            let since = |at: Nanos| self.before + at.since(self.begun).0;
             let (at, used) = (since(decision.at), decision.used.0);
             match decision.what {
                 Fast::Rearm(lines) => write!(file, "{at},{used},rearm,{},,", lines.0)?,
@@ -228,13 +345,9 @@ impl Folder {
     fn account(&mut self, at: Nanos, times: &[CpuTimes]) -> std::io::Result<()> {
         let (file, rows) = match &mut self.times {
             Some(there) => there,
-            none => {
-                let mut file = BufWriter::new(File::create(self.partial.join(TIMES))?);
-                writeln!(file, "{TIMES_HEAD}")?;
-                none.insert((file, 0))
-            }
+            none => none.insert(rows_of(&self.partial.join(TIMES), TIMES_HEAD)?),
         };
-        let at = at.since(self.begun).0;
+        let at = self.before + at.since(self.begun).0;
         for one in times {
             if *rows >= MOST_TIMES {
                 break;
@@ -253,7 +366,7 @@ impl Folder {
 impl Sink for Folder {
     fn put(&mut self, at: Nanos, event: &Event) {
         let stamped = Stamped {
-            at_ns: at.since(self.begun).0,
+            at_ns: self.since(at),
             event: event.clone(),
         };
         let written = serde_json::to_writer(&mut self.events, &stamped)
@@ -290,6 +403,28 @@ pub(crate) const SAMPLES_HEAD: &str = "round,window,at_ns,";
 /// Where the windows of a subject are.
 pub(crate) fn samples_name(configuration: &str, subject: &str) -> String {
     format!("samples/{}--{}.csv", plain(configuration), plain(subject))
+}
+
+/// A file of rows under `head`, begun or gone on with, and how many it holds.
+fn rows_of(path: &Path, head: &str) -> std::io::Result<(BufWriter<File>, u64)> {
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)?;
+    let lines = fs::read_to_string(path)?.lines().count() as u64;
+    let mut file = BufWriter::new(file);
+    if lines == 0 {
+        writeln!(file, "{head}")?;
+    }
+    Ok((file, lines.saturating_sub(1)))
+}
+
+/// Cuts off what stands behind the last line break: it was being written when the run ended. Returns what is left.
+fn cut(path: &Path) -> Result<String, FolderError> {
+    let bytes = fs::read(path).map_err(|why| error(path, why))?;
+    let text = resume::whole_lines(&String::from_utf8_lossy(&bytes)).to_owned();
+    fs::write(path, &text).map_err(|why| error(path, why))?;
+    Ok(text)
 }
 
 fn decisions_name(cpu: CpuId) -> String {
@@ -395,7 +530,7 @@ mod tests {
             ..Measurement::default()
         };
         for (round, span) in [
-            (3, span(&[1.5, 2.0], Some(Nanos(9)))),
+            (3, span(&[1.5, 2.0], Some(Nanos(4)))),
             (4, span(&[7.0], None)),
         ] {
             folder

@@ -13,6 +13,7 @@ pub mod folder;
 pub mod hold;
 pub mod place;
 pub mod read;
+mod resume;
 mod setup;
 
 #[cfg(test)]

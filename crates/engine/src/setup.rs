@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use quell_core::attribution::ACCOUNT_ENV;
 use quell_core::backend::{Program, SubjectSpec};
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::experiment::{
@@ -11,6 +12,7 @@ use quell_core::experiment::{
 use quell_core::inventory::Inventory;
 use quell_core::plan::{Plan, Refusal};
 use quell_core::policy::{CpusWanted, Policy, Role};
+use quell_core::text::suggestion;
 use quell_core::units::Nanos;
 
 use crate::cell::{Extract, Member, Span};
@@ -49,6 +51,7 @@ impl<'e> Setup<'e> {
         machine: &Inventory,
         plan: &PlanFn<'_>,
         only: &[String],
+        no_huge_pages: Option<&Refusal>,
     ) -> Result<Self, CompareError> {
         let refused = experiment.not_yet();
         if !refused.is_empty() {
@@ -62,7 +65,11 @@ impl<'e> Setup<'e> {
             .map(|configuration| {
                 let mut policy = configuration.policy.clone();
                 confine(&mut policy, &instances, &places);
-                let plan = plan(&policy, machine);
+                let huge = no_huge_pages.filter(|_| configuration.wants_huge_pages(&instances));
+                let plan = match huge {
+                    Some(refusal) => Err(vec![refusal.clone()]),
+                    None => plan(&policy, machine),
+                };
                 Prepared {
                     configuration,
                     policy,
@@ -154,7 +161,7 @@ impl<'e> Setup<'e> {
                 group: instance.group.to_owned(),
                 program,
                 cpus: self.places.get(&instance.name).cloned(),
-                env: BTreeMap::new(),
+                env: accounted(configuration, instance).into_iter().collect(),
                 capture: true,
             },
             decides,
@@ -172,6 +179,13 @@ impl<'e> Setup<'e> {
                 .collect(),
         }
     }
+}
+
+/// Critical generators keep an account of their units, unless they wait on purpose.
+fn accounted(configuration: &Configuration, instance: &Instance<'_>) -> Option<(String, String)> {
+    let run = configuration.run(instance)?;
+    (instance.subject.role == Role::Critical && run.rate().is_none())
+        .then(|| (ACCOUNT_ENV.to_owned(), "1".to_owned()))
 }
 
 fn wish(instance: &Instance<'_>) -> Option<Wish> {
@@ -210,20 +224,22 @@ fn confine(policy: &mut Policy, instances: &[Instance<'_>], places: &BTreeMap<St
     }
 }
 
-/// The configurations asked for by name, or by the part of it before `@`; the baseline always comes along.
+/// The configurations asked for: by name, by the part of it before `@`, or by a pattern; the baseline always comes along.
 fn chosen<'e>(
     experiment: &'e Experiment,
     only: &[String],
 ) -> Result<Vec<&'e Configuration>, CompareError> {
     let all = experiment.configurations();
-    let matches = |configuration: &Configuration, name: &str| {
-        configuration.name == name || configuration.name.split('@').next() == Some(name)
-    };
+    let family = |c: &'e Configuration| c.name.split('@').next().unwrap_or(&c.name);
+    let matches = |c: &'e Configuration, wanted: &str| family(c) == wanted || fits(&c.name, wanted);
     for name in only {
         if !all.iter().any(|c| matches(c, name)) {
             let known: Vec<&str> = all.iter().map(|c| c.name.as_str()).collect();
+            let families = all.iter().map(family);
             return Err(CompareError::Unknown {
                 name: name.clone(),
+                close: suggestion(name, known.iter().copied().chain(families))
+                    .map_or_else(String::new, |close| format!(" (did you mean '{close}'?)")),
                 known: known.join(", "),
             });
         }
@@ -236,6 +252,29 @@ fn chosen<'e>(
                 || experiment.baseline() == Some(&c.name)
         })
         .collect())
+}
+
+/// Whether a name fits a pattern: `*` stands for any text, `?` for one character, and `{AXIS}`, as in the experiment's
+/// own `name`, for any value.
+fn fits(name: &str, pattern: &str) -> bool {
+    let mut wanted = pattern.chars();
+    match wanted.next() {
+        None => name.is_empty(),
+        Some(first) => {
+            let rest = match first {
+                '{' => pattern.split_once('}').map(|(_, rest)| rest),
+                '*' => Some(wanted.as_str()),
+                _ => None,
+            };
+            if let Some(rest) = rest {
+                let mut tails = name.char_indices().map(|(at, _)| &name[at..]);
+                return tails.any(|tail| fits(tail, rest)) || fits("", rest);
+            }
+            let mut given = name.chars();
+            given.next().is_some_and(|c| first == '?' || c == first)
+                && fits(given.as_str(), wanted.as_str())
+        }
+    }
 }
 
 /// The first CPU of the first subject, and that of the first other subject that runs elsewhere.
@@ -257,5 +296,29 @@ fn span(measure: &Measure) -> Span {
     Span {
         warmup: measure.warmup,
         duration,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_chosen_by_patterns() {
+        let name = "regulated@10%";
+        for pattern in [
+            "regulated@10%",
+            "regulated@*",
+            "*10%",
+            "*",
+            "reg*@1?%",
+            "regulated@{cap}",
+        ] {
+            assert!(fits(name, pattern), "{pattern}");
+        }
+        for pattern in ["regulated", "regulated@", "regulated@?", "{cap}@", "x*", ""] {
+            assert!(!fits(name, pattern), "{pattern}");
+        }
+        assert!(fits("", "*") && fits("", ""));
     }
 }

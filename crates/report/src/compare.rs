@@ -44,6 +44,8 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
         out.push('\n');
         out.push_str(&frontier::text(&data, style));
     }
+    out.push_str(&crate::curve::text(result, style));
+    out.push_str(&crate::attribution::text(result, style));
     if let Some(table) = throttling(result) {
         out.push('\n');
         out.push_str(&table.render(style));
@@ -365,7 +367,8 @@ mod tests {
         result.configurations[1].rounds_shared = Some(9);
         let text = compare_text(&result, Style::default());
         assert!(text.contains("Only rounds in which the subjects' CPUs shared a cache"));
-        assert_eq!(text.matches("\nnone ").count(), 2);
+        // Two tables of results, and the one of causes.
+        assert_eq!(text.matches("\nnone ").count(), 3);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use quell_core::attribution::{Attribution, Cause, How, Part};
 use quell_core::cpuset::CpuSet;
 use quell_core::deep::{
     CacheSteps, Case, Control, CounterCheck, CpuRate, Deep, Loaded, LoadedPoint, OperationRates,
@@ -81,6 +82,7 @@ pub(crate) fn row(
         figures: latency.clone(),
         shared: Some(latency),
         metrics: BTreeMap::new(),
+        attribution: (name != "solo").then(attributed),
     };
     let neighbour = SubjectResult {
         name: "neighbour".into(),
@@ -91,6 +93,7 @@ pub(crate) fn row(
         figures: rate.clone(),
         shared: Some(rate),
         metrics: BTreeMap::new(),
+        attribution: None,
     };
     let limit = mechanisms
         .contains(&Mechanism::Bandwidth)
@@ -119,6 +122,53 @@ pub(crate) fn row(
             Totals::default()
         },
     }
+}
+
+fn attributed() -> Attribution {
+    let part = |cause, ns, share, how| Part {
+        cause,
+        ns,
+        share,
+        how,
+    };
+    Attribution {
+        late_above: 1.25,
+        units: 7_500,
+        late: 3_000,
+        late_ns: 2_000_000_000,
+        parts: vec![
+            part(Cause::Memory, 1_240_000_000, 0.62, How::Remainder),
+            part(Cause::Preemption, 600_000_000, 0.3, How::Measured),
+            part(Cause::Steal, 120_000_000, 0.06, How::Measured),
+            part(Cause::Interrupts, 40_000_000, 0.02, How::Counted),
+        ],
+        memory: Some([0.6, 0.64]),
+        sample_ns: 1_600.0,
+    }
+}
+
+/// Three sizes in two kinds of pages.
+pub(crate) fn paging() -> CompareResult {
+    let mut result = result();
+    let template = result.configuration("none").unwrap().clone();
+    let latencies = [
+        ("16KiB", 1.5, 1.5),
+        ("1MiB", 6.0, 5.0),
+        ("0.5LLC", 60.0, 30.0),
+    ];
+    result.configurations.clear();
+    for (size, small, large) in latencies {
+        for (pages, latency) in [("4KiB", small), ("2MiB", large)] {
+            let mut c = template.clone();
+            c.name = format!("{size}/{pages}");
+            let axes = [("size", size), ("pages", pages)];
+            c.axes = axes.map(|(a, v)| (a.to_owned(), v.to_owned())).into();
+            c.subjects.truncate(1);
+            c.subjects[0].figures.p50 = Some(latency);
+            result.configurations.push(c);
+        }
+    }
+    result
 }
 
 fn throttled() -> Totals {

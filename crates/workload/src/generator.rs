@@ -4,6 +4,7 @@
 use quell_core::backend::Measurement;
 use quell_core::units::Nanos;
 
+use crate::account::Sampler;
 use crate::frames::{Call, Display};
 use crate::load::Driver;
 use crate::memory::Granted;
@@ -61,6 +62,9 @@ pub(crate) trait Generator {
     fn placed(&self) -> Option<Placed> {
         None
     }
+
+    /// Keeps an account of where each unit's time went, if it has units that the kernel's clocks can be read between.
+    fn account(&mut self, _: Sampler) {}
 }
 
 /// Takes and touches the memory of a generator, on the CPU and memory node the calling thread runs on.
@@ -92,32 +96,14 @@ impl Generator for Driver {
     fn span(
         &mut self,
         span: Span,
-        mut asked: &mut dyn FnMut() -> bool,
+        asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Measurement>, Error> {
         span.check()?;
-        let mut windows = Windows::new(span.duration.0, span.window.0, self.load().cut());
-        if span.warmup.0 > 0 && self.run(span.warmup.0, None, &mut asked).interrupted {
-            return Ok(None);
-        }
-        let done = self.run(span.duration.0, Some(&mut windows), &mut asked);
-        if done.interrupted {
-            return Ok(None);
-        }
-        let window_ns = windows.length();
-        let values = windows.into_values();
-        let derived = self.load().derived(&values);
-        let primary = (self.load().metric(), values);
-        Ok(Some(Measurement {
-            window_ns,
-            metrics: [primary]
-                .into_iter()
-                .chain(derived)
-                .map(|(name, values)| (name.to_owned(), values))
-                .collect(),
-            bytes: done.steps * self.load().step_bytes(),
-            duration_ns: done.duration_ns,
-            begun: None,
-        }))
+        // Taken out, as the windows borrow it while the load runs.
+        let mut sampler = self.sampler.take();
+        let measured = measure(self, span, sampler.as_mut(), asked);
+        self.sampler = sampler;
+        measured
     }
 
     fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error> {
@@ -132,4 +118,45 @@ impl Generator for Driver {
     fn placed(&self) -> Option<Placed> {
         self.load().placed()
     }
+
+    fn account(&mut self, sampler: Sampler) {
+        self.sampler = Some(sampler);
+    }
+}
+
+/// One span of a load of equal steps.
+fn measure(
+    driver: &mut Driver,
+    span: Span,
+    sampler: Option<&mut Sampler>,
+    mut asked: &mut dyn FnMut() -> bool,
+) -> Result<Option<Measurement>, Error> {
+    let mut windows = Windows::new(span.duration.0, span.window.0, driver.load().cut());
+    if let Some(sampler) = sampler {
+        windows = windows.accounted(sampler);
+    }
+    if span.warmup.0 > 0 && driver.run(span.warmup.0, None, &mut asked).interrupted {
+        return Ok(None);
+    }
+    let done = driver.run(span.duration.0, Some(&mut windows), &mut asked);
+    if done.interrupted {
+        return Ok(None);
+    }
+    let account = windows.account()?;
+    let window_ns = windows.length();
+    let values = windows.into_values();
+    let derived = driver.load().derived(&values);
+    let primary = (driver.load().metric(), values);
+    Ok(Some(Measurement {
+        window_ns,
+        metrics: [primary]
+            .into_iter()
+            .chain(derived)
+            .map(|(name, values)| (name.to_owned(), values))
+            .collect(),
+        bytes: done.steps * driver.load().step_bytes(),
+        duration_ns: done.duration_ns,
+        begun: None,
+        account,
+    }))
 }

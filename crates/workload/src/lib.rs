@@ -11,6 +11,7 @@
 //! Bytes are *program bytes*: what the instructions read and wrote. The line that a plain store fetches first, and
 //! its later write-back, are not in them; a copy counts the byte read and the byte written.
 
+mod account;
 pub mod affinity;
 pub mod bench;
 mod cacheline;
@@ -42,5 +43,6 @@ mod windows;
 
 pub use bench::{BenchOptions, BenchReport, bench};
 pub use error::Error;
+pub use memory::huge_pages;
 pub use resolved::{Load, ResolvedWorkload};
 pub use serve::{ServeOptions, serve};

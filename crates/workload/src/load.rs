@@ -2,6 +2,7 @@
 //! (and long enough that the look, some 30 ns, does not show), at a target rate where one is given, into windows while
 //! measuring, asking once a millisecond whether to end. Nothing here allocates.
 
+use crate::account::Sampler;
 use quell_core::units::Rate;
 
 use crate::clock;
@@ -40,6 +41,8 @@ pub struct Driver {
     load: Load,
     batch: u64,
     pace: Option<Pace>,
+    /// Where the kernel's account of each window is read, if it is.
+    pub(crate) sampler: Option<Sampler>,
 }
 
 impl Driver {
@@ -51,6 +54,7 @@ impl Driver {
             load,
             batch: 64,
             pace,
+            sampler: None,
         }
     }
 
@@ -74,7 +78,7 @@ impl Driver {
     pub fn run(
         &mut self,
         duration: u64,
-        mut windows: Option<&mut Windows>,
+        mut windows: Option<&mut Windows<'_>>,
         mut asked: impl FnMut() -> bool,
     ) -> Span {
         let begin = clock::now();

@@ -46,6 +46,31 @@ impl Granted {
     }
 }
 
+/// Whether the kernel gives 2 MiB pages to those who ask: tried with one.
+///
+/// # Errors
+/// Why not, and what to do.
+pub fn huge_pages() -> Result<(), Error> {
+    Buffer::new(Bytes(2 << 20), Pages::Huge)?.granted().whole()
+}
+
+impl Granted {
+    /// Refuses what was not fully granted.
+    pub(crate) fn whole(self) -> Result<(), Error> {
+        match self {
+            Self::Base | Self::Huge => Ok(()),
+            Self::Mixed { huge } => Err(Error::refused(
+                "memory in 2 MiB pages",
+                format!(
+                    "the kernel gave {huge} of it: transparent huge pages are off, or memory is fragmented"
+                ),
+                "as root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`, and \
+                 `echo 1 > /proc/sys/vm/compact_memory`",
+            )),
+        }
+    }
+}
+
 /// A touched buffer, aligned to 2 MiB, freed on drop.
 #[derive(Debug)]
 pub struct Buffer {

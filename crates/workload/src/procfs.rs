@@ -76,6 +76,83 @@ pub fn huge_bytes(proc: &Path, address: u64) -> Result<Option<Bytes>, Error> {
     Ok(None)
 }
 
+/// Nanoseconds of a tick of the clocks in `/proc/stat` (`USER_HZ` is 100 on every architecture Quell runs on).
+const TICK_NS: u64 = 10_000_000;
+
+/// Whether there may be a hypervisor that takes CPUs away: the processor says so, or it has done so.
+///
+/// # Errors
+/// When a file is there and cannot be read.
+pub fn guest(proc: &Path) -> Result<bool, Error> {
+    let flags = read(&proc.join("cpuinfo"))?.unwrap_or_default();
+    let told = flags
+        .lines()
+        .take_while(|l| !l.is_empty())
+        .any(|l| l.starts_with("flags") && l.split_whitespace().any(|w| w == "hypervisor"));
+    Ok(told || cpu_time(proc, "cpu", 7)?.is_some_and(|steal| steal > 0))
+}
+
+/// Whether the kernel keeps the time of interrupts apart (CONFIG_IRQ_TIME_ACCOUNTING). Without that, interrupt time
+/// is what a tick finds interrupted, and a tick never finds itself: the figure stays at zero.
+///
+/// # Errors
+/// When the file is there and cannot be read.
+pub fn interrupts_apart(proc: &Path) -> Result<bool, Error> {
+    Ok(cpu_time(proc, "cpu", 5)?.is_some_and(|irq| irq > 0))
+}
+
+/// What the hypervisor took from a CPU since boot, in nanoseconds, on a clock of 10 ms.
+///
+/// # Errors
+/// When the file is there and cannot be read.
+pub fn steal_ns(proc: &Path, cpu: CpuId) -> Result<Option<u64>, Error> {
+    Ok(cpu_time(proc, &format!("cpu{cpu}"), 7)?.map(|ticks| ticks * TICK_NS))
+}
+
+/// A number of a CPU's line in `stat` (proc_stat(5)): 5 `irq`, 7 `steal`.
+fn cpu_time(proc: &Path, name: &str, index: usize) -> Result<Option<u64>, Error> {
+    let Some(text) = read(&proc.join("stat"))? else {
+        return Ok(None);
+    };
+    let line = text.lines().find_map(|l| {
+        let mut words = l.split_whitespace();
+        (words.next() == Some(name)).then_some(words)
+    });
+    Ok(line.and_then(|mut words| words.nth(index)?.parse().ok()))
+}
+
+/// Interrupts that a CPU has served since boot, of all kinds.
+///
+/// # Errors
+/// When the file is there and cannot be read.
+pub fn interrupts(proc: &Path, cpu: CpuId) -> Result<Option<u64>, Error> {
+    let Some(text) = read(&proc.join("interrupts"))? else {
+        return Ok(None);
+    };
+    let mut lines = text.lines();
+    let head: Vec<&str> = lines
+        .next()
+        .map(|l| l.split_whitespace().collect())
+        .unwrap_or_default();
+    let name = format!("CPU{cpu}");
+    let Some(column) = head.iter().position(|c| *c == name) else {
+        return Ok(None);
+    };
+    let served = lines.filter_map(|line| {
+        let numbers: Vec<u64> = line
+            .split_whitespace()
+            .skip(1)
+            .map_while(|w| w.parse().ok())
+            .collect();
+        // ERR and MIS have one number for all CPUs.
+        numbers
+            .get(column)
+            .copied()
+            .filter(|_| numbers.len() >= head.len())
+    });
+    Ok(Some(served.sum()))
+}
+
 /// `7f00-7f10 rw-p …` → the addresses.
 fn range(line: &str) -> Option<(u64, u64)> {
     let (start, end) = line.split_whitespace().next()?.split_once('-')?;
@@ -214,6 +291,37 @@ mod tests {
         );
         assert_eq!(huge_bytes(root.path(), 0x1800).unwrap(), Some(Bytes(0)));
         assert_eq!(huge_bytes(root.path(), 0x2000).unwrap(), None);
+    }
+
+    #[test]
+    fn interrupts_are_summed_over_the_column_of_the_cpu() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(interrupts(root.path(), 0).unwrap(), None);
+        // CPU 1 is offline.
+        file(
+            root.path(),
+            "interrupts",
+            "           CPU0       CPU2\n  4:       7    1000 IO-APIC 4-edge ttyS0\nLOC:  50  60 Local timer interrupts\n\
+             ERR:          9\n",
+        );
+        assert_eq!(interrupts(root.path(), 0).unwrap(), Some(57));
+        assert_eq!(interrupts(root.path(), 2).unwrap(), Some(1060));
+        assert_eq!(interrupts(root.path(), 1).unwrap(), None);
+    }
+
+    #[test]
+    fn steal_and_interrupt_time_come_from_the_line_of_the_cpu() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(!guest(root.path()).unwrap());
+        file(
+            root.path(),
+            "stat",
+            "cpu  9 9 9 9 9 0 3 50 0 0\ncpu0 4 4 4 4 4 0 1 20 0 0\ncpu1 5 5 5 5 5 0 2 30 0 0\nintr 7\n",
+        );
+        assert!(guest(root.path()).unwrap());
+        assert!(!interrupts_apart(root.path()).unwrap());
+        assert_eq!(steal_ns(root.path(), 1).unwrap(), Some(300_000_000));
+        assert_eq!(steal_ns(root.path(), 7).unwrap(), None);
     }
 
     #[test]

@@ -13,12 +13,14 @@
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
 use quell_core::cpuset::CpuSet;
 use quell_core::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Error;
+use crate::account::Sampler;
 use crate::affinity;
 use crate::generator::{Span, generator};
 use crate::resolved::ResolvedWorkload;
@@ -30,6 +32,8 @@ pub struct ServeOptions {
     pub cpus: Option<CpuSet>,
     /// The length of a window.
     pub window: Nanos,
+    /// Keep an account of every unit: where its time went by the kernel's clocks.
+    pub account: bool,
 }
 
 impl Default for ServeOptions {
@@ -37,6 +41,7 @@ impl Default for ServeOptions {
         Self {
             cpus: None,
             window: Nanos::millis(1),
+            account: false,
         }
     }
 }
@@ -140,6 +145,13 @@ pub fn serve(
 ) -> Result<(), Error> {
     let _pinned = options.cpus.as_ref().map(affinity::pin).transpose()?;
     let mut generator = generator(workload)?;
+    // What was asked for in an experiment is what is measured, or nothing.
+    generator.granted().whole()?;
+    if options.account
+        && let Some(sampler) = Sampler::open(Path::new("/proc"))?
+    {
+        generator.account(sampler);
+    }
     let mut say = |line: &str| {
         stdout
             .write_all(line.as_bytes())

@@ -2,6 +2,14 @@
 //! clock seldom falls on a boundary; what then counts depends on what the value is ([`Cut`]). In either case a stall of
 //! five windows (the thread did not run) is entered for each of them, and so counts five times in a percentile.
 
+use quell_core::attribution::Account;
+
+use crate::Error;
+use crate::account::Sampler;
+
+/// Looks at the clock are meant to be some 10 µs apart. Twenty times as long is no memory: the CPU stood still.
+const STALL_NS: u64 = 200_000;
+
 /// What becomes of work between two looks with a boundary between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
@@ -17,7 +25,7 @@ pub enum Cut {
 
 /// The windows of one span. All memory is taken and touched when it is made.
 #[derive(Debug)]
-pub struct Windows {
+pub struct Windows<'s> {
     values: Vec<f64>,
     entered: usize,
     window: u64,
@@ -29,9 +37,12 @@ pub struct Windows {
     /// The last look.
     last_time: u64,
     last_units: u64,
+    sampler: Option<&'s mut Sampler>,
+    /// How long the CPU stood still since the last entry.
+    stalled: u64,
 }
 
-impl Windows {
+impl<'s> Windows<'s> {
     /// For a span of `duration` in windows of `window` nanoseconds (at least 1): `duration ÷ window` entries, rounded
     /// down, at least one.
     #[must_use]
@@ -51,21 +62,40 @@ impl Windows {
             entered_units: 0,
             last_time: 0,
             last_units: 0,
+            sampler: None,
+            stalled: 0,
         }
+    }
+
+    /// Keeps an account of every unit, where that does not disturb the measurement. What it takes lies between units, which
+    /// therefore end where the clocks are read, for rates as well ([`Cut::AtLook`]). Not for streams that keep a pace.
+    #[must_use]
+    pub fn accounted(mut self, sampler: &'s mut Sampler) -> Self {
+        if sampler.prepare(self.values.len(), self.window) {
+            self.sampler = Some(sampler);
+            self.cut = Cut::AtLook;
+        }
+        self
     }
 
     /// Starts the grid, where the work's counter stands at `units`.
     pub fn begin(&mut self, now: u64, units: u64) {
         self.begin = now;
-        self.entered_time = now;
+        self.entered_time = self.sampler.as_mut().map_or(now, |s| s.begin());
         self.entered_units = units;
-        self.last_time = now;
+        self.last_time = self.entered_time;
+        self.stalled = 0;
         self.last_units = units;
         self.entered = 0;
     }
 
     /// A look at the clock: enters `value(units, nanoseconds)` for every window that has passed.
     pub fn look(&mut self, now: u64, units: u64, value: impl Fn(u64, u64) -> f64) {
+        let gap = now.saturating_sub(self.last_time);
+        if gap > STALL_NS {
+            self.stalled += gap;
+        }
+        let mut after = now;
         let passed = usize::try_from(now.saturating_sub(self.begin) / self.window)
             .unwrap_or(usize::MAX)
             .min(self.values.len());
@@ -80,15 +110,20 @@ impl Windows {
                 }
             }
             Cut::AtLook if passed > self.entered => {
-                let entry = value(units - self.entered_units, now - self.entered_time);
+                let from = self.entered_time;
+                let entry = value(units - self.entered_units, now.saturating_sub(from).max(1));
                 self.values[self.entered..passed].fill(entry);
+                let windows = (passed - self.entered) as u64;
+                let stalled = std::mem::take(&mut self.stalled);
+                let next = |s: &mut &mut Sampler| s.end(from, now, windows, stalled);
+                after = self.sampler.as_mut().map_or(now, next);
                 self.entered = passed;
-                self.entered_time = now;
+                self.entered_time = after;
                 self.entered_units = units;
             }
             Cut::AtLook => {}
         }
-        self.last_time = now;
+        self.last_time = after;
         self.last_units = units;
     }
 
@@ -105,6 +140,14 @@ impl Windows {
     #[must_use]
     pub fn length(&self) -> u64 {
         self.window
+    }
+
+    /// The account of the span, if one was kept.
+    ///
+    /// # Errors
+    /// As [`Sampler::finish`].
+    pub fn account(&mut self) -> Result<Option<Account>, Error> {
+        self.sampler.as_mut().map(|s| s.finish()).transpose()
     }
 
     /// The entries made, in order of time.

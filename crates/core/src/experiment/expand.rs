@@ -36,15 +36,16 @@ pub(super) fn expand(
             merge(&mut base, &fragment(root, link));
         }
         let at = Path::of(&["configuration", key]);
-        let asks = chain.iter().any(|link| !fragment(root, link).is_empty());
-        if configuration.alone && (asks || !configuration.axis.is_empty()) {
+        let asks = chain.iter().any(|link| {
+            let own = fragment(root, link);
+            own.keys().any(|key| key.get_ref() != SUBJECT)
+        });
+        let mut values = configuration.axis.values().flat_map(|v| v.values());
+        let asks = asks || values.any(|v| v.keys().any(|key| key != SUBJECT));
+        if configuration.alone && asks {
             let why = format!("{at}: `alone` runs each subject under no policy at all");
-            reader.report(
-                root,
-                &at,
-                &why,
-                Some("remove `alone`, or everything beside it".into()),
-            );
+            let remedy = "remove `alone`, or everything beside it but what subjects run";
+            reader.report(root, &at, &why, Some(remedy.into()));
             continue;
         }
         for combination in combinations(reader, root, key, configuration) {

@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use crate::plan::Refusal;
 use crate::policy::Policy;
-use crate::workload::Workload;
+use crate::workload::{Pages, Workload};
 
 pub use expect::{Bound, Condition, Expect, Figure};
 pub use measure::{Canary, Measure, Span, Until};
@@ -34,7 +34,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 3] = [
+const BUILTIN: [(&str, &str); 4] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -46,6 +46,10 @@ const BUILTIN: [(&str, &str); 3] = [
     (
         "ladder",
         include_str!("../../../../experiments/ladder.toml"),
+    ),
+    (
+        "p4080-paging",
+        include_str!("../../../../experiments/p4080-paging.toml"),
     ),
 ];
 
@@ -93,6 +97,13 @@ impl Configuration {
         let own = self.runs.get(instance.of);
         own.or(instance.subject.run.as_ref())
     }
+
+    /// Whether the generator of one of these asks for huge pages under this configuration.
+    #[must_use]
+    pub fn wants_huge_pages(&self, instances: &[Instance<'_>]) -> bool {
+        let mut runs = instances.iter().filter_map(|instance| self.run(instance));
+        runs.any(|run| run.pages() == Pages::Huge)
+    }
 }
 
 /// One program to be started: a subject, or one of its copies.
@@ -131,6 +142,15 @@ impl Experiment {
     #[must_use]
     pub fn configuration(&self, name: &str) -> Option<&Configuration> {
         self.configurations.iter().find(|c| c.name == name)
+    }
+
+    /// Whether some configuration has a generator ask for huge pages.
+    #[must_use]
+    pub fn wants_huge_pages(&self) -> bool {
+        let instances = self.instances();
+        self.configurations
+            .iter()
+            .any(|c| c.wants_huge_pages(&instances))
     }
 
     /// The programs to be started, in the order of the file, copies apart.

@@ -115,6 +115,7 @@ fn load(scene: &Scene<'_>) -> (f64, f64) {
 /// 200 equal windows of a generator that moves so many bytes per second.
 fn steady(scene: &Scene<'_>, metric: &str, value: f64, bytes_per_s: f64) -> Measurement {
     Measurement {
+        account: None,
         metrics: [(metric.to_owned(), vec![value; 200])].into(),
         window_ns: 1_000_000,
         bytes: (bytes_per_s * scene.duration.as_secs_f64()) as u64,
@@ -182,6 +183,8 @@ fn options(rounds: u32, out: Option<&Path>) -> Options<'_> {
         seed: None,
         rounds: Some(rounds),
         only: &[],
+        resume: None,
+        no_huge_pages: None,
         out,
         now_unix_s: 0,
         command_line: "quell compare neighbour",

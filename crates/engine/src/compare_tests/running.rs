@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use super::*;
+use quell_core::record::Span;
 
 #[test]
 fn every_round_runs_every_cell_once_in_an_order_of_its_own() {
@@ -198,4 +199,171 @@ fn the_real_planner_confines_groups_to_where_their_subjects_run() {
         let achieved = &regulated.subject("neighbour").unwrap().metrics["achieved_of_cap"];
         assert!((achieved.value.unwrap() - 0.99).abs() < 0.01);
     }
+}
+
+/// The machine without drift: what is measured depends on the cell alone, not on how many were measured before.
+fn steady_fake() -> Fake {
+    let mut fake = Fake::new();
+    fake.generator("victim", |scene| {
+        let hurt = if scene.beside.is_empty() {
+            0.0
+        } else {
+            load(scene).1
+        };
+        steady(scene, "latency_ns", 15.0 + 135.0 * hurt, 0.0)
+    });
+    fake.generator("neighbour", |scene| {
+        let rate = PEAK * load(scene).0 * 0.99;
+        steady(scene, "bandwidth_mb_s", rate / 1e6, rate)
+    });
+    fake.report_throttling();
+    fake
+}
+
+#[test]
+fn an_interrupted_run_goes_on_where_it_ended_and_comes_to_the_same() {
+    let runs = tempfile::tempdir().unwrap();
+    let mut whole = Heard::default();
+    let expected = attempt(
+        &mut steady_fake(),
+        &options(3, Some(runs.path())),
+        &mut whole,
+    )
+    .unwrap();
+    // 13 cells a round in some 9 s: the signal comes in the second round.
+    let mut fake = steady_fake();
+    fake.stop_at(Nanos::secs(12), 2);
+    let mut first = Heard::default();
+    let cut = attempt(&mut fake, &options(3, Some(runs.path())), &mut first).unwrap();
+    let folder = cut.folder.unwrap();
+    assert!(cut.result.interrupted.is_some());
+    assert!(folder.join("cells.jsonl").exists());
+    let mut rest = Heard::default();
+    let mut again = options(3, None);
+    again.rounds = None;
+    again.resume = Some(&folder);
+    let resumed = attempt(&mut steady_fake(), &again, &mut rest).unwrap();
+    assert_eq!(resumed.result, expected.result);
+    let cells: Vec<&String> = first.cells[..first.cells.len() - 1]
+        .iter()
+        .chain(&rest.cells)
+        .collect();
+    assert_eq!(
+        cells,
+        whole.cells.iter().collect::<Vec<_>>(),
+        "no cell twice"
+    );
+    let again_read = read(&folder).unwrap();
+    let there = read(&expected.folder.unwrap()).unwrap();
+    for (ours, theirs) in again_read.spans.iter().zip(&there.spans) {
+        let what = |s: &Span| (s.configuration.clone(), s.subject.clone(), s.round);
+        // Reading a number from JSON may change its last bit.
+        let near = |(a, b): (&f64, &f64)| (a / b - 1.0).abs() < 1e-12;
+        assert_eq!(what(ours), what(theirs));
+        assert_eq!(ours.values.len(), theirs.values.len());
+        assert!(ours.values.iter().zip(&theirs.values).all(near));
+    }
+    assert_eq!(again_read.spans.len(), there.spans.len());
+    // One clock over both runs: a later round is later in the record.
+    for two in again_read.spans.windows(2) {
+        let begun = |span: &Span| span.at_ns.as_ref().unwrap()[0];
+        if two[0].round < two[1].round {
+            assert!(begun(&two[0]) < begun(&two[1]), "{two:?}");
+        }
+    }
+    assert!(
+        !folder.join("cells.jsonl").exists(),
+        "nothing is left to do"
+    );
+    let error = attempt(&mut steady_fake(), &again, &mut rest).unwrap_err();
+    assert!(error.to_string().contains("is whole"), "{error}");
+}
+
+#[test]
+fn a_run_that_was_killed_goes_on_from_its_partial_folder() {
+    let runs = tempfile::tempdir().unwrap();
+    let mut fake = steady_fake();
+    fake.stop_at(Nanos::secs(12), 2);
+    let out = options(2, Some(runs.path()));
+    let folder = attempt(&mut fake, &out, &mut NoProgress)
+        .unwrap()
+        .folder
+        .unwrap();
+    // As a kill leaves it: under the name with a dot, without result, a line half written.
+    let partial = crate::resume::partial(&folder);
+    fs::rename(&folder, &partial).unwrap();
+    for name in ["cells.jsonl", "events.jsonl"] {
+        let mut text = fs::read_to_string(partial.join(name)).unwrap();
+        text.push_str("{\"round\":1,\"conf");
+        fs::write(partial.join(name), text).unwrap();
+    }
+    for record in [&partial, &folder] {
+        let mut again = options(2, None);
+        again.resume = Some(record);
+        again.seed = Some(9);
+        let error = attempt(&mut steady_fake(), &again, &mut NoProgress).unwrap_err();
+        assert!(
+            error.to_string().contains("the seed was 1 and is 9"),
+            "{error}"
+        );
+    }
+    let mut again = options(2, None);
+    again.resume = Some(&folder);
+    let done = attempt(&mut steady_fake(), &again, &mut NoProgress).unwrap();
+    let mut expected = Heard::default();
+    let whole = attempt(&mut steady_fake(), &options(2, None), &mut expected).unwrap();
+    assert_eq!(done.result, whole.result);
+    assert_eq!(done.folder.unwrap(), folder);
+}
+
+#[test]
+fn another_machine_is_no_machine_to_go_on_with() {
+    let runs = tempfile::tempdir().unwrap();
+    let mut fake = steady_fake();
+    fake.stop_at(Nanos::secs(12), 2);
+    let out = options(2, Some(runs.path()));
+    let folder = attempt(&mut fake, &out, &mut NoProgress)
+        .unwrap()
+        .folder
+        .unwrap();
+    let mut again = options(2, None);
+    again.resume = Some(&folder);
+    let mut other = machine(2);
+    other.identity.kernel = "6.19.0".into();
+    let error = run(
+        &neighbour(),
+        &mut steady_fake(),
+        &other,
+        &plan,
+        &again,
+        &mut NoProgress,
+    );
+    let text = error.unwrap_err().to_string();
+    assert!(
+        text.contains("the machine's identity, kernel was '6.18.0' and is '6.19.0'"),
+        "{text}"
+    );
+    let only = ["none".to_owned()];
+    again.only = &only;
+    let error = attempt(&mut steady_fake(), &again, &mut NoProgress).unwrap_err();
+    assert!(error.to_string().contains("--only"), "{error}");
+}
+
+#[test]
+fn a_configuration_may_be_meant_by_pattern_and_a_slip_is_answered_with_what_was_meant() {
+    let named = |only: &str| {
+        let only = [only.to_owned()];
+        let mut wanted = options(1, None);
+        wanted.only = &only;
+        let done = attempt(&mut steady_fake(), &wanted, &mut NoProgress)?;
+        let names = done.result.configurations.into_iter().map(|c| c.name);
+        Ok::<Vec<String>, CompareError>(names.collect())
+    };
+    assert_eq!(
+        named("*@10%").unwrap(),
+        ["solo", "cpu-max@10%", "regulated@10%"]
+    );
+    assert_eq!(named("regulated@{cap}").unwrap().len(), 6);
+    let error = named("regulatd").unwrap_err().to_string();
+    assert!(error.contains("did you mean 'regulated'"), "{error}");
 }

@@ -2,9 +2,11 @@
 //! is, readable on a phone and on paper. It is a function of the record alone. One module per section; [`SECTIONS`] is
 //! their order.
 
+mod attribution;
 mod bars;
 mod caveats;
 mod chart;
+mod curve;
 mod envelope;
 mod frontier;
 mod head;
@@ -31,9 +33,11 @@ use page::{Page, Section};
 /// The sections in their order. Each is left out where the record holds nothing for it.
 const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
     head::figures,
+    curve::section,
     frontier::section,
     bars::section,
     tails::section,
+    attribution::section,
     series::section,
     throttling::section,
     whole::section,

@@ -47,6 +47,7 @@ svg .dash { stroke-dasharray: 5 3; } svg .dots { stroke-dasharray: 1.5 3; } svg 
 svg .whisker { fill: none; stroke: var(--c, var(--ink)); stroke-width: 1.25; } svg .mark { fill: var(--c); stroke: var(--page); stroke-width: 1; }
 svg .hollow { fill: var(--page); stroke: var(--c); stroke-width: 1.75; } svg .fill { fill: var(--c); } svg .pale { fill: var(--c); fill-opacity: .4; }
 svg .band { fill: var(--c); fill-opacity: .28; } svg .name { fill: var(--c); }
+svg .inside { fill: var(--page); font-size: 11px; font-weight: 600; }
 @media screen and (max-width: 640px) { svg.wide { display: none; } svg.narrow { display: block; }
   body { padding-top: 1rem; } h1 { font-size: 1.35rem; } .verdict p:first-child { font-size: 1.05rem; } table { font-size: .8125rem; } }
 @media print { body { max-width: none; font-size: 10.5pt; padding: 0; } nav { display: none; } .scroll, pre { overflow: visible; }

@@ -119,6 +119,7 @@ fn it_shows_all_that_a_reader_needs_to_judge() {
         "<title id=\"fig-frontier-wide-t\">",
         "<title id=\"fig-bars-narrow-t\">",
         "<title id=\"fig-tails-wide-t\">",
+        "<title id=\"fig-causes-wide-t\">",
         "<title id=\"fig-series-wide-t\">",
         "<title id=\"fig-whole-wide-t\">",
         "<b>regulated@10%</b>: level estimated",
@@ -139,12 +140,44 @@ fn it_shows_all_that_a_reader_needs_to_judge() {
 fn every_figure_says_what_it_shows_and_how_to_read_it() {
     let page = html(&sample::record());
     let figures: Vec<&str> = page.split("<figure ").skip(1).collect();
-    assert_eq!(figures.len(), 5);
+    assert_eq!(figures.len(), 6);
     for figure in figures {
         let caption = figure.split("</figcaption>").next().unwrap();
         assert_eq!(caption.matches("<p").count(), 2, "{caption}");
         assert!(figure.contains("class=\"wide\"") && figure.contains("class=\"narrow\""));
     }
+}
+
+#[test]
+fn an_axis_of_sizes_is_a_figure_of_curves() {
+    let mut record = sample::record();
+    assert!(!html(&record).contains("fig-curve"), "caps are no sizes");
+    record.result = Some(sample::paging());
+    let page = html(&record);
+    sound(&page);
+    let drawn = page.split("id=\"fig-curve-narrow-t\"").nth(1).unwrap();
+    let drawn = drawn.split("</svg>").next().unwrap();
+    assert!(drawn.contains("<title>victim 2MiB, 0.5LLC: 30.0</title>"));
+    assert_eq!(
+        drawn.matches("class=\"line ").count(),
+        2,
+        "a line per curve"
+    );
+}
+
+#[test]
+fn every_cause_of_lateness_has_its_place_in_the_bar_and_in_the_key() {
+    let page = html(&sample::record());
+    let drawn = page.split("id=\"fig-causes-wide-t\"").nth(1).unwrap();
+    let drawn = drawn.split("</svg>").next().unwrap();
+    assert!(drawn.contains(">memory 62 %</text>") && drawn.contains(">interrupts</text>"));
+    let mut record = sample::record();
+    for subject in sample::subjects(record.result.as_mut().unwrap()) {
+        subject.attribution = None;
+    }
+    let page = html(&record);
+    sound(&page);
+    assert!(!page.contains("Why it was late"));
 }
 
 #[test]

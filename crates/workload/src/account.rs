@@ -1,0 +1,403 @@
+//! Keeps the account of a span's units: what the kernel's clocks say of the calling thread between two units, read on
+//! descriptors that stay open, outside the time of the units. Three calls, together one to three microseconds
+//! (measured, [`Account::sample_ns`]): the thread's CPU clock, its `schedstat` (Documentation/scheduler/sched-stats.rst)
+//! and `getrusage(RUSAGE_THREAD)`. What things are worth on this machine (a fault, the gap of an interrupt, reading the
+//! clocks) is measured when the sampler is made; what only the whole span tells (interrupts, steal) before and after it.
+//! [`quell_core::attribution`] makes something of it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use quell_core::attribution::{Account, Unit};
+use quell_core::cpuset::CpuId;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::Error;
+use crate::clock;
+use crate::procfs;
+
+/// Readings whose mean is the cost of one.
+const TRIED: u32 = 64;
+/// Pages touched to learn what a fault takes, in chunks of which the median counts.
+const CHUNK: usize = 32;
+const CHUNKS: usize = 8;
+/// Gaps between two looks at the clock that are an interrupt's: a look takes some 30 ns, longer than the upper end are
+/// other threads and hypervisors.
+const GAP_NS: std::ops::Range<u64> = 500..100_000;
+/// So many gaps are enough to know one, and so long is looked for them.
+const GAPS: usize = 9;
+const GAPS_WITHIN_NS: u64 = 20_000_000;
+/// More units than this are not kept: their memory would disturb what is measured.
+const MOST_UNITS: usize = 1 << 20;
+/// Nor are they when reading the clocks takes more than this part of a unit.
+const DEAREST: f64 = 0.02;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Reading {
+    wall: u64,
+    cpu: u64,
+    waited: u64,
+    minor: u64,
+    major: u64,
+    slept: u64,
+}
+
+/// The kernel's clocks of the calling thread, and what they are worth here.
+#[derive(Debug)]
+pub struct Sampler {
+    proc: PathBuf,
+    schedstat: File,
+    worth: Account,
+    gap_ns: f64,
+    before: Whole,
+    last: Reading,
+    units: Vec<Unit>,
+    entered: usize,
+}
+
+/// What is read before and after a span.
+#[derive(Clone, Copy, Debug, Default)]
+struct Whole {
+    at: u64,
+    interrupts: u64,
+    steal_ns: u64,
+}
+
+impl Sampler {
+    /// For the calling thread; `proc` is `/proc`. Takes some 20 ms to learn what things are worth. `None` where the
+    /// kernel does not tell how long threads wait (no CONFIG_SCHED_INFO).
+    ///
+    /// # Errors
+    /// When a file is there and cannot be read.
+    pub fn open(proc: &Path) -> Result<Option<Self>, Error> {
+        let path = proc.join("thread-self/schedstat");
+        let Ok(schedstat) = File::open(&path) else {
+            return Ok(None);
+        };
+        let mut sampler = Self {
+            proc: proc.to_owned(),
+            schedstat,
+            worth: Account {
+                guest: procfs::guest(proc)?,
+                interrupts_apart: procfs::interrupts_apart(proc)?,
+                fault_ns: fault_ns(),
+                ..Account::default()
+            },
+            gap_ns: gap_ns(),
+            before: Whole::default(),
+            last: Reading::default(),
+            units: Vec::new(),
+            entered: 0,
+        };
+        let begin = clock::now();
+        for _ in 0..TRIED {
+            if sampler.read().is_none() {
+                return Ok(None);
+            }
+        }
+        sampler.worth.sample_ns = (clock::now() - begin) as f64 / f64::from(TRIED);
+        Ok(Some(sampler))
+    }
+
+    /// Makes room for a span of at most `units`, each of about `unit_ns`. `false`: it would disturb the measurement,
+    /// and no account is kept.
+    pub fn prepare(&mut self, units: usize, unit_ns: u64) -> bool {
+        if units > MOST_UNITS || self.worth.sample_ns > unit_ns as f64 * DEAREST {
+            return false;
+        }
+        // Written values, not zeroes: the kernel gives zeroed memory only at its first use, inside the span.
+        let untouched = Unit {
+            cpu: u64::MAX,
+            ..Unit::default()
+        };
+        self.units = vec![untouched; units];
+        self.entered = 0;
+        true
+    }
+
+    /// The span begins, and its first unit. Returns the time it does.
+    pub fn begin(&mut self) -> u64 {
+        // What cannot be read now cannot be read at the end either, and is reported then.
+        self.before = self.whole().unwrap_or_default();
+        if let Some(reading) = self.read() {
+            self.last = reading;
+        }
+        clock::now()
+    }
+
+    /// A unit that began at `from` ended at `at`, stands for `windows` values, and stood still for `stalled` ns. The
+    /// next one begins at the time returned.
+    pub fn end(&mut self, from: u64, at: u64, windows: u64, stalled: u64) -> u64 {
+        let (Some(new), Some(unit)) = (self.read(), self.units.get_mut(self.entered)) else {
+            return clock::now();
+        };
+        let last = self.last;
+        // From reading to reading, as the other clocks are: so that what reading takes is on both sides.
+        let (wall, between) = (at.saturating_sub(from), new.wall.saturating_sub(last.wall));
+        let cpu = new.cpu.saturating_sub(last.cpu);
+        *unit = Unit {
+            windows,
+            at_ns: at,
+            wall_ns: wall,
+            cpu_ns: cpu.saturating_sub(between.saturating_sub(wall)).min(wall),
+            waited_ns: new.waited.saturating_sub(last.waited),
+            stalled_ns: stalled,
+            minor: new.minor.saturating_sub(last.minor),
+            major: new.major.saturating_sub(last.major),
+            slept: new.slept.saturating_sub(last.slept),
+            cpu: current_cpu().into(),
+        };
+        self.entered += 1;
+        self.last = new;
+        clock::now()
+    }
+
+    /// The account of the span since [`Self::begin`].
+    ///
+    /// # Errors
+    /// When a file is there and cannot be read.
+    pub fn finish(&mut self) -> Result<Account, Error> {
+        let after = self.whole()?;
+        let mut units = std::mem::take(&mut self.units);
+        units.truncate(self.entered);
+        let span = after.at.saturating_sub(self.before.at).max(1) as f64;
+        let interrupts = after.interrupts.saturating_sub(self.before.interrupts) as f64;
+        Ok(Account {
+            units,
+            interrupted: (interrupts * self.gap_ns / span).min(1.0),
+            steal_ns: after.steal_ns.saturating_sub(self.before.steal_ns),
+            ..self.worth.clone()
+        })
+    }
+
+    fn whole(&self) -> Result<Whole, Error> {
+        let cpu = current_cpu();
+        Ok(Whole {
+            at: clock::now(),
+            interrupts: procfs::interrupts(&self.proc, cpu)?.unwrap_or(0),
+            steal_ns: procfs::steal_ns(&self.proc, cpu)?.unwrap_or(0),
+        })
+    }
+
+    fn read(&self) -> Option<Reading> {
+        let mut bytes = [0; 64];
+        let n = rustix::io::pread(&self.schedstat, &mut bytes, 0).ok()?;
+        let usage = usage();
+        let wall = clock::now();
+        let cpu = clock_gettime(ClockId::ThreadCPUTime);
+        Some(Reading {
+            wall,
+            cpu: cpu.tv_sec.unsigned_abs() * 1_000_000_000 + cpu.tv_nsec.unsigned_abs(),
+            waited: waited(bytes.get(..n)?)?,
+            minor: usage.ru_minflt.unsigned_abs(),
+            major: usage.ru_majflt.unsigned_abs(),
+            slept: usage.ru_nvcsw.unsigned_abs(),
+        })
+    }
+}
+
+/// `RUNNING_NS WAITED_NS SLICES` → the second.
+fn waited(text: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
+    text.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+fn current_cpu() -> CpuId {
+    CpuId::try_from(rustix::thread::sched_getcpu()).unwrap_or(0)
+}
+
+fn usage() -> libc::rusage {
+    // SAFETY: a `rusage` is plain numbers, for which zeroes are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one `rusage` through a valid pointer. It cannot fail with these arguments.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage
+}
+
+fn median(mut values: Vec<u64>) -> f64 {
+    values.sort_unstable();
+    values.get(values.len() / 2).map_or(0.0, |v| *v as f64)
+}
+
+/// Nanoseconds of a first touch of a base page; 0 where no memory is to be had.
+fn fault_ns() -> f64 {
+    const PAGE: usize = 4096;
+    let length = CHUNK * CHUNKS * PAGE;
+    // SAFETY: a new private mapping at an address of the kernel's choice; nothing else is touched.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return 0.0;
+    }
+    // SAFETY: the range is our own mapping. A kernel without huge pages refuses, which is as well.
+    unsafe { libc::madvise(start, length, libc::MADV_NOHUGEPAGE) };
+    let chunks = (0..CHUNKS).map(|chunk| {
+        let begin = clock::now();
+        for page in 0..CHUNK {
+            // SAFETY: below `length`, which is mapped for writing.
+            unsafe {
+                start
+                    .cast::<u8>()
+                    .add((chunk * CHUNK + page) * PAGE)
+                    .write_volatile(1);
+            }
+        }
+        (clock::now() - begin) / CHUNK as u64
+    });
+    let found = median(chunks.collect());
+    // SAFETY: our own mapping, to which no reference is left.
+    unsafe { libc::munmap(start, length) };
+    found
+}
+
+/// The gap an interrupt makes in a thread that does nothing but look at the clock: the median of a few.
+fn gap_ns() -> f64 {
+    let mut gaps = Vec::with_capacity(GAPS);
+    let begin = clock::now();
+    let mut last = begin;
+    while gaps.len() < GAPS && last - begin < GAPS_WITHIN_NS {
+        let now = clock::now();
+        if GAP_NS.contains(&(now - last)) {
+            gaps.push(now - last);
+        }
+        last = now;
+    }
+    median(gaps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler() -> Option<Sampler> {
+        let made = Sampler::open(Path::new("/proc")).unwrap();
+        if made.is_none() {
+            eprintln!("SKIPPED: this kernel does not tell how long threads wait to run");
+        }
+        made
+    }
+
+    fn spin(until: u64) {
+        while clock::now() < until {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[test]
+    fn the_second_number_of_schedstat_is_the_wait() {
+        assert_eq!(waited(b"123 4567 8\n"), Some(4567));
+        assert_eq!(waited(b"123"), None);
+        assert_eq!(waited(b"a b c"), None);
+    }
+
+    #[test]
+    fn a_unit_accounts_for_its_time() {
+        let Some(mut sampler) = sampler() else { return };
+        assert!(sampler.prepare(20, 5_000_000));
+        let mut from = sampler.begin();
+        for _ in 0..20 {
+            let until = from + 5_000_000;
+            spin(until);
+            from = sampler.end(from, clock::now(), 1, 0);
+        }
+        let account = sampler.finish().unwrap();
+        assert_eq!(account.units.len(), 20);
+        assert!(account.sample_ns > 0.0 && account.fault_ns > 0.0);
+        let (mut wall, mut known) = (0, 0);
+        for unit in &account.units {
+            assert!(unit.wall_ns >= 5_000_000 && unit.cpu_ns <= unit.wall_ns);
+            wall += unit.wall_ns;
+            known += unit.cpu_ns + unit.waited_ns;
+        }
+        // The rest is steal, of which a busy host takes some.
+        let ratio = known as f64 / wall as f64;
+        assert!((0.5..1.05).contains(&ratio), "{ratio}");
+    }
+
+    #[test]
+    fn fresh_memory_shows_as_faults_and_a_nap_as_sleep() {
+        let Some(mut sampler) = sampler() else { return };
+        assert!(sampler.prepare(3, 5_000_000));
+        let mut from = sampler.begin();
+        spin(from + 1_000_000);
+        from = sampler.end(from, clock::now(), 1, 0);
+        // More than the allocator keeps: new from the kernel.
+        let fresh = vec![1u8; 4 << 20];
+        from = sampler.end(from, clock::now(), 1, 0);
+        clock::sleep_until(from + 2_000_000);
+        sampler.end(from, clock::now(), 1, 0);
+        drop(fresh);
+        let units = sampler.finish().unwrap().units;
+        // Huge pages make it a few faults only, base pages a thousand.
+        assert!(units[1].minor > units[0].minor, "{units:?}");
+        assert!(
+            units[2].slept > 0 && units[2].cpu_ns < 1_500_000,
+            "{units:?}"
+        );
+    }
+
+    #[test]
+    fn the_lateness_of_a_unit_that_touches_fresh_memory_is_its_faults() {
+        use quell_core::attribution::{Cause, Sum};
+        use quell_core::result::Better;
+        const WORK_NS: u64 = 1_000_000;
+        const LENGTH: usize = 16 << 20;
+        let Some(mut sampler) = sampler() else { return };
+        assert!(sampler.prepare(10, WORK_NS));
+        let mut values = Vec::new();
+        let mut from = sampler.begin();
+        for _ in 0..10 {
+            spin(from + WORK_NS);
+            touch_fresh(LENGTH);
+            let at = clock::now();
+            values.push((at - from) as f64);
+            from = sampler.end(from, at, 1, 0);
+        }
+        let account = sampler.finish().unwrap();
+        let mut sum = Sum::default();
+        sum.add(&values, WORK_NS as f64, Better::Lower, &account, &[]);
+        let found = sum.attribution().unwrap();
+        let ns = |cause| {
+            let part = found.parts.iter().find(|p| p.cause == cause);
+            part.map_or(0.0, |p| p.ns as f64)
+        };
+        // Others may run meanwhile; unmapping, some tens of nanoseconds a page, is no fault.
+        let (faults, rest) = (ns(Cause::Faults), ns(Cause::Memory) + ns(Cause::Standstill));
+        assert!(faults > rest, "{found:?}");
+    }
+
+    fn touch_fresh(length: usize) {
+        // SAFETY: a new private mapping, written inside its bounds and given back.
+        unsafe {
+            let start = libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert!(start != libc::MAP_FAILED);
+            libc::madvise(start, length, libc::MADV_NOHUGEPAGE);
+            for offset in (0..length).step_by(4096) {
+                start.cast::<u8>().add(offset).write_volatile(1);
+            }
+            libc::munmap(start, length);
+        }
+    }
+
+    #[test]
+    fn clocks_that_take_too_much_of_a_unit_are_not_read() {
+        let Some(mut sampler) = sampler() else { return };
+        assert!(!sampler.prepare(10, 1_000));
+        assert!(!sampler.prepare(MOST_UNITS + 1, 1_000_000));
+    }
+}
