@@ -173,7 +173,7 @@ said() { tr -d '\r' <"$cache/$1/console.log" | sed -n 's/^.*-- guest/-- guest/;/
 # boot NAME ACCELERATOR: all it says goes to its console.log. Whether it ended by itself in time.
 boot() {
     local name=$1 accelerator=$2 log="$cache/$1/console.log" naps=0 ended=yes
-    "${qemu[@]}" -accel "$accelerator" -cpu max -smp 4 -m 1024 -nographic -no-reboot -nic none \
+    "${qemu[@]}" -accel "$accelerator" -cpu max -smp 4 -m 2048 -nographic -no-reboot -nic none \
         -kernel "$cache/$name/vmlinuz" -initrd "$cache/initramfs.gz" \
         -append "panic=-1 console=ttyS0 psi=1 loglevel=4" </dev/null >"$log" 2>&1 &
     machine=$!
