@@ -42,10 +42,14 @@ pub(crate) fn head(page: &Page<'_>, title: &str) -> String {
     circumstances.extend(record.created.clone());
     circumstances.push(format!("Quell {}", record.version));
     let mut out = format!(
-        "<h1>{}</h1>\n<p class=\"faint\">{}</p>\n<div class=\"verdict\">\n",
+        "<h1>{}</h1>\n<p class=\"faint\">{}</p>\n",
         escape(title),
         escape(&circumstances.join(" · "))
     );
+    if sentences.is_empty() {
+        return out;
+    }
+    out.push_str("<div class=\"verdict\">\n");
     for sentence in sentences {
         let _ = writeln!(out, "<p>{}</p>", escape(&sentence));
     }

@@ -1,0 +1,259 @@
+//! The machine of the samples, as it tells itself and with all that can be measured.
+
+use std::collections::BTreeMap;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::deep::{
+    CacheSteps, Case, Control, CounterCheck, CpuRate, Deep, Loaded, LoadedPoint, OperationRates,
+    PageCost, Pair, Sharing, SizePoint, Spread, Tail, Wakeup, knee, levels,
+};
+use quell_core::inventory::{
+    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
+    MeterKind, Node,
+};
+use quell_core::mechanism::{Level, Mechanism};
+use quell_core::units::{Bytes, Rate, Share};
+
+use super::cpus;
+
+/// A virtual machine of two CPUs without counters.
+pub(crate) fn machine() -> Inventory {
+    let cache = |level, kind, size, of: &str| Cache {
+        level,
+        kind,
+        size: Bytes(size),
+        ways: Some(8),
+        sets: None,
+        line: Bytes(64),
+        cpus: cpus(of),
+    };
+    let no = |why: &str, remedy: Option<&str>| Availability::No {
+        why: why.into(),
+        remedy: remedy.map(str::to_owned),
+    };
+    let yes = |best, how: &str| Availability::Yes {
+        best,
+        how: how.into(),
+    };
+    Inventory {
+        identity: Identity {
+            kernel: "6.18.0".into(),
+            architecture: "x86_64".into(),
+            vendor: "AuthenticAMD".into(),
+            model: "AMD EPYC".into(),
+            microcode: None,
+            hypervisor: Some("KVM".into()),
+        },
+        cpus: (0..2)
+            .map(|id| Cpu {
+                id,
+                siblings: CpuSet::from_iter([id]),
+                package: 0,
+                node: 0,
+                tier: 0,
+            })
+            .collect(),
+        caches: vec![
+            cache(1, CacheKind::Data, 32 << 10, "0"),
+            cache(1, CacheKind::Data, 32 << 10, "1"),
+            cache(2, CacheKind::Unified, 1 << 20, "0"),
+            cache(2, CacheKind::Unified, 1 << 20, "1"),
+            cache(3, CacheKind::Unified, 32 << 20, "0-1"),
+        ],
+        nodes: vec![Node {
+            id: 0,
+            cpus: cpus("0-1"),
+            memory: Bytes(8_375_186_227),
+        }],
+        mechanisms: BTreeMap::from([
+            (Mechanism::Cores, yes(Level::Enforced, "cgroup v2 cpuset")),
+            (
+                Mechanism::Bandwidth,
+                yes(
+                    Level::Estimated,
+                    "a real-time throttler per CPU; CPU time × peak rate as the meter, since no counter counts",
+                ),
+            ),
+            (
+                Mechanism::Ways,
+                no(
+                    "the processor offers no cache allocation to this virtual machine",
+                    Some("run on the host, or in `quell lab`"),
+                ),
+            ),
+            (Mechanism::CpuMax, yes(Level::Enforced, "cpu.max")),
+        ]),
+        means: Means {
+            cpuset: CpusetKind::V2,
+            movable_irqs: 12,
+            fixed_irqs: 3,
+            workqueue_mask: true,
+            meter: MeterKind::Time,
+            time_meter: true,
+            realtime: Ok(()),
+            cpu_max: true,
+            kernel_floor: Share::percent(5),
+            counter_users: Vec::new(),
+        },
+        measured: Some(Measured {
+            peak_cpu: Rate(37_500_000_000),
+            peak_operation: "write".into(),
+            by_operation: BTreeMap::new(),
+            sustainable: Rate(45_000_000_000),
+            cpus: 2,
+            stop_cost: None,
+            operations: Vec::new(),
+            counters: BTreeMap::new(),
+            at_unix_s: 0,
+            deep: None,
+        }),
+    }
+}
+
+fn spread(value: f64) -> Spread {
+    Spread {
+        p50: value,
+        low: value * 0.9,
+        high: value * 1.2,
+    }
+}
+
+fn tail(value: f64) -> Tail {
+    Tail {
+        p50: value,
+        p95: value * 1.1,
+        p99: value * 1.4,
+        max: value * 9.0,
+        samples: 960,
+    }
+}
+
+/// [`machine`], measured to the last block: its cache is taken by others, and its CPUs share less than they say.
+pub(crate) fn measured_machine() -> Inventory {
+    let mut machine = machine();
+    let each = |value| {
+        let rate = |cpu| CpuRate {
+            cpu,
+            mb_s: spread(value),
+        };
+        vec![rate(0), rate(1)]
+    };
+    let rounds = |scores: &[f64]| -> Vec<(Option<f64>, bool)> {
+        scores.iter().map(|s| (Some(*s), *s != 0.7)).collect()
+    };
+    let loads = [
+        (0.0, 92.0),
+        (4_000.0, 95.0),
+        (8_000.0, 99.0),
+        (12_000.0, 118.0),
+        (14_000.0, 190.0),
+        (14_600.0, 260.0),
+    ];
+    let sizes = [
+        (16 << 10, 1.6),
+        (32 << 10, 1.6),
+        (64 << 10, 4.2),
+        (128 << 10, 5.0),
+        (256 << 10, 5.1),
+        (512 << 10, 5.2),
+        (1 << 20, 5.4),
+        (2 << 20, 22.0),
+        (4 << 20, 24.0),
+        (8 << 20, 25.0),
+        (16 << 20, 70.0),
+        (32 << 20, 90.0),
+        (64 << 20, 100.0),
+        (128 << 20, 101.0),
+    ]
+    .map(|(size, ns)| (Bytes(size), ns));
+    let caches = [
+        (1, Bytes(32 << 10)),
+        (2, Bytes(1 << 20)),
+        (3, Bytes(32 << 20)),
+    ];
+    let wakeup = |cpu, fifo, late| Wakeup {
+        cpu,
+        fifo,
+        late_us: tail(late),
+        steal: Some(0.021),
+    };
+    let page = |size, base: f64, huge: f64| PageCost {
+        size: Bytes(size),
+        base_ns: spread(base),
+        huge_ns: spread(huge),
+        ratio: spread(base / huge),
+    };
+    if let Some(measured) = &mut machine.measured {
+        measured.operations = [("read", 9_100.0), ("write", 7_400.0)]
+            .map(|(operation, rate)| OperationRates {
+                operation: operation.into(),
+                alone: each(rate),
+                loaded: each(rate * 0.8),
+                together: spread(rate * 1.6),
+            })
+            .into();
+        measured.counters = BTreeMap::from([("cpu/RIGHT", 997), ("cpu/OFF", 430)].map(
+            |(name, counted)| {
+                let check = CounterCheck::of("read stream", &[(counted, 1000)]).unwrap();
+                (name.to_owned(), check)
+            },
+        ));
+        measured.deep = Some(Box::new(Deep {
+            quick: true,
+            took_s: 6.2,
+            steal: Some(0.021),
+            sharing: Some(Sharing {
+                pairs: vec![Pair {
+                    a: 0,
+                    b: 1,
+                    claimed: true,
+                    score: Some(spread(0.1)),
+                    told: 29,
+                    probes: 30,
+                }],
+                controls: vec![
+                    Control::of(Case::SameCpu, &rounds(&[0.9; 30])),
+                    Control::of(
+                        Case::Flushed,
+                        &rounds(&[[0.0; 29].as_slice(), &[0.7]].concat()),
+                    ),
+                ],
+            }),
+            loaded: Some(Loaded {
+                cpu: 0,
+                list: Bytes(128 << 20),
+                writers: 1,
+                points: loads
+                    .map(|(rate, ns)| LoadedPoint {
+                        wanted_mb_s: Some(rate),
+                        mb_s: spread(rate),
+                        latency_ns: tail(ns),
+                        rounds: spread(ns),
+                    })
+                    .into(),
+                knee: knee(&loads),
+            }),
+            caches: Some(CacheSteps {
+                cpu: 0,
+                points: sizes
+                    .map(|(size, ns)| SizePoint {
+                        size,
+                        latency_ns: spread(ns),
+                    })
+                    .into(),
+                levels: levels(&sizes, &caches),
+                memory_ns: 101.0,
+            }),
+            pages: vec![page(2 << 20, 22.0, 21.0), page(64 << 20, 130.0, 100.0)],
+            wakeups: vec![
+                wakeup(0, false, 56.0),
+                wakeup(1, false, 61.0),
+                wakeup(0, true, 4.0),
+                wakeup(1, true, 5.0),
+            ],
+            page_faults: CounterCheck::of("number of pages touched", &[(2048, 2048)]),
+            skipped: BTreeMap::from([("something".to_owned(), "it was not to be had".to_owned())]),
+        }));
+    }
+    machine
+}
