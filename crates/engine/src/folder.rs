@@ -90,7 +90,18 @@ impl Folder {
         writeln!(events, "{{\"schema\":\"{EVENTS_SCHEMA}\"}}")
             .and_then(|()| events.flush())
             .map_err(|why| error(&path, why))?;
-        Ok(Self {
+        Ok(Self::on(partial, last, events, begun, 0))
+    }
+
+    /// A folder whose events go on from `before` on the record's clock.
+    fn on(
+        partial: PathBuf,
+        last: PathBuf,
+        events: BufWriter<File>,
+        begun: Nanos,
+        before: u64,
+    ) -> Self {
+        Self {
             partial,
             last,
             events,
@@ -98,9 +109,9 @@ impl Folder {
             missing: BTreeMap::new(),
             times: None,
             begun,
-            before: 0,
+            before,
             failed: None,
-        })
+        }
     }
 
     /// Goes on with the record in `dir`, under its unfinished name. What can be made from its cells is taken out.
@@ -151,17 +162,7 @@ impl Folder {
         }
         let opened = fs::OpenOptions::new().append(true).open(&path);
         let events = BufWriter::new(opened.map_err(|why| error(&path, why))?);
-        Ok(Self {
-            partial,
-            last,
-            events,
-            decisions: BTreeMap::new(),
-            missing: BTreeMap::new(),
-            times: None,
-            begun,
-            before,
-            failed: None,
-        })
+        Ok(Self::on(partial, last, events, begun, before))
     }
 
     /// Keeps a cell that was measured, so that the experiment can go on after it.

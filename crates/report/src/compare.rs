@@ -222,34 +222,38 @@ fn others(result: &CompareResult) -> Option<Table> {
     (!table.rows.is_empty()).then_some(table)
 }
 
-fn left_out(result: &CompareResult, style: Style) -> String {
-    let mut out = String::new();
-    for configuration in result
+/// Every configuration that was not run, with the reason.
+pub(crate) fn skipped(result: &CompareResult) -> impl Iterator<Item = String> {
+    let refused = result
         .configurations
         .iter()
-        .filter(|c| !c.refused.is_empty())
-    {
-        let why: Vec<String> = configuration
-            .refused
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-        let text = format!("{} was skipped: {}", configuration.name, why.join("; "));
-        out.push_str(&style.wrap("", "  ", &text));
-    }
-    for failure in &result.failures {
-        let who = failure
-            .subject
-            .as_ref()
-            .map_or_else(String::new, |s| format!(", {s}"));
-        let text = format!(
-            "{}{who}, round {}, could not be measured: {}",
-            failure.configuration,
-            failure.round + 1,
-            failure.error
-        );
-        out.push_str(&style.wrap("", "  ", &text));
-    }
+        .filter(|c| !c.refused.is_empty());
+    refused.map(|configuration| {
+        let why = configuration.refused.iter().map(ToString::to_string);
+        let why = why.collect::<Vec<_>>().join("; ");
+        format!("{} was skipped: {why}", configuration.name)
+    })
+}
+
+/// Every cell that was run and not measured: `how` it failed, and the error.
+pub(crate) fn unmeasured(result: &CompareResult, how: &str) -> impl Iterator<Item = String> {
+    result.failures.iter().map(move |failure| {
+        let subject = failure.subject.as_ref();
+        let who = subject.map_or_else(String::new, |s| format!(", {s}"));
+        let round = failure.round + 1;
+        format!(
+            "{}{who}, round {round}, {how}: {}",
+            failure.configuration, failure.error
+        )
+    })
+}
+
+fn left_out(result: &CompareResult, style: Style) -> String {
+    let failed = unmeasured(result, "could not be measured");
+    let out: String = skipped(result)
+        .chain(failed)
+        .map(|text| style.wrap("", "  ", &text))
+        .collect();
     if out.is_empty() {
         out
     } else {

@@ -4,6 +4,7 @@ use quell_core::inventory::{Inventory, MeterKind};
 use quell_core::record::Event;
 use quell_core::result::CompareResult;
 
+use crate::compare::{skipped, unmeasured};
 use crate::text::{count, list, percent};
 
 use super::escape;
@@ -46,34 +47,11 @@ fn incomplete(result: &CompareResult, said: &mut Vec<String>) {
             "The experiment ended early: {why}. Later rounds are missing."
         ));
     }
-    for failure in &result.failures {
-        let who = failure
-            .subject
-            .as_ref()
-            .map_or_else(String::new, |s| format!(", {s}"));
-        said.push(format!(
-            "{}{who}, round {}, could not be measured, also not at a second attempt: {}",
-            failure.configuration,
-            failure.round + 1,
-            failure.error
-        ));
-    }
-    for configuration in result
-        .configurations
-        .iter()
-        .filter(|c| !c.refused.is_empty())
-    {
-        let why: Vec<String> = configuration
-            .refused
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-        said.push(format!(
-            "{} was skipped: {}",
-            configuration.name,
-            why.join("; ")
-        ));
-    }
+    said.extend(unmeasured(
+        result,
+        "could not be measured, also not at a second attempt",
+    ));
+    said.extend(skipped(result));
     for row in result.expectations.iter().filter(|e| !e.met) {
         said.push(format!(
             "Not as expected: {} of {} under {}.",
