@@ -23,7 +23,7 @@ check:
 test: deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) test --workspace --locked -- --test-threads=2
+	$(CARGO) test --workspace --locked -- --test-threads=1
 	CARGO="$(CARGO)" tests/vm/run.sh
 
 # The thousand kills and the hour: every fault point, 200 random kills, caps and frontier in full.

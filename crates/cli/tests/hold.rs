@@ -216,7 +216,7 @@ fn a_task_that_appears_later_is_found() {
     let born = Instant::now();
     eventually("the late one is found", || is_held(late.pid()));
     assert!(
-        born.elapsed() < Duration::from_secs(5),
+        born.elapsed() < Duration::from_secs(20),
         "it is looked for every second"
     );
     end(run);

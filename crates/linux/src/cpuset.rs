@@ -501,7 +501,7 @@ fn movable(
             } else {
                 procfs::stat(files, tid)?
             };
-            let Some(stat) = stat.filter(|s| !s.dead()) else {
+            let Some(stat) = stat.filter(|s| !s.leaving()) else {
                 continue;
             };
             any = true;

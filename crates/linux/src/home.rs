@@ -274,7 +274,7 @@ pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) ->
             Version::V2 => vec![process.id.pid],
         };
         for tid in tids.into_iter().filter(|t| !inside.contains(t)) {
-            let Some(stat) = procfs::stat(hands.files, tid)?.filter(|s| !s.dead()) else {
+            let Some(stat) = procfs::stat(hands.files, tid)?.filter(|s| !s.leaving()) else {
                 continue;
             };
             let Some(from) = place

@@ -11,6 +11,8 @@ use crate::root::{Files, gone};
 
 /// Kernel thread (`PF_KTHREAD`, include/linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;
+/// Getting shut down (`PF_EXITING`, include/linux/sched.h).
+const PF_EXITING: u64 = 0x0000_0004;
 /// User space may not change the affinity (`PF_NO_SETAFFINITY`).
 const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
 
@@ -50,6 +52,13 @@ impl Stat {
     #[must_use]
     pub fn dead(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
+    }
+
+    /// Dead, or on its way there: it runs no program any more. Asked to move such a task to another cgroup, the kernel
+    /// says yes and leaves it where it is (`cgroup_migrate_add_task`); giving much memory back takes it a while.
+    #[must_use]
+    pub fn leaving(&self) -> bool {
+        self.dead() || self.flags & PF_EXITING != 0
     }
 }
 

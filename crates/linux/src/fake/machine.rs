@@ -78,6 +78,7 @@ impl Task {
 }
 
 pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
+pub(crate) const PF_EXITING: u64 = 0x0000_0004;
 pub(crate) const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
 /// The first number given to a process: beyond what this machine's own are likely to have.
 const FIRST: u32 = 4_100_000;
@@ -208,6 +209,13 @@ impl Machine {
     /// The kernel's answer, an error number.
     pub fn somebody_makes(&mut self, path: &str) -> Result<(), i32> {
         self.mkdir(path)
+    }
+
+    /// A process begins to end, and takes its time.
+    pub fn begin_exit(&mut self, pid: u32) {
+        for task in self.tasks.values_mut().filter(|t| t.tgid == pid) {
+            task.flags |= PF_EXITING;
+        }
     }
 
     /// A process ends; until it is reaped it is a zombie. Its children go to init.

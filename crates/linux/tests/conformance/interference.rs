@@ -133,6 +133,40 @@ fn a_task_that_ends_while_it_is_moved_is_no_error() {
     }
 }
 
+/// A large program that ends gives its memory back for a while, and no write moves it: it is not waited for.
+#[test]
+fn tasks_that_are_about_to_end_are_left_where_they_are() {
+    for flavour in BOTH {
+        let fake = machine(flavour);
+        let pid = fake.with(|m| {
+            let stranger = m.spawn("stranger");
+            m.begin_exit(stranger);
+            let pid = m.spawn("parent");
+            let child = m.fork(pid);
+            m.begin_exit(child);
+            pid
+        });
+        let files: &dyn Files = &fake;
+        let (_, last) = ends(files);
+        let rest = quell_linux::topology::online(files)
+            .unwrap()
+            .difference(&last);
+        let cgroups = Cgroups::discover(files).unwrap();
+        let mut held = Held::new(files);
+        let mut hands = Hands::new(files, &mut held.journal);
+        let home = gather(&mut hands, &cgroups, pid, &[Controller::Cpuset]);
+        assert_eq!(tasks_in(files, &home.places[0].dir).unwrap(), [pid]);
+        let mems: CpuSet = "0".parse().unwrap();
+        confine(&mut hands, &cgroups, &home, &last, &mems, false, &[]).unwrap();
+        let keep = Keep {
+            homes: &[&home],
+            processes: &[std::process::id()].into(),
+        };
+        confine_rest(&mut hands, &cgroups, keep, &rest).unwrap();
+        assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+    }
+}
+
 #[test]
 fn values_that_somebody_else_has_set_since_are_left_and_named() {
     let fake = machine(Flavour::V1);
