@@ -8,10 +8,8 @@ use quell_core::units::Rate;
 use crate::clock;
 use crate::kernels;
 use crate::resolved::Load;
-use crate::windows::Windows;
+use crate::windows::{LOOK_NS, Windows};
 
-/// How far apart the looks at the clock are meant to be.
-const BATCH_NS: u64 = 10_000;
 /// The longest batch, in steps: an end to growth where a step costs next to nothing.
 const LONGEST_BATCH: u64 = 1 << 16;
 /// How often the loop asks whether to end.
@@ -74,7 +72,7 @@ impl Driver {
         &mut self.load
     }
 
-    /// Runs for `duration` nanoseconds, or until `asked` says so.
+    /// Runs for `duration` nanoseconds and until every window has a value, or until `asked` says so.
     pub fn run(
         &mut self,
         duration: u64,
@@ -90,7 +88,7 @@ impl Driver {
         if let Some(windows) = windows.as_deref_mut() {
             windows.begin(begin, 0);
         }
-        while now < end && !interrupted {
+        while (now < end || windows.as_deref().is_some_and(Windows::open)) && !interrupted {
             let due = match &mut self.pace {
                 None => self.batch,
                 Some(pace) => pace.due(now).min(self.batch),
@@ -126,8 +124,8 @@ impl Driver {
 }
 
 /// The batch after one of `steps` that took `elapsed`: at once as short as it has to be, at most twice as long.
-fn next_batch(steps: u64, elapsed: u64) -> u64 {
-    let fits = u128::from(steps) * u128::from(BATCH_NS) / u128::from(elapsed.max(1));
+pub(crate) fn next_batch(steps: u64, elapsed: u64) -> u64 {
+    let fits = u128::from(steps) * u128::from(LOOK_NS) / u128::from(elapsed.max(1));
     let longest = (steps * 2).min(LONGEST_BATCH);
     u64::try_from(fits).unwrap_or(longest).clamp(1, longest)
 }
