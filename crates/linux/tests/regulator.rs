@@ -123,13 +123,15 @@ impl Busy {
     /// Waits until it has had `more` CPU time; at most ten seconds.
     fn ran(&self, more: Nanos) {
         let had = self.cpu_time();
-        for _ in 0..10_000 {
-            if self.cpu_time().since(had) >= more {
-                return;
-            }
+        let began = rt::now();
+        while self.cpu_time().since(had) < more {
+            let waited = rt::now().since(began);
+            assert!(
+                waited < Nanos::secs(10),
+                "no {more} of CPU time in {waited}"
+            );
             sleep(Duration::from_millis(1));
         }
-        panic!("it did not get {more} of CPU time within ten seconds");
     }
 
     /// The greatest share of a CPU it gets over one of ten spans, or the first above `wanted`: others, and the host, may
@@ -254,8 +256,8 @@ fn below_its_budget_a_cpu_is_left_alone() {
     let Some(busy) = Busy::start("below") else {
         return;
     };
-    // A budget of 100 % of the time can never be used up sooner than a period, but time that the host takes and gives
-    // back may look like it.
+    // A budget of 100 % of the time can never be used up sooner than a period. Beside programs that load memory one span
+    // of some with 58 ms was seen; a regulator that does not leave the CPU alone throttles in each.
     let throttled: Vec<u64> = (0..5)
         .map(|_| {
             let throttler = busy.throttle(Share::percent(100), Nanos::millis(1));

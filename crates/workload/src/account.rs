@@ -16,7 +16,7 @@ use crate::Error;
 use crate::clock;
 use crate::procfs;
 
-/// Readings whose mean is the cost of one.
+/// Readings whose median is the cost of one: a thread that is preempted in one of them has not become slower.
 const TRIED: u32 = 64;
 /// Pages touched to learn what a fault takes, in chunks of which the median counts.
 const CHUNK: usize = 32;
@@ -89,13 +89,15 @@ impl Sampler {
             units: Vec::new(),
             entered: 0,
         };
-        let begin = clock::now();
+        let mut took = Vec::with_capacity(TRIED as usize);
         for _ in 0..TRIED {
+            let begin = clock::now();
             if sampler.read().is_none() {
                 return Ok(None);
             }
+            took.push(clock::now() - begin);
         }
-        sampler.worth.sample_ns = (clock::now() - begin) as f64 / f64::from(TRIED);
+        sampler.worth.sample_ns = median(took);
         Ok(Some(sampler))
     }
 

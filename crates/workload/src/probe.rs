@@ -88,7 +88,7 @@ const MOST_TURNS: u32 = 128;
 /// A repetition whose lines waited longer than this for their reader does not count.
 const FRESH_NS: u64 = 500_000;
 /// A second-level cache where the kernel does not tell its size.
-const USUAL_L2: Bytes = Bytes(2 << 20);
+pub(crate) const USUAL_L2: Bytes = Bytes(2 << 20);
 /// A CPU that does not answer within this time is busy or throttled: nothing can be told.
 const PATIENCE_NS: u64 = 200_000_000;
 /// Longer than a half turn on a quiet machine. Who spins on a busy one uses up the CPU time that it needs next.
