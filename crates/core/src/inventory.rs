@@ -228,11 +228,27 @@ pub struct Measured {
     /// not here, is no meter.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, CounterCheck>,
+    /// How much each CPU streamed through where memory was too short to go beyond the last-level cache: part of the
+    /// traffic stayed in it, and memory may sustain less than these rates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within_cache: Option<Bytes>,
     /// When it was measured, seconds since 1970.
     pub at_unix_s: u64,
     /// What `quell doctor --deep` found out besides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deep: Option<Box<Deep>>,
+}
+
+impl Measured {
+    /// Why a promise that rests on these rates is an estimate at best, where it is.
+    #[must_use]
+    pub fn doubt(&self) -> Option<String> {
+        let size = self.within_cache?;
+        Some(format!(
+            "rates were measured within the last-level cache, for want of free memory (buffers of {size}): memory may sustain \
+             less. Free memory and run `quell doctor --deep` again"
+        ))
+    }
 }
 
 impl Inventory {

@@ -120,6 +120,33 @@ impl Busy {
             .fold(0.0, f64::max)
     }
 
+    /// Waits until it has had `more` CPU time; at most ten seconds.
+    fn ran(&self, more: Nanos) {
+        let had = self.cpu_time();
+        let began = rt::now();
+        while self.cpu_time().since(had) < more {
+            let waited = rt::now().since(began);
+            assert!(
+                waited < Nanos::secs(10),
+                "no {more} of CPU time in {waited}"
+            );
+            sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The greatest share of a CPU it gets over one of ten spans, or the first above `wanted`: others, and the host, may
+    /// take the CPU away in some.
+    fn share_above(&self, wanted: f64, span: Duration) -> f64 {
+        let mut most = 0.0_f64;
+        for _ in 0..10 {
+            most = most.max(self.share_over(span));
+            if most > wanted {
+                break;
+            }
+        }
+        most
+    }
+
     fn meter(&self) -> Box<dyn Meter> {
         let dir = perf::cgroup_dir(&self.dir).unwrap();
         Box::new(TimeMeter::open(&dir, self.cpu, PEAK, Nanos(0)).unwrap())
@@ -229,11 +256,17 @@ fn below_its_budget_a_cpu_is_left_alone() {
     let Some(busy) = Busy::start("below") else {
         return;
     };
-    // A budget of 100 % of the time can never be used up sooner than a period.
-    let throttler = busy.throttle(Share::percent(100), Nanos::millis(1));
-    sleep(Duration::from_millis(500));
-    let throttled = throttler.stats().throttled_ns.load(Ordering::Relaxed);
-    assert!(throttled < 25_000_000, "throttled {throttled} ns of 500 ms");
+    // A budget of 100 % of the time can never be used up sooner than a period. Beside programs that load memory one span
+    // of some with 58 ms was seen; a regulator that does not leave the CPU alone throttles in each.
+    let throttled: Vec<u64> = (0..5)
+        .map(|_| {
+            let throttler = busy.throttle(Share::percent(100), Nanos::millis(1));
+            sleep(Duration::from_millis(500));
+            throttler.stats().throttled_ns.load(Ordering::Relaxed)
+        })
+        .take_while(|ns| *ns >= 25_000_000)
+        .collect();
+    assert!(throttled.len() < 5, "throttled {throttled:?} ns of 500 ms");
 }
 
 #[test]
@@ -250,7 +283,7 @@ fn without_permission_nothing_is_throttled_any_more() {
     );
     let held_share = busy.share_over(Duration::from_millis(300));
     held.store(false, Ordering::Release);
-    let free_share = busy.share_over(Duration::from_millis(300));
+    let free_share = busy.share_above(2.0 * held_share, Duration::from_millis(300));
     assert_eq!(throttler.lost(), Some(Lost::NotPermitted));
     assert!(
         free_share > 2.0 * held_share,
@@ -266,7 +299,7 @@ fn an_ended_throttler_leaves_the_cpu_free() {
     let throttler = busy.throttle(Share::percent(10), Nanos::millis(1));
     let held = busy.share_over(Duration::from_millis(300));
     drop(throttler);
-    let free = busy.share_over(Duration::from_millis(300));
+    let free = busy.share_above(2.0 * held, Duration::from_millis(300));
     assert!(free > 2.0 * held, "held {held}, free {free}");
 }
 
@@ -295,7 +328,12 @@ fn a_throttler_that_finds_itself_on_another_cpu_ends() {
     let mut set = rustix::thread::CpuSet::new();
     set.set(other);
     rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(tid), &set).unwrap();
-    sleep(Duration::from_millis(200));
+    for _ in 0..100 {
+        if throttler.lost().is_some() {
+            break;
+        }
+        sleep(Duration::from_millis(50));
+    }
     assert_eq!(throttler.lost(), Some(Lost::WrongCpu));
 }
 
@@ -359,9 +397,9 @@ fn an_alarm_rings_once() {
     };
     let alarm = Event::open(code, Scope::Cgroup(dir.as_fd(), busy.cpu), Wake::Once).unwrap();
     alarm.arm(10_000).unwrap();
-    sleep(Duration::from_millis(50));
+    busy.ran(Nanos::millis(5));
     let first = alarm.read().unwrap().value;
-    sleep(Duration::from_millis(50));
+    busy.ran(Nanos::millis(20));
     let second = alarm.read().unwrap().value;
     assert_eq!(first, second, "the alarm went on counting after it rang");
 }

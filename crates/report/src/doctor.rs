@@ -43,7 +43,7 @@ pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> Str
         Some(measured) => line(
             "bandwidth",
             &format!(
-                "one CPU {} ({}), {} together {}{}",
+                "one CPU {} ({}), {} together {}{}{}",
                 measured.peak_cpu,
                 measured.peak_operation,
                 count(measured.cpus, "CPU"),
@@ -51,7 +51,10 @@ pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> Str
                 show.now_unix_s.map_or_else(String::new, |now| format!(
                     "; measured {}",
                     age(now, measured.at_unix_s)
-                ))
+                )),
+                measured
+                    .doubt()
+                    .map_or_else(String::new, |why| format!("; {why}"))
             ),
         ),
         None => line(

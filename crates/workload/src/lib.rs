@@ -29,6 +29,8 @@ mod load;
 pub mod measure;
 mod memory;
 mod node;
+#[cfg(test)]
+mod noise;
 pub mod overrun;
 mod pagemap;
 mod parallel;

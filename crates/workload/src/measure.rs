@@ -10,7 +10,10 @@
 //! Besides, for a person: the spread of every run, of each CPU alone and of each while all run the same.
 //!
 //! Buffers are four times the last-level cache (at most 512 MiB a thread, and an eighth of the available memory over
-//! all threads), in huge pages where to be had, taken and touched on the CPU that streams through them.
+//! all threads), in huge pages where to be had, taken and touched on the CPU that streams through them. Where memory
+//! is short fewer CPUs are measured alone; where that does not help buffers shrink into the last-level cache, and the
+//! result says so ([`Measured::within_cache`]): part of the traffic then never reached memory, which may sustain less. Refused
+//! only where they would fit the second-level caches, too, and tell nothing of what CPUs share.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,6 +29,7 @@ use quell_core::units::{Bytes, LINE_BYTES, Rate};
 use quell_core::workload::{Operation, Pages};
 
 use crate::load::Driver;
+use crate::probe::USUAL_L2;
 use crate::resolved::Load;
 use crate::stream::{Stream, Way};
 use crate::{Error, affinity, clock, procfs};
@@ -91,19 +95,24 @@ impl Worker {
 /// full memory load on two CPUs, at most four on many. `now_unix_s` is noted as the time of measuring.
 ///
 /// # Errors
-/// When a CPU may not be used, or an eighth of the available memory does not hold twice the last-level cache.
+/// When a CPU may not be used, or an eighth of the available memory does not hold twice the second-level cache for each.
 pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured> {
-    let spread = spread(cpus, MOST_CPUS);
     let available = procfs::available_memory(Path::new("/proc"))?;
-    let (alone, together) = sizes(llc, cpus.len(), spread.len(), available)?;
+    let mut l2 = USUAL_L2;
+    if let Some(cpu) = cpus.first() {
+        let size = procfs::second_level_cache(Path::new("/sys/devices/system/cpu"), cpu)?;
+        l2 = size.unwrap_or(l2);
+    }
+    let buffers = buffers(llc, l2, cpus.len(), available)?;
+    let spread = spread(cpus, buffers.cpus_alone);
     Ok(thread::scope(|scope| -> Result<Measured, Error> {
         let workers: Vec<Worker> = cpus
             .iter()
             .map(|cpu| {
                 let size = if spread.contains(&cpu) {
-                    alone
+                    buffers.alone
                 } else {
-                    together
+                    buffers.others
                 };
                 let (tell, told) = channel();
                 let (say, hear) = channel();
@@ -150,6 +159,7 @@ pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured>
                 .filter_map(|(way, alone)| operation(*way, alone, together.get(way)?))
                 .collect(),
             counters: BTreeMap::new(),
+            within_cache: buffers.within_cache.then_some(buffers.alone),
             at_unix_s: now_unix_s,
             deep: None,
         })
@@ -297,6 +307,63 @@ fn spread(cpus: &CpuSet, most: usize) -> Vec<CpuId> {
     (0..n).map(|i| all[i * all.len() / n]).collect()
 }
 
+/// Who streams through how much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Buffers {
+    /// CPUs that also run alone, and the buffer of each.
+    cpus_alone: usize,
+    alone: Bytes,
+    /// The buffer of each other CPU.
+    others: Bytes,
+    /// They do not reach beyond the last-level cache.
+    within_cache: bool,
+}
+
+/// The buffers of a measurement of rates on `cpus` CPUs, the fewer and smaller the less memory there is.
+fn buffers(llc: Bytes, l2: Bytes, cpus: usize, available: Option<Bytes>) -> Result<Buffers, Error> {
+    let most = cpus.min(MOST_CPUS);
+    if let Ok((alone, others)) = sizes(llc, cpus, most, available) {
+        return Ok(Buffers {
+            cpus_alone: most,
+            alone,
+            others,
+            within_cache: false,
+        });
+    }
+    let whole = available.map_or(u64::MAX, |a| a.0 / 8);
+    let enough = (2 * llc.0).min(LARGEST_BUFFER);
+    // Fewer that are large enough, and something beyond their own caches for the others, who only run with them.
+    for fewer in (1..most).rev() {
+        let rest = whole.saturating_sub(fewer as u64 * enough) / (cpus - fewer) as u64;
+        if rest >= 2 * l2.0 {
+            return Ok(Buffers {
+                cpus_alone: fewer,
+                alone: Bytes(enough & !4095),
+                others: Bytes(rest.min(enough) & !4095),
+                within_cache: false,
+            });
+        }
+    }
+    let each = whole / cpus.max(1) as u64;
+    if each < 2 * l2.0 {
+        return Err(Error::refused(
+            format!("measuring rates on {cpus} CPUs with second-level caches of {l2}"),
+            format!(
+                "an eighth of the available memory is {}, too little for a buffer of twice that cache for each",
+                Bytes(whole)
+            ),
+            "free memory and try again",
+        ));
+    }
+    let each = Bytes(each & !4095);
+    Ok(Buffers {
+        cpus_alone: most,
+        alone: each,
+        others: each,
+        within_cache: true,
+    })
+}
+
 /// The buffers of threads that also run alone, and of the others.
 pub(crate) fn sizes(
     llc: Bytes,
@@ -328,6 +395,7 @@ pub(crate) fn sizes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn buffers_are_four_caches_within_the_stated_bounds() {
@@ -341,6 +409,48 @@ mod tests {
         assert!(4 * (512 << 20) + 60 * others.0 <= 8_000 << 20, "{others}");
         let text = sizes(48, 2, 2, 1_000).unwrap_err().to_string();
         assert!(text.contains("125MiB"), "{text}");
+    }
+
+    #[test]
+    fn where_memory_is_short_buffers_are_fewer_then_smaller_then_refused() {
+        let mib = |n: u64| Bytes(n << 20);
+        let of = |cpus, available| buffers(mib(48), mib(1), cpus, Some(mib(available)));
+        let told = |cpus, available| {
+            let b = of(cpus, available).unwrap();
+            (b.cpus_alone, b.alone, b.others, b.within_cache)
+        };
+        assert_eq!(told(2, 23_000), (2, mib(192), mib(192), false));
+        // 125 MiB do not hold 96 MiB for both, but for one, and 29 for the other while both run.
+        assert_eq!(told(2, 1_000), (1, mib(96), mib(29), false));
+        // 62 MiB: within the cache, and the result says so.
+        assert_eq!(told(2, 496), (2, mib(31), mib(31), true));
+        let text = of(2, 24).unwrap_err().to_string();
+        assert!(
+            text.contains("an eighth of the available memory is 3MiB"),
+            "{text}"
+        );
+        assert!(text.contains("second-level caches of 1MiB"), "{text}");
+        assert!(of(64, 900).is_err() && of(64, 1_100).unwrap().within_cache);
+    }
+
+    proptest! {
+        #[test]
+        fn buffers_stay_within_an_eighth_of_the_memory_and_beyond_private_caches(
+            llc in 1u64..600, l2 in 1u64..4, cpus in 1usize..200, available in 1u64..100_000,
+        ) {
+            let mib = |n: u64| Bytes(n << 20);
+            let Ok(b) = buffers(mib(llc), mib(l2), cpus, Some(mib(available))) else {
+                prop_assert!((available << 20) / 8 / (cpus as u64) < (2 * l2) << 20);
+                return Ok(());
+            };
+            prop_assert!((1..=MOST_CPUS.min(cpus)).contains(&b.cpus_alone));
+            let all = b.alone.0 * b.cpus_alone as u64 + b.others.0 * (cpus - b.cpus_alone) as u64;
+            // A thread's least is a MiB.
+            prop_assert!(all <= (available << 20) / 8 + ((cpus as u64) << 20));
+            let enough = (2 * (llc << 20)).min(LARGEST_BUFFER);
+            prop_assert!(b.within_cache || b.alone.0 >= enough);
+            prop_assert!(!b.within_cache || b.alone.0 >= (2 * l2) << 20);
+        }
     }
 
     #[test]

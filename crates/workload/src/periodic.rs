@@ -362,6 +362,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::noise::{expect, in_one_of_ten};
     use quell_core::units::{Bytes, Nanos};
     use quell_core::workload::Pages;
 
@@ -392,14 +393,19 @@ mod tests {
 
     #[test]
     fn every_release_is_accounted_for_and_every_pass_of_a_job() {
+        in_one_of_ten(every_release_is_accounted_for);
+    }
+
+    fn every_release_is_accounted_for() -> Result<(), String> {
         let mut task = task(128 << 10, Nanos::millis(5), 3);
         let measured = task.span(span(200), &mut || false).unwrap().unwrap();
         let count = |name: &str| measured.metrics[name].len();
-        // 40; fewer only if the thread was kept from beginning.
-        assert!((30..=41).contains(&count("misses")), "{}", count("misses"));
         assert_eq!(count("cycles"), 3 * count("response_us"));
         assert_eq!(measured.bytes, count("cycles") as u64 * (128 << 10));
         assert!(measured.metrics["cycles"].iter().all(|c| *c > 0.0));
+        // 40; fewer only if the thread was kept from beginning.
+        let releases = count("misses");
+        expect((30..=41).contains(&releases), || format!("{releases}"))
     }
 
     #[test]
@@ -409,8 +415,10 @@ mod tests {
             let measured = task.span(span(100), &mut || false).unwrap().unwrap();
             median(&measured.metrics["cycles"])
         };
-        let (small, large) = (cycles(16 << 10), cycles(256 << 10));
-        assert!(large > 4.0 * small, "{small} {large}");
+        in_one_of_ten(|| {
+            let (small, large) = (cycles(16 << 10), cycles(256 << 10));
+            expect(large > 4.0 * small, || format!("{small} {large}"))
+        });
     }
 
     #[test]

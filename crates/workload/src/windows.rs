@@ -1,14 +1,34 @@
 //! Values over short windows of one measured span. The windows lie on a fixed grid from the span's begin, and a look at the
 //! clock seldom falls on a boundary; what then counts depends on what the value is ([`Cut`]). In either case a stall of
 //! five windows (the thread did not run) is entered for each of them, and so counts five times in a percentile.
+//!
+//! **How few accesses make a time per access.** A rate over a window in which nothing ran is zero; a time per access
+//! has no value there, and one from the few accesses before or after a stall tells how many these were: a stall of 3 ms
+//! behind a single access is "3 ms per access", behind a hundred 30 µs. So no such entry is made before the load *ran*
+//! for half a window since the last one, and made [`FEWEST`] accesses; what lacks is taken from right after the stall.
+//! Nothing is left out or counted twice: the entries' times and accesses add up to the span's, which goes on until the
+//! last one can be made. Beside an ordinary pace *t* a stall of *L* windows is then seen
+//!
+//! - in windows that it touched and no others, ⌊*L*⌋ to ⌊*L*⌋ + 1 of them, and
+//! - in each as *t* (1 + *L*/*r*), where *r*, the part of a window that ran in the same entry, is between ½ and 1: by its
+//!   length, and not by where in a window it began.
+//!
+//! A window in which memory was slow is none of this: it ran, and is entered as it was.
 
 use quell_core::attribution::Account;
 
 use crate::Error;
 use crate::account::Sampler;
 
-/// Looks at the clock are meant to be some 10 µs apart. Twenty times as long is no memory: the CPU stood still.
-const STALL_NS: u64 = 200_000;
+/// Looks at the clock are meant to be this far apart, in nanoseconds.
+pub(crate) const LOOK_NS: u64 = 10_000;
+/// Twenty times as long is no memory: the CPU stood still.
+const STALL_NS: u64 = 20 * LOOK_NS;
+/// What a gap between two looks can say at most about how long the load ran: the rest may be a stall, or memory that has
+/// just become slower, of which the next looks will tell.
+const RAN_NS: u64 = 2 * LOOK_NS;
+/// Units of work behind an entry made at a look: with fewer, windows as short as a look would tell of single accesses.
+const FEWEST: u64 = 32;
 
 /// What becomes of work between two looks with a boundary between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,9 +37,9 @@ pub enum Cut {
     /// mean is work ÷ time, whatever stalls there were: a paced stream that catches up in the short rest of a window after
     /// a stall must not have that rest counted as a whole window.
     Evenly,
-    /// For times per access: an entry is made at the first look after a boundary, from the time and accesses that really
-    /// passed since the last entry. Divided evenly, a stalled window would have a fraction of an access and a value that
-    /// tells of the looks, not of memory.
+    /// For times per access: an entry is made at the first look after a boundary with enough behind it (see the head of
+    /// this module), from the time and accesses that really passed since the last entry. Divided evenly, a stalled
+    /// window would have a fraction of an access and a value that tells of the looks, not of memory.
     AtLook,
 }
 
@@ -40,6 +60,8 @@ pub struct Windows<'s> {
     sampler: Option<&'s mut Sampler>,
     /// How long the CPU stood still since the last entry.
     stalled: u64,
+    /// How long the load certainly ran since the last entry.
+    ran: u64,
 }
 
 impl<'s> Windows<'s> {
@@ -64,6 +86,7 @@ impl<'s> Windows<'s> {
             last_units: 0,
             sampler: None,
             stalled: 0,
+            ran: 0,
         }
     }
 
@@ -85,6 +108,7 @@ impl<'s> Windows<'s> {
         self.entered_units = units;
         self.last_time = self.entered_time;
         self.stalled = 0;
+        self.ran = 0;
         self.last_units = units;
         self.entered = 0;
     }
@@ -95,6 +119,7 @@ impl<'s> Windows<'s> {
         if gap > STALL_NS {
             self.stalled += gap;
         }
+        self.ran += gap.min(RAN_NS);
         let mut after = now;
         let passed = usize::try_from(now.saturating_sub(self.begin) / self.window)
             .unwrap_or(usize::MAX)
@@ -109,7 +134,7 @@ impl<'s> Windows<'s> {
                     self.entered += 1;
                 }
             }
-            Cut::AtLook if passed > self.entered => {
+            Cut::AtLook if passed > self.entered && self.enough(units) => {
                 let from = self.entered_time;
                 let entry = value(units - self.entered_units, now.saturating_sub(from).max(1));
                 self.values[self.entered..passed].fill(entry);
@@ -120,11 +145,23 @@ impl<'s> Windows<'s> {
                 self.entered = passed;
                 self.entered_time = after;
                 self.entered_units = units;
+                self.ran = 0;
             }
             Cut::AtLook => {}
         }
         self.last_time = after;
         self.last_units = units;
+    }
+
+    /// Whether what was done since the last entry makes a value.
+    fn enough(&self, units: u64) -> bool {
+        self.ran >= self.window / 2 && units - self.entered_units >= FEWEST
+    }
+
+    /// Whether windows are left to be entered: a span is not over before.
+    #[must_use]
+    pub fn open(&self) -> bool {
+        self.entered < self.values.len()
     }
 
     /// The work's counter at a boundary between the last look and this one.
@@ -161,10 +198,93 @@ impl<'s> Windows<'s> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::next_batch;
     use proptest::prelude::*;
 
     fn rate(units: u64, ns: u64) -> f64 {
         units as f64 / ns as f64
+    }
+
+    fn per_access(units: u64, ns: u64) -> f64 {
+        ns as f64 / units as f64
+    }
+
+    /// What an entry was made of, and for how many windows.
+    struct Entry {
+        ns: u64,
+        accesses: u64,
+        stalls: u64,
+        windows: u64,
+    }
+
+    /// A load of one access every so often, in the batches of [`crate::load`].
+    struct Simulated<'w, 's> {
+        windows: &'w mut Windows<'s>,
+        access_ns: u64,
+        batch: u64,
+        now: u64,
+        accesses: u64,
+        /// Stalls since the last entry.
+        stalls: u64,
+        entries: Vec<Entry>,
+    }
+
+    impl<'w, 's> Simulated<'w, 's> {
+        fn begin(windows: &'w mut Windows<'s>, access_ns: u64) -> Self {
+            windows.begin(0, 0);
+            Self {
+                windows,
+                access_ns,
+                batch: LOOK_NS / access_ns,
+                now: 0,
+                accesses: 0,
+                stalls: 0,
+                entries: Vec::new(),
+            }
+        }
+
+        fn look(&mut self) {
+            let seen = std::cell::Cell::new(None);
+            let entered = self.windows.entered;
+            self.windows.look(self.now, self.accesses, |units, ns| {
+                seen.set(Some((ns, units)));
+                per_access(units, ns)
+            });
+            if let Some((ns, accesses)) = seen.get() {
+                self.entries.push(Entry {
+                    ns,
+                    accesses,
+                    stalls: std::mem::take(&mut self.stalls),
+                    windows: (self.windows.entered - entered) as u64,
+                });
+            }
+        }
+
+        fn run(&mut self, ns: u64) {
+            let end = self.now + ns;
+            while self.now < end {
+                let fits = (end - self.now).div_ceil(self.access_ns);
+                let batch = self.batch.min(fits);
+                self.now += batch * self.access_ns;
+                self.accesses += batch;
+                self.batch = next_batch(batch, batch * self.access_ns);
+                self.look();
+            }
+        }
+
+        /// One access that takes as long as it should.
+        fn access(&mut self) {
+            self.run(self.access_ns);
+        }
+
+        /// One access behind a stall.
+        fn stall(&mut self, ns: u64) {
+            self.now += ns;
+            self.accesses += 1;
+            self.stalls += 1;
+            self.batch = next_batch(1, ns);
+            self.look();
+        }
     }
 
     #[test]
@@ -181,27 +301,92 @@ mod tests {
 
     #[test]
     fn a_time_is_entered_at_the_first_look_after_a_boundary_from_what_really_passed() {
-        let mut windows = Windows::new(3_000, 1_000, Cut::AtLook);
+        let mut windows = Windows::new(60_000, 20_000, Cut::AtLook);
         windows.begin(10_000, 7);
-        windows.look(10_600, 13, rate);
-        windows.look(11_100, 29, rate);
-        windows.look(12_000, 38, rate);
-        windows.look(13_000, 48, rate);
+        windows.look(22_000, 107, per_access);
+        windows.look(32_000, 207, per_access);
+        windows.look(50_000, 367, per_access);
+        windows.look(70_000, 567, per_access);
         assert_eq!(
             windows.into_values(),
-            [22.0 / 1_100.0, 9.0 / 900.0, 10.0 / 1_000.0]
+            [22_000.0 / 200.0, 18_000.0 / 160.0, 20_000.0 / 200.0]
         );
     }
 
     #[test]
     fn a_stall_over_several_windows_is_entered_for_each_of_them() {
         for cut in [Cut::Evenly, Cut::AtLook] {
-            let mut windows = Windows::new(5_000, 1_000, cut);
+            let mut windows = Windows::new(50_000, 10_000, cut);
             windows.begin(0, 0);
-            windows.look(1_000, 100, rate);
-            windows.look(5_000, 140, rate);
-            assert_eq!(windows.into_values(), [0.1, 0.01, 0.01, 0.01, 0.01]);
+            windows.look(10_000, 100, rate);
+            windows.look(50_000, 140, rate);
+            assert_eq!(windows.into_values(), [0.01, 0.001, 0.001, 0.001, 0.001]);
         }
+    }
+
+    #[test]
+    fn two_stalls_with_an_access_between_them_are_one_stall() {
+        const MS: u64 = 1_000_000;
+        let mut windows = Windows::new(10 * MS, MS, Cut::AtLook);
+        let mut load = Simulated::begin(&mut windows, 100);
+        load.run(MS);
+        load.stall(4 * MS);
+        load.access();
+        load.stall(3 * MS);
+        load.run(2 * MS);
+        let values = windows.into_values();
+        // Eight windows of time by the looks until half a window had run: not 4 and 3 ms for the one access between.
+        let stalled = values[1];
+        assert!((1_500.0..=1_650.0).contains(&stalled), "{values:?}");
+        assert_eq!(values[1..8], [stalled; 7], "{values:?}");
+        assert_eq!((values[0], values[8]), (100.0, 100.0), "{values:?}");
+    }
+
+    #[test]
+    fn a_window_in_which_memory_was_slow_is_entered_as_it_was() {
+        const MS: u64 = 1_000_000;
+        let mut windows = Windows::new(5 * MS, MS, Cut::AtLook);
+        let mut load = Simulated::begin(&mut windows, 10);
+        load.run(2 * MS);
+        load.access_ns = 300;
+        load.run(2 * MS);
+        load.access_ns = 10;
+        load.run(MS);
+        let values = windows.into_values();
+        assert_eq!(values[..2], [10.0, 10.0]);
+        assert!(
+            values[2..4].iter().all(|v| (*v - 300.0).abs() < 3.0),
+            "{values:?}"
+        );
+        assert!((values[4] - 10.0).abs() < 0.5, "{values:?}");
+    }
+
+    #[test]
+    fn windows_shorter_than_a_look_do_not_tell_of_single_accesses() {
+        let mut windows = Windows::new(10_000, 1_000, Cut::AtLook);
+        windows.begin(0, 0);
+        windows.look(2_000, FEWEST - 1, per_access);
+        windows.look(3_000, FEWEST, per_access);
+        windows.look(10_000, 2 * FEWEST, per_access);
+        let values = windows.into_values();
+        assert_eq!(values[..3], [3_000.0 / FEWEST as f64; 3]);
+        assert_eq!(values[3..], [7_000.0 / FEWEST as f64; 7]);
+    }
+
+    #[test]
+    fn a_span_that_ends_in_a_stall_is_open_until_enough_ran() {
+        const MS: u64 = 1_000_000;
+        let mut windows = Windows::new(3 * MS, MS, Cut::AtLook);
+        let mut load = Simulated::begin(&mut windows, 100);
+        load.run(MS);
+        load.stall(2 * MS);
+        assert!(load.windows.open());
+        load.run(MS / 2);
+        assert!(!load.windows.open());
+        let values = windows.into_values();
+        // Five half windows of time for one that ran.
+        assert!((500.0..=530.0).contains(&values[1]), "{values:?}");
+        assert_eq!((values[0], values[2]), (100.0, values[1]));
     }
 
     #[test]
@@ -243,6 +428,67 @@ mod tests {
             prop_assert_eq!(values.len() as u64, span / 1_000);
             let sum: f64 = values.iter().sum();
             prop_assert!((sum * 1_000.0 - done).abs() < 1e-6 * done.max(1.0));
+        }
+
+        #[test]
+        fn entries_conserve_time_and_work_and_none_is_made_of_too_little(
+            access_ns in 5u64..5_000,
+            // Running and stalled, in microseconds: often right behind one another.
+            parts in prop::collection::vec((0u64..3_000, 0u64..6_000), 1..40),
+            window in prop::sample::select(vec![100_000u64, 1_000_000, 5_000_000]),
+        ) {
+            let span: u64 = parts.iter().map(|(r, s)| (r + s) * 1_000).sum();
+            prop_assume!(span >= window);
+            let mut windows = Windows::new(span, window, Cut::AtLook);
+            let mut load = Simulated::begin(&mut windows, access_ns);
+            for (ran, stalled) in &parts {
+                load.run(ran * 1_000);
+                load.stall(stalled * 1_000);
+            }
+            while load.windows.open() {
+                load.run(LOOK_NS);
+            }
+            let (now, accesses, entries) = (load.now, load.accesses, load.entries);
+            let (time, units) = (windows.entered_time, windows.entered_units);
+            let sum = |of: fn(&Entry) -> u64| entries.iter().map(of).sum::<u64>();
+            // All that was done until the last entry, which is the end unless the span is no multiple of a window.
+            prop_assert_eq!((sum(|e| e.ns), sum(|e| e.accesses)), (time, units));
+            prop_assert_eq!(sum(|e| e.windows), span / window);
+            prop_assert!(now - time <= window + 6_000_000 && accesses >= units);
+            for e in &entries {
+                prop_assert!(e.accesses >= FEWEST);
+                // What ran, apart from what a gap with a stall in it says at most.
+                let ran = (e.accesses - e.stalls) * access_ns;
+                prop_assert!(ran + e.stalls * RAN_NS >= window / 2, "{} of {}", ran, window);
+                prop_assert!(e.windows * window <= e.ns + window);
+            }
+        }
+
+        #[test]
+        fn a_stall_shows_in_the_windows_it_touched_and_by_its_length(
+            begin in 0u64..2_000,
+            length in 500u64..9_000,
+        ) {
+            const MS: u64 = 1_000_000;
+            let (begin, length) = (begin * 1_000, length * 1_000);
+            let mut windows = Windows::new(20 * MS, MS, Cut::AtLook);
+            let mut load = Simulated::begin(&mut windows, 100);
+            load.run(begin);
+            load.stall(length);
+            while load.windows.open() {
+                load.run(LOOK_NS);
+            }
+            let values = windows.into_values();
+            let shown: Vec<usize> = (0..values.len()).filter(|i| values[*i] > 110.0).collect();
+            let touched = (begin / MS) as usize..=((begin + length) / MS) as usize;
+            prop_assert!(shown.iter().all(|i| touched.contains(i)), "{shown:?} of {touched:?}");
+            let least = (length / MS) as usize;
+            prop_assert!((least.max(1)..=least + 1).contains(&shown.len()), "{shown:?}");
+            for i in shown {
+                let factor = values[i] / 100.0 - 1.0;
+                let length = length as f64 / MS as f64;
+                prop_assert!((0.95 * length..=2.1 * length).contains(&factor), "{factor}");
+            }
         }
     }
 }

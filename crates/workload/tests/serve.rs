@@ -105,8 +105,16 @@ fn a_stream_counts_its_bytes() {
     child.say("go 0 20000000\n");
     let result = child.result();
     assert_eq!(result.metrics["bandwidth_mb_s"].len(), 20);
-    let by_bytes = result.bytes as f64 * 1e3 / result.duration_ns as f64;
-    assert_between(&result.metrics["bandwidth_mb_s"], by_bytes);
+    // Windows of 1 ms at so many bytes per microsecond. What was done after the last boundary is in none of them.
+    let in_windows = result.metrics["bandwidth_mb_s"].iter().sum::<f64>() * 1e3;
+    let bytes = result.bytes as f64;
+    assert!(in_windows <= 1.0001 * bytes, "{in_windows} of {bytes}");
+    // A stall at the end, longer than a fiftieth of the span, says nothing of what lies behind it.
+    let late = result.duration_ns as f64 / 20e6 - 1.0;
+    assert!(
+        late > 0.02 || in_windows >= 0.96 * bytes,
+        "{in_windows} of {bytes}"
+    );
     drop(child.to);
     child.thread.join().unwrap().unwrap();
 }

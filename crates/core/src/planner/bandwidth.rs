@@ -1,7 +1,7 @@
 //! Rates into budgets: limits, by the regulator or the CPU-time quota.
 
 use crate::cpuset::CpuSet;
-use crate::inventory::{Availability, MeterKind};
+use crate::inventory::{Availability, Measured, MeterKind};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{Held, Meter, Promise, Regulation, Setting, StepId};
 use crate::policy::{
@@ -396,6 +396,11 @@ fn regulate(
     } else {
         Level::Regulated
     };
+    let measured = draft.machine.measured.as_ref();
+    if let Some(doubt) = measured.and_then(Measured::doubt) {
+        level = Level::Estimated;
+        weakest = Some(weakest.map_or(doubt.clone(), |why| format!("{why}; {doubt}")));
+    }
     if share < kernel {
         level = Level::None;
         weakest = Some(format!(

@@ -1,6 +1,7 @@
 //! Reserves: whether they fit, what they leave to the others, and what each is worth in the end.
 
 use crate::cpuset::CpuSet;
+use crate::inventory::Measured;
 use crate::mechanism::Level;
 use crate::plan::{Held, Promise, StepId};
 use crate::policy::{Bandwidth, Group, Role};
@@ -268,6 +269,10 @@ pub(super) fn judge_reserves(
                     )
                 },
             );
+        }
+        let measured = draft.machine.measured.as_ref();
+        if let Some(doubt) = measured.and_then(Measured::doubt) {
+            weaken(Level::Estimated, doubt);
         }
         if let Some((bound, why)) = one_node(draft, name, *rate, reserved, limited) {
             weaken(bound, why);

@@ -64,6 +64,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             stop_cost: None,
             operations: Vec::new(),
             counters: BTreeMap::new(),
+            within_cache: None,
             at_unix_s: 0,
             deep: None,
         }),
@@ -186,6 +187,13 @@ fn hardware_counters_make_a_limit_regulated() {
             .map(|p| p.level),
         Some(Level::Regulated)
     );
+    // Rates from within the last-level cache say little about memory's.
+    machine.measured.as_mut().unwrap().within_cache = Some(Bytes(31 << 20));
+    let plan = planned(&format!("{PAIR}limit.bandwidth = '10%'\n"), &machine);
+    let held = plan.promises.iter().find(|p| p.group == "noise").unwrap();
+    assert_eq!(held.level, Level::Estimated);
+    let weakest = held.weakest.as_deref().unwrap();
+    assert!(weakest.contains("buffers of 31MiB"), "{weakest}");
 }
 
 #[test]

@@ -10,12 +10,14 @@ use crate::doctor::size;
 use crate::text::{Style, Table, TableCell, Tone, count, number, percent};
 
 pub(super) fn rates_mean(measured: &Measured) -> String {
+    let doubt = measured.doubt().map(|why| format!(" But {why}."));
     format!(
-        "One CPU alone reaches {} ({}), {} together {}: what percentages of bandwidth in a policy refer to.",
+        "One CPU alone reaches {} ({}), {} together {}: what percentages of bandwidth in a policy refer to.{}",
         measured.peak_cpu,
         measured.peak_operation,
         count(measured.cpus, "CPU"),
-        measured.sustainable
+        measured.sustainable,
+        doubt.unwrap_or_default()
     )
 }
 

@@ -104,6 +104,7 @@ pub(crate) fn machine() -> Inventory {
             stop_cost: None,
             operations: Vec::new(),
             counters: BTreeMap::new(),
+            within_cache: None,
             at_unix_s: 0,
             deep: None,
         }),

@@ -1,0 +1,148 @@
+//! The lines that the probe writes, pushes out, flushes and walks.
+//!
+//! Written lines, because caches drop clean ones on the way out as they like. Far apart, because prefetchers fetch
+//! neighbours. Every page is visited just before a walk, so that address translation costs all three walks the same.
+//! And fast, because on a busy machine a line stays in a shared cache for a millisecond or less: lines at different
+//! offsets in a page never share a set of the second-level cache, whatever the pages' places in memory (a virtual
+//! machine cannot know them), so only the few offsets that are sampled have to be written in enough other pages.
+
+use std::ptr;
+
+use quell_core::stats::median;
+use quell_core::units::Bytes;
+use quell_core::workload::{Order, Pages};
+
+use crate::list::cycle;
+use crate::memory::Buffer;
+use crate::{Error, clock};
+
+const PAGE: usize = 4096;
+/// Sampled offsets in a page, and how far apart they are: more than a pair of lines.
+const OFFSETS: usize = 8;
+const GAP: usize = PAGE / OFFSETS;
+/// Pages with sampled lines.
+const PAGES: usize = 64;
+/// What those pages take together.
+pub(super) const SAMPLED_BYTES: u64 = (PAGES * PAGE) as u64;
+const SAMPLES: usize = PAGES * OFFSETS;
+/// Each walk is timed in so many parts.
+const PARTS: usize = 8;
+
+/// Where a sampled line lies, from 0 to [`SAMPLES`].
+const fn sample(i: usize) -> usize {
+    PAGE * (i % PAGES) + GAP * (i / PAGES)
+}
+
+/// A buffer with a list through its sampled lines. They lie in the first [`PAGES`] pages; the others push them out.
+pub(super) struct Lines {
+    buffer: Buffer,
+    next: Vec<u32>,
+}
+
+// SAFETY: two threads write and read the buffer, by volatile accesses through raw pointers and never at the same time:
+// each touches it only between the phase that lets it and the one it opens then, with release and acquire.
+unsafe impl Sync for Lines {}
+
+impl Lines {
+    pub(super) fn new(size: Bytes, seed: u64) -> Result<Self, Error> {
+        let lines = Self {
+            // Huge pages where to be had: fewer translations, less noise. Base pages do as well.
+            buffer: Buffer::new(size, Pages::Huge)?,
+            next: cycle(SAMPLES as u32, Order::Random, seed),
+        };
+        // From here on the sampled lines always hold a whole list.
+        lines.write_and_push_out();
+        Ok(lines)
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.buffer.start()
+    }
+
+    /// Writes the list's lines, then the lines at the same offsets in all other pages.
+    pub(super) fn write_and_push_out(&self) {
+        let start = self.start();
+        for (i, next) in self.next.iter().enumerate() {
+            // SAFETY: sampled lines lie inside the first `PAGES` pages of the buffer, at multiples of a line.
+            unsafe {
+                let to = start.add(sample(*next as usize));
+                start.add(sample(i)).cast::<*mut u8>().write_volatile(to);
+            }
+        }
+        for offset in (0..PAGE).step_by(GAP) {
+            for page in (PAGES * PAGE..self.buffer.len()).step_by(PAGE) {
+                // SAFETY: inside a page of the buffer.
+                unsafe { start.add(page + offset).write_volatile(2) };
+            }
+        }
+    }
+
+    /// Nanoseconds per access of a walk through all sampled lines: the median of its parts.
+    pub(super) fn walk(&self) -> f64 {
+        for page in (0..PAGES * PAGE).step_by(PAGE) {
+            // SAFETY: in a page with sampled lines, between two of them.
+            unsafe { ptr::read_volatile(self.start().add(page + GAP / 2)) };
+        }
+        let mut parts = [0.0; PARTS];
+        let mut at = self.start().cast::<*mut u8>();
+        for part in &mut parts {
+            let begin = clock::now();
+            for _ in 0..SAMPLES / PARTS {
+                // SAFETY: `at` is the list's first node or was read from one, and each points to another.
+                at = unsafe { ptr::read_volatile(at) }.cast();
+            }
+            // The clock must not be read before the last load is back.
+            std::hint::black_box(at);
+            *part = (clock::now() - begin) as f64 / (SAMPLES / PARTS) as f64;
+        }
+        median(&parts).unwrap_or(f64::NAN)
+    }
+
+    /// Flushes all sampled lines from all caches.
+    pub(super) fn flush(&self) {
+        for i in 0..SAMPLES {
+            // SAFETY: a sampled line lies inside the buffer.
+            let at = unsafe { self.start().add(sample(i)) };
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: CLFLUSH of a mapped line changes no data; it belongs to every x86-64 processor.
+            unsafe {
+                core::arch::x86_64::_mm_clflush(at);
+            }
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: cleaning a mapped line changes no data; Linux allows it to programs (SCTLR_EL1.UCI).
+            unsafe {
+                std::arch::asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags));
+            }
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+            let _ = at;
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a fence has no other effect.
+        unsafe {
+            core::arch::x86_64::_mm_mfence();
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a barrier has no other effect.
+        unsafe {
+            std::arch::asm!("dsb ish", options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Whether a line can be flushed from all caches by an ordinary program here.
+pub(super) const fn flush_is_known() -> bool {
+    cfg!(any(target_arch = "x86_64", target_arch = "aarch64"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sampled_lines_are_distinct_and_leave_their_neighbours_alone() {
+        let mut places: Vec<usize> = (0..SAMPLES).map(sample).collect();
+        places.sort_unstable();
+        assert!(places.windows(2).all(|w| w[1] - w[0] >= GAP));
+        assert!(places[SAMPLES - 1] < PAGES * PAGE);
+    }
+}
