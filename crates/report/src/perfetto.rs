@@ -92,8 +92,8 @@ fn run(trace: &mut Trace, record: &Record) {
     }
     for stamped in &record.events {
         let (name, args) = match &stamped.event {
-            // A stage, told above; and sums of what the CPUs' tracks show stop by stop.
-            Event::Phase { .. } | Event::Throttle { .. } => continue,
+            // A stage, told above; and sums of what the CPUs' tracks show stop by stop, and of what is told elsewhere.
+            Event::Phase { .. } | Event::Throttle { .. } | Event::Spent { .. } => continue,
             Event::Step { step, outcome } => (format!("step {} {outcome}", step.0), json!({})),
             Event::Finding { what, group } => (what.clone(), json!({"group": group})),
             Event::Exit { group, status } => (
