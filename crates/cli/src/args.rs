@@ -42,7 +42,7 @@ pub enum Command {
     Compare(Compare),
     /// Make a record's page again, from the record alone
     Report(Report),
-    /// Print a record's figures for other tools
+    /// Print a record's figures, or its timeline, for other tools
     Export(Export),
     /// Run a generator on its own
     Bench(Bench),
@@ -200,9 +200,9 @@ pub struct Report {
 /// `quell export`
 #[derive(Debug, clap::Args)]
 pub struct Export {
-    /// The record: the folder that `quell compare` named
+    /// The record: the folder that `quell compare` or `quell run --out` named
     pub run: PathBuf,
-    /// The format (perfetto is not built yet)
+    /// The format
     #[arg(long, value_enum)]
     pub format: Format,
 }
@@ -214,6 +214,8 @@ pub enum Format {
     Csv,
     /// The result as `quell compare --json` prints it
     Json,
+    /// The timeline, for ui.perfetto.dev or chrome://tracing: stages, throttled stretches, subjects, CPU time
+    Perfetto,
 }
 
 /// `quell bench`
@@ -244,6 +246,38 @@ pub struct Common {
     pub json: bool,
 }
 
+/// What generators with a buffer have in common: its pages, and the rest.
+#[derive(Debug, clap::Args)]
+pub struct Buffer {
+    /// The pages memory is taken in
+    #[arg(long, value_parser = word::<Pages>(), default_value_t, conflicts_with = "huge")]
+    pages: Pages,
+    /// The same as --pages 2MiB
+    #[arg(long)]
+    huge: bool,
+    /// What all generators have
+    #[command(flatten)]
+    pub common: Common,
+}
+
+impl Buffer {
+    /// The pages asked for.
+    pub const fn pages(&self) -> Pages {
+        if self.huge { Pages::Huge } else { self.pages }
+    }
+}
+
+/// What measurements of the machine itself have in common.
+#[derive(Debug, clap::Args)]
+pub struct Watch {
+    /// For so long
+    #[arg(long, default_value = "2s")]
+    pub duration: Nanos,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// The generators.
 #[derive(Debug, Subcommand)]
 pub enum Generator {
@@ -258,12 +292,9 @@ pub enum Generator {
         /// What is done to each node
         #[arg(long, value_parser = word::<Access>(), default_value_t)]
         operation: Access,
-        /// Its pages
+        /// Its pages, and common options
         #[command(flatten)]
-        pages: PagesArgs,
-        /// Common options
-        #[command(flatten)]
-        common: Common,
+        buffer: Buffer,
     },
     /// A stream: program bytes per second
     Bandwidth {
@@ -273,15 +304,12 @@ pub enum Generator {
         /// The buffer's size
         #[arg(long, default_value_t = STREAM_SIZE)]
         size: Size,
-        /// Its pages
-        #[command(flatten)]
-        pages: PagesArgs,
         /// A target rate such as 500MB/s
         #[arg(long)]
         rate: Option<Rate>,
-        /// Common options
+        /// Its pages, and common options
         #[command(flatten)]
-        common: Common,
+        buffer: Buffer,
     },
     /// Several independent random lists, walked side by side: nanoseconds per access, and bandwidth
     ParallelLists {
@@ -309,12 +337,9 @@ pub enum Generator {
         /// Use only lines in these banks, as 0,3
         #[arg(long, value_name = "BANKS", value_delimiter = ',')]
         banks: Vec<u32>,
-        /// Their pages
+        /// Their pages, and common options
         #[command(flatten)]
-        pages: PagesArgs,
-        /// Common options
-        #[command(flatten)]
-        common: Common,
+        buffer: Buffer,
     },
     /// Lines of a cache-sized buffer read, written, prefetched, flushed: lines × 64 bytes per second
     CacheChurn {
@@ -327,15 +352,12 @@ pub enum Generator {
         /// The order in which lines are visited
         #[arg(long, value_parser = word::<Order>(), default_value_t)]
         order: Order,
-        /// Its pages
-        #[command(flatten)]
-        pages: PagesArgs,
         /// A target rate such as 500MB/s, counting a line per operation
         #[arg(long)]
         rate: Option<Rate>,
-        /// Common options
+        /// Its pages, and common options
         #[command(flatten)]
-        common: Common,
+        buffer: Buffer,
     },
     /// Word by word stores, one every so many bytes: program bytes per second
     Stores {
@@ -348,24 +370,18 @@ pub enum Generator {
         /// The buffer's size
         #[arg(long, default_value_t = STREAM_SIZE)]
         size: Size,
-        /// Its pages
-        #[command(flatten)]
-        pages: PagesArgs,
         /// A target rate such as 500MB/s
         #[arg(long)]
         rate: Option<Rate>,
-        /// Common options
+        /// Its pages, and common options
         #[command(flatten)]
-        common: Common,
+        buffer: Buffer,
     },
     /// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up latency, misses)
     Periodic {
         /// The buffer's size, as 24MiB, '0.5 LLC', '1 L2' or '1 L1'
         #[arg(long, default_value_t = TASK_SIZE)]
         size: Size,
-        /// Its pages
-        #[command(flatten)]
-        pages: PagesArgs,
         /// The distance between two loads of a pass
         #[arg(long, default_value = "32B")]
         step: Bytes,
@@ -381,9 +397,9 @@ pub enum Generator {
         /// Its SCHED_FIFO priority, 1 to 79 (default: an ordinary task)
         #[arg(long)]
         priority: Option<u32>,
-        /// Common options
+        /// Its pages, and common options
         #[command(flatten)]
-        common: Common,
+        buffer: Buffer,
     },
     /// A stage of a video call: round-trip time, frame rate, media rate, demand. Two stages started by one shell find each other
     Frames {
@@ -419,27 +435,21 @@ pub enum Generator {
         /// Keep kernel work pending on this other CPU, so that there is something to wait for
         #[arg(long)]
         stir: Option<u32>,
-        /// For so long
-        #[arg(long, default_value = "2s")]
-        duration: Nanos,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        /// For how long, and how it is printed
+        #[command(flatten)]
+        watch: Watch,
     },
     /// How long a task runs without interruption on a CPU, and how long it is kept off
     Overrun {
         /// The CPU
         #[arg(long)]
         cpu: u32,
-        /// For so long
-        #[arg(long, default_value = "2s")]
-        duration: Nanos,
         /// Inside system calls most of the time
         #[arg(long)]
         kernel: bool,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        /// For how long, and how it is printed
+        #[command(flatten)]
+        watch: Watch,
     },
     /// Whether two CPUs share a cache right now
     Sharing {
@@ -469,24 +479,6 @@ pub enum Generator {
         #[arg(long)]
         json: bool,
     },
-}
-
-/// The pages of a buffer.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub struct PagesArgs {
-    /// The pages memory is taken in
-    #[arg(long, value_parser = word::<Pages>(), default_value_t, conflicts_with = "huge")]
-    pages: Pages,
-    /// The same as --pages 2MiB
-    #[arg(long)]
-    huge: bool,
-}
-
-impl PagesArgs {
-    /// The pages asked for.
-    pub const fn get(self) -> Pages {
-        if self.huge { Pages::Huge } else { self.pages }
-    }
 }
 
 /// `quell bench ladder`

@@ -24,31 +24,29 @@ pub fn run(args: &Bench) -> Result {
             size,
             order,
             operation,
-            pages,
-            common,
+            buffer,
         } => {
             let workload = Workload::Latency {
                 size: *size,
                 order: *order,
-                pages: pages.get(),
+                pages: buffer.pages(),
                 operation: *operation,
             };
-            generator(&workload, common)
+            generator(&workload, &buffer.common)
         }
         Generator::Bandwidth {
             operation,
             size,
-            pages,
             rate,
-            common,
+            buffer,
         } => {
             let workload = Workload::Bandwidth {
                 operation: *operation,
                 size: *size,
-                pages: pages.get(),
+                pages: buffer.pages(),
                 rate: *rate,
             };
-            generator(&workload, common)
+            generator(&workload, &buffer.common)
         }
         Generator::ParallelLists {
             lists,
@@ -57,72 +55,68 @@ pub fn run(args: &Bench) -> Result {
             bank_mask,
             bank_map,
             banks: take,
-            pages,
-            common,
+            buffer,
         } => {
             let workload = Workload::ParallelLists {
                 lists: *lists,
                 size: *size,
-                pages: pages.get(),
+                pages: buffer.pages(),
                 operation: *operation,
                 banks: banks(bank_mask.as_deref(), bank_map.as_deref(), take)?,
             };
-            generator(&workload, common)
+            generator(&workload, &buffer.common)
         }
         Generator::CacheChurn {
             operations,
             size,
             order,
-            pages,
             rate,
-            common,
+            buffer,
         } => {
             let workload = Workload::CacheChurn {
                 operations: operations.clone(),
                 size: *size,
                 order: *order,
-                pages: pages.get(),
+                pages: buffer.pages(),
                 rate: *rate,
             };
-            generator(&workload, common)
+            generator(&workload, &buffer.common)
         }
         Generator::Stores {
             operation,
             stride,
             size,
-            pages,
             rate,
-            common,
+            buffer,
         } => {
             let workload = Workload::Stores {
                 operation: *operation,
                 stride: *stride,
                 size: *size,
-                pages: pages.get(),
+                pages: buffer.pages(),
                 rate: *rate,
             };
-            generator(&workload, common)
+            generator(&workload, &buffer.common)
         }
         Generator::Periodic {
             size,
-            pages,
             step,
             period,
             passes,
             deadline,
             priority,
-            common,
+            buffer,
         } => generator(
             &Workload::Periodic {
                 size: *size,
-                pages: pages.get(),
+                pages: buffer.pages(),
                 step: *step,
                 period: *period,
                 passes: *passes,
                 deadline: *deadline,
                 priority: *priority,
             },
-            common,
+            &buffer.common,
         ),
         Generator::Frames {
             stage,
@@ -154,41 +148,31 @@ pub fn run(args: &Bench) -> Result {
             generator(&workload, common)
         }
         Generator::Ladder(args) => crate::ladder::run(args),
-        Generator::Flush {
-            cpu,
-            stir,
-            duration,
-            json,
-        } => {
+        Generator::Flush { cpu, stir, watch } => {
             let cpu = match cpu {
                 Some(cpu) => *cpu,
                 None => first_cpu()?,
             };
             let options = FlushOptions {
                 cpu,
-                duration: *duration,
+                duration: watch.duration,
                 folder: std::env::temp_dir(),
                 stir: *stir,
             };
             show(
                 &quell_workload::flush::flush(&options).map_err(failed)?,
-                *json,
+                watch.json,
             )
         }
-        Generator::Overrun {
-            cpu,
-            duration,
-            kernel,
-            json,
-        } => {
+        Generator::Overrun { cpu, kernel, watch } => {
             let options = OverrunOptions {
                 cpu: *cpu,
-                duration: *duration,
+                duration: watch.duration,
                 kernel: *kernel,
             };
             show(
                 &quell_workload::overrun::overrun(&options).map_err(failed)?,
-                *json,
+                watch.json,
             )
         }
         Generator::Canary { cpus, rounds, json } => canary(cpus.as_ref(), *rounds, *json),

@@ -45,19 +45,26 @@ pub fn run(args: &Report) -> Result {
     Ok(Exit::Done)
 }
 
-/// Prints a record's figures for other tools.
+/// Prints a record's figures, or its timeline, for other tools.
 pub fn export(args: &Export) -> Result {
     let record = read(&args.run)?;
-    let Some(result) = &record.result else {
-        return Err(usage(format!(
-            "{}: the record of a run holds no table of figures; its events and samples are JSON and CSV already",
-            args.run.display()
-        )));
+    let result = || {
+        record.result.as_ref().ok_or_else(|| {
+            usage(format!(
+                "{}: the record of a run holds no table of figures; its events and samples are JSON and CSV already, and \
+                 --format perfetto has its timeline",
+                args.run.display()
+            ))
+        })
     };
-    match args.format {
-        Format::Csv => print!("{}", csv(result)),
-        Format::Json => println!("{}", serde_json::to_string_pretty(result).map_err(failed)?),
-    }
+    let text = match args.format {
+        Format::Csv => csv(result()?),
+        Format::Json => serde_json::to_string_pretty(result()?).map_err(failed)? + "\n",
+        Format::Perfetto => quell_report::perfetto(&record),
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(failed)?;
     Ok(Exit::Done)
 }
 

@@ -84,6 +84,12 @@ fn a_record_gives_the_same_page_again_and_its_figures() {
     );
     let json = run(&["export", name, "--format", "json"]).json();
     assert_eq!(json["schema"], "quell.compare/1");
+    let trace = run(&["export", name, "--format", "perfetto"]).json();
+    let mut events = trace["traceEvents"].as_array().unwrap().iter();
+    assert!(
+        events.any(|e| e["ph"] == "X" && e["name"] == "hold"),
+        "{trace}"
+    );
 
     let manifest = fs::read_to_string(record.join("manifest.json")).unwrap();
     let newer = manifest.replace("quell.manifest/1", "quell.manifest/7");

@@ -35,92 +35,59 @@ pub const LATE: f64 = 1.25;
 /// Set in the environment of a generator that is to keep an [`Account`].
 pub const ACCOUNT_ENV: &str = "QUELL_ACCOUNT";
 
-/// What the kernel's clocks say of one unit. Times in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "[u64; 10]", into = "[u64; 10]")]
-pub struct Unit {
-    /// How many values of the metric it stands for: a stall over several windows is one unit.
-    pub windows: u64,
-    /// When it ended, on the backend's clock.
-    pub at_ns: u64,
-    /// How long it took.
-    pub wall_ns: u64,
-    /// How long its thread ran, by the thread's CPU clock.
-    pub cpu_ns: u64,
-    /// How long its thread was ready to run and did not.
-    pub waited_ns: u64,
-    /// How long single steps took beyond twenty times what they were meant to take.
-    pub stalled_ns: u64,
-    /// Page faults without input or output.
-    pub minor: u64,
-    /// Page faults with.
-    pub major: u64,
-    /// How often its thread went to sleep.
-    pub slept: u64,
-    /// The CPU it ended on.
-    pub cpu: u64,
-}
-
-impl Unit {
-    /// The columns of its row in a record.
-    pub const COLUMNS: [&str; 10] = [
-        "windows",
-        "at_ns",
-        "wall_ns",
-        "cpu_ns",
-        "waited_ns",
-        "stalled_ns",
-        "minor_faults",
-        "major_faults",
-        "sleeps",
-        "cpu",
-    ];
-}
-
-impl From<[u64; 10]> for Unit {
-    fn from(row: [u64; 10]) -> Self {
-        let [
-            windows,
-            at_ns,
-            wall_ns,
-            cpu_ns,
-            waited_ns,
-            stalled_ns,
-            minor,
-            major,
-            slept,
-            cpu,
-        ] = row;
-        Self {
-            windows,
-            at_ns,
-            wall_ns,
-            cpu_ns,
-            waited_ns,
-            stalled_ns,
-            minor,
-            major,
-            slept,
-            cpu,
+/// [`Unit`] with its columns and its row, from one list: the order of the fields is that of the columns.
+macro_rules! unit {
+    ($($(#[$about:meta])+ $field:ident: $column:literal,)+) => {
+        /// What the kernel's clocks say of one unit. Times in nanoseconds.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(from = "Row", into = "Row")]
+        pub struct Unit {
+            $($(#[$about])+ pub $field: u64,)+
         }
-    }
+
+        impl Unit {
+            /// The columns of its row in a record.
+            pub const COLUMNS: [&str; [$($column),+].len()] = [$($column),+];
+        }
+
+        impl From<Row> for Unit {
+            fn from([$($field),+]: Row) -> Self {
+                Self { $($field),+ }
+            }
+        }
+
+        impl From<Unit> for Row {
+            fn from(unit: Unit) -> Self {
+                [$(unit.$field),+]
+            }
+        }
+    };
 }
 
-impl From<Unit> for [u64; 10] {
-    fn from(u: Unit) -> Self {
-        [
-            u.windows,
-            u.at_ns,
-            u.wall_ns,
-            u.cpu_ns,
-            u.waited_ns,
-            u.stalled_ns,
-            u.minor,
-            u.major,
-            u.slept,
-            u.cpu,
-        ]
-    }
+/// A unit's values, by column.
+pub type Row = [u64; Unit::COLUMNS.len()];
+
+unit! {
+    /// How many values of the metric it stands for: a stall over several windows is one unit.
+    windows: "windows",
+    /// When it ended, on the backend's clock.
+    at_ns: "at_ns",
+    /// How long it took.
+    wall_ns: "wall_ns",
+    /// How long its thread ran, by the thread's CPU clock.
+    cpu_ns: "cpu_ns",
+    /// How long its thread was ready to run and did not.
+    waited_ns: "waited_ns",
+    /// How long single steps took beyond twenty times what they were meant to take.
+    stalled_ns: "stalled_ns",
+    /// Page faults without input or output.
+    minor: "minor_faults",
+    /// Page faults with.
+    major: "major_faults",
+    /// How often its thread went to sleep.
+    slept: "sleeps",
+    /// The CPU it ended on.
+    cpu: "cpu",
 }
 
 /// The units of one span, and what their counts and clocks are worth on this machine.

@@ -164,8 +164,9 @@ pub enum MeterKind {
     Hardware {
         /// The events, as `pmu/event` names.
         events: Vec<String>,
-        /// Whether writes are told apart from reads.
-        separate_writes: bool,
+        /// CPUs whose events count the lines that come in only, not those written back: a proxy. Elsewhere both count.
+        #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+        fills_only: CpuSet,
     },
     /// CPU time × the measured peak single-CPU rate: an upper bound.
     Time,
@@ -248,6 +249,21 @@ impl Measured {
             "rates were measured within the last-level cache, for want of free memory (buffers of {size}): memory may sustain \
              less. Free memory and run `quell doctor --deep` again"
         ))
+    }
+
+    /// The operation that all CPUs together sustain least of, and its rate: what is there whatever a program does. Absent
+    /// where the operations were not measured together.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a measured rate: positive, far below 2^53"
+    )]
+    pub fn least_sustained(&self) -> Option<(&str, Rate)> {
+        self.operations
+            .iter()
+            .min_by(|a, b| a.together.p50.total_cmp(&b.together.p50))
+            .map(|o| (o.operation.as_str(), Rate((o.together.p50 * 1e6) as u64)))
     }
 }
 

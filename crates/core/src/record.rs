@@ -50,6 +50,14 @@ pub enum Event {
         /// Lines counted.
         lines: u64,
     },
+    /// What the kernel accounted to a group's threads since the last such event, by looks at them.
+    Spent {
+        /// The group.
+        group: GroupId,
+        /// How much.
+        #[serde(flatten)]
+        spent: Spent,
+    },
     /// Something a person should know: a promise lost, a value changed by somebody else.
     Finding {
         /// What, in a sentence.
@@ -65,6 +73,44 @@ pub enum Event {
         /// Its exit status as a shell reports it.
         status: i32,
     },
+}
+
+/// What the kernel accounts to threads. Seen by looking at them from time to time: what lived between two looks is
+/// missing, and so is the end of every thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Spent {
+    /// Nanoseconds run.
+    pub ran_ns: u64,
+    /// Nanoseconds ready to run, while something else ran.
+    pub waited_ns: u64,
+    /// Page faults without input or output.
+    pub minor_faults: u64,
+    /// Page faults with.
+    pub major_faults: u64,
+}
+
+impl Spent {
+    /// Both together.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            ran_ns: self.ran_ns.saturating_add(other.ran_ns),
+            waited_ns: self.waited_ns.saturating_add(other.waited_ns),
+            minor_faults: self.minor_faults.saturating_add(other.minor_faults),
+            major_faults: self.major_faults.saturating_add(other.major_faults),
+        }
+    }
+
+    /// What has been added since `before`.
+    #[must_use]
+    pub const fn less(self, before: Self) -> Self {
+        Self {
+            ran_ns: self.ran_ns.saturating_sub(before.ran_ns),
+            waited_ns: self.waited_ns.saturating_sub(before.waited_ns),
+            minor_faults: self.minor_faults.saturating_sub(before.minor_faults),
+            major_faults: self.major_faults.saturating_sub(before.major_faults),
+        }
+    }
 }
 
 /// One decision of a regulator, for `samples/decisions-cpuN.csv`.

@@ -459,4 +459,16 @@ impl<S> Workload<S> {
             | Self::FramesDisplay { .. } => None,
         }
     }
+
+    /// The same with another target rate; what has none stays as it is.
+    #[must_use]
+    pub fn at(mut self, target: Option<Rate>) -> Self {
+        if let Self::Bandwidth { rate, .. }
+        | Self::CacheChurn { rate, .. }
+        | Self::Stores { rate, .. } = &mut self
+        {
+            *rate = target;
+        }
+        self
+    }
 }

@@ -47,6 +47,18 @@ impl Round {
     }
 }
 
+impl Round {
+    /// The round of something that goes no faster than `rate`, in the metric's unit. Only the mean of a rate means
+    /// anything then.
+    #[must_use]
+    pub fn at_most(&self, rate: f64) -> Self {
+        Self {
+            mean: self.mean.min(rate),
+            ..self.clone()
+        }
+    }
+}
+
 /// How figures are formed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {

@@ -14,6 +14,7 @@ use quell_core::result::{
     Reaction, SubjectResult, Timing, Totals,
 };
 use quell_core::stats::{percentile, sorted};
+use quell_core::workload::Workload;
 
 use crate::aggregate::{Round, Rules, figures, tidy};
 use crate::cell::Throttling;
@@ -267,25 +268,30 @@ impl<'s> Collected<'s> {
         let baseline = self.setup.experiment.baseline();
         let prepared = &self.setup.prepared;
         let runs = |c: usize| prepared.get(c).map(|p| p.configuration.run(instance));
+        let named = prepared.iter().position(|p| Some(p.name()) == baseline);
         // A subject that runs something else under the baseline has nothing to be compared with.
-        let baseline = prepared
-            .iter()
-            .position(|p| Some(p.name()) == baseline)
-            .filter(|b| runs(*b) == runs(configuration));
+        let baseline = named.filter(|b| runs(*b) == runs(configuration));
+        let asked = named.and_then(|b| slower(runs(b)??, runs(configuration)??));
         let form = |metric: &str, keep: &dyn Fn(&Taken) -> bool| -> Figures {
             let rules = Rules {
                 better: subject.better(metric),
                 confidence: self.setup.experiment.measure.confidence,
                 seed,
             };
-            let solo = baseline
-                .map(|b| self.column(b, index, metric, |_| true))
-                .unwrap_or_default();
-            figures(
-                &self.column(configuration, index, metric, keep),
-                &solo,
-                rules,
-            )
+            let solo = |b| self.column(b, index, metric, |_| true);
+            let rounds = self.column(configuration, index, metric, keep);
+            match (baseline, asked, named) {
+                (Some(b), ..) => figures(&rounds, &solo(b), rules),
+                (None, Some(rate), Some(b)) if metric == subject.primary() => {
+                    let paced: Vec<Option<Round>> = solo(b)
+                        .into_iter()
+                        .map(|r| r.map(|r| r.at_most(rate)))
+                        .collect();
+                    let paced: Vec<Option<&Round>> = paced.iter().map(Option::as_ref).collect();
+                    figures(&rounds, &paced, rules)
+                }
+                _ => figures(&rounds, &[], rules),
+            }
         };
         let primary = subject.primary();
         let shared = form(primary, &|taken| taken.shared == Some(true));
@@ -407,4 +413,12 @@ fn achieved(
         }
     }
     all
+}
+
+/// The target, in 10^6 bytes per second, of a run that is another one's at a lower rate: there it would have reached
+/// that, or what it did reach where that is less.
+fn slower(baseline: &Workload, run: &Workload) -> Option<f64> {
+    let rate = run.rate()?;
+    let same = baseline.clone().at(Some(rate)) == *run;
+    (same && baseline.rate().is_none_or(|r| r > rate)).then(|| rate.0 as f64 / 1e6)
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use quell_core::calendar;
 use quell_core::cpuset::CpuId;
 use quell_core::inventory::Inventory;
 use quell_core::plan::{Plan, Refusal};
@@ -15,7 +16,7 @@ use quell_core::result::CompareResult;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::folder::{DECISIONS_HEAD, SAMPLES_HEAD, TIMES, TIMES_HEAD, calendar, samples_name};
+use crate::folder::{DECISIONS_HEAD, SAMPLES_HEAD, TIMES, TIMES_HEAD, samples_name};
 
 /// Why a record cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +97,9 @@ pub fn read(folder: &Path) -> Result<Record, ReadError> {
     let manifest: Manifest = known(&path, &text(&path, NO_RECORD)?, MANIFEST_SCHEMA)?;
     let mut record = Record {
         version: manifest.version,
-        created: manifest.created_unix_s.map(moment),
+        created: manifest
+            .created_unix_s
+            .map(|s| format!("{} UTC", calendar::utc(s))),
         command_line: manifest.command_line,
         machine: manifest.machine,
         plans: manifest.plans,
@@ -133,20 +136,6 @@ pub fn read(folder: &Path) -> Result<Record, ReadError> {
             .insert(cpu, stops(&path, &text(&path, NO_RECORD)?)?);
     }
     Ok(record)
-}
-
-fn moment(unix_s: u64) -> String {
-    let c = calendar(unix_s);
-    let part = |from: usize, to: usize| c.get(from..to).unwrap_or_default();
-    format!(
-        "{}-{}-{} {}:{}:{} UTC",
-        part(0, 4),
-        part(4, 6),
-        part(6, 8),
-        part(9, 11),
-        part(11, 13),
-        part(13, 15)
-    )
 }
 
 fn text(path: &Path, remedy: &'static str) -> Result<String, ReadError> {

@@ -58,7 +58,7 @@ const INTEL: Table = &[
 ];
 /// Intel small cores and everything else that calls itself Intel.
 const INTEL_ATOM: Table = &[&[read("LONGEST_LAT_CACHE.MISS", 0x412e)]];
-/// AMD: fills from any memory; writes are told apart only in the uncore.
+/// AMD: fills from any memory; what is written back is counted in the uncore only.
 const AMD: Table = &[
     &[read("ls_any_fills_from_sys.dram_io_all", 0x4844)],
     &[read("cache-misses", 0x0964)],
@@ -213,6 +213,14 @@ pub fn counting(
 pub fn of_cpu(all: &[Counting], cpu: CpuId) -> Option<&Counting> {
     all.iter()
         .find(|c| c.pmu.cpus.as_ref().is_none_or(|set| set.contains(cpu)))
+}
+
+/// Those of `cpus` whose events see no line that is written back.
+#[must_use]
+pub fn fills_only(all: &[Counting], cpus: &CpuSet) -> CpuSet {
+    cpus.iter()
+        .filter(|cpu| of_cpu(all, *cpu).is_some_and(|c| c.events.iter().all(|e| !e.write)))
+        .collect()
 }
 
 /// Whether an event is seen to count, on a CPU that its PMU belongs to.

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
+use quell_core::cpuset::CpuSet;
 use quell_core::inventory::{Availability, CpusetKind, Inventory, Means, Measured, MeterKind};
 use quell_core::mechanism::{Level, Mechanism};
 use serde::{Deserialize, Serialize};
@@ -116,6 +117,7 @@ pub fn probe(
 ) -> Result<Probed> {
     let allowed = cgroups.own_cpus(files)?;
     let shape = topology::read(files, allowed.as_ref())?;
+    let cpus: CpuSet = shape.cpus.iter().map(|c| c.id).collect();
     let root = trials.root();
     let mut counters = Vec::new();
     let mut counts = |pmu: &Pmu, event: &Named| {
@@ -129,7 +131,7 @@ pub fn probe(
         Ok(all) => {
             let meter = MeterKind::Hardware {
                 events: all.iter().flat_map(Counting::names).collect(),
-                separate_writes: all.iter().all(|c| c.events.iter().any(|e| e.write)),
+                fills_only: pmu::fills_only(&all, &cpus),
             };
             (all, Ok(meter))
         }
@@ -167,7 +169,8 @@ pub fn probe(
         kernel_floor: topology::kernel_floor(files)?.safe,
         counter_users: topology::counter_users(files)?,
     };
-    let mechanisms = mechanisms(files, &means, root, shape.identity.hypervisor.is_some());
+    let virtual_machine = shape.identity.hypervisor.is_some();
+    let mechanisms = mechanisms(files, &means, &cpus, root, virtual_machine);
     let inventory = Inventory {
         identity: shape.identity,
         cpus: shape.cpus,
@@ -220,6 +223,7 @@ fn no(why: impl Into<String>, remedy: Option<&str>) -> Availability {
 fn mechanisms(
     files: &dyn Files,
     means: &Means,
+    cpus: &CpuSet,
     root: bool,
     virtual_machine: bool,
 ) -> BTreeMap<Mechanism, Availability> {
@@ -249,7 +253,7 @@ fn mechanisms(
                     unprivileged()
                 }
                 Mechanism::Cores => cores(means),
-                Mechanism::Bandwidth => bandwidth(means),
+                Mechanism::Bandwidth => bandwidth(means, cpus),
                 Mechanism::CpuMax if means.cpu_max => yes(
                     Level::Enforced,
                     "CPU time per 100 ms; no bound within a period (periods from 1 ms)",
@@ -292,18 +296,30 @@ fn cores(means: &Means) -> Availability {
     }
 }
 
-fn bandwidth(means: &Means) -> Availability {
+fn bandwidth(means: &Means, cpus: &CpuSet) -> Availability {
     let floor = means.kernel_floor;
     match (&means.realtime, &means.meter) {
         (Err(why), _) => no(format!("{why}; limits fall back to cpu-max"), None),
         (_, MeterKind::None { why }) => no(format!("{why}; limits fall back to cpu-max"), None),
-        (Ok(()), MeterKind::Hardware { events, .. }) => yes(
-            Level::Regulated,
-            format!(
-                "throttlers on {}; limits from {floor} of a CPU",
-                events.join(" + ")
-            ),
-        ),
+        (Ok(()), MeterKind::Hardware { events, fills_only }) => {
+            let how = format!("throttlers on {}", events.join(" + "));
+            let least = format!("limits from {floor} of a CPU");
+            if fills_only.is_empty() {
+                yes(Level::Regulated, format!("{how}; {least}"))
+            } else if cpus.is_subset(fills_only) {
+                yes(
+                    Level::Estimated,
+                    format!("{how}, which count no lines written back; {least}"),
+                )
+            } else {
+                yes(
+                    Level::Regulated,
+                    format!(
+                        "{how}; estimated on CPUs {fills_only}, where lines written back are not counted; {least}"
+                    ),
+                )
+            }
+        }
         (Ok(()), MeterKind::Time) => yes(
             Level::Estimated,
             format!(

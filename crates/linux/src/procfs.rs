@@ -33,6 +33,10 @@ pub struct Stat {
     pub threads: u32,
     /// The CPU it last ran on.
     pub last_cpu: u32,
+    /// Page faults without input or output; of a process those of all its threads, of a thread its own.
+    pub minor_faults: u64,
+    /// Page faults with.
+    pub major_faults: u64,
 }
 
 impl Stat {
@@ -96,8 +100,31 @@ fn parse_stat(text: &str) -> Option<Stat> {
         parent: field(4)?.parse().ok()?,
         flags: field(9)?.parse().ok()?,
         threads: field(20)?.parse().ok()?,
+        minor_faults: field(10)?.parse().ok()?,
+        major_faults: field(12)?.parse().ok()?,
         last_cpu: field(39).and_then(|f| f.parse().ok()).unwrap_or(0),
     })
+}
+
+/// Nanoseconds that a thread ran, and that it was ready to run and did not. `None` when there is no such thread (any
+/// more), or the kernel does not tell.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn schedstat(files: &dyn Files, tid: u32) -> Result<Option<(u64, u64)>> {
+    let path = format!("/proc/{tid}/schedstat");
+    let Some(text) = files.optional(&path)? else {
+        return Ok(None);
+    };
+    let mut numbers = text.split_ascii_whitespace().map(str::parse::<u64>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(ran)), Some(Ok(waited))) => Ok(Some((ran, waited))),
+        _ => Err(Error::malformed(
+            &path,
+            &text,
+            "time run, time waited and slices, see sched-stats.rst",
+        )),
+    }
 }
 
 /// How the time of every CPU that is on was spent since the start, from `/proc/stat` (proc_stat(5)). `ticks`: the

@@ -58,6 +58,15 @@ pub fn now() -> Nanos {
     Nanos(part(t.tv_sec) * 1_000_000_000 + part(t.tv_nsec))
 }
 
+/// The kernel's clock ticks since it booted, in which it tells when tasks were born (`/proc/PID/stat`, field 22).
+#[must_use]
+pub fn ticks_since_boot() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let part = |n: i64| u64::try_from(n).unwrap_or(0);
+    let ticks = rustix::param::clock_ticks_per_second();
+    part(t.tv_sec) * ticks + part(t.tv_nsec) * ticks / 1_000_000_000
+}
+
 /// Tries real-time scheduling in a thread of its own, in the cgroup we are in: what the throttlers will need.
 pub fn probe() -> Result<(), String> {
     let (send, receive) = mpsc::channel();

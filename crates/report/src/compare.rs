@@ -36,9 +36,11 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
         out.push('\n');
         out.push_str(&others.render(style));
     }
-    out.push('\n');
-    for sentence in verdict(result) {
-        out.push_str(&style.wrap("", "", &sentence));
+    for (n, sentence) in verdict(result).iter().enumerate() {
+        if n == 0 {
+            out.push('\n');
+        }
+        out.push_str(&style.wrap("", "", sentence));
     }
     if let Some(data) = Data::new(result, spoken_for(result)) {
         out.push('\n');

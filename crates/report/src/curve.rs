@@ -189,6 +189,8 @@ mod tests {
         let text = text(&sample::paging(), Style::default());
         let row = text.lines().find(|l| l.starts_with("0.5LLC")).unwrap();
         assert!(row.contains("60.0") && row.contains("30.0"), "{text}");
+        let page = crate::compare_text(&sample::paging(), Style::default());
+        assert!(!page.contains("\n\n\n"), "one empty line at most: {page}");
     }
 
     #[test]

@@ -263,16 +263,15 @@ fn means(means: &Means) -> Vec<(&'static str, String)> {
         CpusetKind::AffinityOnly => "CPU affinity of the matched tasks only; no cpuset controller",
     };
     let meter = match &means.meter {
-        MeterKind::Hardware {
-            events,
-            separate_writes,
-        } => format!(
-            "hardware events {}{}",
+        MeterKind::Hardware { events, fills_only } => format!(
+            "hardware events {}: {}",
             events.join(", "),
-            if *separate_writes {
-                ": lines read and lines written back"
+            if fills_only.is_empty() {
+                "lines that come in and lines written back".to_owned()
             } else {
-                ": lines read or to be written; written back ones are not counted everywhere"
+                format!(
+                    "lines that come in; on CPUs {fills_only} those written back are not counted"
+                )
             }
         ),
         MeterKind::Time => "CPU time × this machine's peak rate: an upper bound".to_owned(),

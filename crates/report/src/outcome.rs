@@ -1,9 +1,13 @@
 //! How a run went that compared nothing, from its record.
 
-use quell_core::record::{Event, Record};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::record::{Event, Record, Spent};
 
 use crate::plan::plan_text;
-use crate::text::{Style, Tone, count};
+use crate::text::{Style, Tone, count, number, thousands};
 use crate::throttling::counted;
 
 /// The record of a run for a terminal: its plans, then how it went.
@@ -38,6 +42,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     if let Some(text) = counted(&record.events) {
         said.push(text);
     }
+    said.extend(spent(record));
     for event in &record.events {
         if let Event::Exit { group, status } = &event.event {
             said.push(format!("{group} ended with status {status}."));
@@ -51,6 +56,79 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     said
 }
 
+/// What kept the groups from running, as totals over the run: what the kernel tells without the programs' help. Which of
+/// it made anything late only a program that times its own work could tell.
+fn spent(record: &Record) -> Vec<String> {
+    let mut groups: BTreeMap<&str, Spent> = BTreeMap::new();
+    for stamped in &record.events {
+        if let Event::Spent { group, spent } = &stamped.event {
+            let sum = groups.entry(group).or_default();
+            *sum = sum.plus(*spent);
+        }
+    }
+    let ms = |ns: u64| format!("{} ms", number(ns as f64 / 1e6));
+    let faults = |n: u64| thousands(&n.to_string());
+    let mut said: Vec<String> = groups
+        .iter()
+        .filter(|(_, sum)| sum.ran_ns > 0)
+        .map(|(name, sum)| {
+            let mut text = format!(
+                "{name}: its threads ran {} and waited {} for a CPU, with {} minor and {} major page faults",
+                ms(sum.ran_ns),
+                ms(sum.waited_ns),
+                faults(sum.minor_faults),
+                faults(sum.major_faults),
+            );
+            let (along, stolen) = (stopped_along(record, name), stolen(record, name));
+            if along > 0 {
+                let _ = write!(text, "; its CPUs were stopped for {} because of others", ms(along));
+            }
+            if stolen > 0 {
+                let _ = write!(text, "; the hypervisor took {} of its CPUs' time", ms(stolen));
+            }
+            text + "."
+        })
+        .collect();
+    if !said.is_empty() {
+        said.push(
+            "Threads were looked at every second: what lived shorter, and the end of each, is missing.".to_owned(),
+        );
+    }
+    said
+}
+
+/// How long a group's CPUs were stopped by regulators of other groups.
+fn stopped_along(record: &Record, group: &str) -> u64 {
+    let Some(plan) = record.plans.values().next() else {
+        return 0;
+    };
+    let own = plan.cpus(group).cloned().unwrap_or_default();
+    let with = plan.groups.iter().filter(|g| {
+        let mut along = g.throttled_along.iter();
+        along.any(|name| name == group)
+    });
+    let regulated = with.fold(CpuSet::new(), |all, g| all.union(&g.cpus));
+    let stops = regulated.intersection(&own);
+    let stops = stops
+        .iter()
+        .filter_map(|cpu| record.stops.get(&cpu))
+        .flatten();
+    stops.map(|s| s.until_ns.saturating_sub(s.from_ns)).sum()
+}
+
+/// What the hypervisor took of a group's CPUs, from the first look at them to the last.
+fn stolen(record: &Record, group: &str) -> u64 {
+    let plan = record.plans.values().next();
+    let own = plan
+        .and_then(|p| p.cpus(group))
+        .cloned()
+        .unwrap_or_default();
+    let looks = own.iter().filter_map(|cpu| record.cpu_times.get(&cpu));
+    let taken =
+        looks.filter_map(|l| Some(l.last()?.1.steal_ns.saturating_sub(l.first()?.1.steal_ns)));
+    taken.sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +140,16 @@ mod tests {
         let mut record = sample::record();
         record.result = None;
         record.plans.retain(|name, _| name == "regulated@10%");
+        let half = Spent {
+            ran_ns: 1_250_000_000,
+            waited_ns: 250_000_000,
+            minor_faults: 700,
+            major_faults: 1,
+        };
+        // The victim's CPU is stopped with the neighbour's, and the host takes 300 ms of it.
+        let plan = record.plans.values_mut().next().unwrap();
+        plan.groups[0].cpus = "1".parse().unwrap();
+        plan.groups[1].throttled_along = vec!["victim".into()];
         let events = [
             Event::Throttle {
                 cpu: 1,
@@ -70,6 +158,14 @@ mod tests {
                 throttles: 7,
                 throttled_ns: 6_500_000,
                 lines: 0,
+            },
+            Event::Spent {
+                group: "victim".into(),
+                spent: half,
+            },
+            Event::Spent {
+                group: "victim".into(),
+                spent: half,
             },
             Event::Exit {
                 group: "victim".into(),
@@ -82,7 +178,7 @@ mod tests {
             .extend(events.map(|event| Stamped { at_ns, event }));
         let style = Style {
             color: false,
-            width: 200,
+            width: 400,
         };
         let text = run_text(&record, style);
         for needed in [
@@ -90,6 +186,9 @@ mod tests {
             "Plan for",
             "It lasted 14.0 s.",
             "The regulator of CPU 1 stopped it 7 times, 6.50 ms in all.",
+            "victim: its threads ran 2,500 ms and waited 500 ms for a CPU, with 1,400 minor and 2 major page faults; its CPUs \
+             were stopped for 360 ms because of others; the hypervisor took 300 ms of its CPUs' time.",
+            "what lived shorter, and the end of each, is missing",
             "victim ended with status 3.",
         ] {
             assert!(text.contains(needed), "{needed}: {text}");

@@ -387,15 +387,7 @@ fn regulate(
         return None;
     }
     let along = throttled_along(draft, name, &cpus);
-    let mut weakest = match meter {
-        Meter::Time => Some("counts the group's CPU time at the peak rate: an upper bound; what others do on its CPUs is not counted".to_owned()),
-        Meter::Hardware => None,
-    };
-    let mut level = if meter == Meter::Time {
-        Level::Estimated
-    } else {
-        Level::Regulated
-    };
+    let (mut level, mut weakest) = worth(draft, meter, &cpus);
     let measured = draft.machine.measured.as_ref();
     if let Some(doubt) = measured.and_then(Measured::doubt) {
         level = Level::Estimated;
@@ -467,6 +459,27 @@ fn regulate(
         counts_all: meter == Meter::Hardware,
         cpus,
     })
+}
+
+/// What a limit held by this meter on these CPUs is worth, and the weakest link.
+fn worth(draft: &Draft<'_>, meter: Meter, cpus: &CpuSet) -> (Level, Option<String>) {
+    let unseen = match (meter, &draft.machine.means.meter) {
+        (Meter::Time, _) => {
+            let why = "counts the group's CPU time at the peak rate: an upper bound; what others do on its CPUs is not counted";
+            return (Level::Estimated, Some(why.to_owned()));
+        }
+        (Meter::Hardware, MeterKind::Hardware { fills_only, .. }) => fills_only.intersection(cpus),
+        (Meter::Hardware, _) => CpuSet::EMPTY,
+    };
+    if unseen.is_empty() {
+        return (Level::Regulated, None);
+    }
+    let why = format!(
+        "the counters of {} count the lines that come in, not those written back: who writes moves up to twice the limit, \
+         and stores past the caches are not counted at all",
+        on(&unseen)
+    );
+    (Level::Estimated, Some(why))
 }
 
 /// How a limit below the floor can be had after all.

@@ -2,12 +2,13 @@
 //!
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
-//! [`bandwidth`] turns rates into budgets, [`reserves`] judges what is promised from them, [`together`] tells who stops with whom.
+//! [`bandwidth`] turns rates into budgets, [`reserves`] judges what is promised from them, [`together`] tells who stops with whom, [`sharing`] who shares a cache.
 
 mod bandwidth;
 mod cpus;
 mod others;
 mod reserves;
+mod sharing;
 mod together;
 
 use crate::cpuset::CpuSet;
@@ -62,7 +63,7 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
     // What was refused would be judged as missing: the reason has been told already.
     if draft.refusals.is_empty() {
         draft.require();
-        draft.shared_caches();
+        sharing::notes(&mut draft);
     }
     if !draft.refusals.is_empty() {
         return Err(draft.refusals);
@@ -287,41 +288,6 @@ impl Draft<'_> {
             .filter(|c| part.cpus.contains(c.id))
             .fold(CpuSet::new(), |all, c| all.union(&c.siblings))
             .difference(&part.blocked)
-    }
-
-    /// A core partition divides no cache: whoever shares the last one with a critical group is told.
-    fn shared_caches(&mut self) {
-        for (name, _) in self.policy.with_role(Role::Critical) {
-            let part = self.division.of(name);
-            if !part.exclusive {
-                continue;
-            }
-            let caches: Vec<_> = self
-                .machine
-                .caches
-                .iter()
-                .filter(|c| {
-                    part.cpus
-                        .iter()
-                        .any(|cpu| self.machine.llc(cpu) == Some(*c))
-                })
-                .collect();
-            let all = caches
-                .iter()
-                .fold(CpuSet::new(), |all, c| all.union(&c.cpus));
-            let others = all.difference(&part.blocked);
-            let Some(level) = caches
-                .first()
-                .map(|c| c.level)
-                .filter(|_| !others.is_empty())
-            else {
-                continue;
-            };
-            self.notes.push(format!(
-                "group {name} shares an L{level} cache with {}: CPUs are divided, caches are not",
-                cpus::on(&others)
-            ));
-        }
     }
 
     /// Interrupts away from the exclusive CPUs of the groups that want it, unbound kernel work away from all of them.

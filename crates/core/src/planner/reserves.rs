@@ -4,7 +4,7 @@ use crate::cpuset::CpuSet;
 use crate::inventory::Measured;
 use crate::mechanism::Level;
 use crate::plan::{Held, Promise, StepId};
-use crate::policy::{Bandwidth, Group, Role};
+use crate::policy::{Bandwidth, Group, Role, Sustainable};
 use crate::units::Rate;
 
 use super::Draft;
@@ -204,6 +204,26 @@ fn out_of_reach(draft: &Draft<'_>, name: &str, reserve: Rate) -> Option<(Vec<Ste
     })
 }
 
+/// The sustainable rate is that of the operation which costs the least traffic per program byte. Reserves beyond what
+/// the dearest sustains are there for some programs and not for others: nothing is promised.
+fn not_for_all(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option<String> {
+    if draft.policy.regulator.sustainable != Sustainable::Auto {
+        return None;
+    }
+    let measured = draft.machine.measured.as_ref()?;
+    let (operation, least) = measured.least_sustained()?;
+    let sum = Rate(reserved.iter().map(|(_, r)| r.0).sum());
+    (sum > least).then(|| {
+        format!(
+            "the reserves come to {sum}, and by {operation} the CPUs sustain {} together ({} by {}); reserve no more than that, \
+             or state `regulator.sustainable` for what your programs do",
+            rounded(least),
+            rounded(measured.sustainable),
+            measured.peak_operation
+        )
+    })
+}
+
 /// A reserve is worth what the weakest limit on everyone else is worth.
 pub(super) fn judge_reserves(
     draft: &mut Draft<'_>,
@@ -211,6 +231,7 @@ pub(super) fn judge_reserves(
     limited: &[Limited],
 ) {
     let policy = draft.policy;
+    let beyond = not_for_all(draft, reserved);
     for (name, rate) in reserved {
         let mut level = Level::Enforced;
         let mut weakest = None;
@@ -274,11 +295,14 @@ pub(super) fn judge_reserves(
         if let Some(doubt) = measured.and_then(Measured::doubt) {
             weaken(Level::Estimated, doubt);
         }
+        if let Some(why) = &beyond {
+            weaken(Level::None, why.clone());
+        }
         if let Some((bound, why)) = one_node(draft, name, *rate, reserved, limited) {
             weaken(bound, why);
         }
-        if let Some((steps, why)) =
-            out_of_reach(draft, name, *rate).filter(|_| level < Level::Estimated)
+        if let Some((steps, why)) = out_of_reach(draft, name, *rate)
+            .filter(|_| level < Level::Estimated && beyond.is_none())
         {
             (level, weakest, held_by) = (Level::Estimated, Some(why), steps);
         }

@@ -4,6 +4,7 @@ use crate::plan::Meter;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 use std::collections::BTreeMap;
 
+mod measured;
 mod stranger;
 
 /// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20 GB/s together.
@@ -99,6 +100,39 @@ role = 'best-effort'
 command = ['b']
 ";
 
+/// The neighbour's limit is what the reserve leaves.
+const RESERVE: &str = "
+[group.victim]
+role = 'critical'
+command = ['a']
+cpus = 1
+reserve.bandwidth = '2GB/s'
+[group.noise]
+role = 'best-effort'
+command = ['b']
+";
+
+/// The machine with counters that count; on the CPUs `fills_only` they miss what is written back.
+fn counted(mut machine: Inventory, fills_only: &str) -> Inventory {
+    machine.means.meter = MeterKind::Hardware {
+        events: vec!["cpu/x".to_owned()],
+        fills_only: fills_only.parse().unwrap(),
+    };
+    machine
+}
+
+/// The first promise of a group.
+fn held<'a>(plan: &'a Plan, group: &str) -> &'a Held {
+    let mut promises = plan.promises.iter();
+    promises
+        .find(|p| p.group == group)
+        .unwrap_or_else(|| panic!("nothing is promised to {group}"))
+}
+
+fn told(plan: &Plan, what: &str) -> bool {
+    plan.notes.iter().any(|n| n.contains(what))
+}
+
 fn regulation(plan: &Plan) -> &crate::plan::Regulation {
     plan.steps
         .iter()
@@ -173,27 +207,49 @@ fn a_group_on_several_cpus_has_its_budget_split_evenly() {
 
 #[test]
 fn hardware_counters_make_a_limit_regulated() {
-    let mut machine = machine(2, 1);
-    machine.means.meter = MeterKind::Hardware {
-        events: vec!["cpu/x".to_owned()],
-        separate_writes: false,
-    };
-    let plan = planned(&format!("{PAIR}limit.bandwidth = '10%'\n"), &machine);
+    let text = format!("{PAIR}limit.bandwidth = '10%'\n");
+    let mut machine = counted(machine(2, 1), "");
+    let plan = planned(&text, &machine);
     assert_eq!(regulation(&plan).meter, Meter::Hardware);
-    assert_eq!(
-        plan.promises
-            .iter()
-            .find(|p| p.group == "noise")
-            .map(|p| p.level),
-        Some(Level::Regulated)
-    );
+    assert_eq!(held(&plan, "noise").level, Level::Regulated);
     // Rates from within the last-level cache say little about memory's.
     machine.measured.as_mut().unwrap().within_cache = Some(Bytes(31 << 20));
-    let plan = planned(&format!("{PAIR}limit.bandwidth = '10%'\n"), &machine);
-    let held = plan.promises.iter().find(|p| p.group == "noise").unwrap();
+    let plan = planned(&text, &machine);
+    let limit = held(&plan, "noise");
+    assert_eq!(limit.level, Level::Estimated);
+    let weakest = limit.weakest.as_deref().unwrap();
+    assert!(weakest.contains("buffers of 31MiB"), "{weakest}");
+}
+
+#[test]
+fn a_counter_that_misses_what_is_written_back_is_an_estimate() {
+    let text = format!("{PAIR}limit.bandwidth = '10%'\n");
+    let plan = planned(&text, &counted(machine(2, 1), "0-1"));
+    assert_eq!(regulation(&plan).meter, Meter::Hardware);
+    let limit = held(&plan, "noise");
+    assert_eq!(limit.level, Level::Estimated);
+    let weakest = limit.weakest.as_deref().unwrap();
+    assert!(
+        weakest.contains("counters of CPU 0") && weakest.contains("written back"),
+        "{weakest}"
+    );
+    // A hybrid: the group runs where the counters see both.
+    let plan = planned(&text, &counted(machine(2, 1), "1"));
+    assert_eq!(held(&plan, "noise").level, Level::Regulated);
+}
+
+#[test]
+fn a_reserve_beside_uncounted_writes_is_an_estimate_too() {
+    let mut narrow = counted(machine(2, 1), "0");
+    narrow.measured.as_mut().unwrap().sustainable = Rate(11_000_000_000);
+    let plan = planned(RESERVE, &narrow);
+    let held = plan.promises.last().unwrap();
     assert_eq!(held.level, Level::Estimated);
     let weakest = held.weakest.as_deref().unwrap();
-    assert!(weakest.contains("buffers of 31MiB"), "{weakest}");
+    assert!(
+        weakest.starts_with("the limit of group noise") && weakest.contains("written back"),
+        "{weakest}"
+    );
 }
 
 #[test]
@@ -209,13 +265,7 @@ fn a_limit_below_the_kernels_floor_is_refused_with_the_floor() {
 fn lowering_the_floor_buys_level_none() {
     let text = format!("require = 'none'\nregulator.floor = '1%'\n{PAIR}limit.bandwidth = '2%'\n");
     let plan = planned(&text, &machine(2, 1));
-    assert_eq!(
-        plan.promises
-            .iter()
-            .find(|p| p.group == "noise")
-            .map(|p| p.level),
-        Some(Level::None)
-    );
+    assert_eq!(held(&plan, "noise").level, Level::None);
 }
 
 #[test]
@@ -261,23 +311,17 @@ fn an_exempt_group_on_the_same_cpu_is_never_throttled_along() {
 
 #[test]
 fn a_reserve_is_worth_its_weakest_link() {
-    let reserve = "[group.victim]\nrole='critical'\ncommand=['a']\ncpus=1\nreserve.bandwidth='2GB/s'\n\
-                   [group.noise]\nrole='best-effort'\ncommand=['b']\n";
     let mut narrow = machine(2, 1);
     narrow.measured.as_mut().unwrap().sustainable = Rate(11_000_000_000);
-    let text = refused(reserve, &narrow);
+    let text = refused(RESERVE, &narrow);
     assert!(
         text.contains("unmatched tasks (group rest) have no limit"),
         "{text}"
     );
     // With counters that see everybody on the regulated CPUs, rest included, the loop holds it.
-    let mut counted = machine(2, 1);
-    counted.means.meter = MeterKind::Hardware {
-        events: vec!["cpu/x".to_owned()],
-        separate_writes: false,
-    };
+    let mut counted = counted(machine(2, 1), "");
     counted.measured.as_mut().unwrap().sustainable = Rate(11_000_000_000);
-    let plan = planned(reserve, &counted);
+    let plan = planned(RESERVE, &counted);
     let held = plan
         .promises
         .iter()
@@ -338,9 +382,7 @@ fn a_critical_group_is_alone_on_its_core_if_the_others_keep_one() {
         Some("0")
     );
     assert!(
-        plan.notes
-            .iter()
-            .any(|n| n.contains("shares its cores with CPU 0")),
+        told(&plan, "shares its cores with CPU 0"),
         "{:?}",
         plan.notes
     );
@@ -394,9 +436,7 @@ fn what_a_partition_does_not_divide_is_told() {
     let weakest = plan.promises[0].weakest.clone().unwrap();
     assert!(weakest.contains("others run on CPU 3"), "{weakest}");
     assert!(
-        plan.notes
-            .iter()
-            .any(|n| n.contains("shares an L3 cache with CPUs 1,3,5")),
+        told(&plan, "shares an L3 cache with CPUs 1,3,5"),
         "{:?}",
         plan.notes
     );
@@ -410,11 +450,7 @@ fn a_reserve_on_one_node_is_judged_by_that_node() {
              [group.noise]\nrole='best-effort'\ncommand=['b']\nlimit.bandwidth='{limit}'\n"
         )
     };
-    let mut counted = two_nodes(4);
-    counted.means.meter = MeterKind::Hardware {
-        events: vec!["cpu/x".to_owned()],
-        separate_writes: false,
-    };
+    let counted = counted(two_nodes(4), "");
     let reserve = |limit: &str| {
         let plan = planned(&text(limit), &counted);
         let held = plan.promises.last().unwrap();
@@ -467,11 +503,7 @@ fn an_exempt_group_is_not_said_to_run_on_critical_cpus() {
         plan.cpus("radio").map(ToString::to_string).as_deref(),
         Some("0")
     );
-    assert!(
-        plan.notes.iter().any(|n| n.contains("stays off CPU 1")),
-        "{:?}",
-        plan.notes
-    );
+    assert!(told(&plan, "stays off CPU 1"), "{:?}", plan.notes);
 }
 
 #[test]

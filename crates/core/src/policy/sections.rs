@@ -197,7 +197,8 @@ pub struct RegulatorKeys {
     pub split: Option<Split>,
     /// What counts memory traffic.
     pub meter: MeterWanted,
-    /// The rate that percentages refer to and reserves must fit into: measured, or given.
+    /// The rate that percentages refer to and reserves must fit into: measured (of the
+    /// cheapest operation: what goes beyond the dearest is at level `none`), or given.
     pub sustainable: Sustainable,
     /// With `reclaim`: weight of the newest period in the demand estimate, 0 to 1. Default 0.5.
     #[serde(skip_serializing_if = "Option::is_none")]

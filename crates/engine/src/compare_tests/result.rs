@@ -164,3 +164,39 @@ fn a_configuration_that_cannot_be_planned_is_reported_and_the_others_run() {
     assert!(heard.notes[0].starts_with("regulated@70% is skipped"));
     assert_eq!(of(&result, "regulated@50%").rounds, 2);
 }
+
+#[test]
+fn an_aggressor_at_a_lower_rate_is_judged_by_what_it_was_asked_for_or_can_do_alone() {
+    let mut fake = Fake::new();
+    fake.generator("victim", |scene| steady(scene, "latency_ns", 15.0, 0.0));
+    fake.generator("aggressor", |scene| {
+        let rate = if scene.beside.is_empty() { 6e9 } else { 1.9e9 };
+        steady(scene, "bandwidth_mb_s", rate / 1e6, rate)
+    });
+    let text = Experiment::builtin("ladder").unwrap();
+    let ladder = Experiment::parse(text, "ladder.toml").unwrap();
+    let options = Options {
+        experiment_text: text,
+        ..options(3, None)
+    };
+    let mut heard = Heard::default();
+    let result = run(&ladder, &mut fake, &machine(2), &plan, &options, &mut heard)
+        .unwrap()
+        .result;
+    let normalized = |name: &str| {
+        of(&result, name)
+            .subject("aggressor")
+            .unwrap()
+            .figures
+            .normalized
+    };
+    assert_eq!(normalized("solo"), Some(1.0));
+    assert_eq!(
+        normalized("at@2GB/s"),
+        Some(0.95),
+        "of the 2 GB/s asked for"
+    );
+    // Alone it reaches 6 GB/s, whether it is asked for more or for as much as it can.
+    assert_eq!(normalized("at@8GB/s"), normalized("at@max"));
+    assert!((normalized("at@max").unwrap() - 1.9 / 6.0).abs() < 1e-3);
+}

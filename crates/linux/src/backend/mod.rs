@@ -29,6 +29,7 @@ use crate::home::Home;
 use crate::pmu::{self, Counting, Traffic};
 use crate::root::{Files, Kernel};
 use crate::session::{Session, WatchdogCommand};
+use crate::spent::Ledger;
 use crate::throttle::Throttler;
 use crate::{probe, procfs, rt};
 
@@ -51,6 +52,8 @@ struct Group {
     home: Home,
     matching: Vec<TaskMatch>,
     cpus: CpuSet,
+    /// What its threads have spent; none any more once it could not be told.
+    ledger: Option<Ledger>,
 }
 
 /// A regulated CPU.

@@ -18,9 +18,10 @@ use crate::meter::{EventMeter, Meter, TimeMeter};
 use crate::pmu::{self, Counting};
 use crate::root::Files;
 use crate::session::Session;
+use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
 use crate::throttle::Throttler;
-use crate::{cpumax, cpuset, irq, perf, remaining, workqueue};
+use crate::{cpumax, cpuset, irq, perf, remaining, rt, workqueue};
 impl Linux {
     pub(super) fn apply_step(&mut self, step: &Step) -> Result<Vec<String>> {
         self.beat_if_due()?;
@@ -91,6 +92,7 @@ impl Linux {
                 home: home.clone(),
                 matching: matching.to_vec(),
                 cpus,
+                ledger: Some(Ledger::new(rt::ticks_since_boot())),
             },
         );
         if matching.is_empty() {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use quell_core::backend::{Observation, Seen};
 use quell_core::policy::OnDrift;
-use quell_core::record::Event;
+use quell_core::record::{Event, Spent};
 use quell_core::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -59,12 +59,41 @@ impl Linux {
         }
     }
 
+    /// Tells what the groups' threads have spent since the last time.
+    fn tell_spent(&mut self, seen: &mut Observation) {
+        for (name, group) in &mut self.groups {
+            let Some(ledger) = group.ledger.as_mut() else {
+                continue;
+            };
+            let dirs: Vec<String> = group.home.places.iter().map(|p| p.dir.clone()).collect();
+            match ledger.look(&self.files, &dirs) {
+                // Nobody is there.
+                Ok(Some(spent)) if spent == Spent::default() => {}
+                Ok(Some(spent)) => {
+                    let group = name.clone();
+                    // Before anything that ends the hold.
+                    seen.insert(0, Seen::Event(Event::Spent { group, spent }));
+                }
+                Ok(None) => group.ledger = None,
+                Err(e) => {
+                    group.ledger = None;
+                    let what = format!("what group {name} spends is not told: {e}");
+                    seen.push(Seen::Event(Event::Finding {
+                        what,
+                        group: Some(name.clone()),
+                    }));
+                }
+            }
+        }
+    }
+
     /// The slow duties of a hold: newborn tasks, drift, throttlers that ended.
     fn look(&mut self, seen: &mut Observation) -> Result<()> {
         let finding =
             |what: String, group: Option<String>| Seen::Event(Event::Finding { what, group });
         let mut lost = Vec::new();
         self.account(seen);
+        self.tell_spent(seen);
         for Regulated {
             group, throttler, ..
         } in &self.throttlers
@@ -164,6 +193,12 @@ impl Linux {
                     .any(|s| matches!(s, Seen::Exited(..) | Seen::Stop(_) | Seen::Result(..)))
                 {
                     self.account(seen);
+                }
+                if seen
+                    .iter()
+                    .any(|s| matches!(s, Seen::Exited(..) | Seen::Stop(_)))
+                {
+                    self.tell_spent(seen);
                 }
                 return Ok(());
             }

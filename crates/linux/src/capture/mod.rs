@@ -479,7 +479,7 @@ model name : Small'''
             machine.means.meter,
             quell_core::inventory::MeterKind::Hardware {
                 events: vec!["cpu/LONGEST_LAT_CACHE.MISS".to_owned()],
-                separate_writes: false
+                fills_only: machine.cpu_set()
             }
         );
         assert_eq!(machine.identity.architecture, "x86_64");

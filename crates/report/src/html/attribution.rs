@@ -5,7 +5,7 @@ use quell_core::attribution::{Attribution, Cause};
 use crate::attribution::{all, legend, several, table, whose};
 use crate::text::{number, percent};
 
-use super::chart::{Anchor, Area, Figure, Svg, Width, room};
+use super::chart::{Anchor, Area, Figure, Svg, Width, room, strong_room};
 use super::page::{Page, Section};
 use super::table::html_table;
 
@@ -52,13 +52,12 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
 }
 
 fn draw(rows: &[Row<'_>], width: Width) -> Svg {
-    let widest =
-        |texts: &mut dyn Iterator<Item = &String>| texts.map(|t| room(t)).fold(0.0, f64::max);
     // On a phone the names stand above the bars.
     let beside = width == Width::Wide;
     let (left, right, tall) = if beside {
-        let names = widest(&mut rows.iter().map(|r| &r.name));
-        let late = widest(&mut rows.iter().map(|r| &r.late));
+        let names = rows.iter().map(|r| strong_room(&r.name));
+        let names = names.fold(0.0, f64::max);
+        let late = rows.iter().map(|r| room(&r.late)).fold(0.0, f64::max);
         (names + 8.0, width.units() - late - 8.0, BAR + 9.0)
     } else {
         (0.0, width.units(), BAR + 27.0)

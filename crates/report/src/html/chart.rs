@@ -42,11 +42,18 @@ impl Width {
 }
 
 /// Width of a character of the figures' text, in units: an estimate on the safe side.
-const CHARACTER: f64 = 7.3;
+const CHARACTER: f64 = 7.6;
+/// The same of bold text.
+const STRONG: f64 = 8.4;
 
 /// The room a text takes.
 pub(crate) fn room(text: &str) -> f64 {
     text.chars().count() as f64 * CHARACTER
+}
+
+/// The room a bold text takes.
+pub(crate) fn strong_room(text: &str) -> f64 {
+    text.chars().count() as f64 * STRONG
 }
 
 /// A scale from values to places.
@@ -209,10 +216,9 @@ impl Labels {
     pub(crate) fn place(
         &mut self,
         area: &Area,
-        text: &str,
+        wide: f64,
         places: impl IntoIterator<Item = (f64, f64, Anchor)>,
     ) -> Option<(f64, f64, Anchor)> {
-        let wide = room(text);
         let (found, spot) = places.into_iter().find_map(|(x, y, anchor)| {
             let left = match anchor {
                 Anchor::Start => x,
@@ -533,7 +539,7 @@ mod tests {
         labels.mark((50.0, 50.0));
         let mut at = |x, y| {
             labels
-                .place(&area, "10%", [(x, y, Anchor::Middle)])
+                .place(&area, room("10%"), [(x, y, Anchor::Middle)])
                 .is_some()
         };
         assert!(!at(50.0, 52.0), "on the mark");

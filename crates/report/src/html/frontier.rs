@@ -5,7 +5,7 @@ use crate::text::percent;
 use crate::verdict::spoken_for;
 use crate::view::{Spread, View, median_kept, tail_kept};
 
-use super::chart::{Anchor, Area, Figure, Labels, Mark, Scale, Svg, Width};
+use super::chart::{Anchor, Area, Figure, Labels, Mark, Scale, Svg, Width, room, strong_room};
 use super::page::{Look, Page, Section, cap};
 
 /// Which figure of a point is drawn.
@@ -230,7 +230,7 @@ fn panel(
             let down = 14.0 + 15.0 * f64::from(n);
             (area.right - 4.0, area.top + down, Anchor::End)
         });
-        if let Some((x, y, anchor)) = labels.place(area, name, near.chain(corner)) {
+        if let Some((x, y, anchor)) = labels.place(area, strong_room(name), near.chain(corner)) {
             let class = format!("name strong halo {}", look.class);
             svg.text((x, y), anchor, &class, name);
         }
@@ -238,11 +238,16 @@ fn panel(
     let caps = series.iter().flat_map(|(.., drawn)| drawn);
     for (drawn, strong) in alone
         .iter()
-        .map(|d| (d, " strong"))
-        .chain(caps.map(|d| (d, "")))
+        .map(|d| (d, true))
+        .chain(caps.map(|d| (d, false)))
     {
-        if let Some((x, y, anchor)) = labels.place(area, drawn.label, around(drawn.at)) {
-            let class = format!("name small halo{strong} {}", drawn.look.class);
+        let (wide, weight) = if strong {
+            (strong_room(drawn.label), " strong")
+        } else {
+            (room(drawn.label), "")
+        };
+        if let Some((x, y, anchor)) = labels.place(area, wide, around(drawn.at)) {
+            let class = format!("name small halo{weight} {}", drawn.look.class);
             svg.text((x, y), anchor, &class, drawn.label);
         }
     }

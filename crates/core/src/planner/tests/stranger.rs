@@ -3,22 +3,10 @@
 
 use super::*;
 
-fn counted(mut machine: Inventory) -> Inventory {
-    machine.means.meter = MeterKind::Hardware {
-        events: vec!["cpu/x".to_owned()],
-        separate_writes: false,
-    };
-    machine
-}
-
 fn cpus(plan: &Plan, group: &str) -> String {
     plan.cpus(group)
         .map(ToString::to_string)
         .unwrap_or_default()
-}
-
-fn told(plan: &Plan, what: &str) -> bool {
-    plan.notes.iter().any(|n| n.contains(what))
 }
 
 const TWO: &str = "
@@ -36,7 +24,7 @@ command = ['c']
 
 /// The steps that hold a group's CPUs, by what they set.
 fn holding(plan: &Plan, group: &str) -> (bool, bool) {
-    let held = plan.promises.iter().find(|p| p.group == group).unwrap();
+    let held = held(plan, group);
     let any = |f: fn(&Setting) -> bool| {
         plan.steps
             .iter()
@@ -156,7 +144,7 @@ fn groups_that_counters_cannot_tell_apart_have_one_budget() {
     let text = TWO
         .replace("cpus = 1", "cpus = 1\nreserve.bandwidth = '2GB/s'")
         .replace("['b']", "['b']\nweight = 200");
-    let plan = planned(&text, &counted(machine(4, 1)));
+    let plan = planned(&text, &counted(machine(4, 1), ""));
     let budgets: Vec<Lines> = plan
         .steps
         .iter()
@@ -172,7 +160,11 @@ fn groups_that_counters_cannot_tell_apart_have_one_budget() {
     let apart = text
         .replace("['c']", "['c']\ncpus = '0'")
         .replace("['b']", "['b']\ncpus = '1-2'");
-    let steps = planned(&format!("require='none'\n{apart}"), &counted(machine(4, 1))).steps;
+    let steps = planned(
+        &format!("require='none'\n{apart}"),
+        &counted(machine(4, 1), ""),
+    )
+    .steps;
     let regulated = |s: &&Step| matches!(s.set, Setting::Regulate(_));
     assert_eq!(
         steps.iter().filter(regulated).count(),
@@ -186,7 +178,7 @@ fn limits_on_the_same_cpus_tell_what_both_get() {
     let text = TWO
         .replace("['b']", "['b']\nlimit.bandwidth = '6GB/s'")
         .replace("['c']", "['c']\nlimit.bandwidth = '3GB/s'");
-    let plan = planned(&text, &counted(machine(4, 1)));
+    let plan = planned(&text, &counted(machine(4, 1), ""));
     assert!(
         told(
             &plan,
@@ -206,10 +198,8 @@ fn limits_on_the_same_cpus_tell_what_both_get() {
 
 #[test]
 fn what_the_others_cannot_draw_needs_no_limit() {
-    let text = "[group.victim]\nrole='critical'\ncommand=['a']\ncpus=1\nreserve.bandwidth='2GB/s'\n\
-                [group.noise]\nrole='best-effort'\ncommand=['b']\n";
     // One CPU for the others: 10 of 20 GB/s, though nothing limits unmatched tasks.
-    let plan = planned(text, &machine(2, 1));
+    let plan = planned(RESERVE, &machine(2, 1));
     let held = plan.promises.last().unwrap();
     assert_eq!(held.level, Level::Estimated);
     let weakest = held.weakest.clone().unwrap();
@@ -218,7 +208,7 @@ fn what_the_others_cannot_draw_needs_no_limit() {
         "{weakest}"
     );
     // Three of them can draw it all.
-    assert!(refused(text, &machine(4, 1)).contains("unmatched tasks"));
+    assert!(refused(RESERVE, &machine(4, 1)).contains("unmatched tasks"));
 }
 
 #[test]

@@ -1,0 +1,133 @@
+//! What the kernel accounts to the threads of a group, without their help: time run and time waited for a CPU
+//! (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst), page faults (`/proc/TID/stat`, proc_pid_stat(5)).
+//!
+//! The kernel keeps these by thread and forgets them with it. A ledger looks at a group's threads from time to time and
+//! sums what was added since its last look: what lived between two looks is missing, and so is the end of every thread.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_core::journal::TaskId;
+use quell_core::record::Spent;
+
+use crate::error::{Error, Result};
+use crate::procfs;
+use crate::root::Files;
+use crate::undo::tasks_in;
+
+/// More threads than this are not looked at: each is two files.
+const MOST: usize = 1_000;
+
+/// The threads of one group, as of the last look.
+#[derive(Debug)]
+pub struct Ledger {
+    known: BTreeMap<TaskId, Spent>,
+    /// Clock ticks since boot: threads born since then are counted from their birth, others from the first look at them.
+    since: u64,
+}
+
+impl Ledger {
+    /// From `since` on, in clock ticks since boot.
+    #[must_use]
+    pub const fn new(since: u64) -> Self {
+        Self {
+            known: BTreeMap::new(),
+            since,
+        }
+    }
+
+    /// What the threads in these cgroups have spent since the last look. `None` where the kernel does not tell how long
+    /// threads wait (no CONFIG_SCHED_INFO), and for more than a thousand of them.
+    ///
+    /// # Errors
+    /// Files that cannot be read or make no sense.
+    pub fn look(&mut self, files: &dyn Files, dirs: &[String]) -> Result<Option<Spent>> {
+        let mut threads = BTreeSet::new();
+        for dir in dirs {
+            for task in tasks_in(files, dir).map_err(|e| Error::file("read", dir, None, e))? {
+                if !threads.contains(&task) {
+                    threads.extend(procfs::threads(files, task)?);
+                }
+            }
+        }
+        if threads.len() > MOST {
+            return Ok(None);
+        }
+        let mut sum = Spent::default();
+        let mut now = BTreeMap::new();
+        for thread in threads {
+            let Some(stat) = procfs::stat(files, thread)? else {
+                continue;
+            };
+            let Some((ran_ns, waited_ns)) = procfs::schedstat(files, thread)? else {
+                continue;
+            };
+            let spent = Spent {
+                ran_ns,
+                waited_ns,
+                minor_faults: stat.minor_faults,
+                major_faults: stat.major_faults,
+            };
+            let before = match self.known.get(&stat.id) {
+                Some(before) => *before,
+                None if stat.id.start >= self.since => Spent::default(),
+                None => spent,
+            };
+            sum = sum.plus(spent.less(before));
+            now.insert(stat.id, spent);
+        }
+        self.known = now;
+        Ok(Some(sum))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    /// A cgroup directory with one process in it.
+    fn cgroup(pid: u32) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("cgroup.procs"), format!("{pid}\n")).unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_program_that_works_is_seen_to_run_and_to_fault_since_the_last_look() {
+        let files = Kernel::new().unwrap();
+        let dir = cgroup(std::process::id());
+        let dirs = [dir.path().to_str().unwrap().to_owned()];
+        // We were born before: the first look is where counting begins.
+        let mut ledger = Ledger::new(u64::MAX);
+        let Some(first) = ledger.look(&files, &dirs).unwrap() else {
+            eprintln!("SKIPPED: this kernel does not tell how long threads wait");
+            return;
+        };
+        assert_eq!(first, Spent::default());
+        let begun = std::time::Instant::now();
+        let mut touched = Vec::new();
+        while begun.elapsed().as_millis() < 30 {
+            touched.push(vec![1u8; 1 << 20]);
+            if touched.len() > 8 {
+                touched.clear();
+            }
+        }
+        let worked = ledger.look(&files, &dirs).unwrap().unwrap();
+        assert!(worked.ran_ns > 1_000_000, "{worked:?}");
+        assert!(worked.minor_faults > 0, "{worked:?}");
+        // Born since: its whole life counts, which is more than the last stretch of it.
+        let whole = Ledger::new(0).look(&files, &dirs).unwrap().unwrap();
+        assert!(whole.ran_ns > worked.ran_ns && whole.minor_faults > worked.minor_faults);
+    }
+
+    #[test]
+    fn an_empty_group_and_one_that_is_gone_have_spent_nothing() {
+        let files = Kernel::new().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| [dir.path().join(name).to_str().unwrap().to_owned()];
+        let mut ledger = Ledger::new(0);
+        let looked = |ledger: &mut Ledger, dirs: &[String]| ledger.look(&files, dirs).unwrap();
+        assert_eq!(looked(&mut ledger, &at("gone")), Some(Spent::default()));
+        assert_eq!(looked(&mut ledger, &[]), Some(Spent::default()));
+    }
+}

@@ -1,0 +1,350 @@
+//! A record's timeline for `ui.perfetto.dev` and `chrome://tracing`, as JSON in the Trace Event Format ("Trace Event
+//! Format", Google, 2016): times in microseconds since the run began, a process per kind of thing, a thread per track.
+//!
+//! | process | tracks |
+//! |---|---|
+//! | the run | its stages; steps, findings and ends of commands as instants |
+//! | CPUs | each CPU's throttled stretches; its time by kind, in percent of the time between two looks |
+//! | a subject | its measured spans, named by configuration; its metric, window by window |
+
+use quell_core::record::{CpuTimes, Event, Record, Span};
+use serde_json::{Value, json};
+
+const RUN: u64 = 1;
+const CPUS: u64 = 2;
+const FIRST_SUBJECT: u64 = 3;
+
+/// Tracks of the run.
+const STAGES: u64 = 1;
+const EVENTS: u64 = 2;
+
+/// The trace, an event a line. Windows whose time is not known are left out.
+#[must_use]
+pub fn perfetto(record: &Record) -> String {
+    let mut trace = Trace::default();
+    run(&mut trace, record);
+    cpus(&mut trace, record);
+    subjects(&mut trace, record);
+    let about = json!({
+        "name": record.name,
+        "quell": record.version,
+        "created": record.created,
+        "command_line": record.command_line,
+    });
+    format!(
+        "{{\"displayTimeUnit\":\"ns\",\"otherData\":{about},\"traceEvents\":[\n{}\n]}}\n",
+        trace.lines.join(",\n")
+    )
+}
+
+#[derive(Default)]
+struct Trace {
+    lines: Vec<String>,
+}
+
+impl Trace {
+    fn put(&mut self, event: &Value) {
+        self.lines.push(event.to_string());
+    }
+
+    fn process(&mut self, pid: u64, name: &str) {
+        self.put(&json!({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}));
+        self.put(
+            &json!({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}),
+        );
+    }
+
+    fn track(&mut self, pid: u64, tid: u64, name: &str) {
+        self.put(&json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}));
+    }
+
+    fn stretch(&mut self, (pid, tid): (u64, u64), name: &str, from: u64, until: u64, args: &Value) {
+        let dur = us(until.saturating_sub(from));
+        self.put(&json!({"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": us(from), "dur": dur, "args": args}));
+    }
+
+    fn count(&mut self, pid: u64, name: &str, at: u64, args: &Value) {
+        self.put(
+            &json!({"ph": "C", "name": name, "pid": pid, "tid": 1, "ts": us(at), "args": args}),
+        );
+    }
+}
+
+fn us(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
+
+fn run(trace: &mut Trace, record: &Record) {
+    trace.process(RUN, &record.name);
+    trace.track(RUN, STAGES, "stages");
+    trace.track(RUN, EVENTS, "events");
+    let phases: Vec<(u64, &str)> = record
+        .events
+        .iter()
+        .filter_map(|stamped| match &stamped.event {
+            Event::Phase { name } => Some((stamped.at_ns, name.as_str())),
+            _ => None,
+        })
+        .collect();
+    for (i, (from, name)) in phases.iter().enumerate() {
+        let until = phases.get(i + 1).map_or_else(|| end(record), |next| next.0);
+        trace.stretch((RUN, STAGES), name, *from, until, &json!({}));
+    }
+    for stamped in &record.events {
+        let (name, args) = match &stamped.event {
+            // A stage, told above; and sums of what the CPUs' tracks show stop by stop, and of what is told elsewhere.
+            Event::Phase { .. } | Event::Throttle { .. } | Event::Spent { .. } => continue,
+            Event::Step { step, outcome } => (format!("step {} {outcome}", step.0), json!({})),
+            Event::Finding { what, group } => (what.clone(), json!({"group": group})),
+            Event::Exit { group, status } => (
+                format!("the command of group {group} ended with {status}"),
+                json!({"group": group, "status": status}),
+            ),
+        };
+        trace.put(&json!({
+            "ph": "i", "s": "t", "name": name, "pid": RUN, "tid": EVENTS, "ts": us(stamped.at_ns), "args": args,
+        }));
+    }
+}
+
+/// The last moment that anything is known of.
+fn end(record: &Record) -> u64 {
+    let events = record.events.iter().map(|e| e.at_ns);
+    let stops = record.stops.values().flatten().map(|s| s.until_ns);
+    let looks = record.cpu_times.values().flatten().map(|(at, _)| *at);
+    let windows = record.spans.iter().filter_map(|s| Some(stretch(s)?.1));
+    let all = events.chain(stops).chain(looks).chain(windows);
+    all.max().unwrap_or(0)
+}
+
+fn cpus(trace: &mut Trace, record: &Record) {
+    if record.stops.is_empty() && record.cpu_times.is_empty() {
+        return;
+    }
+    trace.process(CPUS, "CPUs");
+    for (cpu, stops) in &record.stops {
+        // Thread 0 would be taken for the idle one.
+        let track = (CPUS, u64::from(*cpu) + 1);
+        trace.track(track.0, track.1, &format!("CPU {cpu}"));
+        for stop in stops {
+            trace.stretch(track, "throttled", stop.from_ns, stop.until_ns, &json!({}));
+        }
+    }
+    for (cpu, looks) in &record.cpu_times {
+        for pair in looks.windows(2) {
+            let [(from, before), (until, after)] = pair else {
+                continue;
+            };
+            let part = |of: fn(&CpuTimes) -> u64| {
+                let spent = of(after).saturating_sub(of(before)) as f64;
+                (spent * 1e3 / until.saturating_sub(*from).max(1) as f64).round() / 10.0
+            };
+            let args = json!({
+                "busy": part(|t| t.busy_ns),
+                "interrupts": part(|t| t.irq_ns + t.softirq_ns),
+                "steal": part(|t| t.steal_ns),
+            });
+            trace.count(CPUS, &format!("CPU {cpu} time (%)"), *from, &args);
+        }
+    }
+}
+
+/// From the first window of a span to the end of its last, which is taken to be as long as the one before.
+fn stretch(span: &Span) -> Option<(u64, u64)> {
+    let at = span.at_ns.as_ref()?;
+    let (first, last) = (*at.first()?, *at.last()?);
+    let before = at.len().checked_sub(2).and_then(|i| at.get(i));
+    let window = before.map_or(0, |before| last.saturating_sub(*before));
+    Some((first, last.saturating_add(window)))
+}
+
+fn subjects(trace: &mut Trace, record: &Record) {
+    let mut names: Vec<&str> = record.spans.iter().map(|s| s.subject.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for (pid, name) in (FIRST_SUBJECT..).zip(names) {
+        trace.process(pid, &format!("subject {name}"));
+        trace.track(pid, 1, "spans");
+        let metric = metric(record, name);
+        let mut spans: Vec<(u64, u64, &Span)> = record
+            .spans
+            .iter()
+            .filter(|s| s.subject == name)
+            .filter_map(|s| stretch(s).map(|(from, until)| (from, until, s)))
+            .collect();
+        spans.sort_by_key(|(from, ..)| *from);
+        for (from, until, span) in spans {
+            let args = json!({"round": span.round + 1, "windows": span.values.len()});
+            trace.stretch((pid, 1), &span.configuration, from, until, &args);
+            for (at, value) in span.at_ns.iter().flatten().zip(&span.values) {
+                trace.count(pid, metric, *at, &json!({ "value": value }));
+            }
+        }
+    }
+}
+
+/// The name of a subject's primary metric.
+fn metric<'r>(record: &'r Record, subject: &str) -> &'r str {
+    let configurations = record.result.iter().flat_map(|r| &r.configurations);
+    configurations
+        .flat_map(|c| &c.subjects)
+        .find(|s| s.name == subject)
+        .map_or("value", |s| s.metric.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use quell_core::record::Stamped;
+
+    use super::*;
+    use crate::sample;
+
+    fn events(record: &Record) -> Vec<Value> {
+        let trace: Value = serde_json::from_str(&perfetto(record)).unwrap();
+        trace["traceEvents"].as_array().unwrap().clone()
+    }
+
+    fn number(event: &Value, key: &str) -> f64 {
+        event[key]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{key}: {event}"))
+    }
+
+    /// Start and end of every stretch of a track, in microseconds.
+    fn track(events: &[Value], pid: u64, tid: u64) -> Vec<(f64, f64, &str)> {
+        events
+            .iter()
+            .filter(|e| e["ph"] == "X" && e["pid"] == pid && e["tid"] == tid)
+            .map(|e| {
+                let ts = number(e, "ts");
+                (ts, ts + number(e, "dur"), e["name"].as_str().unwrap())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_event_is_one_that_viewers_know_and_every_track_has_a_name() {
+        let events = events(&sample::record());
+        let mut named = BTreeSet::new();
+        for event in &events {
+            let (pid, tid) = (number(event, "pid"), event["tid"].as_u64());
+            assert!(pid >= 1.0 && tid != Some(0), "{event}");
+            match event["ph"].as_str().unwrap() {
+                "M" => {
+                    named.insert((event["pid"].as_u64(), tid));
+                }
+                "X" => assert!(number(event, "dur") >= 0.0, "{event}"),
+                "i" => assert_eq!(event["s"], "t"),
+                "C" => assert!(!event["args"].as_object().unwrap().is_empty()),
+                other => panic!("{other} is not one of ours: {event}"),
+            }
+            if event["ph"] != "M" {
+                assert!(number(event, "ts") >= 0.0, "{event}");
+                assert!(named.contains(&(event["pid"].as_u64(), None)), "{event}");
+            }
+            if event["ph"] == "X" || event["ph"] == "i" {
+                assert!(named.contains(&(event["pid"].as_u64(), tid)), "{event}");
+            }
+        }
+    }
+
+    #[test]
+    fn stretches_are_where_the_record_has_them_and_do_not_overlap() {
+        let record = sample::record();
+        let events = events(&record);
+        let stages = track(&events, RUN, STAGES);
+        assert_eq!(stages[0], (0.0, 7e6, "round 1 of 2, solo"));
+        assert_eq!((stages.len(), stages[2].2), (3, "undo"));
+        // The machine was looked at every 100 ms until 12.9 s, before the last stage began: it ends where it began.
+        assert_eq!(stages[2].0, stages[2].1);
+        let stops = track(&events, CPUS, 2);
+        assert_eq!(stops.len(), 400);
+        assert_eq!(stops[1], (2_801_000.0, 2_801_900.0, "throttled"));
+        let mut tracks: BTreeMap<(u64, u64), f64> = BTreeMap::new();
+        for event in events.iter().filter(|e| e["ph"] == "X") {
+            let track = (
+                event["pid"].as_u64().unwrap(),
+                event["tid"].as_u64().unwrap(),
+            );
+            let (from, until) = (
+                number(event, "ts"),
+                number(event, "ts") + number(event, "dur"),
+            );
+            let before = tracks.insert(track, until).unwrap_or(0.0);
+            assert!(
+                from >= before,
+                "begins before the one before it ends: {event}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_subject_has_its_spans_by_configuration_and_its_metric_window_by_window() {
+        let record = sample::record();
+        let events = events(&record);
+        // The neighbour comes before the victim; six configurations, two rounds.
+        let spans = track(&events, FIRST_SUBJECT + 1, 1);
+        assert_eq!(spans.len(), 12);
+        assert_eq!(spans[0], (0.0, 400_000.0, "solo"));
+        let windows: Vec<&Value> = events
+            .iter()
+            .filter(|e| e["ph"] == "C" && e["pid"] == FIRST_SUBJECT + 1)
+            .collect();
+        assert_eq!(windows.len(), 12 * 400);
+        assert!(windows.iter().all(|w| w["name"] == "latency_ns"));
+        assert_eq!(windows[1]["args"]["value"], record.spans[0].values[1]);
+    }
+
+    #[test]
+    fn cpu_time_is_told_in_percent() {
+        let mut record = sample::record();
+        let look = |at, busy_ns, steal_ns| {
+            let times = CpuTimes {
+                busy_ns,
+                steal_ns,
+                ..CpuTimes::default()
+            };
+            (at, times)
+        };
+        record.cpu_times = [(
+            0,
+            vec![look(5, 0, 0), look(100_000_005, 75_000_000, 10_000_000)],
+        )]
+        .into();
+        let events = events(&record);
+        let looked = events
+            .iter()
+            .find(|e| e["ph"] == "C" && e["pid"] == CPUS)
+            .unwrap();
+        assert_eq!(
+            looked["args"],
+            json!({"busy": 75.0, "interrupts": 0.0, "steal": 10.0})
+        );
+        assert_eq!(looked["ts"], 0.005);
+    }
+
+    #[test]
+    fn the_record_of_a_run_is_a_timeline_too() {
+        let finding = Stamped {
+            at_ns: 1_500,
+            event: Event::Finding {
+                what: "a \"quoted\" finding".into(),
+                group: None,
+            },
+        };
+        let record = Record {
+            name: "run".into(),
+            events: vec![finding],
+            ..Record::default()
+        };
+        let events = events(&record);
+        let told = events.last().unwrap();
+        assert_eq!(
+            (told["ph"].as_str(), told["ts"].as_f64()),
+            (Some("i"), Some(1.5))
+        );
+        assert_eq!(told["name"], "a \"quoted\" finding");
+    }
+}
