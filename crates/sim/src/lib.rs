@@ -9,6 +9,9 @@
 pub mod frames;
 mod machine;
 pub mod pattern;
+pub mod prefetch;
+pub mod profile;
 pub mod random;
+pub mod tlb;
 
 pub use machine::{CoreCounts, Description, Machine};
