@@ -13,5 +13,6 @@ pub mod prefetch;
 pub mod profile;
 pub mod random;
 pub mod tlb;
+pub mod trace;
 
 pub use machine::{CoreCounts, Description, Machine};
