@@ -64,7 +64,8 @@ impl Pattern {
     #[must_use]
     pub fn latency(bytes: u64, seed: u64) -> Self {
         let lines = u32::try_from((bytes / LINE).max(1)).unwrap_or(u32::MAX);
-        let next = cycle((0..lines).collect(), &mut Random::new(seed));
+        let lines: Vec<u32> = (0..lines).collect();
+        let next = cycle(&lines, &mut Random::new(seed));
         Self::Latency { next, at: 0 }
     }
 
@@ -126,18 +127,12 @@ impl Pattern {
     }
 }
 
-/// One cycle through all of `lines` in random order (Sattolo's algorithm): by line, the line after it; lines not listed lead to
-/// themselves.
-fn cycle(lines: Vec<u32>, random: &mut Random) -> Vec<u32> {
-    let mut order = lines;
-    for i in (1..order.len()).rev() {
+/// One cycle through all of `lines` in random order (Sattolo's algorithm): of each, the line after it.
+fn cycle(lines: &[u32], random: &mut Random) -> Vec<u32> {
+    let mut next = lines.to_vec();
+    for i in (1..next.len()).rev() {
         let other = usize::try_from(random.below(i as u64)).unwrap_or(0);
-        order.swap(i, other);
-    }
-    let size = order.iter().max().map_or(0, |&last| last as usize + 1);
-    let mut next: Vec<u32> = (0u32..).take(size).collect();
-    for (i, &line) in order.iter().enumerate() {
-        next[line as usize] = order[(i + 1) % order.len()];
+        next.swap(i, other);
     }
     next
 }
@@ -207,9 +202,8 @@ impl ParallelLists {
         let each = lines.len() / lists;
         for part in lines.chunks_exact(each).take(lists) {
             heads.push(part[0]);
-            let ring = cycle(part.to_vec(), &mut random);
-            for &line in part {
-                next[line as usize] = ring[line as usize];
+            for (&line, after) in part.iter().zip(cycle(part, &mut random)) {
+                next[line as usize] = after;
             }
         }
         Ok(Self {
