@@ -57,7 +57,7 @@ fn both<'a>(
     outstanding: u64,
     requests: &dyn Fn() -> Box<dyn FnMut(u64) -> (u64, bool) + 'a>,
 ) -> (Answer, Answer) {
-    let mut load = |model: &mut dyn driver::Model| {
+    let load = |model: &mut dyn driver::Model| {
         let next = requests();
         drive(model, n, &mut Load { outstanding, next })
     };
