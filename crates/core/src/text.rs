@@ -50,7 +50,7 @@ impl std::error::Error for Problem {}
 
 /// A step on the way to a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     /// A key of a table.
     Key(String),
     /// An element of an array, from 0.
@@ -59,10 +59,11 @@ pub(crate) enum Step {
 
 /// The way from the document's root to a value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Path(pub Vec<Step>);
+pub struct Path(pub Vec<Step>);
 
 impl Path {
     /// From keys.
+    #[must_use]
     pub fn of<S: AsRef<str>>(keys: &[S]) -> Self {
         Self(
             keys.iter()
@@ -118,13 +119,40 @@ impl fmt::Display for Path {
 
 /// A mistake found after reading, where the types are right and the meaning is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Complaint {
+pub struct Complaint {
     /// Where.
     pub at: Path,
     /// What is wrong, without the key.
     pub why: String,
     /// What to do about it.
     pub remedy: Option<String>,
+}
+
+/// Reads a document of a language that belongs to another crate: types and unknown keys first, then, where those are in
+/// order, what `check` complains of.
+///
+/// # Errors
+/// Every problem found.
+pub fn read<T: DeserializeOwned>(
+    text: &str,
+    file: &str,
+    check: impl FnOnce(&T) -> Vec<Complaint>,
+) -> Result<T, Vec<Problem>> {
+    let origin = Origin {
+        file,
+        text: Some(text),
+    };
+    let root = origin.document(text)?;
+    let mut reader = Reader::new(origin);
+    let value: Option<T> = reader.read(&root);
+    if let (Some(value), true) = (&value, reader.problems.is_empty()) {
+        let complaints = check(value);
+        reader.complain(root.get_ref(), complaints);
+    }
+    match value {
+        Some(value) if reader.problems.is_empty() => Ok(value),
+        _ => Err(reader.problems),
+    }
 }
 
 /// The text of a file, for turning positions into lines.

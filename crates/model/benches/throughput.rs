@@ -190,8 +190,51 @@ fn dram() {
     }
 }
 
+/// The same requests through DRAMsim3, in the same run (`--features oracle`).
+#[cfg(feature = "oracle")]
+fn dramsim3() {
+    const COUNT: u64 = 50_000;
+    // DDR3-1333 of two ranks; what it does not name is of no consequence here.
+    const INI: &str = "[dram_structure]\nprotocol = DDR3\nbankgroups = 1\nbanks_per_group = 8\nrows = 16384\n\
+        columns = 1024\ndevice_width = 8\nBL = 8\n[timing]\ntCK = 1.5\nCL = 9\nCWL = 7\ntRCD = 9\ntRP = 9\ntRAS = 24\n\
+        tRFC = 74\ntREFI = 5200\ntRRD_S = 4\ntWTR_S = 5\ntFAW = 20\ntWR = 10\ntCCD_S = 4\ntRTP = 5\ntRTRS = 2\n\
+        [system]\nchannel_size = 2048\nchannels = 1\nbus_width = 64\naddress_mapping = rochrababgco\n\
+        queue_structure = PER_BANK\ntrans_queue_size = 32\ncmd_queue_size = 8\n\
+        [other]\nepoch_period = 2000000000\noutput_level = 0\n";
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let file = folder.join("throughput.ini");
+    std::fs::write(&file, INI).expect("the build's own folder");
+    for (name, outstanding, random_rows, writes) in [
+        ("DRAMsim3/DDR3 stream reads", 40, false, false),
+        ("DRAMsim3/DDR3 random reads", 40, true, false),
+        ("DRAMsim3/DDR3 random, a third writes", 40, true, true),
+        ("DRAMsim3/DDR3 chase", 1, true, false),
+    ] {
+        bench(name, "requests", COUNT, || {
+            let mut memory = dramsim3::MemorySystem::new(&file, folder).expect("a real path");
+            let (mut seed, mut flying) = (1, 0);
+            for id in 0..COUNT {
+                let line = if random_rows {
+                    random(&mut seed) >> 38
+                } else {
+                    id
+                };
+                let write = writes && id % 3 == 0;
+                while !write && flying >= outstanding || !memory.can_add(line * 64, write) {
+                    memory.tick(|_, write| flying -= u64::from(!write));
+                }
+                memory.add(line * 64, write);
+                flying += u64::from(!write);
+            }
+            black_box(flying);
+        });
+    }
+}
+
 fn main() {
     caches();
     hierarchies();
     dram();
+    #[cfg(feature = "oracle")]
+    dramsim3();
 }

@@ -382,19 +382,33 @@ fn impossible_shapes_say_what_is_wrong() {
     );
 }
 
-/// The data references of a real program (valgrind's lackey records them) through our cache and through cachegrind's.
 #[test]
 fn misses_of_a_real_program_are_those_of_cachegrind() {
+    compare_with_cachegrind(&["/bin/true"], 8192, 4);
+    compare_with_cachegrind(&["/bin/ls", "-l", "/"], 32768, 8);
+}
+
+/// The data references of a real program (valgrind's lackey records them) through our cache and through cachegrind's. The program's
+/// own output goes where the records do not.
+#[expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests are tests"
+)]
+fn compare_with_cachegrind(program: &[&str], size: u64, ways: u32) {
+    let log = format!("{}/valgrind-{size}", env!("CARGO_TARGET_TMPDIR"));
     let valgrind = |args: &[&str]| {
         let output = Command::new("valgrind")
             .args(args)
-            .args(["--log-fd=1", "/bin/true"])
+            .arg(format!("--log-file={log}"))
+            .args(program)
             .output()
             .ok()?;
+        let text = std::fs::read(&log).ok()?;
         output
             .status
             .success()
-            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+            .then(|| String::from_utf8_lossy(&text).into_owned())
     };
     let out = concat!(
         "--cachegrind-out-file=",
@@ -404,7 +418,7 @@ fn misses_of_a_real_program_are_those_of_cachegrind() {
     let witness = valgrind(&[
         "--tool=cachegrind",
         "--I1=4096,1,64",
-        "--D1=8192,4,64",
+        &format!("--D1={size},{ways},64"),
         "--LL=65536,8,64",
         out,
     ]);
@@ -421,7 +435,7 @@ fn misses_of_a_real_program_are_those_of_cachegrind() {
         let figure = line.split(':').nth(1).unwrap().split('(').next().unwrap();
         figure.replace(',', "").trim().parse().unwrap()
     };
-    let mut cache = Cache::new(&Geometry::plain(8192, 4, 64).unwrap(), Policy::Lru, 1).unwrap();
+    let mut cache = Cache::new(&Geometry::plain(size, ways, 64).unwrap(), Policy::Lru, 1).unwrap();
     let (mut references, mut misses) = (0u64, 0u64);
     for line in trace.lines() {
         // " L 1ffeffe7e0,8", " S …", " M …" (read and written); instructions begin at the margin.

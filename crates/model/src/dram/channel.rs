@@ -310,16 +310,20 @@ impl Channel {
     /// Changes between reads and writes where it is time to; true if it did.
     fn turn(&mut self) -> bool {
         let (reads, writes) = (self.reads.len(), self.writes.len());
-        let (high, low) = (self.config.high as usize, self.config.low as usize);
+        let (high, low, idle) = (
+            self.config.high as usize,
+            self.config.low as usize,
+            self.config.idle as usize,
+        );
         if self.draining {
             if writes > self.until || self.flush && reads == 0 && writes > 0 {
                 return false;
             }
         } else if writes >= high {
             self.until = low;
-        } else if reads == 0 && writes > low {
+        } else if reads == 0 && writes > idle {
             // Deeper than the watermark, so that a write and a turnaround do not alternate.
-            self.until = low / 2;
+            self.until = idle / 2;
         } else if reads == 0 && writes > 0 && self.flush {
             self.until = 0;
         } else {
@@ -439,7 +443,8 @@ impl Channel {
         } else {
             column
         };
-        self.next = (self.active != 0).then_some(best);
+        // Fairness may have held back what could have come before now; it does not come in the past.
+        self.next = (self.active != 0).then_some((best.0.max(self.now), best.1));
     }
 
     /// Which of `banks` has the earliest claim, the oldest of equals and of those before `least`, and when.

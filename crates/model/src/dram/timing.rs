@@ -178,8 +178,10 @@ pub struct Config {
     pub writes: u32,
     /// Writes waiting at which they are drained.
     pub high: u32,
-    /// Writes waiting down to which they are drained while reads wait, and below which they are left alone while none do.
+    /// Writes waiting down to which they are drained while reads wait.
     pub low: u32,
+    /// Writes waiting that are left alone while no reads wait; of more, half as many are left.
+    pub idle: u32,
     /// Requests to an open row that may overtake an older request of the same bank in a row.
     pub streak: u32,
     /// Requests that may go before an older one, ready as they are, in a row because it is on another rank and would leave a gap on
@@ -189,7 +191,8 @@ pub struct Config {
 
 impl Config {
     /// One rank of eight banks without groups (DDR3). Queues of 64, watermarks at 85 % and 50 %: gem5's defaults for watermarks;
-    /// the streak of 16 is gem5's `max_accesses_per_row`; the streak between ranks of 4 is assumed.
+    /// the streak of 16 is gem5's `max_accesses_per_row`; the streak between ranks of 2 is what comes nearest to DRAMsim3 over the
+    /// patterns of `tests/oracle` with two ranks.
     #[must_use]
     pub fn ddr3(timing: Timing) -> Self {
         Self {
@@ -201,8 +204,9 @@ impl Config {
             writes: 64,
             high: 54,
             low: 32,
+            idle: 32,
             streak: 16,
-            rank_streak: 4,
+            rank_streak: 2,
         }
     }
 
@@ -246,10 +250,14 @@ impl Config {
                 self.reads, self.writes
             ));
         }
-        if self.high == 0 || self.high > self.writes || self.low >= self.high {
+        if self.high == 0
+            || self.high > self.writes
+            || self.low >= self.high
+            || self.idle >= self.high
+        {
             return wrong(format!(
-                "watermarks {} and {} for {} writes: low < high <= writes",
-                self.low, self.high, self.writes
+                "watermarks {}, {} when idle, and {} for {} writes: low and idle < high <= writes",
+                self.low, self.idle, self.high, self.writes
             ));
         }
         if t.burst == 0

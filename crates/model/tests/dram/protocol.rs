@@ -22,7 +22,9 @@ fn configs() -> impl Strategy<Value = Config> {
             writes,
             high: writes * 85 / 100 + 1,
             low: writes / 2,
+            idle: writes / 3,
             streak,
+            rank_streak: streak % 5,
             ..config
         },
     )

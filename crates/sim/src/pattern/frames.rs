@@ -1,0 +1,114 @@
+//! The two subjects of the video call (Gondi, Biswas, Yun): bursts of memory traffic, thirty a second.
+//!
+//! Method: the study gives demand alone as misses per millisecond over a second, of which mean and peak are published. A frame moves mean ÷
+//! frame rate bytes, line after line of a buffer too large for the caches, at the peak rate: so many compute cycles between lines that a
+//! machine which never makes it wait draws just the peak. Sizes of frames vary by a fifth, evenly, from the seed. The display's frame
+//! is two bursts merged, as the study saw it, so of two parts, the second one's buffer following the first one's.
+//!
+//! Deviations: the shape within a burst is flat (the published figure is a picture, not numbers); a quarter of the lines is
+//! written (assumed); no work of the caches' size beside the traffic.
+
+use super::{Access, LINE};
+use crate::random::Random;
+
+/// Picoseconds of a second.
+const SECOND: u64 = 1_000_000_000_000;
+/// Frames per second.
+const FPS: u64 = 30;
+
+/// One of the two subjects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// `webrtc`: mean 342 MB/s, peak 1247 MB/s.
+    Call,
+    /// `xserver`: mean 365 MB/s, peak 2865 MB/s.
+    Display,
+}
+
+impl Stage {
+    /// Mean and peak demand alone in bytes per second, as published.
+    #[must_use]
+    pub fn demand(self) -> (u64, u64) {
+        match self {
+            Self::Call => (342_000_000, 1_247_000_000),
+            Self::Display => (365_000_000, 2_865_000_000),
+        }
+    }
+
+    fn bursts(self) -> u64 {
+        match self {
+            Self::Call => 1,
+            Self::Display => 2,
+        }
+    }
+}
+
+/// The stream of accesses of a stage.
+#[derive(Clone, Debug)]
+pub struct Frames {
+    stage: Stage,
+    /// Lines of each burst's buffer.
+    buffer: u64,
+    /// Core cycles per line, in 2^-16.
+    pace: u64,
+    /// Of the current pace, what is not yet a whole cycle.
+    rest: u64,
+    left: u64,
+    frame: u64,
+    size: u64,
+    at: u64,
+    random: Random,
+}
+
+impl Frames {
+    /// On a core with a clock period of `clock` picoseconds, over `bytes` of memory.
+    #[must_use]
+    pub fn new(stage: Stage, bytes: u64, clock: u64, seed: u64) -> Self {
+        let (_, peak) = stage.demand();
+        let cycles = u128::from(LINE * SECOND) << 16;
+        Self {
+            stage,
+            buffer: (bytes / LINE / stage.bursts()).max(1),
+            pace: u64::try_from(cycles / u128::from(peak * clock.max(1))).unwrap_or(u64::MAX),
+            rest: 0,
+            left: 0,
+            frame: 0,
+            size: 0,
+            at: 0,
+            random: Random::new(seed),
+        }
+    }
+
+    /// Picoseconds between the beginnings of frames.
+    #[must_use]
+    pub fn period(&self) -> u64 {
+        SECOND / FPS
+    }
+
+    pub(super) fn next_access(&mut self) -> Access {
+        let begins = self.left == 0;
+        if begins {
+            let (mean, _) = self.stage.demand();
+            let lines = mean / FPS / LINE;
+            self.size = lines * 4 / 5 + self.random.below(lines * 2 / 5 + 1);
+            self.left = self.size;
+            self.frame += 1;
+        }
+        // Which burst of the frame this line belongs to.
+        let burst = (self.size - self.left) * self.stage.bursts() / self.size;
+        self.left -= 1;
+        let line = burst * self.buffer + self.at % self.buffer;
+        self.at += 1;
+        self.rest += self.pace;
+        let compute = u32::try_from(self.rest >> 16).unwrap_or(u32::MAX);
+        self.rest &= 0xffff;
+        Access {
+            address: line * LINE,
+            write: self.at.is_multiple_of(4),
+            dependent: false,
+            // The access itself takes a cycle.
+            compute: compute.saturating_sub(1),
+            begins,
+        }
+    }
+}

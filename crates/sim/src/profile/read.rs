@@ -1,0 +1,295 @@
+//! What makes a profile that reads well impossible all the same.
+
+use std::collections::HashSet;
+
+use quell_core::mechanism::Mechanism;
+use quell_core::text::{Complaint, Path, suggestion};
+use quell_model::Invalid;
+use quell_model::cache::{Cache, Hierarchy};
+use quell_model::dram::Dram;
+
+use super::{Assumed, Profile};
+
+/// Keys that may be assumed, by section.
+const CORES: &[&str] = &["count", "threads", "mhz", "misses"];
+const CACHE: &[&str] = &[
+    "size",
+    "ways",
+    "line",
+    "latency",
+    "cores",
+    "replacement",
+    "inclusion",
+    "set",
+    "slice",
+];
+const MEMORY: &[&str] = &[
+    "size",
+    "timing",
+    "transit",
+    "channels-in-turn",
+    "channel",
+    "rank",
+    "bank",
+    "row",
+    "column",
+];
+const TLB: &[&str] = &[
+    "entries",
+    "ways",
+    "large-entries",
+    "large-ways",
+    "large-page",
+    "walk",
+];
+const PREFETCHER: &[&str] = &["on", "streams", "degree", "distance"];
+const COUNTERS: &[&str] = &["delay"];
+const MECHANISMS: &[&str] = &["available", "ways", "mba", "exclusion"];
+
+#[derive(Default)]
+struct Found(Vec<Complaint>);
+
+impl Found {
+    fn say(&mut self, at: Path, why: impl Into<String>, remedy: Option<&str>) {
+        self.0.push(Complaint {
+            at,
+            why: why.into(),
+            remedy: remedy.map(str::to_owned),
+        });
+    }
+
+    fn invalid(&mut self, at: Path, error: &Invalid) {
+        self.say(at, error.to_string(), None);
+    }
+
+    fn origin(&mut self, at: &Path, source: &str, assumed: &Assumed, keys: &[&str]) {
+        if source.trim().is_empty() {
+            let remedy =
+                "name a data sheet, manual or measurement, or list the keys under 'assumed'";
+            self.say(at.key("source"), "is empty", Some(remedy));
+        }
+        for (key, why) in assumed {
+            let place = at.key("assumed").key(key);
+            if !keys.contains(&key.as_str()) {
+                let remedy = suggestion(key, keys.iter().copied()).map_or_else(
+                    || format!("known here: {}", keys.join(", ")),
+                    |close| format!("did you mean '{close}'?"),
+                );
+                self.say(place, "is no key of this section", Some(&remedy));
+            } else if why.trim().is_empty() {
+                self.say(
+                    place,
+                    "gives no reason",
+                    Some("say why this value and not another"),
+                );
+            }
+        }
+    }
+
+    fn range(&mut self, at: &Path, key: &str, value: u32, most: u32) {
+        if !(1..=most).contains(&value) {
+            self.say(
+                at.key(key),
+                format!("{value}: 1 to {most} are possible"),
+                None,
+            );
+        }
+    }
+}
+
+/// All that is wrong with `profile`.
+pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
+    let mut found = Found::default();
+    let root = Path::default();
+    if profile.quell != 1 {
+        let why = format!(
+            "version {} of the format; this Quell reads version 1",
+            profile.quell
+        );
+        found.say(root.key("quell"), why, None);
+    }
+    if profile.name.trim().is_empty() {
+        found.say(root.key("name"), "is empty", None);
+    }
+    let at = root.key("cores");
+    let cores = &profile.cores;
+    found.origin(&at, &cores.source, &cores.assumed, CORES);
+    found.range(&at, "count", cores.count, 64);
+    found.range(&at, "threads", cores.threads, 8);
+    found.range(&at, "mhz", cores.mhz, 10_000);
+    found.range(&at, "misses", cores.misses, 1024);
+    if cores.count.saturating_mul(cores.threads) > 64 {
+        let why = format!(
+            "{} cores of {} threads: at most 64 threads are possible",
+            cores.count, cores.threads
+        );
+        found.say(at.key("count"), why, None);
+    }
+    let counted = found.0.is_empty();
+    caches(profile, counted, &mut found);
+    memory(profile, &mut found);
+    let at = root.key("tlb");
+    let tlb = &profile.tlb;
+    found.origin(&at, &tlb.source, &tlb.assumed, TLB);
+    if let Err(error) = crate::tlb::Tlb::new(tlb) {
+        found.invalid(at, &error);
+    }
+    if let Some(prefetcher) = &profile.prefetcher {
+        let at = root.key("prefetcher");
+        found.origin(&at, &prefetcher.source, &prefetcher.assumed, PREFETCHER);
+        found.range(&at, "streams", prefetcher.streams, 256);
+        found.range(&at, "degree", prefetcher.degree, 64);
+        found.range(&at, "distance", prefetcher.distance, 64);
+    }
+    let at = root.key("counters");
+    found.origin(
+        &at,
+        &profile.counters.source,
+        &profile.counters.assumed,
+        COUNTERS,
+    );
+    mechanisms(profile, &mut found);
+    found.0
+}
+
+fn caches(profile: &Profile, counted: bool, found: &mut Found) {
+    let top = Path::default().key("cache");
+    if profile.cache.is_empty() {
+        found.say(
+            top.clone(),
+            "no cache at all",
+            Some("give at least one [[cache]]"),
+        );
+    }
+    let mut names = HashSet::new();
+    let before = found.0.len();
+    for (n, level) in profile.cache.iter().enumerate() {
+        let at = top.index(n);
+        found.origin(&at, &level.source, &level.assumed, CACHE);
+        if !names.insert(&level.name) {
+            found.say(at.key("name"), format!("'{}' twice", level.name), None);
+        }
+        if level.line != 64 {
+            let why = format!("lines of {} bytes: the model's memory moves 64", level.line);
+            found.say(at.key("line"), why, None);
+        }
+        if level.cores == 0 || !profile.cores.count.is_multiple_of(level.cores) {
+            let why = format!(
+                "{} cores share one: {} cores do not divide by that",
+                level.cores, profile.cores.count
+            );
+            found.say(at.key("cores"), why, None);
+        }
+        let built = level.geometry().and_then(|geometry| {
+            Cache::new(&geometry, quell_model::cache::Policy::Lru, 1).map(|_| geometry)
+        });
+        match built {
+            Err(error) => found.invalid(at.key("size"), &error),
+            Ok(geometry) if geometry.size() != level.size.0 => {
+                let why = format!(
+                    "{} sets by the functions of {} ways of {} bytes are {} bytes, not {}",
+                    geometry.sets(),
+                    level.ways,
+                    level.line,
+                    geometry.size(),
+                    level.size.0
+                );
+                found.say(
+                    at.key("size"),
+                    why,
+                    Some("correct size, ways or the functions"),
+                );
+            }
+            Ok(_) => {}
+        }
+    }
+    if !counted || found.0.len() > before {
+        return;
+    }
+    let levels: Result<Vec<_>, Invalid> = profile
+        .cache
+        .iter()
+        .map(|level| level.level(&profile.cores))
+        .collect();
+    if let Err(error) = levels.and_then(|levels| Hierarchy::new(&levels, 1)) {
+        found.invalid(top, &error);
+    }
+}
+
+fn memory(profile: &Profile, found: &mut Found) {
+    let at = Path::default().key("memory");
+    let memory = &profile.memory;
+    found.origin(&at, &memory.source, &memory.assumed, MEMORY);
+    match memory.map().and_then(|map| Dram::new(map, &memory.dram())) {
+        Err(error) => found.invalid(at, &error),
+        Ok(_) if memory.reach() != memory.size.0 => {
+            let why = format!(
+                "the functions tell {} apart, not {}",
+                quell_core::units::Bytes(memory.reach()),
+                memory.size
+            );
+            let remedy =
+                "every address bit from 6 up must be in channel, rank, bank, row or column";
+            found.say(at.key("size"), why, Some(remedy));
+        }
+        Ok(_) => {}
+    }
+}
+
+fn mechanisms(profile: &Profile, found: &mut Found) {
+    let at = Path::default().key("mechanisms");
+    let m = &profile.mechanisms;
+    found.origin(&at, &m.source, &m.assumed, MECHANISMS);
+    let has = |mechanism| m.available.contains(&mechanism);
+    for (mechanism, key, given) in [
+        (Mechanism::Ways, "ways", m.ways.is_some()),
+        (Mechanism::Mba, "mba", m.mba.is_some()),
+    ] {
+        if has(mechanism) != given {
+            let why = if given {
+                "described, but not in 'available'"
+            } else {
+                "in 'available', but not described"
+            };
+            found.say(at.key(key), why, None);
+        }
+    }
+    if let Some(ways) = &m.ways {
+        let at = at.key("ways");
+        match profile.cache.iter().find(|level| level.name == ways.cache) {
+            None => {
+                let known: Vec<&str> = profile.cache.iter().map(|level| &*level.name).collect();
+                let why = format!("'{}' is not one of {}", ways.cache, known.join(", "));
+                found.say(at.key("cache"), why, None);
+            }
+            Some(level) if ways.segments == 0 || !level.ways.is_multiple_of(ways.segments) => {
+                let why = format!(
+                    "{} of {} ways: not a whole number each",
+                    ways.segments, level.ways
+                );
+                found.say(at.key("segments"), why, None);
+            }
+            Some(_) => {}
+        }
+        found.range(&at, "classes", ways.classes, 256);
+        found.range(&at, "least", ways.least, ways.segments.max(1));
+    }
+    if let Some(mba) = &m.mba {
+        let at = at.key("mba");
+        found.range(&at, "classes", mba.classes, 256);
+        found.range(&at, "least", mba.least, 100);
+        found.range(&at, "step", mba.step, 100);
+    }
+    for (n, exclusion) in m.exclusion.iter().enumerate() {
+        let at = at.key("exclusion").index(n);
+        for &one in exclusion.with.iter().chain([&exclusion.mechanism]) {
+            if !has(one) {
+                let why = format!("excludes '{}', which is not in 'available'", one.name());
+                found.say(at.clone(), why, None);
+            }
+        }
+        if exclusion.reason.trim().is_empty() {
+            found.say(at.key("reason"), "is empty", None);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The access patterns by what they touch, and the frames by the demand that was published.
+
+use std::collections::HashSet;
+
+use quell_core::workload::Banks;
+use quell_sim::pattern::{
+    Access, Churn, Frames, LINE, Lattice, ParallelLists, Pattern, Stage, Stores,
+};
+
+fn take(pattern: &mut Pattern, n: usize) -> Vec<Access> {
+    (0..n).map(|_| pattern.next_access()).collect()
+}
+
+fn lines(accesses: &[Access]) -> HashSet<u64> {
+    accesses.iter().map(|a| a.address / LINE).collect()
+}
+
+#[test]
+fn lists_go_through_every_line_once_a_round() {
+    for mut pattern in [
+        Pattern::latency(1 << 16, 3),
+        Pattern::latency_in_order(1 << 16),
+    ] {
+        let round = take(&mut pattern, 1024);
+        assert_eq!(lines(&round).len(), 1024);
+        assert!(round.iter().all(|a| a.dependent && !a.write));
+        assert_eq!(take(&mut pattern, 1024), round);
+    }
+}
+
+#[test]
+fn parallel_lists_share_the_memory_and_wait_once_a_round() {
+    for lists in [1, 7, 64] {
+        let mut pattern =
+            Pattern::ParallelLists(ParallelLists::new(1 << 16, lists, 1).expect("enough"));
+        let steps = 1024 / lists * lists;
+        let round = take(&mut pattern, steps);
+        assert_eq!(lines(&round).len(), steps, "{lists} lists");
+        let waits = round.iter().filter(|a| a.dependent).count();
+        assert_eq!(waits, steps / lists);
+    }
+    let error = ParallelLists::new(64, 2, 1)
+        .expect_err("one line")
+        .to_string();
+    assert!(error.starts_with("2 lists over 1 lines"), "{error}");
+    assert!(ParallelLists::new(1 << 20, 65, 1).is_err());
+}
+
+#[test]
+fn parallel_lists_keep_to_the_banks_chosen() {
+    let banks = Banks::new(vec![1 << 13, 1 << 14], vec![1, 2]).expect("a real choice");
+    // Physical memory the other way round, page by page.
+    let physical = |at: u64| Some((255 - (at >> 12)) << 12 | at & 0xfff);
+    let lists = ParallelLists::in_banks(1 << 20, 8, 1, &banks, physical).expect("enough");
+    let round = take(&mut Pattern::ParallelLists(lists), 8192);
+    assert_eq!(lines(&round).len(), 8192, "half of all lines");
+    assert!(
+        round
+            .iter()
+            .all(|a| physical(a.address).is_some_and(|at| banks.wants(at)))
+    );
+    let nowhere = |_| None;
+    assert!(ParallelLists::in_banks(1 << 20, 8, 1, &banks, nowhere).is_err());
+}
+
+#[test]
+fn churn_and_stores_stay_in_their_buffers() {
+    let round = take(&mut Pattern::Churn(Churn::new(1 << 16, 64, 1)), 20_000);
+    assert_eq!(lines(&round).len(), 1024);
+    let writes = round.iter().filter(|a| a.write).count();
+    assert!((4_500..5_500).contains(&writes), "{writes}: a quarter");
+    let round = take(&mut Pattern::Stores(Stores::new(1 << 16, 4096)), 32);
+    assert_eq!(lines(&round).len(), 16);
+    assert!(round.iter().all(|a| a.write && a.address % 4096 == 0));
+}
+
+#[test]
+fn the_lattice_reads_one_grid_and_writes_the_other_in_38_streams() {
+    let bytes = 38 * 64 * LINE;
+    let mut pattern = Pattern::Lattice(Lattice::new(bytes, 100));
+    let sweep = take(&mut pattern, 38 * 64);
+    assert_eq!(lines(&sweep).len(), 38 * 64, "every line once");
+    let half = bytes / 2;
+    assert!(sweep.iter().all(|a| a.write == (a.address >= half)));
+    assert_eq!(
+        sweep.iter().map(|a| u64::from(a.compute)).sum::<u64>(),
+        64 * 100
+    );
+    let back = take(&mut pattern, 38 * 64);
+    assert!(
+        back.iter().all(|a| a.write == (a.address < half)),
+        "then the other way"
+    );
+}
+
+/// Published: mean demand over a second, and the peak of a millisecond, alone. Here: on a core that nothing makes wait.
+#[test]
+fn frames_draw_the_published_demand() {
+    const CLOCK: u64 = 357;
+    for stage in [Stage::Call, Stage::Display] {
+        let mut frames = Pattern::Frames(Frames::new(stage, 64 << 20, CLOCK, 9));
+        let period = frames.period().expect("frames are due");
+        let (mut due, mut now, mut busiest, mut bytes) = (0, 0, vec![0u64; 10_100], 0);
+        let mut units = 0;
+        while units <= 300 {
+            let access = frames.next_access();
+            if access.begins {
+                now = now.max(due);
+                due += period;
+                units += 1;
+            }
+            if units <= 300 {
+                now += (u64::from(access.compute) + 1) * CLOCK;
+                bytes += LINE;
+                busiest[usize::try_from(now / 1_000_000_000).expect("small")] += LINE;
+            }
+        }
+        let (mean, peak) = stage.demand();
+        let found = bytes as f64 / 10.0;
+        assert!(
+            (found / mean as f64 - 1.0).abs() < 0.02,
+            "{stage:?}: {found} bytes/s, {mean} published"
+        );
+        let most = busiest.iter().copied().max().unwrap_or(0) as f64 * 1000.0;
+        assert!(
+            (most / peak as f64 - 1.0).abs() < 0.02,
+            "{stage:?}: {most} bytes/s, {peak} published"
+        );
+    }
+}
+
+#[test]
+fn equal_seeds_give_equal_streams() {
+    let digest = |seed| {
+        let mut frames = Pattern::Frames(Frames::new(Stage::Display, 1 << 24, 357, seed));
+        take(&mut frames, 1_000_000)
+            .iter()
+            .filter(|a| a.begins)
+            .count() as u64
+            * 1_000_003
+            + take(&mut frames, 1).first().map_or(0, |a| a.address)
+    };
+    assert_eq!(digest(1), digest(1));
+    let churn = |seed| take(&mut Pattern::Churn(Churn::new(1 << 20, 128, seed)), 1000);
+    assert_eq!(churn(4), churn(4));
+    assert_ne!(churn(4), churn(5));
+}
