@@ -140,7 +140,7 @@ pub fn carry_out(
     drop(bar);
     let ended = target.end();
     let comparison = done.map_err(|e| failure(e, wanted.name))?;
-    ended.map_err(failed)?;
+    ended?;
     Ok(comparison)
 }
 
