@@ -17,8 +17,6 @@
 //!
 //! Pure: the generators, on Linux and on the simulated machine, bring the times of their looks.
 
-
-
 /// Looks at the clock are meant to be this far apart, in nanoseconds.
 pub const LOOK_NS: u64 = 10_000;
 /// Twenty times as long is no memory: the CPU stood still.
