@@ -114,7 +114,7 @@ fn options_that_make_no_sense_are_refused() {
         return;
     };
     machine.remember();
-    let cases: [(&[&str], i32, &[&str]); 10] = [
+    let cases: [(&[&str], i32, &[&str]); 11] = [
         (&["run"], 2, &["--critical", "policy file"]),
         (
             &["run", "--critical", "pdi=1"],

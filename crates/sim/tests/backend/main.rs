@@ -1,6 +1,12 @@
 //! What the engine may rely on, on the simulated machine: the promises that `crates/linux/tests/conformance` and
 //! `crates/linux/tests/regulator.rs` test on Linux, as far as the machine has what they are about.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
 mod determinism;
 mod partition;
 mod regulation;

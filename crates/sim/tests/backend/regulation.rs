@@ -103,7 +103,7 @@ fn a_late_interrupt_lets_more_through_and_the_average_holds() {
 
 #[test]
 fn a_limited_neighbour_gives_the_latency_back() {
-    let mut victim_beside = |limit: Option<Rate>| {
+    let victim_beside = |limit: Option<Rate>| {
         let mut sim = sim();
         group(&mut sim, "victim", "0", true);
         group(&mut sim, "noise", "1", false);
