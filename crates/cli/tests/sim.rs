@@ -66,12 +66,12 @@ fn a_simulated_machine_is_told_of_and_planned_for() {
     let dir = tempfile::tempdir().unwrap();
     let text = done(dir.path(), &["doctor", "--on", "sim:xeon-w3530"]);
     assert!(
-        text.contains("profile xeon-w3530") && text.contains("+ bandwidth    regulated"),
+        text.contains("profile xeon-w3530") && text.contains("+ bandwidth    estimated"),
         "{text}"
     );
     std::fs::write(dir.path().join("p.toml"), POLICY).unwrap();
     let text = done(dir.path(), &["plan", "p.toml", "--on", "sim"]);
-    assert!(text.contains("regulated") && text.contains("20%"), "{text}");
+    assert!(text.contains("estimated") && text.contains("20%"), "{text}");
 }
 
 #[test]

@@ -53,7 +53,7 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             workqueue_mask: true,
             meter: MeterKind::Hardware {
                 events: vec![METER.to_owned()],
-                separate_writes: false,
+                fills_only: (0..count).collect(),
             },
             time_meter: false,
             realtime: Ok(()),
@@ -117,7 +117,7 @@ fn mechanisms() -> BTreeMap<Mechanism, Availability> {
                     "the simulated scheduler keeps everybody else off",
                 ),
                 Mechanism::Bandwidth => yes(
-                    Level::Regulated,
+                    Level::Estimated,
                     "an interrupt when a counter of lines read from memory overflows",
                 ),
                 Mechanism::CpuMax => no("the simulated machine has no CPU-time quota"),
