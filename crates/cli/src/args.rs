@@ -13,6 +13,8 @@ use quell_core::workload::{
     Touch, Word, Workload,
 };
 
+use crate::target::On;
+
 /// Keeps one program (or a few) fast beside noisy neighbours on the same multicore Linux machine.
 #[derive(Debug, Parser)]
 #[command(
@@ -79,6 +81,9 @@ pub struct Doctor {
     /// shares a cache in fact, rates, latency under load and against size, page size, wake-ups, counters
     #[arg(long)]
     pub deep: bool,
+    /// Tell of a simulated machine instead: sim or sim:PROFILE
+    #[arg(long, value_name = "BACKEND", default_value = "linux", conflicts_with_all = ["deep", "capture"])]
+    pub on: On,
     /// With --deep: fewer rounds, some fifteen seconds
     #[arg(long, requires = "deep")]
     pub quick: bool,
@@ -97,8 +102,11 @@ pub struct Plan {
     /// The policy file
     pub policy: PathBuf,
     /// Plan for this machine (from `quell doctor --capture` or `--json`) instead of the one we run on
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "on")]
     pub machine: Option<PathBuf>,
+    /// Plan for a simulated machine: sim or sim:PROFILE
+    #[arg(long, value_name = "BACKEND", default_value = "linux")]
+    pub on: On,
     /// Print the plan as JSON
     #[arg(long)]
     pub json: bool,
@@ -157,9 +165,9 @@ pub struct Status {
 pub struct Compare {
     /// A built-in experiment by name (neighbour, webrtc, p4080-paging, ladder), others by path
     pub experiment: String,
-    /// The machine to run on: linux (sim and lab are not built yet)
+    /// The machine to run on: linux, or a simulated one, sim or sim:PROFILE [default: the experiment's first]
     #[arg(long, value_name = "BACKEND")]
-    pub on: Option<String>,
+    pub on: Option<On>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,

@@ -3,32 +3,36 @@
 use std::fs;
 use std::path::Path;
 
-use quell_core::experiment::Experiment;
+use quell_core::experiment::{Experiment, Subject};
 use quell_core::inventory::Inventory;
 use quell_core::plan::Refusal;
-use quell_core::result::Timing;
 use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
-use quell_linux::backend::Linux;
 
 use crate::args::Compare;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::machine;
 use crate::plan;
 use crate::progress::Bar;
+use crate::target::{On, Target};
 
 /// Runs an experiment and prints its table.
 pub fn run(args: &Compare) -> Result {
     let (text, name) = read(&args.experiment)?;
     let experiment = Experiment::parse(&text, &name).map_err(|all| problems(&all))?;
-    let on = args
-        .on
-        .as_deref()
-        .or(experiment.backends.first().map(String::as_str))
-        .unwrap_or("linux");
-    if on != "linux" {
-        return Err(usage(format!("--on {on}: not yet: only linux is built")));
-    }
-    crate::status::settle()?;
+    let on = match (&args.on, experiment.backends.first()) {
+        (Some(on), _) => on.clone(),
+        (None, Some(first)) => first
+            .parse()
+            .map_err(|why| usage(format!("{name}: backends: {why}")))?,
+        (None, None) => On::Linux,
+    };
+    let experiment = match &on {
+        On::Linux => {
+            crate::status::settle()?;
+            experiment
+        }
+        On::Sim(_) => simulated(experiment, args)?,
+    };
     let wanted = Wanted {
         experiment: &experiment,
         text: &text,
@@ -39,7 +43,8 @@ pub fn run(args: &Compare) -> Result {
         resume: args.resume.as_deref(),
         out: Some(&args.out),
     };
-    let comparison = carry_out(&wanted, machine::measured()?)?;
+    let seed = args.seed.unwrap_or(experiment.seed);
+    let comparison = carry_out(&wanted, &on, on.measured(seed)?)?;
     let result = &comparison.result;
     if args.json {
         println!("{}", serde_json::to_string_pretty(result).map_err(failed)?);
@@ -52,6 +57,24 @@ pub fn run(args: &Compare) -> Result {
     } else {
         Exit::Done
     })
+}
+
+/// The experiment as it is measured on a simulated machine.
+fn simulated(mut experiment: Experiment, args: &Compare) -> Result<Experiment> {
+    if args.resume.is_some() {
+        return Err(usage(
+            "--resume: a simulated experiment is a function of its seed as a whole, and is run anew; leave --resume out",
+        ));
+    }
+    let command = |(_, subject): &(&String, &Subject)| subject.command.is_some();
+    if let Some((name, _)) = experiment.subjects.iter().find(command) {
+        return Err(usage(format!(
+            "{}: subject '{name}' is a command, and no program of this machine can run on a simulated one; give it a generator (`run`), or leave --on out",
+            args.experiment
+        )));
+    }
+    experiment.measure = experiment.measure.simulated();
+    Ok(experiment)
 }
 
 /// An experiment that is to be run, and how.
@@ -74,19 +97,22 @@ pub struct Wanted<'a> {
     pub out: Option<&'a Path>,
 }
 
-/// Runs an experiment on this machine, with a progress bar.
+/// Runs an experiment on the machine that `on` names, with a progress bar.
 pub fn carry_out(
     wanted: &Wanted<'_>,
-    (mut backend, machine): (Linux, Inventory),
+    on: &On,
+    (mut target, machine): (Target, Inventory),
 ) -> Result<Comparison> {
-    machine::tell_age(&machine);
-    let huge = wanted.experiment.wants_huge_pages();
-    let huge = huge
+    let real = *on == On::Linux;
+    if real {
+        machine::tell_age(&machine);
+    }
+    let huge = (real && wanted.experiment.wants_huge_pages())
         .then(quell_workload::huge_pages)
         .and_then(|tried| tried.err());
     let options = Options {
-        backend: "linux",
-        timing: Timing::Real,
+        backend: &on.name(),
+        timing: on.timing(),
         seed: wanted.seed,
         rounds: wanted.rounds,
         only: wanted.only,
@@ -105,16 +131,16 @@ pub fn carry_out(
     let mut bar = Bar::new();
     let done = compare(
         wanted.experiment,
-        &mut backend,
+        target.backend(),
         &machine,
         &quell_core::planner::plan,
         &options,
         &mut bar,
     );
     drop(bar);
-    let ended = backend.end();
+    let ended = target.end();
     let comparison = done.map_err(|e| failure(e, wanted.name))?;
-    ended.map_err(failed)?;
+    ended?;
     Ok(comparison)
 }
 

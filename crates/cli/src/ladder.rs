@@ -13,6 +13,7 @@ use crate::args::Ladder;
 use crate::compare::{Wanted, carry_out, complete};
 use crate::exit::{Exit, Result, failed, problems, usage};
 use crate::machine;
+use crate::target::{On, Target};
 
 /// The rungs where none are given.
 pub const RATES: &str = "0.5,1,2,4,8GB/s,max";
@@ -86,7 +87,12 @@ pub fn run(args: &Ladder) -> Result {
         resume: None,
         out: args.out.as_deref(),
     };
-    let comparison = carry_out(&wanted, machine::linux()?)?;
+    let (backend, machine) = machine::linux()?;
+    let comparison = carry_out(
+        &wanted,
+        &On::Linux,
+        (Target::Linux(Box::new(backend)), machine),
+    )?;
     let result = &comparison.result;
     if args.json {
         println!("{}", serde_json::to_string_pretty(result).map_err(failed)?);

@@ -12,6 +12,7 @@ mod progress;
 mod report;
 mod run;
 mod status;
+mod target;
 
 use std::process::ExitCode;
 

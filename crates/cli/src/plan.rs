@@ -11,6 +11,7 @@ use quell_linux::capture::Capture;
 use crate::args::Plan;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::machine;
+use crate::target::On;
 
 /// Reads a policy file; `open` to a command from the command line, for which a group may be left without tasks.
 pub fn policy(path: &Path, open: bool) -> Result<Policy> {
@@ -81,6 +82,7 @@ pub fn run(args: &Plan) -> Result {
     let policy = policy(&args.policy, false)?;
     let machine = match &args.machine {
         Some(file) => captured(file)?,
+        None if args.on != On::Linux => args.on.measured(0)?.1,
         None => {
             let machine = machine::linux()?.1;
             machine::tell_age(&machine);

@@ -114,7 +114,7 @@ fn options_that_make_no_sense_are_refused() {
         return;
     };
     machine.remember();
-    let cases: [(&[&str], i32, &[&str]); 10] = [
+    let cases: [(&[&str], i32, &[&str]); 11] = [
         (&["run"], 2, &["--critical", "policy file"]),
         (
             &["run", "--critical", "pdi=1"],
@@ -169,9 +169,14 @@ fn options_that_make_no_sense_are_refused() {
         ),
         (&["compare", "no-such"], 2, &["no-such", "neighbour"]),
         (
-            &["compare", "neighbour", "--on", "sim"],
+            &["compare", "neighbour", "--on", "lab"],
             2,
-            &["--on sim", "not yet", "linux"],
+            &["--on", "not yet", "linux"],
+        ),
+        (
+            &["compare", "neighbour", "--on", "sim:xeon-w3503"],
+            2,
+            &["no profile 'xeon-w3503'", "did you mean 'xeon-w3530'?"],
         ),
     ];
     for (args, code, names) in cases {

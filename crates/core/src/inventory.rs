@@ -31,6 +31,31 @@ pub struct Inventory {
     /// What was measured on it, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
+    /// What it is made of, if it exists in the simulator only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<Simulated>,
+}
+
+/// A simulated machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Simulated {
+    /// The profile's name.
+    pub profile: String,
+    /// Everything that times depend on.
+    pub parameters: Vec<Parameter>,
+}
+
+/// A parameter of a simulated machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Parameter {
+    /// What it is.
+    pub name: String,
+    /// Its value, with the unit.
+    pub value: String,
+    /// Where the value comes from: a data sheet, a manual, a measurement, or nowhere ("assumed").
+    pub origin: String,
 }
 
 /// What tells one machine from another, without naming the host.

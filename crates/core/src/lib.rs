@@ -24,4 +24,5 @@ pub mod stats;
 pub mod task;
 pub mod text;
 pub mod units;
+pub mod windows;
 pub mod workload;

@@ -375,6 +375,7 @@ pub fn machine(cpus: u32) -> Inventory {
             at_unix_s: 0,
             deep: None,
         }),
+        simulated: None,
     }
 }
 

@@ -179,6 +179,7 @@ pub fn probe(
         mechanisms,
         means,
         measured,
+        simulated: None,
     };
     Ok(Probed {
         inventory,

@@ -103,7 +103,10 @@ pub(crate) fn name(machine: &Inventory) -> String {
     let mut parts = vec![
         identity.model.clone(),
         identity.architecture.clone(),
-        format!("Linux {}", identity.kernel),
+        match &machine.simulated {
+            Some(simulated) => format!("{} (profile {})", identity.kernel, simulated.profile),
+            None => format!("Linux {}", identity.kernel),
+        },
     ];
     if let Some(hypervisor) = &identity.hypervisor {
         parts.push(format!("virtual machine ({hypervisor})"));

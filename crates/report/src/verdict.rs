@@ -181,12 +181,9 @@ fn benefit(view: &View<'_>, said: &mut Vec<String>) {
         ));
         return;
     }
-    let mut text = format!(
-        "With {name} it keeps {}{}{}",
-        percent(after.value),
-        taken_away(before, after),
-        tail_words(figures)
-    );
+    let tail = tail_words(figures);
+    let away = taken_away(before, after, if tail.is_empty() { "" } else { "," });
+    let mut text = format!("With {name} it keeps {}{away}{tail}", percent(after.value));
     match (view.pays, view.kept(best)) {
         (Some(pays), Some(kept)) => {
             text.push_str(&format!("; {pays} keeps {} of its rate.", percent(kept)));
@@ -203,13 +200,13 @@ fn tail_words(figures: &Figures) -> String {
     })
 }
 
-/// The part of the slowdown (time per unit of work beyond solo) that is gone.
-fn taken_away(before: Spread, after: Spread) -> String {
+/// The part of the slowdown (time per unit of work beyond solo) that is gone; `end` closes the aside where more follows.
+fn taken_away(before: Spread, after: Spread, end: &str) -> String {
     let slowdown = |spread: Spread| 1.0 / spread.value - 1.0;
     let part = 1.0 - slowdown(after) / slowdown(before);
     if loses(&before) && part.is_finite() && part > 0.0 {
         format!(
-            " at the median, {} of the slowdown taken away,",
+            " at the median, {} of the slowdown taken away{end}",
             percent(part.min(1.0))
         )
     } else {

@@ -1,7 +1,7 @@
 //! The page allocator: which page frames a program gets.
 //!
 //! Deviations from Linux: a plain allocation takes frames at random, as on a machine that has been up for long, where a
-//! buddy allocator hands out runs; nothing is ever freed, reclaimed or migrated.
+//! buddy allocator hands out runs; nothing is reclaimed or migrated.
 
 use quell_model::address::Colours;
 
@@ -147,6 +147,18 @@ impl Frames {
             self.used[first..first + per_page].fill(true);
         }
         Ok(Space { shift, pages })
+    }
+
+    /// Gives the frames of a program that has ended back.
+    pub fn free(&mut self, space: &Space) {
+        for frame in space.frames() {
+            if let Some(used) = usize::try_from(frame)
+                .ok()
+                .and_then(|f| self.used.get_mut(f))
+            {
+                *used = false;
+            }
+        }
     }
 
     /// Takes `wanted` free pages, each the first free one from a random place on among `all` that `nth` tells, in turn.

@@ -5,10 +5,13 @@
 //! on it, else one cycle. A miss becomes a request to DRAM after the lookups; the core goes on until an access depends
 //! on the answer or as many misses are outstanding as it can have.
 //!
+//! Whoever runs programs on the cores ([`crate::os`]) puts them there and takes them away, stops cores, and arms their
+//! counters; [`Machine::run`] returns as soon as a counter overflows or a program has done what it was to do.
+//!
 //! Deviations from hardware: no instructions between accesses, no out-of-order window besides the misses; a line counts as
 //! present in the caches from the moment it was asked for; a write that misses reads its line first and is waited for as a
 //! read is; shared caches have no bandwidth limit of their own; lines on their way to a full queue of DRAM wait without
-//! occupying anything.
+//! occupying anything; a program taken off its core does not wait for its outstanding misses when it comes back.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,7 +22,7 @@ use quell_model::dram::{Accepted, Completion, Config, Dram};
 use quell_model::{Invalid, Picos};
 
 use crate::frames::Space;
-use crate::pattern::Pattern;
+use crate::pattern::{LINE, Pattern};
 
 /// What the machine is made of.
 #[derive(Clone, Debug)]
@@ -49,9 +52,54 @@ pub struct CoreCounts {
     pub writebacks: u64,
 }
 
+/// What a core runs.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Its accesses.
+    pub pattern: Pattern,
+    /// Its memory.
+    pub space: Space,
+    /// Accesses done so far.
+    pub done: u64,
+    /// Where it stops: when so many are done and nothing is outstanding, [`Raised::Finished`].
+    pub until: u64,
+}
+
+impl Program {
+    /// One that goes on for ever.
+    #[must_use]
+    pub fn endless(pattern: Pattern, space: Space) -> Self {
+        Self {
+            pattern,
+            space,
+            done: 0,
+            until: u64::MAX,
+        }
+    }
+}
+
+/// What a core tells whoever runs programs on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Raised {
+    /// The counter of lines read reached what it was armed with.
+    Overflow {
+        /// The core.
+        core: usize,
+        /// At the access that crossed it.
+        at: Picos,
+    },
+    /// Its program has done all that it was to do; it waits until it is told more ([`Machine::go_on`]) or taken away.
+    Finished {
+        /// The core.
+        core: usize,
+        /// When.
+        at: Picos,
+    },
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// No program.
+    /// No program, or one that has finished.
     Idle,
     /// Acts next at its time.
     Ready,
@@ -59,15 +107,21 @@ enum State {
     Needs(u64),
     /// Waits for any miss to come back.
     Full,
+    /// Has nothing more to do and waits for all misses to come back.
+    Drains,
 }
 
 #[derive(Clone, Debug)]
 struct Core {
     state: State,
+    /// Stopped from outside: does not act, whatever its state.
+    halted: bool,
     time: Picos,
-    program: Option<(Pattern, Space)>,
+    program: Option<Program>,
     flying: u32,
     counts: CoreCounts,
+    /// Lines read at which the counter overflows.
+    armed: u64,
 }
 
 /// A message under way. The order of the fields is that of events.
@@ -130,10 +184,12 @@ impl Machine {
         latencies.push(latencies.last().copied().unwrap_or(0));
         let core = Core {
             state: State::Idle,
+            halted: false,
             time: 0,
             program: None,
             flying: 0,
             counts: CoreCounts::default(),
+            armed: u64::MAX,
         };
         Ok(Self {
             clock: description.clock.max(1),
@@ -147,6 +203,12 @@ impl Machine {
             numbers: 0,
             done: Vec::new(),
         })
+    }
+
+    /// How many cores it has.
+    #[must_use]
+    pub fn cores(&self) -> usize {
+        self.cores.len()
     }
 
     /// The caches, to set masks and lock lines.
@@ -166,12 +228,72 @@ impl Machine {
         &self.dram
     }
 
-    /// Has `core` run `pattern` in `space` from `at` on.
+    /// Has `core` run `pattern` in `space` from `at` on, for ever.
     pub fn start(&mut self, core: usize, pattern: Pattern, space: Space, at: Picos) {
+        self.switch(core, Some(Program::endless(pattern, space)), at);
+    }
+
+    /// Puts `program` on `core`, where it goes on at `at`; returns the one that was there.
+    pub fn switch(&mut self, core: usize, program: Option<Program>, at: Picos) -> Option<Program> {
         let core = &mut self.cores[core];
-        core.program = Some((pattern, space));
+        core.state = if program.is_some() {
+            State::Ready
+        } else {
+            State::Idle
+        };
         core.time = core.time.max(at);
-        core.state = State::Ready;
+        std::mem::replace(&mut core.program, program)
+    }
+
+    /// The program on `core`.
+    #[must_use]
+    pub fn program(&self, core: usize) -> Option<&Program> {
+        self.cores[core].program.as_ref()
+    }
+
+    /// Has the program on `core`, which has finished, do accesses until `until` are done, from `at` on.
+    pub fn go_on(&mut self, core: usize, until: u64, at: Picos) {
+        let core = &mut self.cores[core];
+        if let Some(program) = &mut core.program {
+            program.until = until;
+            core.state = State::Ready;
+            core.time = core.time.max(at);
+        }
+    }
+
+    /// Stops `core`; what it has asked for still arrives.
+    pub fn halt(&mut self, core: usize) {
+        self.cores[core].halted = true;
+    }
+
+    /// Lets `core` go on at `at`.
+    pub fn resume(&mut self, core: usize, at: Picos) {
+        let core = &mut self.cores[core];
+        core.halted = false;
+        core.time = core.time.max(at);
+    }
+
+    /// Keeps `core` busy with something else until `at`.
+    pub fn delay(&mut self, core: usize, at: Picos) {
+        let core = &mut self.cores[core];
+        core.time = core.time.max(at);
+    }
+
+    /// Has the counter of `core` overflow after so many more lines read; `None`: never.
+    pub fn arm(&mut self, core: usize, lines: Option<u64>) {
+        let core = &mut self.cores[core];
+        core.armed = lines.map_or(u64::MAX, |lines| core.counts.reads.saturating_add(lines));
+    }
+
+    /// Goes once through `program`'s memory, line by line, without time passing: as memory is touched before a program
+    /// begins. Only caches notice.
+    pub fn touch(&mut self, core: usize, space: &Space, bytes: u64, write: bool) {
+        let requester = requester(core);
+        for line in 0..bytes / LINE {
+            if let Some(address) = space.physical(line * LINE) {
+                self.caches.access(core, requester, address, write);
+            }
+        }
     }
 
     /// What `core` has done.
@@ -180,8 +302,8 @@ impl Machine {
         self.cores[core].counts
     }
 
-    /// Runs all that happens before `end`.
-    pub fn run(&mut self, end: Picos) {
+    /// Runs all that happens before `end`, or until a core has something to tell.
+    pub fn run(&mut self, end: Picos) -> Option<Raised> {
         loop {
             let dram = self.dram.next_event().unwrap_or(Picos::MAX);
             let message = self
@@ -190,7 +312,7 @@ impl Machine {
                 .map_or(Picos::MAX, |Reverse(message)| message.at);
             let (mut first, mut second) = ((Picos::MAX, usize::MAX), Picos::MAX);
             for (n, core) in self.cores.iter().enumerate() {
-                if core.state == State::Ready {
+                if core.state == State::Ready && !core.halted {
                     if core.time < first.0 {
                         (second, first) = (first.0, (core.time, n));
                     } else {
@@ -200,7 +322,7 @@ impl Machine {
             }
             let now = dram.min(message).min(first.0);
             if now >= end {
-                return;
+                return None;
             }
             if dram == now {
                 self.dram.advance(now, &mut self.done);
@@ -222,7 +344,10 @@ impl Machine {
             } else {
                 // Nobody else acts before this.
                 let limit = dram.min(message).min(second).min(end);
-                self.act(first.1, limit);
+                let raised = self.act(first.1, limit);
+                if raised.is_some() {
+                    return raised;
+                }
             }
         }
     }
@@ -233,7 +358,13 @@ impl Machine {
             Kind::Return => {
                 let core = &mut self.cores[message.core];
                 core.flying -= 1;
-                if core.state == State::Full || core.state == State::Needs(message.number) {
+                let ready = match core.state {
+                    State::Full => true,
+                    State::Needs(number) => number == message.number,
+                    State::Drains => core.flying == 0,
+                    State::Idle | State::Ready => false,
+                };
+                if ready {
                     core.state = State::Ready;
                     core.time = core.time.max(now);
                 }
@@ -265,28 +396,41 @@ impl Machine {
         }
     }
 
-    /// `core` acts until `limit`, or until it waits or sends something.
-    fn act(&mut self, n: usize, limit: Picos) {
+    /// `core` acts until `limit`, or until it waits, sends or tells something.
+    fn act(&mut self, n: usize, limit: Picos) -> Option<Raised> {
         let core = &mut self.cores[n];
-        let requester = u8::try_from(n).expect("invariant: at most 64 cores");
+        let requester = requester(n);
         let memory = self.caches.levels();
         loop {
+            let Some(program) = &mut core.program else {
+                core.state = State::Idle;
+                return None;
+            };
+            if program.done >= program.until {
+                if core.flying > 0 {
+                    core.state = State::Drains;
+                    return None;
+                }
+                core.state = State::Idle;
+                return Some(Raised::Finished {
+                    core: n,
+                    at: core.time,
+                });
+            }
             if core.flying == self.misses {
                 core.state = State::Full;
-                return;
+                return None;
             }
-            let Some((pattern, space)) = &mut core.program else {
+            let access = program.pattern.next_access();
+            let Some(address) = program.space.physical(access.address) else {
                 core.state = State::Idle;
-                return;
+                return None;
             };
-            let access = pattern.next_access();
-            let Some(address) = space.physical(access.address) else {
-                core.state = State::Idle;
-                return;
-            };
+            program.done += 1;
             core.counts.accesses += 1;
             let level = self.caches.access(n, requester, address, access.write);
             let looked_up = core.time + self.latencies[level];
+            let began = core.time;
             core.time = if access.dependent {
                 looked_up
             } else {
@@ -296,7 +440,7 @@ impl Machine {
                 if core.time < limit {
                     continue;
                 }
-                return;
+                return None;
             }
             let mut send = |kind, address| {
                 self.numbers += 1;
@@ -321,8 +465,16 @@ impl Machine {
                 if access.dependent {
                     core.state = State::Needs(number);
                 }
+                if core.counts.reads >= core.armed {
+                    core.armed = u64::MAX;
+                    return Some(Raised::Overflow { core: n, at: began });
+                }
             }
-            return;
+            return None;
         }
     }
+}
+
+fn requester(core: usize) -> u8 {
+    u8::try_from(core).expect("invariant: at most 64 cores")
 }

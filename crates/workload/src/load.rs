@@ -4,14 +4,13 @@
 
 use crate::account::Sampler;
 use quell_core::units::Rate;
+use quell_core::windows::next_batch;
 
 use crate::clock;
 use crate::kernels;
 use crate::resolved::Load;
-use crate::windows::{LOOK_NS, Windows};
+use crate::windows::Windows;
 
-/// The longest batch, in steps: an end to growth where a step costs next to nothing.
-const LONGEST_BATCH: u64 = 1 << 16;
 /// How often the loop asks whether to end.
 const ASK_NS: u64 = 1_000_000;
 /// A target rate is spread over slots this long.
@@ -123,13 +122,6 @@ impl Driver {
     }
 }
 
-/// The batch after one of `steps` that took `elapsed`: at once as short as it has to be, at most twice as long.
-pub(crate) fn next_batch(steps: u64, elapsed: u64) -> u64 {
-    let fits = u128::from(steps) * u128::from(LOOK_NS) / u128::from(elapsed.max(1));
-    let longest = (steps * 2).min(LONGEST_BATCH);
-    u64::try_from(fits).unwrap_or(longest).clamp(1, longest)
-}
-
 fn wait(now: u64, until: u64) {
     if until.saturating_sub(now) > SPIN_NS {
         clock::sleep_until(until);
@@ -189,8 +181,8 @@ mod tests {
     use super::*;
     use crate::ResolvedWorkload;
     use crate::noise::{expect, in_one_of_ten};
-    use crate::windows::Cut;
     use quell_core::units::Bytes;
+    use quell_core::windows::{Cut, LONGEST_BATCH};
     use quell_core::workload::{Access, Operation, Order, Pages};
 
     fn write_stream(rate: Option<Rate>) -> Driver {

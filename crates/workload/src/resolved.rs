@@ -12,7 +12,7 @@ use crate::memory::Granted;
 use crate::parallel::Lists;
 use crate::stores::Stores;
 use crate::stream::Stream;
-use crate::windows::Cut;
+use quell_core::windows::Cut;
 
 /// A generator and its parameters, independent of the machine: what a runner hands to a child.
 pub type ResolvedWorkload = Workload<Bytes>;

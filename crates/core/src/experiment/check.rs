@@ -141,6 +141,21 @@ fn measure(list: &mut Vec<Complaint>, keys: &Keys) {
             None,
         ));
     }
+    if let Some(shorter) = &measure.simulated {
+        let at = at.key("simulated");
+        if let Some(rounds) = shorter.rounds.filter(|r| !(1..=MOST_ROUNDS).contains(r)) {
+            let why = format!("{rounds} is not between 1 and {MOST_ROUNDS}");
+            list.push(complaint(at.key("rounds"), why, None));
+        }
+        if shorter.duration == Some(Nanos(0)) {
+            let why = "nothing would be measured";
+            list.push(complaint(at.key("duration"), why, None));
+        }
+        if shorter.duration.is_some() && (measure.units.is_some() || measure.until.is_some()) {
+            let why = "measure says otherwise what ends a cell";
+            list.push(complaint(at.key("duration"), why, None));
+        }
+    }
     if let Some((first, second)) = &measure.frontier {
         let at = at.key("frontier");
         let known = instances(&keys.subject);

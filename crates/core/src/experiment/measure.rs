@@ -33,6 +33,24 @@ pub struct Measure {
     /// The runner's own probe around each cell, independent of the subjects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub canary: Option<Canary>,
+    /// What is different on a simulated machine, whose time is dear and which nothing disturbs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<Shorter>,
+}
+
+/// What is measured less of on a simulated machine; absent: as on a real one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Shorter {
+    /// How many rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<u32>,
+    /// Load before measuring.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup: Option<Nanos>,
+    /// The measured span.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration: Option<Nanos>,
 }
 
 impl Default for Measure {
@@ -47,6 +65,7 @@ impl Default for Measure {
             baseline: None,
             frontier: None,
             canary: None,
+            simulated: None,
         }
     }
 }
@@ -63,6 +82,18 @@ pub enum Span {
 }
 
 impl Measure {
+    /// As a simulated machine is measured.
+    #[must_use]
+    pub fn simulated(&self) -> Self {
+        let shorter = self.simulated.clone().unwrap_or_default();
+        Self {
+            rounds: shorter.rounds.unwrap_or(self.rounds),
+            warmup: shorter.warmup.unwrap_or(self.warmup),
+            duration: shorter.duration.or(self.duration),
+            ..self.clone()
+        }
+    }
+
     /// What ends a cell; one second by default.
     #[must_use]
     pub fn span(&self) -> Span {

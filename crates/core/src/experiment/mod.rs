@@ -29,7 +29,7 @@ use crate::policy::Policy;
 use crate::workload::{Pages, Workload};
 
 pub use expect::{Bound, Condition, Expect, Figure};
-pub use measure::{Canary, Measure, Span, Until};
+pub use measure::{Canary, Measure, Shorter, Span, Until};
 pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 

@@ -69,6 +69,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             at_unix_s: 0,
             deep: None,
         }),
+        simulated: None,
         cpus,
     }
 }

@@ -117,7 +117,7 @@ fn expectations_become_rows() {
         rows,
         [
             ("victim", "normalized_at_least = 0.5", true),
-            ("neighbour", "normalized_at_most = 0.2", true)
+            ("neighbour", "normalized_at_most = 0.25", true)
         ]
     );
     let mut gentle = fake();

@@ -108,6 +108,7 @@ pub(crate) fn machine() -> Inventory {
             at_unix_s: 0,
             deep: None,
         }),
+        simulated: None,
     }
 }
 

@@ -1,0 +1,351 @@
+//! The simulated machine behind the engine: steps become settings of its operating system, generators its tasks, and
+//! waiting is what lets its time pass.
+//!
+//! Every hold ends with a fresh boot: caches cold, memory free, page frames drawn anew from the seed and the number of the
+//! boot. So what happens is a function of the board, the seed and the calls made, and of nothing else.
+//!
+//! What it does not have is refused: commands, tasks found rather than started, the time meter, the CPU-time quota.
+
+mod generator;
+mod inventory;
+mod measure;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_core::backend::{
+    Action, Backend, BackendError, Observation, Probe, Program, Seen, SubjectId, SubjectSpec,
+    Undone,
+};
+use quell_core::control::bandwidth::Fast;
+use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::inventory::Inventory;
+use quell_core::plan::{Meter, REST, Regulation, Setting, Step};
+use quell_core::record::Event;
+use quell_core::units::Nanos;
+
+use crate::board::Board;
+use crate::os::{Notice, Os, Throttled};
+use crate::random::Random;
+use generator::{Generator, Work};
+
+#[derive(Debug)]
+struct Group {
+    cpus: CpuSet,
+    exclusive: bool,
+}
+
+/// A simulated machine.
+#[derive(Debug)]
+pub struct Sim {
+    board: Board,
+    seed: u64,
+    machine: Inventory,
+    os: Os,
+    /// When it was booted last.
+    booted: Nanos,
+    boots: u64,
+    groups: BTreeMap<String, Group>,
+    rest: CpuSet,
+    changes: u32,
+    /// Regulated CPU → its group, and what the record has been told of it.
+    regulated: BTreeMap<CpuId, (String, Throttled)>,
+    subjects: BTreeMap<SubjectId, Generator>,
+    born: u32,
+    pending: Observation,
+}
+
+impl Sim {
+    /// Boots `board`; everything random comes from `seed`.
+    ///
+    /// # Errors
+    /// When there can be no such machine.
+    pub fn new(board: Board, seed: u64) -> Result<Self, BackendError> {
+        let machine = inventory::inventory(&board);
+        let os = boot(&board, seed, 0)?;
+        Ok(Self {
+            rest: machine.cpu_set(),
+            board,
+            seed,
+            machine,
+            os,
+            booted: Nanos(0),
+            boots: 0,
+            groups: BTreeMap::new(),
+            changes: 0,
+            regulated: BTreeMap::new(),
+            subjects: BTreeMap::new(),
+            born: 0,
+            pending: Vec::new(),
+        })
+    }
+
+    /// Where a task of this group may run: within its own CPUs, off those that others have to themselves.
+    fn allowed(&self, group: &str) -> CpuSet {
+        let own = self.groups.get(group).map_or(&self.rest, |g| &g.cpus);
+        let others = self
+            .groups
+            .iter()
+            .filter(|(name, g)| g.exclusive && *name != group);
+        others.fold(own.clone(), |cpus, (_, g)| cpus.difference(&g.cpus))
+    }
+
+    fn group(&mut self, name: &str) -> Result<&mut Group, BackendError> {
+        self.groups
+            .get_mut(name)
+            .ok_or_else(|| BackendError(format!("group {name} was not gathered before this step")))
+    }
+
+    fn exists(&self, cpus: &CpuSet) -> Result<(), BackendError> {
+        let all = self.machine.cpu_set();
+        if cpus.is_empty() || !cpus.is_subset(&all) {
+            return Err(BackendError(format!(
+                "CPUs '{cpus}': the simulated machine has {all}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn regulate(&mut self, group: &str, regulation: &Regulation) -> Result<(), BackendError> {
+        self.exists(&regulation.cpus)?;
+        if regulation.meter == Meter::Time {
+            return Err(BackendError(
+                "the simulated machine counts lines, not CPU time; leave `regulator.meter` out"
+                    .to_owned(),
+            ));
+        }
+        self.os.regulate(regulation);
+        for cpu in regulation.cpus.iter() {
+            self.regulated
+                .insert(cpu, (group.to_owned(), Throttled::default()));
+        }
+        Ok(())
+    }
+
+    fn birth(&mut self, spec: &SubjectSpec) -> Result<SubjectId, BackendError> {
+        let Program::Generator(workload) = &spec.program else {
+            return Err(BackendError(format!(
+                "subject '{}' is a command, and no program of this machine can run on a simulated one; give it a generator (`run`), or use --on linux",
+                spec.name
+            )));
+        };
+        let allowed = self.allowed(&spec.group);
+        let cpus = spec
+            .cpus
+            .as_ref()
+            .map_or(allowed.clone(), |own| own.intersection(&allowed));
+        let Some(first) = cpus.first() else {
+            return Err(BackendError(format!(
+                "subject '{}' is pinned to CPUs {} and its group may run on {allowed} only",
+                spec.name,
+                spec.cpus.clone().unwrap_or_default()
+            )));
+        };
+        let work = Work::new(&workload.resolve(&self.machine.data_caches(first)))?;
+        let refused = |why: &dyn std::fmt::Display| {
+            BackendError(format!("subject '{}' cannot be started: {why}", spec.name))
+        };
+        let space = self
+            .os
+            .allocate(work.size.0, &work.placement)
+            .map_err(|e| refused(&e))?;
+        let program = (work.pattern.clone(), space);
+        let task = self
+            .os
+            .spawn(&cpus, None, program, work.size.0, work.writes)
+            .ok_or_else(|| refused(&format!("there is no CPU {cpus}")))?;
+        self.born += 1;
+        let id = SubjectId(self.born);
+        self.subjects.insert(id, Generator::new(task, &work));
+        self.pending.push(Seen::Ready(id));
+        Ok(id)
+    }
+
+    /// What the regulators did since the last time.
+    fn account(&mut self, seen: &mut Observation) {
+        let booted = self.booted;
+        for (cpu, (group, told)) in &mut self.regulated {
+            let core = usize::try_from(*cpu).unwrap_or(usize::MAX);
+            let Some((now, mut decisions)) = self.os.throttled(core) else {
+                continue;
+            };
+            let before = std::mem::replace(told, now);
+            seen.push(Seen::Event(Event::Throttle {
+                cpu: *cpu,
+                group: group.clone(),
+                overflows: now.overflows - before.overflows,
+                throttles: now.throttles - before.throttles,
+                throttled_ns: now.throttled_ns - before.throttled_ns,
+                lines: now.lines - before.lines,
+            }));
+            for decision in &mut decisions {
+                decision.at = booted.plus(decision.at);
+                if let Fast::ThrottleUntil(until) = &mut decision.what {
+                    *until = booted.plus(*until);
+                }
+            }
+            if !decisions.is_empty() {
+                seen.push(Seen::Decisions(*cpu, decisions, 0));
+            }
+        }
+    }
+
+    fn noticed(&mut self, notice: Notice, seen: &mut Observation) {
+        let os = &mut self.os;
+        let (id, measured) = match notice {
+            Notice::Alarm(key) => {
+                let id = SubjectId(u32::try_from(key).unwrap_or(u32::MAX));
+                let subject = self.subjects.get_mut(&id);
+                (id, subject.and_then(|s| s.alarm(os, key)))
+            }
+            Notice::Runs(task) => {
+                let Some((&id, subject)) = self.subjects.iter_mut().find(|(_, s)| s.task == task)
+                else {
+                    return;
+                };
+                (id, subject.look(os, u64::from(id.0)))
+            }
+            Notice::Finished(task) => {
+                os.sleep(task);
+                return;
+            }
+        };
+        if let Some(measured) = measured {
+            self.account(seen);
+            seen.push(Seen::Result(id, measured));
+        }
+    }
+}
+
+fn boot(board: &Board, seed: u64, number: u64) -> Result<Os, BackendError> {
+    let seed = Random::new(Random::new(seed).bits() ^ number).bits();
+    Os::boot(&board.description, board.costs, board.frame_bits, seed)
+        .map_err(|e| BackendError(format!("there can be no machine {}: {e}", board.name)))
+}
+
+impl Backend for Sim {
+    fn inventory(&mut self, depth: Probe) -> Result<Inventory, BackendError> {
+        if depth == Probe::Deep && self.machine.measured.is_none() {
+            let cpus = self.machine.cpu_set();
+            let llc = self.machine.data_caches(cpus.first().unwrap_or(0)).llc;
+            let measured = measure::rates(&self.board, &cpus, llc.0, self.seed)?;
+            self.machine.measured = Some(measured);
+        }
+        Ok(self.machine.clone())
+    }
+
+    fn now(&self) -> Nanos {
+        self.booted.plus(self.os.now())
+    }
+
+    fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError> {
+        if !self.subjects.is_empty() {
+            return Err(BackendError(
+                "the simulated machine is set up before anything runs on it".to_owned(),
+            ));
+        }
+        let name = step.group.as_deref().unwrap_or(REST);
+        match &step.set {
+            Setting::Gather { matching } => {
+                if !matching.is_empty() {
+                    return Err(BackendError(format!(
+                        "group {name}: there are no tasks to be found on a simulated machine, only generators that are started"
+                    )));
+                }
+                let group = Group {
+                    cpus: self.machine.cpu_set(),
+                    exclusive: false,
+                };
+                self.groups.insert(name.to_owned(), group);
+            }
+            Setting::Confine {
+                cpus, exclusive, ..
+            } => {
+                self.exists(cpus)?;
+                let group = self.group(name)?;
+                group.cpus = cpus.clone();
+                group.exclusive = *exclusive;
+            }
+            Setting::ConfineRest { cpus } => {
+                self.exists(cpus)?;
+                self.rest = cpus.clone();
+            }
+            // Neither exists here.
+            Setting::MoveIrqs { .. } | Setting::WorkqueueMask { .. } => {}
+            Setting::Regulate(regulation) => self.regulate(name, regulation)?,
+            Setting::CpuMax { .. } => {
+                return Err(BackendError(
+                    "the simulated machine has no CPU-time quota".to_owned(),
+                ));
+            }
+        }
+        self.changes += 1;
+        Ok(Vec::new())
+    }
+
+    fn undo(&mut self) -> Result<Undone, BackendError> {
+        self.booted = self.now();
+        self.boots += 1;
+        self.os = boot(&self.board, self.seed, self.boots)?;
+        self.groups.clear();
+        self.rest = self.machine.cpu_set();
+        self.regulated.clear();
+        self.subjects.clear();
+        self.pending.clear();
+        Ok(Undone {
+            restored: std::mem::take(&mut self.changes),
+            left: Vec::new(),
+        })
+    }
+
+    fn start(&mut self, subject: &SubjectSpec) -> Result<SubjectId, BackendError> {
+        self.birth(subject)
+    }
+
+    fn wait(&mut self, until: Nanos, seen: &mut Observation) -> Result<Nanos, BackendError> {
+        seen.append(&mut self.pending);
+        let end = until.since(self.booted);
+        while seen.is_empty() && self.os.now() < end {
+            let Some(notice) = self.os.run(end) else {
+                break;
+            };
+            self.noticed(notice, seen);
+        }
+        Ok(self.now())
+    }
+
+    fn act(&mut self, action: &Action) -> Result<(), BackendError> {
+        let nobody = |id: &SubjectId| BackendError(format!("there is no subject {}", id.0));
+        match action {
+            Action::Go {
+                subject,
+                warmup,
+                duration,
+            } => {
+                let generator = self
+                    .subjects
+                    .get_mut(subject)
+                    .ok_or_else(|| nobody(subject))?;
+                generator.go(&mut self.os, u64::from(subject.0), *warmup, *duration);
+            }
+            Action::Stop(subject) => {
+                let generator = self
+                    .subjects
+                    .remove(subject)
+                    .ok_or_else(|| nobody(subject))?;
+                self.os.end(generator.task);
+            }
+        }
+        Ok(())
+    }
+
+    fn shared_cache(&mut self, a: CpuId, b: CpuId) -> Result<Option<f64>, BackendError> {
+        self.exists(&[a, b].into_iter().collect())?;
+        let seen_by: BTreeSet<CpuId> = [a, b].into();
+        let caches = &self.machine.caches;
+        let last = caches.iter().map(|c| c.level).max();
+        let shared = caches
+            .iter()
+            .any(|c| Some(c.level) == last && seen_by.iter().all(|cpu| c.cpus.contains(*cpu)));
+        Ok(Some(if shared { 1.0 } else { 0.0 }))
+    }
+}

@@ -1,0 +1,381 @@
+//! The small operating system of the simulated machine: tasks on cores, their memory, and the regulator's interrupt
+//! handler.
+//!
+//! Method: a queue of tasks per core, served in turn by time slices; tasks with a priority go before those without and
+//! run until they sleep, as SCHED_FIFO does. The regulator is [`CpuRegulator`], the same that Linux' throttlers run: a
+//! core's counter is armed with what is left of the budget; when it overflows an interrupt comes after a delay, in which
+//! the core goes on (so that overshoot is there, as on hardware); its handler asks the regulator and stops the core.
+//!
+//! Deviations from Linux: a task stays on the core it was started on (the one of those it may use that has the fewest
+//! tasks); slices are equal whatever a task has had before; who wakes goes before those without a priority at once; there
+//! is no other kernel work, and the only interrupts are those of the counters. A stop is not broken by pauses for kernel workers
+//! (`regulator.longest`): there are none.
+
+mod regulator;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use quell_core::cpuset::CpuSet;
+use quell_core::units::Nanos;
+use quell_model::{Invalid, Picos};
+
+use crate::frames::{Frames, Placement, Refused, Space};
+use crate::machine::{Description, Machine, Program, Raised};
+use crate::pattern::Pattern;
+use regulator::Regulated;
+pub use regulator::Throttled;
+
+/// Picoseconds per nanosecond.
+const PS: Picos = 1_000;
+
+/// Times that the operating system takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// How long a task runs while others wait for its core.
+    pub slice: Nanos,
+    /// From one task to the next on a core.
+    pub switch: Nanos,
+    /// From a counter's overflow to the handler of its interrupt.
+    pub interrupt_delay: Nanos,
+    /// What the handler takes of its core's time.
+    pub interrupt: Nanos,
+}
+
+/// A task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId(u32);
+
+/// What [`Os::run`] returns for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A task has done what it was to do; it holds its core until it is told more or put to sleep.
+    Finished(TaskId),
+    /// The time given with this key has come.
+    Alarm(u64),
+    /// A task that was watched ([`Os::watch`]) runs again.
+    Runs(TaskId),
+}
+
+/// The order of the variants is that of events at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Interrupt(usize),
+    Release(usize),
+    Slice(usize),
+    Alarm(u64),
+}
+
+#[derive(Debug)]
+struct Task {
+    core: usize,
+    priority: Option<u32>,
+    /// While it is not on its core.
+    program: Option<Program>,
+    watched: bool,
+}
+
+#[derive(Debug, Default)]
+struct Core {
+    current: Option<TaskId>,
+    /// Whose caches and registers these are.
+    last: Option<TaskId>,
+    queue: VecDeque<TaskId>,
+    sliced: bool,
+    regulated: Option<Regulated>,
+    tasks: u32,
+}
+
+/// The machine with its operating system.
+#[derive(Debug)]
+pub struct Os {
+    machine: Machine,
+    frames: Frames,
+    costs: Costs,
+    now: Picos,
+    cores: Vec<Core>,
+    tasks: BTreeMap<TaskId, Task>,
+    born: u32,
+    events: BinaryHeap<Reverse<(Picos, Due)>>,
+    notices: VecDeque<Notice>,
+}
+
+impl Os {
+    /// Boots: nothing runs, memory of 2^`frame_bits` frames is free.
+    ///
+    /// # Errors
+    /// For a description that cannot be.
+    pub fn boot(
+        description: &Description,
+        costs: Costs,
+        frame_bits: u32,
+        seed: u64,
+    ) -> Result<Self, Invalid> {
+        let machine = Machine::new(description)?;
+        let cores = (0..machine.cores()).map(|_| Core::default()).collect();
+        Ok(Self {
+            machine,
+            frames: Frames::new(frame_bits, seed),
+            costs,
+            now: 0,
+            cores,
+            tasks: BTreeMap::new(),
+            born: 0,
+            events: BinaryHeap::new(),
+            notices: VecDeque::new(),
+        })
+    }
+
+    /// The time since booting.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        Nanos(self.now / PS)
+    }
+
+    /// Takes memory.
+    ///
+    /// # Errors
+    /// When it is not to be had.
+    pub fn allocate(&mut self, bytes: u64, placement: &Placement) -> Result<Space, Refused> {
+        self.frames.allocate(bytes, placement)
+    }
+
+    /// A new task on one of the cores `allowed`, asleep; `None` if none of them exists. Its memory (`bytes` of `space`) has
+    /// been touched, which takes no time.
+    pub fn spawn(
+        &mut self,
+        allowed: &CpuSet,
+        priority: Option<u32>,
+        (pattern, space): (Pattern, Space),
+        bytes: u64,
+        write: bool,
+    ) -> Option<TaskId> {
+        let cores = allowed.iter().filter_map(|cpu| usize::try_from(cpu).ok());
+        let core = cores
+            .filter(|core| *core < self.cores.len())
+            .min_by_key(|core| (self.cores[*core].tasks, *core))?;
+        self.machine.touch(core, &space, bytes, write);
+        self.born += 1;
+        let id = TaskId(self.born);
+        let program = Program {
+            until: 0,
+            ..Program::endless(pattern, space)
+        };
+        self.cores[core].tasks += 1;
+        self.tasks.insert(
+            id,
+            Task {
+                core,
+                priority,
+                program: Some(program),
+                watched: false,
+            },
+        );
+        Some(id)
+    }
+
+    /// Accesses that a task has done; 0 of one that is not there.
+    #[must_use]
+    pub fn done(&self, id: TaskId) -> u64 {
+        let Some(task) = self.tasks.get(&id) else {
+            return 0;
+        };
+        let there = self.machine.program(task.core);
+        let there = there.filter(|_| self.cores[task.core].current == Some(id));
+        let program = task.program.as_ref().or(there);
+        program.map_or(0, |program| program.done)
+    }
+
+    /// Whether a task is on its core and the core is not stopped.
+    #[must_use]
+    pub fn runs(&self, id: TaskId) -> bool {
+        self.tasks.get(&id).is_some_and(|task| {
+            let core = &self.cores[task.core];
+            core.current == Some(id) && !core.regulated.as_ref().is_some_and(Regulated::stops)
+        })
+    }
+
+    /// Wakes a task, or tells one that has finished, to go on until it has done `until` accesses.
+    pub fn go_on(&mut self, id: TaskId, until: u64) {
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return;
+        };
+        let core = task.core;
+        if self.cores[core].current == Some(id) {
+            self.machine.go_on(core, until, self.now);
+            return;
+        }
+        if let Some(program) = &mut task.program {
+            program.until = until;
+        }
+        if self.cores[core].queue.contains(&id) {
+            return;
+        }
+        let (priority, current) = (task.priority, self.cores[core].current);
+        let current = current.and_then(|id| self.tasks.get(&id));
+        let goes_first =
+            current.is_none_or(|other| other.priority.is_none() || priority > other.priority);
+        if goes_first {
+            self.take_off(core, true);
+            self.cores[core].queue.push_front(id);
+            self.dispatch(core);
+        } else {
+            self.cores[core].queue.push_back(id);
+            self.slice(core);
+        }
+    }
+
+    /// Puts a task to sleep.
+    pub fn sleep(&mut self, id: TaskId) {
+        let Some(core) = self.tasks.get(&id).map(|task| task.core) else {
+            return;
+        };
+        self.cores[core].queue.retain(|other| *other != id);
+        if self.cores[core].current == Some(id) {
+            self.take_off(core, false);
+            self.dispatch(core);
+        }
+    }
+
+    /// Ends a task and gives its memory back.
+    pub fn end(&mut self, id: TaskId) {
+        self.sleep(id);
+        if let Some(task) = self.tasks.remove(&id) {
+            self.cores[task.core].tasks -= 1;
+            if let Some(program) = task.program {
+                self.frames.free(&program.space);
+            }
+        }
+        self.notices
+            .retain(|n| !matches!(n, Notice::Finished(t) | Notice::Runs(t) if *t == id));
+    }
+
+    /// Has [`Notice::Runs`] told when a task that does not run now does so again.
+    pub fn watch(&mut self, id: TaskId) {
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.watched = true;
+        }
+    }
+
+    /// Has [`Notice::Alarm`] told at a time since booting.
+    pub fn alarm(&mut self, at: Nanos, key: u64) {
+        let at = at.0.saturating_mul(PS).max(self.now);
+        self.events.push(Reverse((at, Due::Alarm(key))));
+    }
+
+    /// Goes on until `until` (a time since booting) or until there is something to tell.
+    pub fn run(&mut self, until: Nanos) -> Option<Notice> {
+        let until = until.0.saturating_mul(PS);
+        loop {
+            if let Some(notice) = self.notices.pop_front() {
+                return Some(notice);
+            }
+            let next = self.events.peek().map(|Reverse((at, _))| *at);
+            let end = next.map_or(until, |at| at.min(until));
+            match self.machine.run(end) {
+                Some(Raised::Overflow { core, at }) => {
+                    self.now = self.now.max(at);
+                    let at = self.now + self.costs.interrupt_delay.0 * PS;
+                    self.events.push(Reverse((at, Due::Interrupt(core))));
+                }
+                Some(Raised::Finished { core, at }) => {
+                    self.now = self.now.max(at);
+                    if let Some(id) = self.cores[core].current {
+                        return Some(Notice::Finished(id));
+                    }
+                }
+                None => {
+                    self.now = self.now.max(end);
+                    if next.is_none_or(|at| at > end) {
+                        return None;
+                    }
+                    if let Some(Reverse((_, due))) = self.events.pop() {
+                        self.happen(due);
+                    }
+                }
+            }
+        }
+    }
+
+    fn happen(&mut self, due: Due) {
+        match due {
+            Due::Interrupt(core) => self.interrupt(core),
+            Due::Release(core) => self.release(core),
+            Due::Alarm(key) => self.notices.push_back(Notice::Alarm(key)),
+            Due::Slice(core) => {
+                self.cores[core].sliced = false;
+                let next = self.cores[core].queue.front();
+                let equal = next.and_then(|id| self.tasks.get(id)).map(|t| t.priority);
+                let current = self.cores[core].current.and_then(|id| self.tasks.get(&id));
+                // First in, first out: equals do not take turns.
+                if equal == Some(None) && current.is_some_and(|t| t.priority.is_none()) {
+                    self.take_off(core, true);
+                    self.dispatch(core);
+                }
+                self.slice(core);
+            }
+        }
+    }
+
+    /// Has the tasks of a core take turns as long as any waits.
+    fn slice(&mut self, core: usize) {
+        let this = &mut self.cores[core];
+        if !this.sliced && !this.queue.is_empty() {
+            this.sliced = true;
+            let at = self.now + self.costs.slice.0.max(1) * PS;
+            self.events.push(Reverse((at, Due::Slice(core))));
+        }
+    }
+
+    /// Takes the current task off its core, and to the end of the queue if it has more to do.
+    fn take_off(&mut self, core: usize, more: bool) {
+        let Some(id) = self.cores[core].current.take() else {
+            return;
+        };
+        let this = &mut self.cores[core];
+        if more {
+            this.queue.push_back(id);
+        }
+        let program = self.machine.switch(core, None, self.now);
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.program = program;
+        }
+    }
+
+    /// Puts the next task on a core that runs none: the first of the highest priority.
+    fn dispatch(&mut self, core: usize) {
+        let queue = &self.cores[core].queue;
+        let priority = |id: &TaskId| self.tasks.get(id).and_then(|t| t.priority);
+        let Some(highest) = queue.iter().map(priority).max() else {
+            return;
+        };
+        let Some(at) = queue.iter().position(|id| priority(id) == highest) else {
+            return;
+        };
+        let this = &mut self.cores[core];
+        let Some(id) = this.queue.remove(at) else {
+            return;
+        };
+        let switch = if this.last == Some(id) {
+            0
+        } else {
+            self.costs.switch.0 * PS
+        };
+        (this.current, this.last) = (Some(id), Some(id));
+        let program = self.tasks.get_mut(&id).and_then(|t| t.program.take());
+        self.machine.switch(core, program, self.now + switch);
+        self.tell_running(core);
+        self.slice(core);
+    }
+
+    /// Whoever is watched and runs again on this core is told.
+    fn tell_running(&mut self, core: usize) {
+        let Some(id) = self.cores[core].current.filter(|id| self.runs(*id)) else {
+            return;
+        };
+        if let Some(task) = self.tasks.get_mut(&id).filter(|task| task.watched) {
+            task.watched = false;
+            self.notices.push_back(Notice::Runs(id));
+        }
+    }
+}

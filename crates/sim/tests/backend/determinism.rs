@@ -1,0 +1,104 @@
+//! A run is a function of the experiment, the seed and the version.
+
+use quell_core::backend::{Backend, Probe};
+use quell_core::experiment::Experiment;
+use quell_core::result::Timing;
+use quell_engine::compare::{NoProgress, Options, run};
+use quell_engine::folder::hash;
+
+const EXPERIMENT: &str = r#"
+quell    = 1
+name     = "small"
+title    = "Small enough for a test"
+backends = ["sim"]
+seed     = 7
+
+[measure]
+rounds   = 2
+warmup   = "1ms"
+duration = "3ms"
+baseline = "solo"
+canary   = "shared-cache"
+
+[subject.victim]
+role    = "critical"
+cpus    = 1
+run     = { kind = "latency", size = "1MiB" }
+primary = "latency_ns"
+
+[subject.neighbour]
+role    = "best-effort"
+cpus    = 1
+run     = { kind = "bandwidth", operation = "write", size = "16MiB" }
+primary = "bandwidth_mb_s"
+
+[configuration.solo]
+alone = true
+[configuration.none]
+[configuration.regulated]
+group.victim.cpus = 1
+group.neighbour.limit.bandwidth = "20%"
+"#;
+
+/// The digest of the whole result, and the result.
+fn result(seed: u64) -> (String, serde_json::Value) {
+    let experiment = Experiment::parse(EXPERIMENT, "small.toml").unwrap();
+    let mut sim =
+        quell_sim::Sim::new(quell_sim::board::Board::xeon_w3530().unwrap(), seed).unwrap();
+    let machine = sim.inventory(Probe::Deep).unwrap();
+    let options = Options {
+        backend: "sim:xeon-w3530",
+        timing: Timing::Simulated,
+        seed: Some(seed),
+        rounds: None,
+        only: &[],
+        resume: None,
+        no_huge_pages: None,
+        out: None,
+        now_unix_s: 0,
+        command_line: "",
+        experiment_text: EXPERIMENT,
+        html: None,
+    };
+    let plan = quell_core::planner::plan;
+    let done = run(
+        &experiment,
+        &mut sim,
+        &machine,
+        &plan,
+        &options,
+        &mut NoProgress,
+    )
+    .unwrap();
+    assert!(
+        done.result.failures.is_empty(),
+        "{:?}",
+        done.result.failures
+    );
+    let text = serde_json::to_string(&done.result).unwrap();
+    (hash(&text), serde_json::from_str(&text).unwrap())
+}
+
+/// Changes with every meant change of the model, the planner or the statistics: then write down the new one.
+const GOLDEN: &str = "fnv1a64:ce6d17d7f0adb5ab";
+
+#[test]
+fn the_same_seed_gives_the_same_result_to_the_last_digit() {
+    let (first, value) = result(7);
+    assert_eq!(result(7).0, first);
+    assert_eq!(first, GOLDEN);
+    assert_ne!(result(8).0, first);
+    // It is a result: the limit protects, and holds.
+    let figures = |configuration: &str, subject: usize| {
+        let all = value["configurations"].as_array().unwrap();
+        let found = all.iter().find(|c| c["name"] == configuration).unwrap();
+        found["subjects"][subject].clone()
+    };
+    let normalized =
+        |configuration: &str| figures(configuration, 0)["normalized"].as_f64().unwrap();
+    assert!(normalized("regulated") > normalized("none") + 0.1);
+    let of_cap = &figures("regulated", 1)["metrics"]["achieved_of_cap"]["value"];
+    assert!((0.95..1.05).contains(&of_cap.as_f64().unwrap()), "{of_cap}");
+    assert_eq!(value["timing"], "simulated");
+    assert_eq!(value["machine"]["simulated"]["profile"], "xeon-w3530");
+}

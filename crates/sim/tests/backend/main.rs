@@ -1,0 +1,109 @@
+//! What the engine may rely on, on the simulated machine: the promises that `crates/linux/tests/conformance` and
+//! `crates/linux/tests/regulator.rs` test on Linux, as far as the machine has what they are about.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod determinism;
+mod partition;
+mod regulation;
+
+use std::collections::BTreeMap;
+
+use quell_core::backend::{
+    Action, Backend, Measurement, Observation, Program, Seen, SubjectId, SubjectSpec,
+};
+use quell_core::cpuset::CpuSet;
+use quell_core::mechanism::Mechanism;
+use quell_core::plan::{Setting, Step, StepId};
+use quell_core::record::{Decision, Event};
+use quell_core::units::Nanos;
+use quell_sim::Sim;
+use quell_sim::board::Board;
+
+pub(crate) fn sim() -> Sim {
+    Sim::new(Board::xeon_w3530().unwrap(), 1).unwrap()
+}
+
+pub(crate) fn cpus(text: &str) -> CpuSet {
+    text.parse().unwrap()
+}
+
+pub(crate) fn step(group: &str, set: Setting) -> Step {
+    Step {
+        id: StepId(1),
+        group: Some(group.to_owned()),
+        mechanism: Mechanism::Cores,
+        set,
+        because: "the test says so".to_owned(),
+    }
+}
+
+/// A group of programs that will be started, with the CPUs to itself if `exclusive`.
+pub(crate) fn group(sim: &mut Sim, name: &str, on: &str, exclusive: bool) {
+    let matching = Vec::new();
+    sim.apply(&step(name, Setting::Gather { matching }))
+        .unwrap();
+    let set = Setting::Confine {
+        cpus: cpus(on),
+        mems: cpus("0"),
+        exclusive,
+    };
+    sim.apply(&step(name, set)).unwrap();
+}
+
+pub(crate) fn subject(name: &str, run: &str, on: Option<&str>) -> SubjectSpec {
+    SubjectSpec {
+        name: name.to_owned(),
+        group: name.to_owned(),
+        program: Program::Generator(run.parse().unwrap()),
+        cpus: on.map(cpus),
+        env: BTreeMap::new(),
+        capture: true,
+    }
+}
+
+/// What was seen until every one of `all` had its result.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    pub(crate) results: BTreeMap<SubjectId, Measurement>,
+    pub(crate) decisions: Vec<Decision>,
+    pub(crate) throttles: u64,
+}
+
+/// Sends all off together and waits for their results.
+pub(crate) fn measure(sim: &mut Sim, all: &[SubjectId], warmup: Nanos, duration: Nanos) -> Outcome {
+    let mut outcome = Outcome::default();
+    let mut seen = Observation::new();
+    for &subject in all {
+        sim.act(&Action::Go {
+            subject,
+            warmup,
+            duration,
+        })
+        .unwrap();
+    }
+    let latest = sim.now().plus(Nanos::secs(1));
+    while outcome.results.len() < all.len() {
+        assert!(sim.wait(latest, &mut seen).unwrap() < latest, "no result");
+        for one in seen.drain(..) {
+            match one {
+                Seen::Result(id, measured) => {
+                    outcome.results.insert(id, measured);
+                }
+                Seen::Decisions(_, mut decisions, _) => outcome.decisions.append(&mut decisions),
+                Seen::Event(Event::Throttle { throttles, .. }) => outcome.throttles += throttles,
+                _ => {}
+            }
+        }
+    }
+    outcome
+}
+
+/// Program bytes per second.
+pub(crate) fn rate(measured: &Measurement) -> f64 {
+    measured.bytes as f64 * 1e9 / measured.duration_ns as f64
+}

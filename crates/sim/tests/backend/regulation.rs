@@ -1,0 +1,151 @@
+//! The regulator: the same code as on Linux, driven by the simulated counters' interrupts.
+
+use quell_core::backend::{Backend, BackendError};
+use quell_core::control::bandwidth::Fast;
+use quell_core::plan::{Meter, Regulation, Setting};
+use quell_core::units::{LINE_BYTES, Lines, Nanos, Rate};
+use quell_sim::Sim;
+use quell_sim::board::Board;
+
+use crate::{Outcome, cpus, group, measure, rate, sim, step, subject};
+
+const PERIOD: Nanos = Nanos::millis(1);
+
+fn regulation(limit: Rate, on: &str) -> Regulation {
+    Regulation {
+        cpus: cpus(on),
+        budget: Lines::at(limit, PERIOD),
+        period: PERIOD,
+        meter: Meter::Hardware,
+        peak: Rate(8_000_000_000),
+        stop_cost: Nanos(0),
+        longest: Nanos::millis(5),
+    }
+}
+
+fn regulate(sim: &mut Sim, name: &str, limit: Rate, on: &str) -> Result<Vec<String>, BackendError> {
+    sim.apply(&step(name, Setting::Regulate(regulation(limit, on))))
+}
+
+/// A stream on CPU 1, limited if told so.
+fn stream(sim: &mut Sim, limit: Option<Rate>) -> (f64, Outcome) {
+    group(sim, "noise", "1", false);
+    if let Some(limit) = limit {
+        regulate(sim, "noise", limit, "1").unwrap();
+    }
+    let noise = sim
+        .start(&subject("noise", "bandwidth:write,size=32MiB", Some("1")))
+        .unwrap();
+    let outcome = measure(sim, &[noise], Nanos::millis(2), Nanos::millis(10));
+    let rate = rate(&outcome.results[&noise]);
+    sim.undo().unwrap();
+    (rate, outcome)
+}
+
+fn part(rate: f64, percent: u64) -> Rate {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    Rate(rate as u64 * percent / 100)
+}
+
+#[test]
+fn a_stream_gets_its_limit_no_less_and_no_more() {
+    let mut sim = sim();
+    let (free, _) = stream(&mut sim, None);
+    for percent in [10, 20, 30, 50, 70, 90] {
+        let limit = part(free, percent);
+        let (rate, outcome) = stream(&mut sim, Some(limit));
+        let of_cap = rate / limit.0 as f64;
+        assert!(
+            (0.95..=1.05).contains(&of_cap),
+            "{percent} %: {of_cap} of the cap"
+        );
+        assert!(
+            outcome.throttles >= 5,
+            "{percent} %: {} stops",
+            outcome.throttles
+        );
+    }
+}
+
+#[test]
+fn below_its_limit_a_stream_is_never_stopped() {
+    let mut sim = sim();
+    let (free, _) = stream(&mut sim, None);
+    let (rate, outcome) = stream(&mut sim, Some(part(free, 120)));
+    assert_eq!(outcome.throttles, 0);
+    assert!(rate > 0.97 * free, "{rate} of {free}");
+}
+
+/// What an interrupt takes to come is used beyond the budget, and paid for later.
+#[test]
+fn a_late_interrupt_lets_more_through_and_the_average_holds() {
+    let overshoot = |delay: Nanos| {
+        let mut board = Board::xeon_w3530().unwrap();
+        board.costs.interrupt_delay = delay;
+        let mut sim = Sim::new(board, 1).unwrap();
+        let limit = Rate(1_000_000_000);
+        let (rate, outcome) = stream(&mut sim, Some(limit));
+        let of_cap = rate / 1e9;
+        assert!(
+            (0.9..=1.1).contains(&of_cap),
+            "after {delay}: {of_cap} of the cap"
+        );
+        let first = outcome.decisions.first().unwrap();
+        assert_eq!(first.reaction, Some((delay, false)));
+        assert!(matches!(first.what, Fast::ThrottleUntil(_)));
+        first.used.0 - Lines::at(limit, PERIOD).0
+    };
+    let (soon, late) = (overshoot(Nanos(0)), overshoot(Nanos::micros(20)));
+    // 20 us at some 4 GB/s and more.
+    let lines = 20_000 * 4 / LINE_BYTES;
+    assert!(soon <= 1 && late > lines / 2, "{soon} and {late} lines");
+}
+
+#[test]
+fn a_limited_neighbour_gives_the_latency_back() {
+    let victim_beside = |limit: Option<Rate>| {
+        let mut sim = sim();
+        group(&mut sim, "victim", "0", true);
+        group(&mut sim, "noise", "1", false);
+        if let Some(limit) = limit {
+            regulate(&mut sim, "noise", limit, "1").unwrap();
+        }
+        let victim = subject("victim", "latency:size=4MiB", Some("0"));
+        let victim = sim.start(&victim).unwrap();
+        let noise = subject("noise", "bandwidth:write,size=32MiB", Some("1"));
+        let noise = sim.start(&noise).unwrap();
+        let outcome = measure(
+            &mut sim,
+            &[victim, noise],
+            Nanos::millis(5),
+            Nanos::millis(10),
+        );
+        let windows = &outcome.results[&victim].metrics["latency_ns"];
+        assert_eq!(windows.len(), 10);
+        windows.iter().sum::<f64>() / 10.0
+    };
+    let (free, limited) = (victim_beside(None), victim_beside(Some(Rate(400_000_000))));
+    assert!(
+        free > 1.5 * limited,
+        "{free} ns beside a free stream, {limited} ns beside a limited one"
+    );
+}
+
+#[test]
+fn what_the_machine_has_not_is_refused_with_the_reason() {
+    let mut sim = sim();
+    group(&mut sim, "noise", "1", false);
+    let error = regulate(&mut sim, "noise", Rate(1 << 30), "1,7")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("the simulated machine has 0-3"), "{error}");
+    let time = Regulation {
+        meter: Meter::Time,
+        ..regulation(Rate(1 << 30), "1")
+    };
+    let error = sim
+        .apply(&step("noise", Setting::Regulate(time)))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("counts lines, not CPU time"), "{error}");
+}
