@@ -358,7 +358,7 @@ fn regulate(
         draft.refuse(
             format!("group.{name}.limit.bandwidth"),
             format!(
-                "{rate}{origin} is {each} for each of {count}: {part} of its time at the peak of {peak}, below the floor of \
+                "{rate}{origin} is {each} {places}: {part} of its time at the peak of {peak}, below the floor of \
                  {floor}, which the kernel gives ordinary tasks whatever a throttler does: the limit would leak",
                 origin = if wanted.origin.is_empty() {
                     String::new()
@@ -366,7 +366,10 @@ fn regulate(
                     format!("{},", wanted.origin)
                 },
                 each = rounded(each),
-                count = on(&cpus),
+                places = match cpus.len() {
+                    1 => format!("on {}", on(&cpus)),
+                    _ => format!("for each of {}", on(&cpus)),
+                },
                 part = about(share),
                 peak = rounded(peak),
             ),
