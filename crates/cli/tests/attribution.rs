@@ -136,12 +136,13 @@ fn a_stream_on_another_cpu_is_memory() {
     let text = experiment(beside, "").replace("64KiB", "0.5 LLC");
     let found = attributed(dir.path(), &text);
     let late = found["late_ns"].as_f64().unwrap();
-    // What others on the machine take of the CPU is not the stream's.
-    if late - ns(&found, "preemption") - ns(&found, "steal") < 20e6 {
+    // What others on the machine and its host take of the CPU is not the stream's.
+    let others = ["preemption", "steal", "standstill"].map(|cause| ns(&found, cause));
+    if late - others.iter().sum::<f64>() < 20e6 {
         return eprintln!("SKIPPED {WHAT}: a stream does not slow a list down here");
     }
     let memory = ns(&found, "memory");
-    for cause in ["throttled-along", "interrupts", "faults", "standstill"] {
+    for cause in ["throttled-along", "interrupts", "faults"] {
         assert!(memory > 2.0 * ns(&found, cause), "{cause}: {found:#}");
     }
 }
