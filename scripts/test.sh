@@ -24,9 +24,10 @@ for target in "${failed[@]}"; do
     passed=
     for try in 2 3; do
         echo "--- $target failed; try $try of 3"
+        # Of the whole workspace, as built before: alone, a package has other features of its dependencies, and all is built anew.
         # Words on purpose: these are cargo's arguments.
         # shellcheck disable=SC2086
-        if "$cargo" test --locked $target -- --test-threads=1; then
+        if "$cargo" test --workspace --locked ${target#-p * } -- --test-threads=1; then
             passed=$try
             break
         fi
