@@ -34,7 +34,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 4] = [
+const BUILTIN: [(&str, &str); 7] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -46,6 +46,18 @@ const BUILTIN: [(&str, &str); 4] = [
     (
         "ladder",
         include_str!("../../../../experiments/ladder.toml"),
+    ),
+    (
+        "p4080-4core",
+        include_str!("../../../../experiments/p4080-4core.toml"),
+    ),
+    (
+        "p4080-8core",
+        include_str!("../../../../experiments/p4080-8core.toml"),
+    ),
+    (
+        "apollolake-cat",
+        include_str!("../../../../experiments/apollolake-cat.toml"),
     ),
     (
         "p4080-paging",
