@@ -25,7 +25,7 @@ const STEPS: &str = "QUELL_WITNESS_STEPS";
 
 /// Not a test of its own: what runs under cachegrind.
 #[test]
-#[ignore = "started by bytes_are_lines_that_cachegrind_counts"]
+#[ignore = "no test: the program that bytes_are_lines_that_cachegrind_counts runs under valgrind"]
 fn under_cachegrind() {
     let Ok(spec) = std::env::var(SPEC) else {
         return;
@@ -85,6 +85,7 @@ fn bytes_are_lines_that_cachegrind_counts() {
         ("bandwidth:copy,size=1MiB", 64),
         ("parallel-lists:lists=4,size=1MiB", 64),
         ("cache-churn:read,write,sequential,size=1MiB", 64),
+        ("lattice:size=1MiB", 64),
         ("stores:size=1MiB", 8),
         ("stores:size=1MiB,stride=8B", 64),
     ] {

@@ -144,11 +144,13 @@ pub(super) fn resolve(
         Some(rate) => Some(Wanted {
             group: name.to_owned(),
             rate: rounded(rate.part(share)),
-            origin: format!(
-                ", {share} of the {} that {} can draw",
-                rounded(rate),
-                on(&cpus)
-            ),
+            origin: if draft.policy.regulator.sustainable == Sustainable::Machine {
+                let rate = rounded(rate);
+                format!(", {share} of the {rate} that all CPUs can draw together")
+            } else {
+                let (rate, on) = (rounded(rate), on(&cpus));
+                format!(", {share} of the {rate} that {on} can draw")
+            },
             of: Some(rate),
             with: Vec::new(),
         }),
@@ -169,6 +171,7 @@ impl Draft<'_> {
         match self.policy.regulator.sustainable {
             Sustainable::Rate(rate) => Some(rate),
             Sustainable::Auto => self.machine.sustainable(cpus),
+            Sustainable::Machine => self.machine.sustainable(&self.machine.cpu_set()),
         }
     }
 }

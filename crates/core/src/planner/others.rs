@@ -246,11 +246,16 @@ impl Others<'_> {
         let measured = self.machine.measured.as_ref()?;
         let peak = measured.peak_cpu;
         let floor = floor(self.policy, self.machine);
+        let all = self.machine.cpus.len() as u64;
         let draw = |n: u64| match self.policy.regulator.sustainable {
             Sustainable::Rate(rate) => rate,
-            Sustainable::Auto => Rate(
+            wanted => Rate(
                 peak.0
-                    .saturating_mul(n)
+                    .saturating_mul(if wanted == Sustainable::Machine {
+                        all
+                    } else {
+                        n
+                    })
                     .min(measured.sustainable.0.max(peak.0)),
             ),
         };

@@ -198,7 +198,8 @@ pub struct RegulatorKeys {
     /// What counts memory traffic.
     pub meter: MeterWanted,
     /// The rate that percentages refer to and reserves must fit into: measured (of the
-    /// cheapest operation: what goes beyond the dearest is at level `none`), or given.
+    /// cheapest operation: what goes beyond the dearest is at level `none`), or given. "auto" is what the CPUs of the
+    /// group in question draw together, "machine" what all do.
     pub sustainable: Sustainable,
     /// With `reclaim`: weight of the newest period in the demand estimate, 0 to 1. Default 0.5.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -2,11 +2,14 @@
 
 use super::Workload;
 use crate::result::Better;
+use crate::units::LINE_BYTES;
 
 /// Nanoseconds per access.
 pub const LATENCY_NS: &str = "latency_ns";
 /// 10^6 program bytes per second.
 pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
+/// Accesses to lines per second.
+pub const ACCESSES_PER_S: &str = "accesses_per_s";
 
 /// A metric that a generator reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +39,11 @@ const fn higher(name: &'static str, unit: &'static str) -> Reported {
 }
 
 const LATENCY: [Reported; 1] = [lower(LATENCY_NS, "ns per access")];
-const BANDWIDTH: [Reported; 1] = [higher(BANDWIDTH_MB_S, "MB/s")];
+const RATE: [Reported; 1] = [higher(BANDWIDTH_MB_S, "MB/s")];
+const BANDWIDTH: [Reported; 2] = [
+    higher(BANDWIDTH_MB_S, "MB/s"),
+    lower(LATENCY_NS, "ns per 64 bytes"),
+];
 const LISTS: [Reported; 2] = [
     lower(LATENCY_NS, "ns per access"),
     higher(BANDWIDTH_MB_S, "MB/s"),
@@ -46,6 +53,10 @@ const PERIODIC: [Reported; 4] = [
     lower("wakeup_us", "us"),
     lower("response_us", "us"),
     lower("misses", "of the jobs"),
+];
+const TRACE: [Reported; 2] = [
+    higher(ACCESSES_PER_S, "accesses/s"),
+    lower(LATENCY_NS, "ns per access"),
 ];
 const FRAMES_CALL: [Reported; 5] = [
     higher(BANDWIDTH_MB_S, "MB/s"),
@@ -61,6 +72,15 @@ const FRAMES_DISPLAY: [Reported; 4] = [
     lower("age_ms", "ms from capture"),
 ];
 
+/// A stream's time per 64 program bytes in nanoseconds, from its rates over windows of equal length in 10^6 bytes per second: one
+/// value, the mean over all that it moved. (Of windows in which it was stopped there is no time per block.) Nothing where nothing moved.
+#[must_use]
+pub fn ns_per_line(rates: &[f64]) -> Vec<f64> {
+    let sum: f64 = rates.iter().sum();
+    let mean = LINE_BYTES as f64 * 1e3 * rates.len() as f64 / sum;
+    Vec::from_iter(mean.is_finite().then_some(mean))
+}
+
 impl<S> Workload<S> {
     /// What it reports, the metric it is judged by first.
     #[must_use]
@@ -68,7 +88,9 @@ impl<S> Workload<S> {
         match self {
             Self::Latency { .. } => &LATENCY,
             Self::ParallelLists { .. } => &LISTS,
-            Self::Bandwidth { .. } | Self::CacheChurn { .. } | Self::Stores { .. } => &BANDWIDTH,
+            Self::Bandwidth { .. } => &BANDWIDTH,
+            Self::CacheChurn { .. } | Self::Stores { .. } | Self::Lattice { .. } => &RATE,
+            Self::Trace { .. } => &TRACE,
             Self::Periodic { .. } => &PERIODIC,
             Self::FramesCall { .. } => &FRAMES_CALL,
             Self::FramesDisplay { .. } => &FRAMES_DISPLAY,
