@@ -385,7 +385,7 @@ impl<'s> Collected<'s> {
 fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
     Mechanism::ALL
         .into_iter()
-        .filter(|m| plan.steps.iter().any(|s| s.mechanism == *m))
+        .filter(|m| plan.steps.iter().any(|s| s.mechanisms().contains(m)))
         .collect()
 }
 

@@ -8,9 +8,7 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::inventory::{Availability, Inventory};
 use crate::mechanism::Mechanism;
 use crate::plan::Refusal;
-use crate::policy::{
-    Bandwidth, BandwidthMechanism, CpusWanted, Group, Permission, Policy, Role, Sustainable,
-};
+use crate::policy::{Bandwidth, CpusWanted, Group, Permission, Policy, Role, Sustainable};
 use crate::units::{Rate, Share};
 
 use super::cpus::{Division, Part, on};
@@ -224,10 +222,7 @@ impl Others<'_> {
         let mechanisms = &self.policy.mechanisms;
         group.limit.bandwidth.is_some()
             && slowed(group)
-            && matches!(
-                mechanisms.bandwidth,
-                BandwidthMechanism::Any | BandwidthMechanism::Regulator
-            )
+            && mechanisms.bandwidth.regulates()
             && !mechanisms.deny.contains(&Mechanism::Bandwidth)
             && matches!(
                 self.machine.mechanisms.get(&Mechanism::Bandwidth),

@@ -117,6 +117,20 @@ pub enum BandwidthMechanism {
     None,
 }
 
+impl BandwidthMechanism {
+    /// Whether the regulator may hold limits.
+    #[must_use]
+    pub const fn regulates(self) -> bool {
+        matches!(self, Self::Any | Self::Regulator | Self::MbaAndRegulator)
+    }
+
+    /// Whether nothing else may.
+    #[must_use]
+    pub const fn insists(self) -> bool {
+        matches!(self, Self::Regulator | Self::MbaAndRegulator)
+    }
+}
+
 /// Which mechanisms may be used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
