@@ -22,7 +22,7 @@ use quell_model::dram::{Accepted, Completion, Config, Dram};
 use quell_model::{Invalid, Picos};
 
 use crate::frames::Space;
-use crate::pattern::{LINE, Pattern};
+use crate::pattern::{Effect, LINE, Pattern};
 
 /// What the machine is made of.
 #[derive(Clone, Debug)]
@@ -142,6 +142,8 @@ enum Kind {
     Read,
     /// A line reaches the controller.
     Write,
+    /// A line that a core waits to be rid of does.
+    Store,
 }
 
 /// The machine.
@@ -369,15 +371,17 @@ impl Machine {
                     core.time = core.time.max(now);
                 }
             }
-            Kind::Read | Kind::Write => {
+            Kind::Read | Kind::Write | Kind::Store => {
                 self.dram.advance(now, &mut self.done);
                 match self.dram.enqueue(
                     message.number,
                     message.address,
-                    message.kind == Kind::Write,
+                    message.kind != Kind::Read,
                     now,
                 ) {
-                    Ok(Accepted::Forwarded) => {
+                    Ok(accepted)
+                        if accepted == Accepted::Forwarded || message.kind == Kind::Store =>
+                    {
                         let at = now + self.transit;
                         self.messages.push(Reverse(Message {
                             at,
@@ -385,7 +389,7 @@ impl Machine {
                             ..message
                         }));
                     }
-                    Ok(Accepted::Queued | Accepted::Merged) => {}
+                    Ok(_) => {}
                     // Tried again when DRAM has done something.
                     Err(_) => {
                         let at = self.dram.next_event().unwrap_or(now).max(now + 1);
@@ -428,6 +432,12 @@ impl Machine {
             };
             program.done += 1;
             core.counts.accesses += 1;
+            if access.effect != Effect::Use {
+                let began = core.time;
+                core.time += self.clock;
+                self.rid(n, address, access.effect, began);
+                return None;
+            }
             let level = self.caches.access(n, requester, address, access.write);
             let looked_up = core.time + self.latencies[level];
             let began = core.time;
@@ -471,6 +481,35 @@ impl Machine {
                 }
             }
             return None;
+        }
+    }
+}
+
+impl Machine {
+    /// `core` has a line stored past the caches, written back or flushed at `at`. If it goes to memory it holds one of the
+    /// core's misses until the controller has taken it: write-combining buffers are line-fill buffers.
+    fn rid(&mut self, n: usize, address: u64, effect: Effect, at: Picos) {
+        let changed = match effect {
+            Effect::Use => false,
+            Effect::Past => {
+                self.caches.flush(n, address);
+                true
+            }
+            Effect::WriteBack => self.caches.write_back(n, address),
+            Effect::Flush => self.caches.flush(n, address),
+        };
+        if changed {
+            self.numbers += 1;
+            self.messages.push(Reverse(Message {
+                at: at + self.latencies[self.caches.levels()],
+                kind: Kind::Store,
+                core: n,
+                number: self.numbers << CORE_BITS | u64::from(requester(n)),
+                address: address & !(LINE - 1),
+            }));
+            let core = &mut self.cores[n];
+            core.counts.writebacks += 1;
+            core.flying += 1;
         }
     }
 }

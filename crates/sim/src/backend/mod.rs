@@ -26,7 +26,7 @@ use quell_core::units::Nanos;
 use crate::board::Board;
 use crate::os::{Notice, Os, Throttled};
 use crate::random::Random;
-use generator::{Generator, Work};
+use generator::{Generator, Key, Work};
 
 #[derive(Debug)]
 struct Group {
@@ -146,12 +146,12 @@ impl Sim {
         };
         let space = self
             .os
-            .allocate(work.size.0, &work.placement)
+            .allocate(work.memory.0, &work.placement)
             .map_err(|e| refused(&e))?;
-        let program = (work.pattern.clone(), space);
+        let program = (work.pattern(&space)?, space);
         let task = self
             .os
-            .spawn(&cpus, None, program, work.size.0, work.writes)
+            .spawn(&cpus, None, program, work.memory.0, work.writes)
             .ok_or_else(|| refused(&format!("there is no CPU {cpus}")))?;
         self.born += 1;
         let id = SubjectId(self.born);
@@ -193,19 +193,23 @@ impl Sim {
         let os = &mut self.os;
         let (id, measured) = match notice {
             Notice::Alarm(key) => {
-                let id = SubjectId(u32::try_from(key).unwrap_or(u32::MAX));
+                let (key, bell) = Key::rang(key);
+                let id = SubjectId(key.0);
                 let subject = self.subjects.get_mut(&id);
-                (id, subject.and_then(|s| s.alarm(os, key)))
+                (id, subject.and_then(|s| s.alarm(os, key, bell)))
             }
             Notice::Runs(task) => {
                 let Some((&id, subject)) = self.subjects.iter_mut().find(|(_, s)| s.task == task)
                 else {
                     return;
                 };
-                (id, subject.look(os, u64::from(id.0)))
+                (id, subject.look(os, Key(id.0)))
             }
             Notice::Finished(task) => {
-                os.sleep(task);
+                match self.subjects.iter_mut().find(|(_, s)| s.task == task) {
+                    Some((id, subject)) => subject.finished(os, Key(id.0)),
+                    None => os.sleep(task),
+                }
                 return;
             }
         };
@@ -325,7 +329,7 @@ impl Backend for Sim {
                     .subjects
                     .get_mut(subject)
                     .ok_or_else(|| nobody(subject))?;
-                generator.go(&mut self.os, u64::from(subject.0), *warmup, *duration);
+                generator.go(&mut self.os, Key(subject.0), *warmup, *duration);
             }
             Action::Stop(subject) => {
                 let generator = self

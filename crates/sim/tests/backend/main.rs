@@ -8,6 +8,7 @@
 )]
 
 mod determinism;
+mod generators;
 mod partition;
 mod regulation;
 
