@@ -15,6 +15,7 @@ pub mod inventory;
 pub mod journal;
 pub mod mechanism;
 pub mod pace;
+pub mod partition;
 pub mod plan;
 pub mod planner;
 pub mod policy;

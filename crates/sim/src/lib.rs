@@ -21,4 +21,6 @@ pub mod tlb;
 pub mod trace;
 
 pub use backend::Sim;
-pub use machine::{CoreCounts, Description, Machine, Program, Raised};
+pub use machine::{
+    CLASSES, CoreCounts, Counts, Description, LEVELS, Machine, Program, Raised, Unit,
+};

@@ -75,7 +75,10 @@ fn churn_and_stores_stay_in_their_buffers() {
     assert_eq!(lines(&round).len(), 1024);
     assert_eq!(round.iter().filter(|a| a.write).count(), 5_120, "a quarter");
     let block: Vec<bool> = round.iter().map(|a| a.effect == Effect::Flush).collect();
-    assert!((0..64).all(|n| block[n] == (32..48).contains(&n)), "{block:?}");
+    assert!(
+        (0..64).all(|n| block[n] == (32..48).contains(&n)),
+        "{block:?}"
+    );
     let in_order = Churn::new(1 << 16, &[Touch::Read], Order::Sequential, 1);
     let round = take(&mut Pattern::Churn(in_order), 2048);
     assert!((0..2048).all(|n| round[n].address == n as u64 % 1024 * LINE));
@@ -94,14 +97,18 @@ fn stores_visit_a_line_per_stride_with_the_words_that_the_stride_leaves() {
     assert!((0..40).all(|n| words[n].address == n as u64 * 16));
     let past = of(8, Store::NonTemporal);
     assert!(
-        past.iter().zip(0..).all(|(a, n)| a.effect == Effect::Past
-            && a.compute == 7
-            && a.address == n * LINE)
+        past.iter()
+            .zip(0..)
+            .all(|(a, n)| a.effect == Effect::Past && a.compute == 7 && a.address == n * LINE)
     );
     // Two words and a request to a visit.
     let flushed = of(32, Store::Flush);
-    assert!(flushed.chunks(3).all(|visit| visit[0].write
-        && visit.last().is_some_and(|a| visit.len() < 3 || a.effect == Effect::Flush && !a.write)));
+    assert!(flushed.chunks(3).all(|visit| {
+        visit[0].write
+            && visit
+                .last()
+                .is_some_and(|a| visit.len() < 3 || a.effect == Effect::Flush && !a.write)
+    }));
     assert_eq!(Stores::new(1 << 16, 32, Store::Flush).accesses(), 3);
 }
 
@@ -120,7 +127,11 @@ fn a_copy_loads_from_the_first_half_and_stores_into_the_second() {
         assert_eq!(take(&mut copy, 128), round);
     }
     let mut past = Pattern::Stream(Stream::past(1 << 13));
-    assert!(take(&mut past, 128).iter().all(|a| a.effect == Effect::Past));
+    assert!(
+        take(&mut past, 128)
+            .iter()
+            .all(|a| a.effect == Effect::Past)
+    );
 }
 
 #[test]

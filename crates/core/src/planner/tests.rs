@@ -1,5 +1,6 @@
 use super::*;
 use crate::inventory::{Cache, CacheKind, Cpu, Identity, Means, Measured, MeterKind, Node};
+use crate::partition::Partitions;
 use crate::plan::Meter;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 use std::collections::BTreeMap;
@@ -69,6 +70,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             at_unix_s: 0,
             deep: None,
         }),
+        partitions: Partitions::default(),
         simulated: None,
         cpus,
     }

@@ -8,6 +8,7 @@ use quell_core::inventory::{
     Simulated,
 };
 use quell_core::mechanism::{Level, Mechanism};
+use quell_core::partition::Partitions;
 use quell_core::units::{Bytes, Share};
 
 use crate::board::Board;
@@ -61,6 +62,7 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             kernel_floor: Share(0),
             counter_users: Vec::new(),
         },
+        partitions: Partitions::default(),
         measured: None,
         simulated: Some(Simulated {
             profile: board.name.clone(),

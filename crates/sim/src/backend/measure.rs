@@ -18,13 +18,13 @@ use crate::pattern::{Pattern, Stream};
 use quell_core::backend::BackendError;
 
 /// Runs of all CPUs together.
-const ROUNDS: u64 = 4;
+const ROUNDS: u64 = 2;
 /// Before a run is measured: until queues are as full as they stay.
 const SETTLE: Nanos = Nanos::micros(100);
 /// A run.
 const RUN: Nanos = Nanos::millis(1);
-/// CPUs measured alone.
-const MOST_CPUS: usize = 4;
+/// CPUs measured alone: they are alike.
+const MOST_CPUS: usize = 2;
 /// How many last-level caches a buffer is large.
 const CACHES: u64 = 4;
 

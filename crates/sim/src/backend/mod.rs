@@ -281,6 +281,12 @@ impl Backend for Sim {
                     "the simulated machine has no CPU-time quota".to_owned(),
                 ));
             }
+            Setting::Ways { .. }
+            | Setting::Colour { .. }
+            | Setting::Lock { .. }
+            | Setting::Mba { .. } => {
+                return Err(BackendError(format!("{} is not yet built", step.mechanism)));
+            }
         }
         self.changes += 1;
         Ok(Vec::new())

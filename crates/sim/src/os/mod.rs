@@ -4,7 +4,8 @@
 //! Method: a queue of tasks per core, served in turn by time slices; tasks with a priority go before those without and
 //! run until they sleep, as SCHED_FIFO does. The regulator is [`CpuRegulator`], the same that Linux' throttlers run: a
 //! core's counter is armed with what is left of the budget; when it overflows an interrupt comes after a delay, in which
-//! the core goes on (so that overshoot is there, as on hardware); its handler asks the regulator and stops the core.
+//! the core goes on (so that overshoot is there, as on hardware); its handler asks the regulator and stops the core. A task whose next
+//! unit of work is not due sleeps until it is, without the latency of a timer.
 //!
 //! Deviations from Linux: a task stays on the core it was started on (the one of those it may use that has the fewest
 //! tasks); slices are equal whatever a task has had before; who wakes goes before those without a priority at once; there
@@ -21,7 +22,7 @@ use quell_core::units::Nanos;
 use quell_model::{Invalid, Picos};
 
 use crate::frames::{Frames, Placement, Refused, Space};
-use crate::machine::{Description, Machine, Program, Raised};
+use crate::machine::{Counts, Description, Machine, Program, Raised, Unit};
 use crate::pattern::Pattern;
 use regulator::Regulated;
 pub use regulator::Throttled;
@@ -62,6 +63,7 @@ pub enum Notice {
 enum Due {
     Interrupt(usize),
     Release(usize),
+    Wake(TaskId),
     Slice(usize),
     Alarm(u64),
 }
@@ -73,6 +75,8 @@ struct Task {
     /// While it is not on its core.
     program: Option<Program>,
     watched: bool,
+    /// Until when it sleeps because its next unit of work is not due.
+    wakes: Option<Picos>,
 }
 
 #[derive(Debug, Default)]
@@ -154,13 +158,12 @@ impl Os {
         let core = cores
             .filter(|core| *core < self.cores.len())
             .min_by_key(|core| (self.cores[*core].tasks, *core))?;
-        self.machine.touch(core, &space, bytes, write);
+        let class = u8::try_from(core).unwrap_or(0);
+        self.machine.touch(core, class, &space, bytes, write);
         self.born += 1;
         let id = TaskId(self.born);
-        let program = Program {
-            until: 0,
-            ..Program::endless(pattern, space)
-        };
+        let mut program = Program::endless(pattern, space, class);
+        program.until = 0;
         self.cores[core].tasks += 1;
         self.tasks.insert(
             id,
@@ -169,6 +172,7 @@ impl Os {
                 priority,
                 program: Some(program),
                 watched: false,
+                wakes: None,
             },
         );
         Some(id)
@@ -177,13 +181,34 @@ impl Os {
     /// Accesses that a task has done; 0 of one that is not there.
     #[must_use]
     pub fn done(&self, id: TaskId) -> u64 {
+        self.counts(id).accesses
+    }
+
+    /// What a task has done so far; nothing of one that is not there.
+    #[must_use]
+    pub fn counts(&self, id: TaskId) -> Counts {
         let Some(task) = self.tasks.get(&id) else {
-            return 0;
+            return Counts::default();
         };
-        let there = self.machine.program(task.core);
-        let there = there.filter(|_| self.cores[task.core].current == Some(id));
-        let program = task.program.as_ref().or(there);
-        program.map_or(0, |program| program.done)
+        match &task.program {
+            Some(program) => program.counts(),
+            None => self
+                .machine
+                .program_counts(task.core, self.now)
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Takes the units of work that a task has ended since the last time. A unit has ended when the task comes to the next one.
+    pub fn take_units(&mut self, id: TaskId) -> Vec<Unit> {
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return Vec::new();
+        };
+        let program = match &mut task.program {
+            Some(program) => Some(program),
+            None => self.machine.program_mut(task.core),
+        };
+        program.map(Program::take_units).unwrap_or_default()
     }
 
     /// Whether a task is on its core and the core is not stopped.
@@ -208,9 +233,18 @@ impl Os {
         if let Some(program) = &mut task.program {
             program.until = until;
         }
-        if self.cores[core].queue.contains(&id) {
-            return;
+        if task.wakes.is_none() && !self.cores[core].queue.contains(&id) {
+            self.wake(id);
         }
+    }
+
+    /// Puts a task that sleeps on its core, or into the queue for it.
+    fn wake(&mut self, id: TaskId) {
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return;
+        };
+        task.wakes = None;
+        let core = task.core;
         let (priority, current) = (task.priority, self.cores[core].current);
         let current = current.and_then(|id| self.tasks.get(&id));
         let goes_first =
@@ -227,9 +261,11 @@ impl Os {
 
     /// Puts a task to sleep.
     pub fn sleep(&mut self, id: TaskId) {
-        let Some(core) = self.tasks.get(&id).map(|task| task.core) else {
+        let Some(task) = self.tasks.get_mut(&id) else {
             return;
         };
+        task.wakes = None;
+        let core = task.core;
         self.cores[core].queue.retain(|other| *other != id);
         if self.cores[core].current == Some(id) {
             self.take_off(core, false);
@@ -284,6 +320,10 @@ impl Os {
                         return Some(Notice::Finished(id));
                     }
                 }
+                Some(Raised::Waits { core, at, until }) => {
+                    self.now = self.now.max(at);
+                    self.wait(core, until);
+                }
                 None => {
                     self.now = self.now.max(end);
                     if next.is_none_or(|at| at > end) {
@@ -301,6 +341,12 @@ impl Os {
         match due {
             Due::Interrupt(core) => self.interrupt(core),
             Due::Release(core) => self.release(core),
+            Due::Wake(id) => {
+                let wakes = self.tasks.get(&id).and_then(|task| task.wakes);
+                if wakes.is_some_and(|at| at <= self.now) {
+                    self.wake(id);
+                }
+            }
             Due::Alarm(key) => self.notices.push_back(Notice::Alarm(key)),
             Due::Slice(core) => {
                 self.cores[core].sliced = false;
@@ -315,6 +361,19 @@ impl Os {
                 self.slice(core);
             }
         }
+    }
+
+    /// The current task of a core sleeps until its next unit of work is due.
+    fn wait(&mut self, core: usize, until: Picos) {
+        let Some(id) = self.cores[core].current else {
+            return;
+        };
+        self.take_off(core, false);
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.wakes = Some(until);
+        }
+        self.events.push(Reverse((until, Due::Wake(id))));
+        self.dispatch(core);
     }
 
     /// Has the tasks of a core take turns as long as any waits.

@@ -99,7 +99,7 @@ impl Os {
             Fast::ThrottleUntil(until) => {
                 regulated.did.throttles += 1;
                 regulated.stopped = Some(now);
-                self.machine.halt(core);
+                self.machine.halt(core, self.now);
                 let at = (until.0 * PS).max(self.now + cost);
                 self.events.push(Reverse((at, Due::Release(core))));
             }

@@ -1,7 +1,7 @@
 //! Lines of a buffer under one operation after the other, and stores word by word.
 
-use quell_core::workload::{Order, Store, Touch, WORD_BYTES, line_bytes};
 use quell_core::units::Bytes;
+use quell_core::workload::{Order, Store, Touch, WORD_BYTES, line_bytes};
 
 use super::{Access, Effect, LINE};
 use crate::random::Random;
@@ -108,7 +108,11 @@ impl Stores {
         self.part += 1;
         if self.part == self.accesses() {
             self.part = 0;
-            self.at = if self.at + 1 == self.round { 0 } else { self.at + 1 };
+            self.at = if self.at + 1 == self.round {
+                0
+            } else {
+                self.at + 1
+            };
         }
         let access = Access {
             address: line,

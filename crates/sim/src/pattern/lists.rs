@@ -71,7 +71,10 @@ impl ParallelLists {
         physical: impl Fn(u64) -> Option<u64>,
     ) -> Result<Self, TooFew> {
         let all = 0..u32::try_from(memory / LINE).unwrap_or(u32::MAX);
-        let (of, wanted) = (all.len(), usize::try_from(bytes / LINE).unwrap_or(usize::MAX));
+        let (of, wanted) = (
+            all.len(),
+            usize::try_from(bytes / LINE).unwrap_or(usize::MAX),
+        );
         let inside =
             |&line: &u32| physical(u64::from(line) * LINE).is_some_and(|at| choice.wants(at));
         let mut lines: Vec<u32> = all.filter(inside).collect();

@@ -48,7 +48,11 @@ impl Stream {
         let to = if self.copies { self.lines } else { 0 };
         let address = (to + self.at) * LINE;
         self.loaded = false;
-        self.at = if self.at + 1 == self.lines { 0 } else { self.at + 1 };
+        self.at = if self.at + 1 == self.lines {
+            0
+        } else {
+            self.at + 1
+        };
         Access {
             address,
             write: true,

@@ -59,7 +59,10 @@ impl Work {
     /// For what the simulated machine does not have, and parameters that make no sense.
     pub(in super::super) fn new(workload: &Workload<Bytes>) -> Result<Self, BackendError> {
         if let Some(fault) = workload.fault() {
-            return Err(refused(workload, &format!("`{}`: {}; {}", fault.key, fault.why, fault.remedy)));
+            return Err(refused(
+                workload,
+                &format!("`{}`: {}; {}", fault.key, fault.why, fault.remedy),
+            ));
         }
         let rate = workload.rate();
         let rated = |accesses, bytes| Steps {
@@ -222,5 +225,9 @@ impl Work {
 fn with_share(size: Bytes, banks: &Banks) -> Bytes {
     let (some, all) = banks.share();
     let fair = size.0 * all / some;
-    Bytes(if some == all { fair } else { fair + fair / SPARE })
+    Bytes(if some == all {
+        fair
+    } else {
+        fair + fair / SPARE
+    })
 }
