@@ -19,7 +19,7 @@ mod words;
 
 pub use banks::Banks;
 pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
-pub use metrics::{BANDWIDTH_MB_S, LATENCY_NS, Reported};
+pub use metrics::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, Reported};
 pub use spec::SpecError;
 pub use traffic::{Traffic, line_bytes};
 pub use words::{Access, Operation, Order, Pages, Store, Touch, Word};
@@ -205,6 +205,23 @@ pub enum Workload<S = Size> {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rate: Option<Rate>,
     },
+    /// A lattice-Boltzmann stream like SPEC's lbm: of two grids of 19 distributions each, one is read and the other written,
+    /// line by line, then they change places (`bandwidth_mb_s`, program bytes).
+    Lattice {
+        /// The size of both grids together.
+        size: S,
+        /// Their pages.
+        #[serde(default)]
+        pages: Pages,
+        /// A target rate in program bytes; absent: as fast as it can.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rate: Option<Rate>,
+    },
+    /// A recorded program, replayed again and again on the simulated machine (`accesses_per_s`, lines touched).
+    Trace {
+        /// The trace, as `quell trace import` writes it; relative to the working directory.
+        file: String,
+    },
     /// A real-time task: released at a fixed interval, each job passes over a buffer (`cycles` of a pass).
     Periodic {
         /// The buffer's size.
@@ -306,7 +323,7 @@ impl Workload {
     pub fn usual_size(kind: &str) -> Option<Size> {
         match kind {
             "latency" => Some(LIST_SIZE),
-            "bandwidth" | "parallel-lists" | "stores" => Some(STREAM_SIZE),
+            "bandwidth" | "parallel-lists" | "stores" | "lattice" => Some(STREAM_SIZE),
             "cache-churn" => Some(CHURN_SIZE),
             "periodic" => Some(TASK_SIZE),
             _ => None,
@@ -378,6 +395,12 @@ impl Workload {
                 pages,
                 rate,
             },
+            Self::Lattice { size, pages, rate } => Workload::Lattice {
+                size: size.resolve(caches),
+                pages,
+                rate,
+            },
+            Self::Trace { file } => Workload::Trace { file },
             Self::Periodic {
                 size,
                 pages,
@@ -425,6 +448,8 @@ impl<S> Workload<S> {
             Self::ParallelLists { .. } => "parallel-lists",
             Self::CacheChurn { .. } => "cache-churn",
             Self::Stores { .. } => "stores",
+            Self::Lattice { .. } => "lattice",
+            Self::Trace { .. } => "trace",
             Self::Periodic { .. } => "periodic",
             Self::FramesCall { .. } => "frames-call",
             Self::FramesDisplay { .. } => "frames-display",
@@ -440,9 +465,18 @@ impl<S> Workload<S> {
             | Self::ParallelLists { pages, .. }
             | Self::CacheChurn { pages, .. }
             | Self::Stores { pages, .. }
+            | Self::Lattice { pages, .. }
             | Self::Periodic { pages, .. } => *pages,
-            Self::FramesCall { .. } | Self::FramesDisplay { .. } => Pages::Base,
+            Self::Trace { .. } | Self::FramesCall { .. } | Self::FramesDisplay { .. } => {
+                Pages::Base
+            }
         }
+    }
+
+    /// Only the simulated machine can run it.
+    #[must_use]
+    pub const fn simulated_only(&self) -> bool {
+        matches!(self, Self::Trace { .. })
     }
 
     /// Its target rate.
@@ -451,9 +485,11 @@ impl<S> Workload<S> {
         match self {
             Self::Bandwidth { rate, .. }
             | Self::CacheChurn { rate, .. }
-            | Self::Stores { rate, .. } => *rate,
+            | Self::Stores { rate, .. }
+            | Self::Lattice { rate, .. } => *rate,
             Self::Latency { .. }
             | Self::ParallelLists { .. }
+            | Self::Trace { .. }
             | Self::Periodic { .. }
             | Self::FramesCall { .. }
             | Self::FramesDisplay { .. } => None,
@@ -465,7 +501,8 @@ impl<S> Workload<S> {
     pub fn at(mut self, target: Option<Rate>) -> Self {
         if let Self::Bandwidth { rate, .. }
         | Self::CacheChurn { rate, .. }
-        | Self::Stores { rate, .. } = &mut self
+        | Self::Stores { rate, .. }
+        | Self::Lattice { rate, .. } = &mut self
         {
             *rate = target;
         }

@@ -540,3 +540,23 @@ fn subjects_that_run_alone_may_vary_in_what_they_run() {
     let found = Experiment::parse(&asks, "p.toml").unwrap_err();
     assert!(found[0].to_string().contains("remove `alone`"), "{found:?}");
 }
+
+#[test]
+fn a_recorded_program_is_for_the_simulated_machine_alone() {
+    let text = |backends: &str| {
+        format!(
+            "quell = 1\nbackends = {backends}\n[subject.a]\nrole = \"critical\"\n\
+             run = {{ kind = \"trace\", file = \"ls.trace\" }}\n[configuration.none]\n"
+        )
+    };
+    let wrong = Experiment::parse(&text("[\"sim\", \"linux\"]"), "e.toml").unwrap_err();
+    let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        wrong,
+        [
+            "e.toml:5:1: subject.a.run: a trace is replayed on the simulated machine only, and `backends` has 'linux'; write backends = [\"sim\"], or run the program itself by `command`"
+        ]
+    );
+    let right = Experiment::parse(&text("[\"sim:p4080\"]"), "e.toml").unwrap();
+    assert_eq!(right.subjects["a"].primary(), "accesses_per_s");
+}

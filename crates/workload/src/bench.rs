@@ -277,6 +277,8 @@ fn described(workload: &ResolvedWorkload) -> String {
             size,
             ..
         } => (format!("{operation} stores every {stride}"), size),
+        ResolvedWorkload::Lattice { size, .. } => ("lattice of two grids".to_owned(), size),
+        ResolvedWorkload::Trace { file } => return format!("replays {file}"),
         ResolvedWorkload::Periodic {
             size,
             step,

@@ -81,7 +81,15 @@ pub(crate) fn generator(workload: &ResolvedWorkload) -> Result<Box<dyn Generator
         | ResolvedWorkload::Bandwidth { .. }
         | ResolvedWorkload::ParallelLists { .. }
         | ResolvedWorkload::CacheChurn { .. }
-        | ResolvedWorkload::Stores { .. } => Box::new(Load::driver(workload)?),
+        | ResolvedWorkload::Stores { .. }
+        | ResolvedWorkload::Lattice { .. } => Box::new(Load::driver(workload)?),
+        ResolvedWorkload::Trace { file } => {
+            return Err(Error::refused(
+                format!("replaying the trace '{file}'"),
+                "a recorded program is replayed on the simulated machine only",
+                "use --on sim, or run the program itself by `command`",
+            ));
+        }
         ResolvedWorkload::Periodic { .. } => Box::new(Task::new(workload)?),
         ResolvedWorkload::FramesCall { .. } => {
             Box::new(Call::new(workload, &frames::meeting_point())?)

@@ -24,6 +24,7 @@ mod frames;
 mod generator;
 mod kernels;
 mod latency;
+mod lattice;
 mod list;
 mod load;
 pub mod measure;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::churn::Churn;
 use crate::latency::List;
+use crate::lattice::Lattice;
 use crate::load::Driver;
 use crate::memory::Granted;
 use crate::parallel::Lists;
@@ -17,7 +18,7 @@ use quell_core::windows::Cut;
 /// A generator and its parameters, independent of the machine: what a runner hands to a child.
 pub type ResolvedWorkload = Workload<Bytes>;
 
-/// The load a workload makes, in units of one step: an access, an access in each list, a line.
+/// The load a workload makes, in units of one step: an access, an access in each list, a line, a line of each array.
 #[derive(Debug)]
 pub enum Load {
     /// A list walk.
@@ -30,6 +31,8 @@ pub enum Load {
     CacheChurn(Churn),
     /// Stores at a stride.
     Stores(Stores),
+    /// A lattice-Boltzmann stream.
+    Lattice(Lattice),
 }
 
 /// How lines in chosen banks were come by.
@@ -82,7 +85,11 @@ impl Load {
                 pages,
                 ..
             } => Stores::new(operation, stride, size, pages).map(Self::Stores),
-            ResolvedWorkload::Periodic { .. }
+            ResolvedWorkload::Lattice { size, pages, .. } => {
+                Lattice::new(size, pages).map(Self::Lattice)
+            }
+            ResolvedWorkload::Trace { .. }
+            | ResolvedWorkload::Periodic { .. }
             | ResolvedWorkload::FramesCall { .. }
             | ResolvedWorkload::FramesDisplay { .. } => Err(Error::refused(
                 format!("'{}' as a load of equal steps", workload.kind()),
@@ -105,6 +112,7 @@ impl Load {
             Self::ParallelLists(lists) => lists.walk(steps),
             Self::CacheChurn(churn) => churn.run(steps),
             Self::Stores(stores) => stores.run(steps),
+            Self::Lattice(lattice) => lattice.run(steps),
         }
     }
 
@@ -117,6 +125,7 @@ impl Load {
             Self::ParallelLists(lists) => lists.step_bytes(),
             Self::CacheChurn(churn) => churn.step_bytes(),
             Self::Stores(stores) => stores.step_bytes(),
+            Self::Lattice(lattice) => lattice.step_bytes(),
         }
     }
 
@@ -133,7 +142,7 @@ impl Load {
         match self {
             Self::Latency(_) => Some(1),
             Self::ParallelLists(lists) => Some(lists.count()),
-            Self::Bandwidth(_) | Self::CacheChurn(_) | Self::Stores(_) => None,
+            Self::Bandwidth(_) | Self::CacheChurn(_) | Self::Stores(_) | Self::Lattice(_) => None,
         }
     }
 
@@ -174,6 +183,7 @@ impl Load {
             Self::ParallelLists(lists) => lists.granted(),
             Self::CacheChurn(churn) => churn.granted(),
             Self::Stores(stores) => stores.granted(),
+            Self::Lattice(lattice) => lattice.granted(),
         }
     }
 

@@ -85,6 +85,7 @@ fn bytes_are_lines_that_cachegrind_counts() {
         ("bandwidth:copy,size=1MiB", 64),
         ("parallel-lists:lists=4,size=1MiB", 64),
         ("cache-churn:read,write,sequential,size=1MiB", 64),
+        ("lattice:size=1MiB", 64),
         ("stores:size=1MiB", 8),
         ("stores:size=1MiB,stride=8B", 64),
     ] {

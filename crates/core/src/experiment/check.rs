@@ -82,6 +82,7 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
     measure(&mut list, keys);
     for (name, subject) in &keys.subject {
         subject_of(&mut list, name, subject, &keys.subject);
+        replayed(&mut list, name, subject, &keys.backends);
     }
     for (i, expect) in keys.expect.iter().enumerate() {
         let at = Path::of(&["expect"]).index(i);
@@ -100,6 +101,23 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
         }
     }
     list
+}
+
+/// What only the simulated machine can run, in an experiment for others as well.
+fn replayed(list: &mut Vec<Complaint>, name: &str, subject: &Subject, backends: &[String]) {
+    let real = backends.iter().find(|b| !b.starts_with("sim"));
+    if let (Some(run), Some(real)) = (&subject.run, real)
+        && run.simulated_only()
+    {
+        let kind = run.kind();
+        list.push(complaint(
+            Path::of(&["subject", name, "run"]),
+            format!(
+                "a {kind} is replayed on the simulated machine only, and `backends` has '{real}'"
+            ),
+            Some("write backends = [\"sim\"], or run the program itself by `command`".into()),
+        ));
+    }
 }
 
 fn is_backend(text: &str) -> bool {

@@ -61,6 +61,11 @@ impl<S> Workload<S> {
                     "give 8B, 16B, 32B or a multiple of 64B",
                 )
             }
+            Self::Trace { file } if file.is_empty() => fault(
+                "file",
+                "no trace is named",
+                "give a file that `quell trace import` wrote",
+            ),
             Self::Periodic { step, .. } if !(1..=4096).contains(&step.0) => {
                 outside("step", step.to_string(), "1B", "4KiB")
             }
@@ -168,6 +173,8 @@ mod tests {
                 r#"{"kind":"bandwidth","operation":"read","size":"1MiB","rate":"0B/s"}"#,
                 "rate",
             ),
+            (r#"{"kind":"lattice","size":"1MiB","rate":"0B/s"}"#, "rate"),
+            (r#"{"kind":"trace","file":""}"#, "file"),
         ] {
             assert_eq!(read(json).fault().map(|f| f.key), Some(key), "{json}");
         }

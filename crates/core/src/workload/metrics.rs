@@ -7,6 +7,8 @@ use crate::result::Better;
 pub const LATENCY_NS: &str = "latency_ns";
 /// 10^6 program bytes per second.
 pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
+/// Accesses to lines per second.
+pub const ACCESSES_PER_S: &str = "accesses_per_s";
 
 /// A metric that a generator reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,10 @@ const PERIODIC: [Reported; 4] = [
     lower("response_us", "us"),
     lower("misses", "of the jobs"),
 ];
+const TRACE: [Reported; 2] = [
+    higher(ACCESSES_PER_S, "accesses/s"),
+    lower(LATENCY_NS, "ns per access"),
+];
 const FRAMES_CALL: [Reported; 5] = [
     higher(BANDWIDTH_MB_S, "MB/s"),
     lower("rtt_ms", "ms"),
@@ -68,7 +74,11 @@ impl<S> Workload<S> {
         match self {
             Self::Latency { .. } => &LATENCY,
             Self::ParallelLists { .. } => &LISTS,
-            Self::Bandwidth { .. } | Self::CacheChurn { .. } | Self::Stores { .. } => &BANDWIDTH,
+            Self::Bandwidth { .. }
+            | Self::CacheChurn { .. }
+            | Self::Stores { .. }
+            | Self::Lattice { .. } => &BANDWIDTH,
+            Self::Trace { .. } => &TRACE,
             Self::Periodic { .. } => &PERIODIC,
             Self::FramesCall { .. } => &FRAMES_CALL,
             Self::FramesDisplay { .. } => &FRAMES_DISPLAY,

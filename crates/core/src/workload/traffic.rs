@@ -54,7 +54,12 @@ impl<S> Workload<S> {
                     Store::Plain | Store::WriteBack | Store::Flush => of(lines, lines),
                 }
             }
-            Self::Periodic { .. } | Self::FramesCall { .. } | Self::FramesDisplay { .. } => None,
+            // As a copy: 19 lines read, and the 19 that are written fetched.
+            Self::Lattice { .. } => of(1.0, 0.5),
+            Self::Trace { .. }
+            | Self::Periodic { .. }
+            | Self::FramesCall { .. }
+            | Self::FramesDisplay { .. } => None,
         }
     }
 }
