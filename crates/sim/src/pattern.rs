@@ -8,11 +8,15 @@ use crate::random::Random;
 mod churn;
 mod frames;
 mod lists;
+mod replay;
 mod stream;
+mod task;
 pub use churn::{Churn, Stores};
 pub use frames::{Frames, Stage};
 pub use lists::{ParallelLists, TooFew};
+pub use replay::{Replay, Unusable};
 pub use stream::Stream;
+pub use task::Task;
 
 /// Bytes per step: one access per line, as the published benchmarks count.
 pub const LINE: u64 = 64;
@@ -90,6 +94,10 @@ pub enum Pattern {
     Lattice(Lattice),
     /// See [`Frames`].
     Frames(Frames),
+    /// See [`Task`].
+    Task(Task),
+    /// See [`Replay`].
+    Replay(Replay),
 }
 
 impl Pattern {
@@ -142,6 +150,7 @@ impl Pattern {
     pub fn period(&self) -> Option<u64> {
         match self {
             Self::Frames(frames) => Some(frames.period()),
+            Self::Task(task) => Some(task.period()),
             _ => None,
         }
     }
@@ -150,7 +159,7 @@ impl Pattern {
     #[must_use]
     pub fn late(&self) -> Late {
         match self {
-            Self::Frames(_) => Late::Skip,
+            Self::Frames(_) | Self::Task(_) => Late::Skip,
             _ => Late::CatchUp,
         }
     }
@@ -184,6 +193,8 @@ impl Pattern {
             Self::Stores(stores) => stores.next_access(),
             Self::Lattice(lattice) => lattice.next_access(),
             Self::Frames(frames) => frames.next_access(),
+            Self::Task(task) => task.next_access(),
+            Self::Replay(replay) => replay.next_access(),
         }
     }
 }

@@ -26,7 +26,7 @@ use quell_core::units::Nanos;
 use crate::board::Board;
 use crate::os::{Notice, Os, Throttled};
 use crate::random::Random;
-use generator::{Generator, Key, Work};
+use generator::{Generator, Key, Place, Work};
 
 #[derive(Debug)]
 struct Group {
@@ -140,7 +140,9 @@ impl Sim {
                 spec.cpus.clone().unwrap_or_default()
             )));
         };
-        let work = Work::new(&workload.resolve(&self.machine.data_caches(first)))?;
+        let clock = self.board.description.clock;
+        let caches = self.machine.data_caches(first);
+        let work = Work::new(workload, &Place { caches, clock })?;
         let refused = |why: &dyn std::fmt::Display| {
             BackendError(format!("subject '{}' cannot be started: {why}", spec.name))
         };
@@ -151,11 +153,11 @@ impl Sim {
         let program = (work.pattern(&space)?, space);
         let task = self
             .os
-            .spawn(&cpus, None, program, work.memory.0, work.writes)
+            .spawn(&cpus, work.priority, program, work.memory.0, work.writes)
             .ok_or_else(|| refused(&format!("there is no CPU {cpus}")))?;
         self.born += 1;
         let id = SubjectId(self.born);
-        self.subjects.insert(id, Generator::new(task, &work));
+        self.subjects.insert(id, Generator::new(task, &work, clock));
         self.pending.push(Seen::Ready(id));
         Ok(id)
     }
@@ -203,7 +205,7 @@ impl Sim {
                 else {
                     return;
                 };
-                (id, subject.look(os, Key(id.0)))
+                (id, subject.runs(os, Key(id.0)))
             }
             Notice::Finished(task) => {
                 match self.subjects.iter_mut().find(|(_, s)| s.task == task) {

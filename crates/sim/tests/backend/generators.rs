@@ -184,3 +184,114 @@ fn a_target_rate_holds_alone_and_beside_others() {
     );
     assert!(rate(&outcome.results[&other]) > 4e8, "which gets the rest");
 }
+
+#[test]
+fn a_real_time_task_is_slowed_by_whoever_takes_its_cache() {
+    let task = |neighbour: Option<&str>| {
+        let mut sim = sim();
+        let run = "periodic:size=128KiB,period=1ms,priority=50";
+        let mut all = vec![sim.start(&subject("task", run, Some("0"))).unwrap()];
+        if let Some(run) = neighbour {
+            all.push(sim.start(&subject("noise", run, Some("1"))).unwrap());
+        }
+        let mut outcome = measure(&mut sim, &all, Nanos::millis(3), Nanos::millis(10));
+        outcome.results.remove(&all[0]).unwrap()
+    };
+    let (solo, beside) = (task(None), task(Some("cache-churn:size=8MiB")));
+    for measured in [&solo, &beside] {
+        for metric in ["cycles", "response_us", "misses"] {
+            assert_eq!(measured.metrics[metric].len(), 10, "{metric}");
+        }
+        assert_eq!(measured.bytes, 10 * (128 << 10));
+        assert_eq!(mean(measured, "misses"), 0.0);
+        assert!(mean(measured, "wakeup_us") < 10.0);
+    }
+    // 4096 loads, two of which share a line: a cycle each where the line is near.
+    let (alone, slowed) = (mean(&solo, "cycles"), mean(&beside, "cycles"));
+    assert!(alone > 4096.0 && slowed > 1.5 * alone, "{alone} and {slowed} cycles");
+    assert!(mean(&beside, "misses_per_ms") > mean(&solo, "misses_per_ms") + 100.0);
+    assert!(mean(&beside, "ipc") < mean(&solo, "ipc"));
+}
+
+#[test]
+fn a_call_alone_shows_every_frame_and_beside_streams_fewer_later() {
+    let call = |others: &[&str]| {
+        let mut sim = sim();
+        let mut all = vec![sim.start(&subject("call", "frames-call", Some("0"))).unwrap()];
+        for (n, run) in others.iter().enumerate() {
+            let cpu = (n + 1).to_string();
+            all.push(sim.start(&subject("other", run, Some(&cpu))).unwrap());
+        }
+        let mut outcome = measure(&mut sim, &all, Nanos::millis(35), Nanos::millis(250));
+        outcome.results.remove(&all[0]).unwrap()
+    };
+    let solo = call(&[]);
+    let frames = mean(&solo, "frames_per_s");
+    assert!((29.0..31.0).contains(&frames), "{frames} frames/s");
+    let media = mean(&solo, "media_kb_s");
+    assert!((media / frames * 30.0 - 4_000.0).abs() < 1e-6, "{media} kB/s");
+    let demand = mean(&solo, "bandwidth_mb_s");
+    assert!((290.0..400.0).contains(&demand), "{demand} MB/s: 342, and a fifth more or less per frame");
+    // Calibrated on this row.
+    let rtt = mean(&solo, "rtt_ms");
+    assert!((rtt / 1.85 - 1.0).abs() < 0.1, "{rtt} ms");
+    let stream = "bandwidth:write,size=32MiB";
+    let beside = call(&["frames-display", stream, stream]);
+    assert!(mean(&beside, "rtt_ms") > 1.5 * rtt);
+    assert!(mean(&beside, "encode_ms") > 1.3 * mean(&solo, "encode_ms"));
+    assert!(mean(&beside, "frames_per_s") <= frames + 0.5);
+}
+
+#[test]
+fn a_display_composes_every_frame_alone() {
+    let mut sim = sim();
+    let id = sim.start(&subject("x", "frames-display", Some("0"))).unwrap();
+    let mut outcome = measure(&mut sim, &[id], Nanos::millis(35), Nanos::millis(100));
+    let solo = outcome.results.remove(&id).unwrap();
+    let frames = mean(&solo, "frames_per_s");
+    assert!((28.0..32.0).contains(&frames), "{frames} frames/s");
+    assert!(solo.metrics.contains_key("compose_ms") && !solo.metrics.contains_key("rtt_ms"));
+}
+
+#[test]
+fn a_lattice_streams_and_a_trace_is_replayed() {
+    let lattice = alone("lattice:size=16MiB");
+    assert!(rate(&lattice) > 5e8, "{} bytes/s", rate(&lattice));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("small.trace");
+    let lackey = "I 0,4\nI 4,4\n L 7f0000001000,8\nI 8,4\n S 2000,8\n";
+    let to = std::fs::File::create(&file).unwrap();
+    quell_sim::trace::import_lackey(lackey.as_bytes(), "lackey", to).unwrap();
+    let trace = |file: &std::path::Path| {
+        let json = serde_json::json!({ "kind": "trace", "file": file });
+        serde_json::from_value::<Workload>(json).unwrap()
+    };
+    let measured = program(trace(&file));
+    // Two accesses in five cycles: three instructions, one of which each access is, and the accesses themselves.
+    let expected = 1e9 / 0.357 * 2.0 / 3.0;
+    let found = mean(&measured, "accesses_per_s");
+    assert!((found / expected - 1.0).abs() < 0.01, "{found} of {expected}");
+    assert!((mean(&measured, "latency_ns") * found / 1e9 - 1.0).abs() < 0.01);
+    assert!((mean(&measured, "ipc") - 1.0).abs() < 0.01);
+    let mut sim = sim();
+    let mut spec = subject("one", "latency:size=4KiB", None);
+    spec.program = Program::Generator(trace(&dir.path().join("none.trace")));
+    let error = sim.start(&spec).unwrap_err().to_string();
+    assert!(error.contains("none.trace") && error.contains("quell trace import"), "{error}");
+}
+
+#[test]
+fn what_the_simulated_machine_cannot_vary_is_refused_with_the_reason() {
+    let mut sim = sim();
+    for (run, why) in [
+        ("frames-call:fps=60", "its demand is the published one"),
+        ("frames-display:ring=4", "its demand is the published one"),
+        ("periodic:size=128KiB,passes=2", "not the passes of a job"),
+        ("stores:size=4KiB,stride=8KiB", "the buffer ends before the second"),
+        ("parallel-lists:size=4KiB,lists=65", "cannot be walked side by side"),
+    ] {
+        let error = sim.start(&subject("one", run, None)).unwrap_err().to_string();
+        assert!(error.contains(why), "{run}: {error}");
+    }
+    sim.start(&subject("one", "frames-call:rate=3MB/s", None)).unwrap();
+}

@@ -1,5 +1,7 @@
-//! The generators on the simulated machine: what a workload is there ([`work`]), and the windows in which it is measured.
+//! The generators on the simulated machine: what a workload is there ([`work`]), and how it is measured: loads of equal steps in
+//! windows (here), those that work in units by their log ([`units`]), all by what the machine counts besides ([`Counter`]).
 
+mod units;
 mod work;
 
 use std::collections::BTreeMap;
@@ -8,12 +10,15 @@ use quell_core::backend::Measurement;
 use quell_core::pace::{Pace, SPIN_NS};
 use quell_core::units::Nanos;
 use quell_core::windows::{Cut, LOOK_NS, Windows};
-use quell_core::workload::{BANDWIDTH_MB_S, LATENCY_NS};
+use quell_core::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS};
+use quell_model::Picos;
 
+use crate::machine::Counts;
 use crate::os::{Os, TaskId};
-use work::{Judged, Steps};
+use units::Units;
+use work::{Judged, Kind, Steps};
 
-pub(super) use work::Work;
+pub(super) use work::{Place, Work};
 
 /// The length of a window: that of the generators on Linux.
 const WINDOW: Nanos = Nanos::millis(1);
@@ -28,6 +33,7 @@ enum Phase {
         begin: Nanos,
         end: Nanos,
         done: u64,
+        counted: Counter,
         windows: Windows,
     },
     /// Keeps its load up.
@@ -59,31 +65,124 @@ impl Key {
     }
 }
 
+/// What the machine counts of a task besides what its generator does, over a span.
+#[derive(Clone, Copy, Debug)]
+struct Counter {
+    begin: Nanos,
+    before: Counts,
+    clock: Picos,
+}
+
+impl Counter {
+    fn begin(os: &Os, task: TaskId, clock: Picos) -> Self {
+        Self {
+            begin: os.now(),
+            before: os.counts(task),
+            clock,
+        }
+    }
+
+    /// `ipc` ([`Counts::ipc`]; without time on a core there is none) and `misses_per_ms`, lines that its accesses read from memory
+    /// per millisecond.
+    fn end(&self, os: &Os, task: TaskId) -> Vec<(&'static str, Vec<f64>)> {
+        let (now, before) = (os.counts(task), self.before);
+        let since = Counts {
+            accesses: now.accesses - before.accesses,
+            compute: now.compute - before.compute,
+            misses: now.misses - before.misses,
+            active: now.active.saturating_sub(before.active),
+            ..Counts::default()
+        };
+        let span = os.now().since(self.begin).0.max(1) as f64;
+        let mut found = vec![("misses_per_ms", vec![since.misses as f64 * 1e6 / span])];
+        if since.active > 0 {
+            found.push(("ipc", vec![since.ipc(self.clock)]));
+        }
+        found
+    }
+}
+
 /// A generator that was started.
 #[derive(Debug)]
 pub(super) struct Generator {
     pub(super) task: TaskId,
+    does: Does,
+}
+
+#[derive(Debug)]
+enum Does {
+    Steps(Load),
+    Units(Units),
+}
+
+impl Generator {
+    /// For `task`, on cores with a clock period of `clock`.
+    pub(super) fn new(task: TaskId, work: &Work, clock: Picos) -> Self {
+        let does = match work.kind {
+            Kind::Steps(steps) => Does::Steps(Load::new(task, steps, clock)),
+            Kind::Units(job) => Does::Units(Units::new(job, clock)),
+        };
+        Self { task, does }
+    }
+
+    /// Sends it off; `key` is its alarms'.
+    pub(super) fn go(&mut self, os: &mut Os, key: Key, warmup: Nanos, duration: Nanos) {
+        match &mut self.does {
+            Does::Steps(load) => load.go(os, key, warmup, duration),
+            Does::Units(units) => units.go(os, self.task, key, warmup, duration),
+        }
+    }
+
+    /// It has done what it was to do.
+    pub(super) fn finished(&mut self, os: &mut Os, key: Key) {
+        match &mut self.does {
+            Does::Steps(load) => load.keep_pace(os, key),
+            Does::Units(_) => os.sleep(self.task),
+        }
+    }
+
+    /// An alarm of its own; its measurement, once it is over.
+    pub(super) fn alarm(&mut self, os: &mut Os, key: Key, bell: Bell) -> Option<Measurement> {
+        match &mut self.does {
+            Does::Steps(load) => load.alarm(os, key, bell),
+            Does::Units(units) => units.look(os, self.task, key),
+        }
+    }
+
+    /// It runs again; its measurement, once it is over.
+    pub(super) fn runs(&mut self, os: &mut Os, key: Key) -> Option<Measurement> {
+        match &mut self.does {
+            Does::Steps(load) => load.look(os, key),
+            Does::Units(_) => None,
+        }
+    }
+}
+
+/// A load of equal steps.
+#[derive(Debug)]
+struct Load {
+    task: TaskId,
     steps: Steps,
+    clock: Picos,
     pace: Option<Pace>,
     /// Its pace has begun.
     paced: bool,
     phase: Phase,
 }
 
-impl Generator {
-    pub(super) fn new(task: TaskId, work: &Work) -> Self {
-        let steps = work.steps;
+impl Load {
+    fn new(task: TaskId, steps: Steps, clock: Picos) -> Self {
         Self {
             task,
             steps,
+            clock,
             pace: steps.rate.map(|rate| Pace::new(rate, steps.bytes)),
             paced: false,
             phase: Phase::Ready,
         }
     }
 
-    /// Sends it off; `key` is its alarms'.
-    pub(super) fn go(&mut self, os: &mut Os, key: Key, warmup: Nanos, duration: Nanos) {
+    fn go(&mut self, os: &mut Os, key: Key, warmup: Nanos, duration: Nanos) {
         let until = os.now().plus(warmup);
         self.phase = Phase::WarmsUp { until, duration };
         if self.pace.is_none() {
@@ -92,11 +191,6 @@ impl Generator {
             self.keep_pace(os, key);
         }
         os.alarm(until, key.of(Bell::Look));
-    }
-
-    /// It has done what it was to do.
-    pub(super) fn finished(&mut self, os: &mut Os, key: Key) {
-        self.keep_pace(os, key);
     }
 
     /// Does what is due by the end of the slot, or waits for the next one: as on Linux by sleeping, and if that is not worth
@@ -124,13 +218,13 @@ impl Generator {
     fn cut(&self) -> Cut {
         match self.steps.judged {
             Judged::Time { .. } => Cut::AtLook,
-            Judged::Rate => Cut::Evenly,
+            Judged::Rate | Judged::Accesses => Cut::Evenly,
         }
     }
 
     /// An alarm of its own: it looks at the clock, if it runs. One that reports rates is looked at from outside, since
     /// what it has done is known at every moment; the times of the others end where they can look.
-    pub(super) fn alarm(&mut self, os: &mut Os, key: Key, bell: Bell) -> Option<Measurement> {
+    fn alarm(&mut self, os: &mut Os, key: Key, bell: Bell) -> Option<Measurement> {
         if bell == Bell::Slot {
             self.keep_pace(os, key);
             return None;
@@ -143,8 +237,8 @@ impl Generator {
     }
 
     /// It looks at the clock; its measurement, once it is over.
-    pub(super) fn look(&mut self, os: &mut Os, key: Key) -> Option<Measurement> {
-        let steps = self.steps;
+    fn look(&mut self, os: &mut Os, key: Key) -> Option<Measurement> {
+        let (steps, task) = (self.steps, self.task);
         let (now, units) = (os.now(), os.done(self.task) / steps.accesses);
         let (key, cut) = (key.of(Bell::Look), self.cut());
         match &mut self.phase {
@@ -157,6 +251,7 @@ impl Generator {
                     begin: now,
                     end,
                     done: units,
+                    counted: Counter::begin(os, task, self.clock),
                     windows,
                 };
             }
@@ -164,19 +259,24 @@ impl Generator {
                 begin,
                 end,
                 done,
+                counted,
                 windows,
             } => {
                 windows.look(now.0, units, |units, ns| match steps.judged {
                     Judged::Time { accesses, .. } => ns as f64 / (units * accesses).max(1) as f64,
                     Judged::Rate => (units * steps.bytes) as f64 * 1e3 / ns.max(1) as f64,
+                    Judged::Accesses => units as f64 * 1e9 / ns.max(1) as f64,
                 });
                 if now < *end || windows.open() {
                     os.alarm(next(*begin, *end, windows, cut, now), key);
                     return None;
                 }
+                let mut metrics = metrics(&steps, windows.clone().into_values());
+                metrics.extend(counted.end(os, task));
+                let metrics = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
                 let measured = Measurement {
                     window_ns: windows.length(),
-                    metrics: metrics(&steps, windows.clone().into_values()),
+                    metrics: metrics.collect(),
                     bytes: (units - *done) * steps.bytes,
                     duration_ns: now.since(*begin).0,
                     begun: None,
@@ -192,23 +292,21 @@ impl Generator {
 }
 
 /// The metrics of a load of equal steps, from the windows of its main one.
-fn metrics(steps: &Steps, values: Vec<f64>) -> BTreeMap<String, Vec<f64>> {
-    let mut metrics = BTreeMap::new();
+fn metrics(steps: &Steps, values: Vec<f64>) -> BTreeMap<&'static str, Vec<f64>> {
+    // A time per access as a rate, and the other way round.
+    let inverse = |unit: f64| values.iter().map(|v| unit / v.max(1e-3)).collect();
     match steps.judged {
-        Judged::Rate => metrics.insert(BANDWIDTH_MB_S.to_owned(), values),
+        Judged::Rate => [(BANDWIDTH_MB_S, values)].into(),
+        Judged::Accesses => [(LATENCY_NS, inverse(1e9)), (ACCESSES_PER_S, values)].into(),
         Judged::Time {
             accesses,
-            also_rate,
+            also_rate: true,
         } => {
-            if also_rate {
-                let bytes = (steps.bytes / accesses) as f64;
-                let rates = values.iter().map(|ns| bytes * 1e3 / ns.max(1e-3));
-                metrics.insert(BANDWIDTH_MB_S.to_owned(), rates.collect());
-            }
-            metrics.insert(LATENCY_NS.to_owned(), values)
+            let bytes = (steps.bytes / accesses) as f64;
+            [(BANDWIDTH_MB_S, inverse(bytes * 1e3)), (LATENCY_NS, values)].into()
         }
-    };
-    metrics
+        Judged::Time { .. } => [(LATENCY_NS, values)].into(),
+    }
 }
 
 /// When to look next: at the end of a window, or as often as a generator on Linux looks.

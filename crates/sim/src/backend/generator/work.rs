@@ -1,17 +1,31 @@
 //! What a workload is on the simulated machine: its accesses, its memory, and what is made of how many were done.
 
+use std::fs::File;
+use std::io::BufReader;
+
 use quell_core::backend::BackendError;
 use quell_core::units::{Bytes, LINE_BYTES, Rate};
-use quell_core::workload::{Access, Banks, Operation, Order, Pages, Store, Workload, line_bytes};
+use quell_core::workload::{
+    Access, Banks, CALL_RATE, Caches, Operation, Order, Pages, STREAM_SIZE, Store, Workload,
+    line_bytes,
+};
+use quell_model::Picos;
 
+use super::units::Job;
 use crate::frames::{Placement, Space};
-use crate::pattern::{Churn, ParallelLists, Pattern, Stores, Stream};
+use crate::pattern::{
+    Churn, Frames, Lattice, ParallelLists, Pattern, Replay, Stage, Stores, Stream, Task,
+};
 
 /// The same list in every run, as on Linux: what is compared is configurations, not permutations.
 const SEED: u64 = 0x5eed;
 
 /// The memory taken beyond the banks' share of it, in parts of the whole, as on Linux: frames are not handed out evenly.
 const SPARE: u64 = 4;
+
+/// Core cycles that the collision of the eight cells of a line of each distribution takes. Assumed: some 240 floating-point
+/// operations a cell, two a cycle.
+const COLLIDE: u32 = 8 * 240 / 2;
 
 /// What is measured of a load of equal steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +38,8 @@ pub(super) enum Judged {
     },
     /// Program bytes per second.
     Rate,
+    /// Accesses per second, and the time of one.
+    Accesses,
 }
 
 /// A load of equal steps.
@@ -38,6 +54,21 @@ pub(super) struct Steps {
     pub(super) rate: Option<Rate>,
 }
 
+/// How a workload goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Steps(Steps),
+    Units(Job),
+}
+
+/// The CPU that a workload is for.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Place {
+    pub(in super::super) caches: Caches,
+    /// Its clock period.
+    pub(in super::super) clock: Picos,
+}
+
 /// What a workload is on the simulated machine.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Work {
@@ -47,7 +78,11 @@ pub(in super::super) struct Work {
     pub(in super::super) placement: Placement,
     /// Touching its memory leaves it changed.
     pub(in super::super) writes: bool,
-    pub(super) steps: Steps,
+    /// SCHED_FIFO's, of a real-time task.
+    pub(in super::super) priority: Option<u32>,
+    pub(super) kind: Kind,
+    clock: Picos,
+    trace: Option<Replay>,
 }
 
 fn refused(workload: &Workload<Bytes>, why: &dyn std::fmt::Display) -> BackendError {
@@ -57,7 +92,8 @@ fn refused(workload: &Workload<Bytes>, why: &dyn std::fmt::Display) -> BackendEr
 impl Work {
     /// # Errors
     /// For what the simulated machine does not have, and parameters that make no sense.
-    pub(in super::super) fn new(workload: &Workload<Bytes>) -> Result<Self, BackendError> {
+    pub(in super::super) fn new(workload: &Workload, place: &Place) -> Result<Self, BackendError> {
+        let workload = &workload.resolve(&place.caches);
         if let Some(fault) = workload.fault() {
             return Err(refused(
                 workload,
@@ -84,20 +120,23 @@ impl Work {
             },
             rate: None,
         };
-        let (size, writes, steps) = match *workload {
+        let steps = |size, writes, steps| (size, writes, Kind::Steps(steps));
+        let mut trace = None;
+        let (memory, writes, kind) = match *workload {
             Workload::Latency {
                 size, operation, ..
-            } => (
-                size,
-                operation == Access::ReadWrite,
-                timed(1, operation, false),
-            ),
+            } => {
+                let writes = operation == Access::ReadWrite;
+                steps(size, writes, timed(1, operation, false))
+            }
             Workload::Bandwidth {
                 operation, size, ..
             } => match operation {
-                Operation::Read => (size, false, rated(1, LINE_BYTES)),
-                Operation::Write | Operation::NonTemporal => (size, true, rated(1, LINE_BYTES)),
-                Operation::Copy => (size, true, rated(2, 2 * LINE_BYTES)),
+                Operation::Read => steps(size, false, rated(1, LINE_BYTES)),
+                Operation::Write | Operation::NonTemporal => {
+                    steps(size, operation == Operation::Write, rated(1, LINE_BYTES))
+                }
+                Operation::Copy => steps(size, true, rated(2, 2 * LINE_BYTES)),
             },
             Workload::ParallelLists {
                 lists,
@@ -105,12 +144,13 @@ impl Work {
                 operation,
                 ref banks,
                 ..
-            } => (
-                banks.as_ref().map_or(size, |banks| with_share(size, banks)),
-                operation == Access::ReadWrite,
-                timed(u64::from(lists), operation, true),
-            ),
-            Workload::CacheChurn { size, .. } => (size, true, rated(1, LINE_BYTES)),
+            } => {
+                let memory = banks.as_ref().map_or(size, |banks| with_share(size, banks));
+                let writes = operation == Access::ReadWrite;
+                steps(memory, writes, timed(u64::from(lists), operation, true))
+            }
+            Workload::CacheChurn { size, .. } => steps(size, true, rated(1, LINE_BYTES)),
+            Workload::Lattice { size, .. } => steps(size, true, rated(1, LINE_BYTES)),
             Workload::Stores {
                 operation,
                 stride,
@@ -124,30 +164,78 @@ impl Work {
                     return Err(refused(workload, &why));
                 }
                 let accesses = Stores::new(size.0, stride.0, operation).accesses();
-                (
-                    size,
-                    operation != Store::NonTemporal,
-                    rated(accesses, line_bytes(stride)),
+                let writes = operation != Store::NonTemporal;
+                steps(size, writes, rated(accesses, line_bytes(stride)))
+            }
+            Workload::Trace { ref file } => {
+                let opened = File::open(file).map_err(|e| {
+                    refused(
+                        workload,
+                        &format!("{file}: {e}; import one with `quell trace import`"),
+                    )
+                })?;
+                let replay = Replay::read(BufReader::new(opened), file);
+                let replay = replay.map_err(|e| refused(workload, &e))?;
+                let memory = Bytes(replay.bytes());
+                trace = Some(replay);
+                let judged = Judged::Accesses;
+                steps(
+                    memory,
+                    false,
+                    Steps {
+                        judged,
+                        ..rated(1, LINE_BYTES)
+                    },
                 )
             }
-            Workload::Periodic { .. }
-            | Workload::FramesCall { .. }
-            | Workload::FramesDisplay { .. } => {
-                return Err(refused(
-                    workload,
-                    &"this generator is not yet on the simulated machine; use --on linux",
-                ));
+            Workload::Periodic {
+                size,
+                step,
+                period,
+                passes,
+                deadline,
+                ..
+            } => {
+                if passes != 1 {
+                    let why = "`passes`: the simulated machine tells jobs apart and not the passes of a job; leave it out, or use --on linux";
+                    return Err(refused(workload, &why));
+                }
+                let apart = step.0.max(LINE_BYTES);
+                let job = Job::Task {
+                    period,
+                    deadline: deadline.unwrap_or(period),
+                    bytes: size.0.div_ceil(apart) * LINE_BYTES,
+                };
+                (size, false, Kind::Units(job))
+            }
+            Workload::FramesCall { fps, rate, .. } => {
+                as_published(workload, rate)?;
+                let (stage, media) = (Stage::Call, rate);
+                let job = Job::Frames { stage, media, fps };
+                (STREAM_SIZE.resolve(&place.caches), false, Kind::Units(job))
+            }
+            Workload::FramesDisplay { fps, .. } => {
+                as_published(workload, CALL_RATE)?;
+                let (stage, media) = (Stage::Display, CALL_RATE);
+                let job = Job::Frames { stage, media, fps };
+                (STREAM_SIZE.resolve(&place.caches), false, Kind::Units(job))
             }
         };
         Ok(Self {
             workload: workload.clone(),
-            memory: size,
+            memory,
             placement: match workload.pages() {
                 Pages::Base => Placement::Plain,
                 Pages::Huge => Placement::Huge,
             },
             writes,
-            steps,
+            priority: match *workload {
+                Workload::Periodic { priority, .. } => priority,
+                _ => None,
+            },
+            kind,
+            clock: place.clock,
+            trace,
         })
     }
 
@@ -214,11 +302,45 @@ impl Work {
                 size,
                 ..
             } => Pattern::Stores(Stores::new(size.0, stride.0, operation)),
-            Workload::Periodic { .. }
-            | Workload::FramesCall { .. }
-            | Workload::FramesDisplay { .. } => return Err(refused(of, &"not yet")),
+            Workload::Lattice { size, .. } => Pattern::Lattice(Lattice::new(size.0, COLLIDE)),
+            Workload::Trace { .. } => {
+                let replay = self.trace.clone();
+                Pattern::Replay(replay.ok_or_else(|| refused(of, &"it was not read"))?)
+            }
+            Workload::Periodic {
+                size, step, period, ..
+            } => Pattern::Task(Task::new(size.0, step.0, period.0 * 1_000)),
+            Workload::FramesCall { .. } => self.frames(Stage::Call),
+            Workload::FramesDisplay { .. } => self.frames(Stage::Display),
         })
     }
+
+    fn frames(&self, stage: Stage) -> Pattern {
+        Pattern::Frames(Frames::new(stage, self.memory.0, self.clock, SEED))
+    }
+}
+
+/// Nothing of a frame subject but its media `rate` may differ from what is usual: its demand is the published one.
+fn as_published(workload: &Workload<Bytes>, rate: Rate) -> Result<(), BackendError> {
+    let usual: Workload = workload
+        .kind()
+        .parse()
+        .map_err(|e: quell_core::workload::SpecError| refused(workload, &e))?;
+    let llc = Bytes(0);
+    let nothing = Caches {
+        l1: llc,
+        l2: llc,
+        llc,
+    };
+    let mut usual = usual.resolve(&nothing);
+    if let Workload::FramesCall { rate: of, .. } = &mut usual {
+        *of = rate;
+    }
+    if usual == *workload {
+        return Ok(());
+    }
+    let why = "on the simulated machine its demand is the published one: leave `frame`, `fps`, `ring` and `search` out, or use --on linux";
+    Err(refused(workload, &why))
 }
 
 /// The memory in which the share of these banks is `size` and a quarter, as on Linux.
