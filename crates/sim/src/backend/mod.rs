@@ -27,7 +27,7 @@ use quell_core::units::Nanos;
 use crate::board::Board;
 use crate::os::{Notice, Os, Throttled};
 use crate::random::Random;
-use generator::{Generator, Work};
+use generator::{Generator, Key, Place, Work};
 use partition::Divided;
 
 #[derive(Debug)]
@@ -156,7 +156,9 @@ impl Sim {
                 spec.cpus.clone().unwrap_or_default()
             )));
         };
-        let work = Work::new(&workload.resolve(&self.machine.data_caches(first)))?;
+        let clock = self.board.description.clock;
+        let caches = self.machine.data_caches(first);
+        let work = Work::new(workload, &Place { caches, clock })?;
         let refused = |why: &dyn std::fmt::Display| {
             BackendError(format!("subject '{}' cannot be started: {why}", spec.name))
         };
@@ -170,7 +172,7 @@ impl Sim {
             .map_err(|e| refused(&e))?;
         let space = self
             .os
-            .allocate(work.size.0, &placement)
+            .allocate(work.memory.0, &placement)
             .map_err(|e| refused(&e))?;
         if space.spilled() > 0 {
             let what = format!(
@@ -183,16 +185,23 @@ impl Sim {
                 .push(Seen::Event(Event::Finding { what, group }));
         }
         let class = self.os.class(group).map_err(|e| refused(&e))?;
-        let program = (work.pattern.clone(), space);
+        let program = (work.pattern(&space)?, space);
         let task = self
             .os
-            .spawn(&cpus, None, class, program, work.size.0, work.writes)
+            .spawn(
+                &cpus,
+                work.priority,
+                class,
+                program,
+                work.memory.0,
+                work.writes,
+            )
             .ok_or_else(|| refused(&format!("there is no CPU {cpus}")))?;
-        self.lock(group, task, work.size.0)
+        self.lock(group, task, work.memory.0)
             .map_err(|e| refused(&e))?;
         self.born += 1;
         let id = SubjectId(self.born);
-        self.subjects.insert(id, Generator::new(task, &work));
+        self.subjects.insert(id, Generator::new(task, &work, clock));
         self.pending.push(Seen::Ready(id));
         Ok(id)
     }
@@ -230,19 +239,23 @@ impl Sim {
         let os = &mut self.os;
         let (id, measured) = match notice {
             Notice::Alarm(key) => {
-                let id = SubjectId(u32::try_from(key).unwrap_or(u32::MAX));
+                let (key, bell) = Key::rang(key);
+                let id = SubjectId(key.0);
                 let subject = self.subjects.get_mut(&id);
-                (id, subject.and_then(|s| s.alarm(os, key)))
+                (id, subject.and_then(|s| s.alarm(os, key, bell)))
             }
             Notice::Runs(task) => {
                 let Some((&id, subject)) = self.subjects.iter_mut().find(|(_, s)| s.task == task)
                 else {
                     return;
                 };
-                (id, subject.look(os, u64::from(id.0)))
+                (id, subject.runs(os, Key(id.0)))
             }
             Notice::Finished(task) => {
-                os.sleep(task);
+                match self.subjects.iter_mut().find(|(_, s)| s.task == task) {
+                    Some((id, subject)) => subject.finished(os, Key(id.0)),
+                    None => os.sleep(task),
+                }
                 return;
             }
         };
@@ -363,7 +376,7 @@ impl Backend for Sim {
                     .subjects
                     .get_mut(subject)
                     .ok_or_else(|| nobody(subject))?;
-                generator.go(&mut self.os, u64::from(subject.0), *warmup, *duration);
+                generator.go(&mut self.os, Key(subject.0), *warmup, *duration);
             }
             Action::Stop(subject) => {
                 let generator = self
