@@ -385,6 +385,18 @@ pub enum Generator {
         #[command(flatten)]
         buffer: Buffer,
     },
+    /// A lattice-Boltzmann stream like SPEC's lbm, 19 arrays read and 19 written: program bytes per second
+    Lattice {
+        /// The size of both grids together
+        #[arg(long, default_value_t = STREAM_SIZE)]
+        size: Size,
+        /// A target rate such as 500MB/s
+        #[arg(long)]
+        rate: Option<Rate>,
+        /// Their pages, and common options
+        #[command(flatten)]
+        buffer: Buffer,
+    },
     /// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up latency, misses)
     Periodic {
         /// The buffer's size, as 24MiB, '0.5 LLC', '1 L2' or '1 L1'

@@ -98,6 +98,14 @@ pub fn run(args: &Bench) -> Result {
             };
             generator(&workload, &buffer.common)
         }
+        Generator::Lattice { size, rate, buffer } => {
+            let workload = Workload::Lattice {
+                size: *size,
+                pages: buffer.pages(),
+                rate: *rate,
+            };
+            generator(&workload, &buffer.common)
+        }
         Generator::Periodic {
             size,
             step,

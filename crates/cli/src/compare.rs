@@ -28,6 +28,7 @@ pub fn run(args: &Compare) -> Result {
     };
     let experiment = match &on {
         On::Linux => {
+            real(&experiment, args)?;
             crate::status::settle()?;
             experiment
         }
@@ -57,6 +58,20 @@ pub fn run(args: &Compare) -> Result {
     } else {
         Exit::Done
     })
+}
+
+/// Refuses what only a simulated machine can run.
+fn real(experiment: &Experiment, args: &Compare) -> Result<()> {
+    for (name, subject) in &experiment.subjects {
+        if let Some(run) = subject.run.as_ref().filter(|run| run.simulated_only()) {
+            return Err(usage(format!(
+                "{}: subject '{name}' is a {}, which is replayed on the simulated machine only; use --on sim, or run the program itself by `command`",
+                args.experiment,
+                run.kind()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The experiment as it is measured on a simulated machine.

@@ -116,11 +116,11 @@ fn table(workload: &Workload) -> Result<String> {
 fn written(args: &Ladder) -> Result<String> {
     let rateless = matches!(
         args.aggressor,
-        Workload::Latency { .. } | Workload::ParallelLists { .. }
+        Workload::Latency { .. } | Workload::ParallelLists { .. } | Workload::Trace { .. }
     );
     if rateless || args.aggressor.rate().is_some() {
         return Err(usage(format!(
-            "--aggressor: {}; use bandwidth, cache-churn or stores, and leave the rate to --rates",
+            "--aggressor: {}; use bandwidth, cache-churn, stores or lattice, and leave the rate to --rates",
             if rateless {
                 format!("{} has no target rate", args.aggressor.kind())
             } else {

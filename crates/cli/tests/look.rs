@@ -113,6 +113,7 @@ fn generators_report_numbers_with_their_units() {
         &[
             "stores", "--size", "4MiB", "--stride", "8B", "--rate", "50MB/s",
         ],
+        &["lattice", "--size", "4MiB", "--rate", "50MB/s"],
     ] {
         let mut args = vec!["bench"];
         args.extend(bench);

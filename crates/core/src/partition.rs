@@ -4,6 +4,7 @@
 //! Words: a *class* is a set of tasks with one mask of ways; a *colour* is what the choice of a page frame decides. Colours are
 //! told apart by functions of the physical address (each the exclusive or of the bits of a mask); colour bit 0 is the first function.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -152,6 +153,33 @@ impl Colouring {
     pub fn count_large(&self) -> u32 {
         1u32.checked_shl(self.large).unwrap_or(u32::MAX)
     }
+
+    /// What pages of these colours have of another kind of colour: how many they reach of how many, looking only at those of
+    /// its functions that these colours decide. All of one where the two have nothing to do with each other.
+    #[must_use]
+    pub fn reach(&self, colours: &CpuSet, other: &Self) -> (u32, u32) {
+        // Reduced form: a bit of its own tells whether a function is part of a sum.
+        let own = |i: usize| {
+            let others = self.functions.iter().enumerate().filter(|(k, _)| *k != i);
+            self.functions[i].0 & !others.fold(0, |sum, (_, f)| sum | f.0)
+        };
+        let sum_of = |function: &Mask| {
+            let of = (0..self.functions.len()).filter(|i| function.0 & own(*i) != 0);
+            let of: Vec<usize> = of.collect();
+            let sum = of.iter().fold(0, |sum, i| sum ^ self.functions[*i].0);
+            (sum == function.0).then_some(of)
+        };
+        let decided: Vec<Vec<usize>> = other.functions.iter().filter_map(sum_of).collect();
+        let project = |colour: u32| -> Vec<bool> {
+            let bit =
+                |of: &Vec<usize>| of.iter().fold(false, |sum, i| sum ^ (colour >> i & 1 == 1));
+            decided.iter().map(bit).collect()
+        };
+        let reached: BTreeSet<Vec<bool>> = colours.iter().map(project).collect();
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let all = 1u32.checked_shl(number(decided.len())).unwrap_or(u32::MAX);
+        (number(reached.len()), all)
+    }
 }
 
 /// Memory-bandwidth allocation, in the words of resctrl.
@@ -191,6 +219,16 @@ pub enum Divides {
 }
 
 impl Divides {
+    /// The mechanisms that are at work.
+    #[must_use]
+    pub const fn mechanisms(self) -> &'static [Mechanism] {
+        match self {
+            Self::Sets => &[Mechanism::Sets],
+            Self::Banks => &[Mechanism::Banks],
+            Self::Joint => &[Mechanism::Banks, Mechanism::Sets],
+        }
+    }
+
     /// In words: what the colours are colours of.
     #[must_use]
     pub const fn of(self) -> &'static str {
@@ -228,6 +266,26 @@ mod tests {
         for wrong in ["", "f", "0x", "0xg", "0x10000000000000000"] {
             assert!(wrong.parse::<Mask>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn colours_of_one_kind_reach_those_of_another_that_share_their_bits() {
+        let kind = |functions: &[u64]| Colouring {
+            functions: functions.iter().map(|f| Mask(*f)).collect(),
+            large: 0,
+        };
+        let set = |text: &str| text.parse::<CpuSet>().unwrap();
+        let banks = kind(&[1 << 12, 1 << 13, 1 << 19, 1 << 20]);
+        let joint = kind(&[1 << 12, 1 << 13]);
+        assert_eq!(banks.reach(&set("0-3"), &joint), (4, 4));
+        assert_eq!(banks.reach(&set("0,4,8"), &joint), (1, 4));
+        assert_eq!(banks.reach(&set("0-1"), &joint), (2, 4));
+        // A sum of two functions, and one that is not told by these at all.
+        let hashed = kind(&[(1 << 14) | (1 << 17), (1 << 15) | (1 << 18)]);
+        let sum = kind(&[0b11 << 14 | 0b11 << 17, 1 << 20]);
+        assert_eq!(hashed.reach(&set("0,3"), &sum), (1, 2));
+        assert_eq!(hashed.reach(&set("0-1"), &sum), (2, 2));
+        assert_eq!(banks.reach(&set("0"), &kind(&[1 << 15])), (1, 1));
     }
 
     #[test]

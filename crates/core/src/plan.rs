@@ -1,5 +1,7 @@
 //! What will be done, why, and what each promise is then worth.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +38,22 @@ pub struct Step {
     pub set: Setting,
     /// Why, in a sentence.
     pub because: String,
+}
+
+impl Step {
+    /// Every mechanism at work: one choice of pages may divide caches and banks alike.
+    #[must_use]
+    pub fn mechanisms(&self) -> Vec<Mechanism> {
+        let Setting::Colour { choices, .. } = &self.set else {
+            return vec![self.mechanism];
+        };
+        let all: BTreeSet<Mechanism> = choices
+            .iter()
+            .flat_map(|c| c.divides.mechanisms())
+            .copied()
+            .collect();
+        all.into_iter().collect()
+    }
 }
 
 /// What a step sets.

@@ -18,8 +18,8 @@ fn due(n: u64) -> u64 {
 const MS: u64 = 1_000_000_000;
 
 fn boot() -> Os {
-    let board = Board::xeon_w3530().unwrap();
-    Os::boot(&board.description, board.costs, board.frame_bits, 1).unwrap()
+    let board = Board::usual().unwrap();
+    Os::boot(&board, 1).unwrap()
 }
 
 fn spawn(os: &mut Os, core: u32, priority: Option<u32>, pattern: Pattern, bytes: u64) -> TaskId {
@@ -27,6 +27,7 @@ fn spawn(os: &mut Os, core: u32, priority: Option<u32>, pattern: Pattern, bytes:
     os.spawn(
         &CpuSet::from_iter([core]),
         priority,
+        0,
         (pattern, space),
         bytes,
         false,

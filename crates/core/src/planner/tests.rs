@@ -5,7 +5,10 @@ use crate::plan::Meter;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 use std::collections::BTreeMap;
 
+mod boards;
+mod mba;
 mod measured;
+mod parts;
 mod stranger;
 
 /// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20 GB/s together.

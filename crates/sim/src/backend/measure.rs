@@ -66,11 +66,10 @@ fn run(
     let wrong = |e: &dyn std::fmt::Display| {
         BackendError(format!(
             "the rates of {} cannot be measured: {e}",
-            board.name
+            board.profile.name
         ))
     };
-    let mut os =
-        Os::boot(&board.description, board.costs, board.frame_bits, seed).map_err(|e| wrong(&e))?;
+    let mut os = Os::boot(board, seed).map_err(|e| wrong(&e))?;
     let mut tasks = Vec::new();
     for &cpu in cpus {
         let space = os
@@ -78,7 +77,14 @@ fn run(
             .map_err(|e| wrong(&e))?;
         let program = (way.pattern.clone(), space);
         let task = os
-            .spawn(&CpuSet::from_iter([cpu]), None, program, bytes, way.writes)
+            .spawn(
+                &CpuSet::from_iter([cpu]),
+                None,
+                0,
+                program,
+                bytes,
+                way.writes,
+            )
             .ok_or_else(|| wrong(&format!("there is no CPU {cpu}")))?;
         tasks.push(task);
     }

@@ -9,6 +9,11 @@
 //! Whoever runs programs on the cores ([`crate::os`]) puts them there and takes them away, stops cores, and arms their
 //! counters; [`Machine::run`] returns as soon as a counter overflows or a program has done what it was to do.
 //!
+//! With a TLB, an access whose page's translation is not at hand waits for the walk first, dependent or not: one walk at a time. With a
+//! prefetcher, what misses the first level trains it, and its fetches go through the second level and on through the memory as
+//! requests that nobody waits for, unless an access wants the line before it is there; as many may be outstanding as misses. Classes
+//! of service ([`CLASSES`]) carry fill masks and a throttle: so many picoseconds from one request for a line to the next.
+//!
 //! Deviations from hardware: no instructions between accesses, no out-of-order window besides the misses; a line counts as
 //! present in the caches from the moment it was asked for; a write that misses reads its line first and is waited for as a
 //! read is; shared caches have no bandwidth limit of their own; lines on their way to a full queue of DRAM wait without
@@ -27,6 +32,9 @@ use quell_model::{Invalid, Picos};
 
 use crate::frames::Space;
 use crate::pattern::{LINE, Pattern};
+use crate::prefetch::Prefetcher;
+use crate::profile;
+use crate::tlb::Tlb;
 pub use program::{Counts, LEVELS, Program, Unit};
 
 /// What the machine is made of.
@@ -44,6 +52,10 @@ pub struct Description {
     pub map: AddressMap,
     /// The channels.
     pub dram: Config,
+    /// Translation; without it costs nothing.
+    pub tlb: Option<profile::TlbShape>,
+    /// Each core's prefetcher, if it has one that is on.
+    pub prefetcher: Option<profile::Prefetcher>,
 }
 
 /// What a core has done.
@@ -51,10 +63,20 @@ pub struct Description {
 pub struct CoreCounts {
     /// Accesses done.
     pub accesses: u64,
-    /// Lines read from DRAM.
+    /// Lines read from DRAM because an access asked for them.
     pub reads: u64,
+    /// Lines read from DRAM by its prefetcher.
+    pub prefetches: u64,
     /// Lines that its accesses pushed out to DRAM.
     pub writebacks: u64,
+}
+
+impl CoreCounts {
+    /// Lines read from DRAM, for whatever reason: what the counter that regulates counts.
+    #[must_use]
+    pub fn lines(&self) -> u64 {
+        self.reads + self.prefetches
+    }
 }
 
 /// What a core tells whoever runs programs on it.
@@ -109,9 +131,33 @@ struct Core {
     since: Picos,
     program: Option<Program>,
     flying: u32,
+    /// Which TLB it uses.
+    tlb: usize,
+    /// The number of its program's address space in there.
+    space: u16,
+    /// The program that was on it last, by number.
+    last: Option<u16>,
+    /// The page it translated last, and where that is.
+    page: u64,
+    prefetcher: Option<Prefetcher>,
+    /// What its prefetcher has asked for.
+    ahead: Vec<Ahead>,
+    /// When the next request of a throttled class may leave.
+    leaves: Picos,
     counts: CoreCounts,
     /// Lines read at which the counter overflows.
     armed: u64,
+}
+
+/// A line on its way that a prefetcher asked for.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    /// Of the request.
+    number: u64,
+    /// Of its first byte.
+    address: u64,
+    /// An access wants it, and the core waits for it as for a miss.
+    wanted: bool,
 }
 
 /// A message under way. The order of the fields is that of events.
@@ -146,6 +192,18 @@ pub struct Machine {
     misses: u32,
     caches: Hierarchy,
     dram: Dram,
+    /// One per core; hardware threads share it.
+    tlbs: Vec<Tlb>,
+    /// Entries outlive a change of tasks.
+    tagged: bool,
+    /// The last number given to an address space where they do not.
+    spaces: u16,
+    /// By class, what lies between two requests of a core for lines.
+    gaps: Vec<Picos>,
+    /// What lies between them on a core alone that is bound by memory.
+    pace: Picos,
+    /// Lines to prefetch.
+    fetch: Vec<u64>,
     cores: Vec<Core>,
     messages: BinaryHeap<Reverse<Message>>,
     numbers: u64,
@@ -177,24 +235,42 @@ impl Machine {
             .map(|&(_, latency)| cycles(latency))
             .collect();
         latencies.push(latencies.last().copied().unwrap_or(0));
-        let core = Core {
+        let core = |n: usize| Core {
             state: State::Idle,
             halted: false,
             time: 0,
             since: 0,
             program: None,
             flying: 0,
+            tlb: levels[0].cache_of[n],
+            space: 0,
+            last: None,
+            page: u64::MAX,
+            prefetcher: description.prefetcher.as_ref().map(Prefetcher::new),
+            ahead: Vec::new(),
+            leaves: 0,
             counts: CoreCounts::default(),
             armed: u64::MAX,
         };
+        let caches = Hierarchy::new(&levels, CLASSES)?;
+        let tlbs = match &description.tlb {
+            Some(shape) => vec![Tlb::new(shape)?; cores],
+            None => Vec::new(),
+        };
         Ok(Self {
             clock: description.clock.max(1),
+            pace: pace(description, latencies.last().copied().unwrap_or(0)),
             latencies,
             transit: description.transit,
             misses: description.misses.max(1),
-            caches: Hierarchy::new(&levels, CLASSES)?,
+            caches,
             dram: Dram::new(description.map.clone(), &description.dram)?,
-            cores: vec![core; cores],
+            tagged: description.tlb.as_ref().is_none_or(|tlb| tlb.tagged),
+            tlbs,
+            spaces: 0,
+            gaps: vec![0; CLASSES],
+            fetch: Vec::new(),
+            cores: (0..cores).map(core).collect(),
             messages: BinaryHeap::new(),
             numbers: 0,
             done: Vec::new(),
@@ -232,13 +308,22 @@ impl Machine {
 
     /// Puts `program` on `core`, where it goes on at `at`; returns the one that was there.
     pub fn switch(&mut self, core: usize, program: Option<Program>, at: Picos) -> Option<Program> {
+        let (tagged, spaces) = (self.tagged, &mut self.spaces);
         let core = &mut self.cores[core];
         core.suspend(at);
-        core.state = if program.is_some() {
-            State::Ready
-        } else {
-            State::Idle
-        };
+        core.state = State::Idle;
+        if let Some(program) = &program {
+            core.state = State::Ready;
+            core.page = u64::MAX;
+            if tagged {
+                core.space = program.number;
+            } else if core.last != Some(program.number) {
+                // Nothing that was translated before is ever found again.
+                *spaces = spaces.wrapping_add(1);
+                core.space = *spaces;
+            }
+            core.last = Some(program.number);
+        }
         let before = std::mem::replace(&mut core.program, program);
         core.proceed(at);
         before
@@ -301,7 +386,7 @@ impl Machine {
     /// Has the counter of `core` overflow after so many more lines read; `None`: never.
     pub fn arm(&mut self, core: usize, lines: Option<u64>) {
         let core = &mut self.cores[core];
-        core.armed = lines.map_or(u64::MAX, |lines| core.counts.reads.saturating_add(lines));
+        core.armed = lines.map_or(u64::MAX, |lines| core.counts.lines().saturating_add(lines));
     }
 
     /// Goes once through a program's memory for `class`, line by line, without time passing: as memory is touched before a program
@@ -314,11 +399,59 @@ impl Machine {
         }
     }
 
+    /// Locks the first `bytes` of a program's memory into `ways` of `core`'s cache at `level` (from 0) for `class`, without time
+    /// passing.
+    ///
+    /// # Errors
+    /// Where these ways do not hold so much; what was locked until then stays.
+    pub fn lock(
+        &mut self,
+        core: usize,
+        class: u8,
+        space: &Space,
+        bytes: u64,
+        (level, ways): (usize, u64),
+    ) -> Result<(), Invalid> {
+        for line in 0..bytes.div_ceil(LINE) {
+            if let Some(address) = space.physical(line * LINE) {
+                self.caches.lock(level, core, address, ways, class)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Unlocks what [`Machine::lock`] locked.
+    pub fn unlock(&mut self, core: usize, space: &Space, bytes: u64, level: usize) {
+        for line in 0..bytes.div_ceil(LINE) {
+            if let Some(address) = space.physical(line * LINE) {
+                self.caches.cache_mut(level, core).unlock(address);
+            }
+        }
+    }
+
+    /// Throttles the cores that run `class` to `percent` (1 to 100) of the rate at which a core alone can at most read lines: from one
+    /// request to the next at least 100 ÷ `percent` times what lies between them there. Slower ones are left alone, and write-backs are
+    /// not counted. 100 throttles nobody.
+    pub fn throttle(&mut self, class: u8, percent: u32) {
+        let gap = self.pace * 100 / u64::from(percent.clamp(1, 100));
+        self.gaps[usize::from(class)] = if percent >= 100 { 0 } else { gap };
+    }
+
     /// What `core` has done.
     #[must_use]
     pub fn counts(&self, core: usize) -> CoreCounts {
         self.cores[core].counts
     }
+}
+
+/// What lies at least between two lines that a core alone reads: the time of the bus for one, or with all its misses outstanding its
+/// part of the time that one takes. `lookups`: of all caches.
+fn pace(description: &Description, lookups: Picos) -> Picos {
+    let timing = &description.dram.timing;
+    let bus = timing.cycles(timing.burst) / u64::from(description.map.channels().max(1));
+    let dram = timing.cycles(timing.rcd + timing.cl + timing.burst);
+    let alone = lookups + description.transit + dram;
+    bus.max(alone / u64::from(description.misses.max(1)))
 }
 
 impl Core {

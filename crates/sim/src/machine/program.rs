@@ -19,6 +19,10 @@ pub struct Counts {
     pub hits: [u64; LEVELS],
     /// Lines read from DRAM because an access asked for them.
     pub misses: u64,
+    /// Lines read from DRAM by the prefetcher on its behalf.
+    pub prefetches: u64,
+    /// Page walks.
+    pub walks: u64,
     /// Lines that its accesses pushed out to DRAM.
     pub writebacks: u64,
     /// Time on its core, stops of the core left out.
@@ -97,6 +101,8 @@ pub struct Program {
     pub space: Space,
     /// Its class of service: whose fill masks and throttle hold for it.
     pub class: u8,
+    /// Its address space, by number.
+    pub number: u16,
     /// Accesses done so far.
     pub done: u64,
     /// Where it stops: when so many are done and nothing is outstanding, [`super::Raised::Finished`].
@@ -110,13 +116,14 @@ pub struct Program {
 }
 
 impl Program {
-    /// One that goes on for ever, of the class `class`.
+    /// One that goes on for ever, of the class `class`, in address space 0.
     #[must_use]
     pub fn endless(pattern: Pattern, space: Space, class: u8) -> Self {
         Self {
             pattern,
             space,
             class,
+            number: 0,
             done: 0,
             until: u64::MAX,
             counts: Counts::default(),

@@ -5,9 +5,11 @@ use std::cmp::Reverse;
 use quell_model::Picos;
 use quell_model::dram::Accepted;
 
+use crate::frames::PAGE_SHIFT;
 use crate::pattern::{Effect, LINE};
+use crate::tlb::Page;
 
-use super::{CORE_BITS, Kind, LEVELS, Machine, Message, Raised, State};
+use super::{Ahead, CORE_BITS, Kind, LEVELS, Machine, Message, Raised, State};
 
 impl Machine {
     /// Runs all that happens before `end`, or until a core has something to tell.
@@ -70,6 +72,11 @@ impl Machine {
         match message.kind {
             Kind::Return => {
                 let core = &mut self.cores[message.core];
+                let ahead = core.ahead.iter().position(|a| a.number == message.number);
+                // What was prefetched and is not wanted yet nobody waits for.
+                if ahead.is_some_and(|place| !core.ahead.swap_remove(place).wanted) {
+                    return;
+                }
                 core.flying -= 1;
                 let ready = match core.state {
                     State::Full => true,
@@ -157,6 +164,26 @@ impl Machine {
                     return None;
                 }
             }
+            let page = access.address >> program.space.shift();
+            if page != core.page {
+                core.page = page;
+                if let Some(tlb) = self.tlbs.get_mut(core.tlb) {
+                    let kind = if program.space.shift() == PAGE_SHIFT {
+                        Page::Small
+                    } else {
+                        Page::Large
+                    };
+                    let walk = tlb.access(core.space, access.address, kind);
+                    if walk > 0 {
+                        program.counts.walks += 1;
+                        core.time += u64::from(walk) * self.clock;
+                        if core.time >= limit {
+                            program.pending = Some(access);
+                            return None;
+                        }
+                    }
+                }
+            }
             if core.flying == self.misses {
                 core.state = State::Full;
                 program.pending = Some(access);
@@ -184,18 +211,20 @@ impl Machine {
             };
             if level < memory {
                 program.counts.hits[level.min(LEVELS - 1)] += 1;
-                if self.caches.writebacks().is_empty() {
+                // The prefetcher sees what misses the first level.
+                let quiet = level == 0 || core.prefetcher.is_none();
+                if quiet && self.caches.writebacks().is_empty() {
                     if core.time < limit {
                         continue;
                     }
                     return None;
                 }
             }
-            let mut send = |kind, address| {
+            let mut send = |kind, at, address| {
                 self.numbers += 1;
                 let number = self.numbers << CORE_BITS | n as u64;
                 self.messages.push(Reverse(Message {
-                    at: looked_up,
+                    at,
                     kind,
                     core: n,
                     number,
@@ -203,24 +232,61 @@ impl Machine {
                 }));
                 number
             };
-            let writebacks = self.caches.writebacks();
-            core.counts.writebacks += writebacks.len() as u64;
-            program.counts.writebacks += writebacks.len() as u64;
-            for &line in writebacks {
-                send(Kind::Write, line);
+            let gap = self.gaps[usize::from(program.class)];
+            let lines = core.counts.lines();
+            let mut writebacks = self.caches.writebacks().len() as u64;
+            for &line in self.caches.writebacks() {
+                send(Kind::Write, looked_up, line);
             }
             if level == memory {
-                let number = send(Kind::Read, address);
+                let at = leaves(&mut core.leaves, looked_up, gap);
+                let number = send(Kind::Read, at, address);
                 core.counts.reads += 1;
                 program.counts.misses += 1;
                 core.flying += 1;
                 if access.dependent {
                     core.state = State::Needs(number);
                 }
-                if core.counts.reads >= core.armed {
-                    core.armed = u64::MAX;
-                    return Some(Raised::Overflow { core: n, at: began });
+            } else if level > 0
+                && let Some(line) = core.ahead.iter_mut().find(|a| a.address == address & !63)
+            {
+                if !std::mem::replace(&mut line.wanted, true) {
+                    core.flying += 1;
                 }
+                if access.dependent {
+                    core.state = State::Needs(line.number);
+                }
+            }
+            if level > 0
+                && let Some(prefetcher) = &mut core.prefetcher
+            {
+                let room = self.misses.saturating_sub(count(core.ahead.len()));
+                prefetcher.observe(address, room, &mut self.fetch);
+                let nearest = 1.min(memory - 1);
+                for line in self.fetch.drain(..) {
+                    let found = self.caches.prefetch(nearest, n, program.class, line);
+                    writebacks += self.caches.writebacks().len() as u64;
+                    for &line in self.caches.writebacks() {
+                        send(Kind::Write, looked_up, line);
+                    }
+                    if found == memory {
+                        let at = leaves(&mut core.leaves, looked_up, gap);
+                        let number = send(Kind::Read, at, line);
+                        core.ahead.push(Ahead {
+                            number,
+                            address: line,
+                            wanted: false,
+                        });
+                        core.counts.prefetches += 1;
+                        program.counts.prefetches += 1;
+                    }
+                }
+            }
+            core.counts.writebacks += writebacks;
+            program.counts.writebacks += writebacks;
+            if core.counts.lines() > lines && core.counts.lines() >= core.armed {
+                core.armed = u64::MAX;
+                return Some(Raised::Overflow { core: n, at: began });
             }
             return None;
         }
@@ -241,9 +307,13 @@ impl Machine {
             Effect::Flush => self.caches.flush(n, address),
         };
         if changed {
+            let core = &mut self.cores[n];
+            let class = core.program.as_ref().map_or(0, |program| program.class);
+            let ready = at + self.latencies[self.caches.levels()];
+            let at = leaves(&mut core.leaves, ready, self.gaps[usize::from(class)]);
             self.numbers += 1;
             self.messages.push(Reverse(Message {
-                at: at + self.latencies[self.caches.levels()],
+                at,
                 kind: Kind::Store,
                 core: n,
                 number: self.numbers << CORE_BITS | n as u64,
@@ -257,4 +327,18 @@ impl Machine {
             core.flying += 1;
         }
     }
+}
+
+/// When a request that is ready at `ready` leaves, `gap` after the one before.
+fn leaves(next: &mut Picos, ready: Picos, gap: Picos) -> Picos {
+    if gap == 0 {
+        return ready;
+    }
+    let at = ready.max(*next);
+    *next = at + gap;
+    at
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
 }
