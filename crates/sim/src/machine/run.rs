@@ -35,18 +35,7 @@ impl Machine {
                 return None;
             }
             if dram == now {
-                self.dram.advance(now, &mut self.done);
-                for completion in self.done.drain(..) {
-                    let core = usize::try_from(completion.id & ((1 << CORE_BITS) - 1)).unwrap_or(0);
-                    let at = completion.at + self.transit;
-                    self.messages.push(Reverse(Message {
-                        at,
-                        kind: Kind::Return,
-                        core,
-                        number: completion.id,
-                        address: 0,
-                    }));
-                }
+                self.advance(now);
             } else if message == now {
                 if let Some(Reverse(message)) = self.messages.pop() {
                     self.deliver(message);
@@ -59,6 +48,22 @@ impl Machine {
                     return raised;
                 }
             }
+        }
+    }
+
+    /// Memory does what it does until `now`, and lines set off for their cores. A refresh that was due in the meantime can bring reads
+    /// forward, so that lines come from here at any time, not at memory's own events alone.
+    fn advance(&mut self, now: Picos) {
+        self.dram.advance(now, &mut self.done);
+        for completion in self.done.drain(..) {
+            let core = usize::try_from(completion.id & ((1 << CORE_BITS) - 1)).unwrap_or(0);
+            self.messages.push(Reverse(Message {
+                at: completion.at + self.transit,
+                kind: Kind::Return,
+                core,
+                number: completion.id,
+                address: 0,
+            }));
         }
     }
 
@@ -85,7 +90,7 @@ impl Machine {
                 }
             }
             Kind::Read | Kind::Write | Kind::Store => {
-                self.dram.advance(now, &mut self.done);
+                self.advance(now);
                 match self.dram.enqueue(
                     message.number,
                     message.address,
@@ -302,9 +307,13 @@ impl Machine {
             Effect::Flush => self.caches.flush(n, address),
         };
         if changed {
+            let core = &mut self.cores[n];
+            let class = core.program.as_ref().map_or(0, |program| program.class);
+            let ready = at + self.latencies[self.caches.levels()];
+            let at = leaves(&mut core.leaves, ready, self.gaps[usize::from(class)]);
             self.numbers += 1;
             self.messages.push(Reverse(Message {
-                at: at + self.latencies[self.caches.levels()],
+                at,
                 kind: Kind::Store,
                 core: n,
                 number: self.numbers << CORE_BITS | n as u64,

@@ -209,7 +209,7 @@ fn a_real_time_task_is_slowed_by_whoever_takes_its_cache() {
     // 4096 loads, two of which share a line: a cycle each where the line is near.
     let (alone, slowed) = (mean(&solo, "cycles"), mean(&beside, "cycles"));
     assert!(
-        alone > 4096.0 && slowed > 1.5 * alone,
+        alone >= 4096.0 && slowed > 1.5 * alone,
         "{alone} and {slowed} cycles"
     );
     assert!(mean(&beside, "misses_per_ms") > mean(&solo, "misses_per_ms") + 100.0);
@@ -310,10 +310,6 @@ fn what_the_simulated_machine_cannot_vary_is_refused_with_the_reason() {
         (
             "stores:size=4KiB,stride=8KiB",
             "the buffer ends before the second",
-        ),
-        (
-            "parallel-lists:size=4KiB,lists=65",
-            "cannot be walked side by side",
         ),
     ] {
         let error = sim
