@@ -5,12 +5,12 @@ use std::str::FromStr;
 use quell_core::backend::{Backend, Probe};
 use quell_core::inventory::Inventory;
 use quell_core::result::Timing;
-use quell_core::text::suggestion;
 use quell_linux::backend::Linux;
 use quell_sim::Sim;
 use quell_sim::board::Board;
+use quell_sim::profile::Profile;
 
-use crate::exit::{Result, failed};
+use crate::exit::{Result, failed, usage};
 use crate::machine;
 
 /// What `--on` says.
@@ -18,7 +18,7 @@ use crate::machine;
 pub enum On {
     /// This machine.
     Linux,
-    /// A simulated one: its profile.
+    /// A simulated one: the name of its profile, or the path of one (with `/` or `.toml`).
     Sim(String),
 }
 
@@ -47,15 +47,30 @@ impl On {
                 Ok((Target::Linux(Box::new(backend)), machine))
             }
             Self::Sim(profile) => {
-                let board = Board::named(profile)
-                    .ok_or_else(|| failed(format!("there is no profile '{profile}'")))?
-                    .map_err(failed)?;
+                let board = Board::of(read(profile)?).map_err(failed)?;
                 let mut sim = Sim::new(board, seed).map_err(failed)?;
                 let machine = sim.inventory(Probe::Deep).map_err(failed)?;
                 Ok((Target::Sim(Box::new(sim)), machine))
             }
         }
     }
+}
+
+/// Whether `profile` names a file rather than a built-in profile.
+fn is_path(profile: &str) -> bool {
+    profile.contains('/') || profile.ends_with(".toml")
+}
+
+fn read(profile: &str) -> Result<Profile> {
+    if !is_path(profile) {
+        return Profile::built_in(profile).map_err(usage);
+    }
+    let text = std::fs::read_to_string(profile)
+        .map_err(|e| usage(format!("{profile}: {e}; name a profile that can be read")))?;
+    Profile::parse(&text, profile).map_err(|problems| {
+        let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        usage(lines.join("\n"))
+    })
 }
 
 impl FromStr for On {
@@ -66,20 +81,16 @@ impl FromStr for On {
         match (kind.unwrap_or(text), profile) {
             ("linux", None) => Ok(Self::Linux),
             ("sim", None) => Ok(Self::Sim(Board::USUAL.to_owned())),
-            ("sim", Some(profile)) if Board::NAMES.contains(&profile) => {
-                Ok(Self::Sim(profile.to_owned()))
-            }
-            ("sim", Some(profile)) => {
-                let close = suggestion(profile, Board::NAMES);
-                Err(format!(
-                    "there is no profile '{profile}'{}; there is {}",
-                    close.map_or_else(String::new, |c| format!(" (did you mean '{c}'?)")),
-                    Board::NAMES.join(", ")
-                ))
-            }
+            ("sim", Some(profile)) if is_path(profile) => Ok(Self::Sim(profile.to_owned())),
+            ("sim", Some(profile)) => match Profile::built_in(profile) {
+                Ok(_) => Ok(Self::Sim(profile.to_owned())),
+                Err(unknown) => Err(format!(
+                    "{unknown}; or the path of a file, such as ./{profile}.toml"
+                )),
+            },
             ("lab", _) => Err("not yet: only linux and sim are built".to_owned()),
             _ => Err(format!(
-                "'{text}' is no machine; write linux, sim or sim:PROFILE"
+                "'{text}' is no machine; write linux, sim, sim:PROFILE or sim:./FILE.toml"
             )),
         }
     }
@@ -121,9 +132,12 @@ mod tests {
         assert_eq!("linux".parse(), Ok(On::Linux));
         assert_eq!("sim".parse(), Ok(sim.clone()));
         assert_eq!("sim:xeon-w3530".parse(), Ok(sim));
+        for name in Profile::names().chain(["./mine.toml", "mine.toml"]) {
+            assert_eq!(format!("sim:{name}").parse(), Ok(On::Sim(name.to_owned())));
+        }
         for (text, told) in [
             ("sim:xeon-w3503", "did you mean 'xeon-w3530'?"),
-            ("sim:", "there is no profile ''"),
+            ("sim:", "no machine profile ''; there are xeon-w3530, p4080"),
             ("lab", "not yet"),
             ("linux:x", "is no machine"),
             ("windows", "write linux, sim"),
@@ -131,5 +145,22 @@ mod tests {
             let error = text.parse::<On>().unwrap_err();
             assert!(error.contains(told), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_bad_profile_is_told_with_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mine.toml").display().to_string();
+        let told = |path: &str| match read(path) {
+            Ok(_) => String::new(),
+            Err(failure) => failure.text,
+        };
+        std::fs::write(&path, "quell = 1\nnam = 'x'").unwrap();
+        let text = told(&path);
+        assert!(text.contains("mine.toml:2:1: unknown key 'nam'"), "{text}");
+        std::fs::write(&path, "quell =").unwrap();
+        assert!(told(&path).contains("mine.toml:1:"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(told(&path).contains("No such file"));
     }
 }

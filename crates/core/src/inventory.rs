@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::deep::{CounterCheck, Deep, OperationRates};
 use crate::mechanism::{Level, Mechanism};
+use crate::partition::Partitions;
 use crate::units::{Bytes, Nanos, Rate, Share};
 use crate::workload::Caches;
 
@@ -28,6 +29,9 @@ pub struct Inventory {
     pub mechanisms: BTreeMap<Mechanism, Availability>,
     /// How the mechanisms would be carried out.
     pub means: Means,
+    /// What its caches, banks and controllers can be divided by.
+    #[serde(default, skip_serializing_if = "Partitions::is_empty")]
+    pub partitions: Partitions,
     /// What was measured on it, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,

@@ -1,12 +1,15 @@
 //! What will be done, why, and what each promise is then worth.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::{CpuId, CpuSet};
 use crate::mechanism::{Level, Mechanism};
+use crate::partition::{ColourChoice, Divides, Mask};
 use crate::task::TaskMatch;
-use crate::units::{Lines, Nanos, Rate, Share};
+use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 
 /// The number of a step within its plan, from 1.
 #[derive(
@@ -35,6 +38,22 @@ pub struct Step {
     pub set: Setting,
     /// Why, in a sentence.
     pub because: String,
+}
+
+impl Step {
+    /// Every mechanism at work: one choice of pages may divide caches and banks alike.
+    #[must_use]
+    pub fn mechanisms(&self) -> Vec<Mechanism> {
+        let Setting::Colour { choices, .. } = &self.set else {
+            return vec![self.mechanism];
+        };
+        let all: BTreeSet<Mechanism> = choices
+            .iter()
+            .flat_map(|c| c.divides.mechanisms())
+            .copied()
+            .collect();
+        all.into_iter().collect()
+    }
 }
 
 /// What a step sets.
@@ -80,6 +99,35 @@ pub enum Setting {
         share: Share,
         /// The quota's period.
         period: Nanos,
+    },
+    /// Let the group fill these ways only of the caches of a level; it still hits everywhere.
+    Ways {
+        /// The cache level.
+        level: u32,
+        /// The ways.
+        mask: Mask,
+    },
+    /// Give the group page frames of these colours only (pages of 4 KiB). Every choice must hold.
+    Colour {
+        /// What it is kept to.
+        choices: Vec<ColourChoice>,
+        /// What happens when these colours are used up: others are taken and reported, or the allocation fails.
+        spill: bool,
+    },
+    /// Pseudo-lock the first bytes of the group's memory in the caches of a level: others fill other ways, and what
+    /// is locked is not evicted.
+    Lock {
+        /// The cache level.
+        level: u32,
+        /// The ways that hold it, taken from everybody.
+        mask: Mask,
+        /// How much.
+        size: Bytes,
+    },
+    /// Let the hardware delay the group's requests to memory.
+    Mba {
+        /// Percentage of an unthrottled core's requests, as resctrl's `MB` line.
+        percent: u32,
     },
 }
 
@@ -137,6 +185,35 @@ pub enum Promise {
         /// The share.
         share: Share,
     },
+    /// A part of the caches of a level.
+    ReserveWays {
+        /// The cache level.
+        level: u32,
+        /// The ways.
+        mask: Mask,
+        /// Other groups that fill them, too, because the policy gives them some of the same.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        shared_with: Vec<GroupId>,
+    },
+    /// A part of the last-level cache's sets, of the DRAM banks, or of both.
+    ReserveColours {
+        /// What the colours divide.
+        divides: Divides,
+        /// The colours.
+        colours: CpuSet,
+        /// How many there are.
+        of: u32,
+        /// Other groups that use them, too, because the policy gives them some of the same.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        shared_with: Vec<GroupId>,
+    },
+    /// So much of the group's memory stays in the caches of a level.
+    ReserveLocked {
+        /// The cache level.
+        level: u32,
+        /// How much.
+        size: Bytes,
+    },
 }
 
 impl std::fmt::Display for Promise {
@@ -149,8 +226,35 @@ impl std::fmt::Display for Promise {
             Self::ReserveBandwidth { rate } => write!(f, "at least {rate}"),
             Self::LimitBandwidth { rate } => write!(f, "at most {rate}"),
             Self::LimitCpuTime { share } => write!(f, "at most {share} of a CPU"),
+            Self::ReserveWays {
+                level,
+                mask,
+                shared_with,
+            } => {
+                let ways = if mask.count() == 1 { "way" } else { "ways" };
+                let whose = whose(shared_with);
+                write!(f, "{} {ways} ({mask}) of L{level} {whose}", mask.count())
+            }
+            Self::ReserveColours {
+                divides,
+                colours,
+                of,
+                shared_with,
+            } => {
+                let (s, what) = (if colours.len() == 1 { "" } else { "s" }, divides.of());
+                let whose = whose(shared_with);
+                write!(f, "colour{s} {} of {of} of {what} {whose}", colours.brief())
+            }
+            Self::ReserveLocked { level, size } => write!(f, "{size} locked in L{level}"),
         }
     }
+}
+
+fn whose(shared_with: &[GroupId]) -> String {
+    if shared_with.is_empty() {
+        return "to itself".to_owned();
+    }
+    format!("shared with {}", shared_with.join(", "))
 }
 
 /// A promise and what it is worth.

@@ -19,7 +19,7 @@ mod words;
 
 pub use banks::Banks;
 pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
-pub use metrics::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, Reported};
+pub use metrics::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, Reported, ns_per_line};
 pub use spec::SpecError;
 pub use traffic::{Traffic, line_bytes};
 pub use words::{Access, Operation, Order, Pages, Store, Touch, Word};

@@ -458,6 +458,49 @@ proptest! {
     }
 }
 
+/// Two subjects of one group, where they share a CPU, have a group each where something is divided between them.
+#[test]
+fn a_configuration_may_put_subjects_in_groups_of_their_own() {
+    let text = r#"
+quell = 1
+[subject.call]
+role  = "critical"
+group = "both"
+run   = { kind = "latency", size = "0.5 LLC" }
+[subject.display]
+role  = "critical"
+group = "both"
+run   = { kind = "latency", size = "0.5 LLC" }
+[configuration.solo]
+alone = true
+[configuration.together]
+group.both.cpus = 2
+[configuration.apart]
+subject.call.group = "call"
+subject.display.group = "display"
+group.call.reserve.banks = "0-3"
+"#;
+    let experiment = Experiment::parse(text, "e.toml").unwrap();
+    let instances = experiment.instances();
+    let groups = |name: &str| {
+        let configuration = experiment.configuration(name).unwrap();
+        let of = instances.iter().map(|i| configuration.group(i).to_owned());
+        let policy: Vec<&String> = configuration.policy.groups.keys().collect();
+        (of.collect::<Vec<_>>(), format!("{policy:?}"))
+    };
+    let both = vec!["both".to_owned(), "both".to_owned()];
+    assert_eq!(groups("together"), (both, r#"["both"]"#.to_owned()));
+    let apart = vec!["call".to_owned(), "display".to_owned()];
+    assert_eq!(
+        groups("apart"),
+        (apart, r#"["call", "display"]"#.to_owned())
+    );
+    let wrong = text.replace("group.call.reserve", "group.both.reserve");
+    let problems = Experiment::parse(&wrong, "e.toml").unwrap_err();
+    let said = problems[0].to_string();
+    assert!(said.contains("no subject runs in a group 'both'"), "{said}");
+}
+
 /// A target rate as an axis: each configuration's neighbour has its own, and everything else of it stays.
 #[test]
 fn a_generator_may_do_something_else_in_every_configuration() {
@@ -513,6 +556,15 @@ max     = {}
             "subject.neighbour.run.kind: a configuration varies what a generator does, not which",
         ),
         ("subject.neighbour.cpus = 1", "unknown key 'cpus'"),
+        (
+            "subject.neighbour.group = \"victim\"",
+            "'neighbour' and 'victim' would be one group 'victim', and their roles differ",
+        ),
+        (
+            "subject.nobody.group = \"x\"",
+            "there is no subject 'nobody'",
+        ),
+        ("subject.victim.group = 3", "integer '3' is not a string"),
     ] {
         let end = text.find("[configuration.at]").unwrap();
         let text = format!("{}[configuration.at]\n{line}\n", &text[..end]);

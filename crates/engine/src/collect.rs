@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use quell_core::attribution::{Account, Attribution, Stop, Sum, reference};
 use quell_core::backend::Measurement;
+use quell_core::experiment::Configuration;
 use quell_core::inventory::Inventory;
 use quell_core::mechanism::Mechanism;
 use quell_core::plan::{Plan, Promise};
@@ -99,11 +100,10 @@ impl<'s> Collected<'s> {
             stops = std::mem::take(&mut new.stops).into();
             self.throttling.entry(configuration).or_default().add(new);
         }
-        let achieved = setup
-            .prepared
-            .get(configuration)
-            .and_then(|p| p.plan.as_ref().ok())
-            .map(|plan| achieved(setup, plan, measured))
+        let prepared = setup.prepared.get(configuration);
+        let achieved = prepared
+            .and_then(|p| p.plan.as_ref().ok().map(|plan| (p.configuration, plan)))
+            .map(|(configuration, plan)| achieved(setup, configuration, plan, measured))
             .unwrap_or_default();
         for (index, instance) in setup.instances.iter().enumerate() {
             let Some(measurement) = measured.get(&instance.name) else {
@@ -114,7 +114,8 @@ impl<'s> Collected<'s> {
                 .iter()
                 .filter_map(|(name, windows)| Some((name.clone(), Round::of(windows)?)))
                 .collect();
-            if let Some(round) = achieved.get(instance.group).and_then(|r| Round::of(&[*r])) {
+            let group = prepared.map_or(instance.group, |p| p.configuration.group(instance));
+            if let Some(round) = achieved.get(group).and_then(|r| Round::of(&[*r])) {
                 metrics.insert(ACHIEVED.to_owned(), round);
             }
             let rounds = self.taken.entry((configuration, index)).or_default();
@@ -365,8 +366,11 @@ impl<'s> Collected<'s> {
     }
 
     fn achieved_over_rounds(&self, configuration: usize, group: &str) -> Vec<f64> {
-        let member = self.setup.instances.iter().position(|i| i.group == group);
-        let Some(member) = member else {
+        let Some(prepared) = self.setup.prepared.get(configuration) else {
+            return Vec::new();
+        };
+        let mut instances = self.setup.instances.iter();
+        let Some(member) = instances.position(|i| prepared.configuration.group(i) == group) else {
             return Vec::new();
         };
         self.column(configuration, member, ACHIEVED, |_| true)
@@ -381,13 +385,14 @@ impl<'s> Collected<'s> {
 fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
     Mechanism::ALL
         .into_iter()
-        .filter(|m| plan.steps.iter().any(|s| s.mechanism == *m))
+        .filter(|m| plan.steps.iter().any(|s| s.mechanisms().contains(m)))
         .collect()
 }
 
 /// Group → bytes its generators moved ÷ what its limit grants, where all its members count their bytes.
 fn achieved(
     setup: &Setup<'_>,
+    configuration: &Configuration,
     plan: &Plan,
     measured: &BTreeMap<String, Measurement>,
 ) -> BTreeMap<String, f64> {
@@ -399,7 +404,7 @@ fn achieved(
         let rates: Option<Vec<f64>> = setup
             .instances
             .iter()
-            .filter(|i| i.group == held.group)
+            .filter(|i| configuration.group(i) == held.group)
             .map(|i| {
                 let m = measured.get(&i.name).filter(|_| i.subject.run.is_some())?;
                 (m.duration_ns > 0).then(|| m.bytes as f64 / m.duration_ns as f64 * 1e9)

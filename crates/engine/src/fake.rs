@@ -13,6 +13,7 @@ use quell_core::inventory::{
     MeterKind, Node,
 };
 use quell_core::mechanism::{Level, Mechanism};
+use quell_core::partition::Partitions;
 use quell_core::plan::{Plan, Setting, Step, StepId};
 use quell_core::record::{CpuTimes, Event};
 use quell_core::units::{Bytes, Nanos, Rate, Share};
@@ -375,6 +376,7 @@ pub fn machine(cpus: u32) -> Inventory {
             at_unix_s: 0,
             deep: None,
         }),
+        partitions: Partitions::default(),
         simulated: None,
     }
 }

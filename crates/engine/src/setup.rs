@@ -64,7 +64,7 @@ impl<'e> Setup<'e> {
             .into_iter()
             .map(|configuration| {
                 let mut policy = configuration.policy.clone();
-                confine(&mut policy, &instances, &places);
+                confine(&mut policy, configuration, &instances, &places);
                 let huge = no_huge_pages.filter(|_| configuration.wants_huge_pages(&instances));
                 let plan = match huge {
                     Some(refusal) => Err(vec![refusal.clone()]),
@@ -158,7 +158,7 @@ impl<'e> Setup<'e> {
         Member {
             spec: SubjectSpec {
                 name: instance.name.clone(),
-                group: instance.group.to_owned(),
+                group: configuration.group(instance).to_owned(),
                 program,
                 cpus: self.places.get(&instance.name).cloned(),
                 env: accounted(configuration, instance).into_iter().collect(),
@@ -203,9 +203,15 @@ fn wish(instance: &Instance<'_>) -> Option<Wish> {
 
 /// A group that is confined at all is confined to where its subjects run: what a configuration takes away or grants
 /// must not depend on how many other CPUs the machine happens to have.
-fn confine(policy: &mut Policy, instances: &[Instance<'_>], places: &BTreeMap<String, CpuSet>) {
+fn confine(
+    policy: &mut Policy,
+    configuration: &Configuration,
+    instances: &[Instance<'_>],
+    places: &BTreeMap<String, CpuSet>,
+) {
     for (name, group) in &mut policy.groups {
-        let members: Vec<_> = instances.iter().filter(|i| i.group == name).collect();
+        let members = instances.iter().filter(|i| configuration.group(i) == name);
+        let members: Vec<_> = members.collect();
         let pinned: Option<Vec<&CpuSet>> = members.iter().map(|i| places.get(&i.name)).collect();
         let Some(pinned) = pinned.filter(|p| !p.is_empty()) else {
             continue;

@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use quell_core::cpuset::CpuSet;
 use quell_core::inventory::{Availability, CpusetKind, Inventory, Means, Measured, MeterKind};
 use quell_core::mechanism::{Level, Mechanism};
+use quell_core::partition::Partitions;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Cgroups, Controller};
@@ -179,6 +180,7 @@ pub fn probe(
         mechanisms,
         means,
         measured,
+        partitions: Partitions::default(),
         simulated: None,
     };
     Ok(Probed {

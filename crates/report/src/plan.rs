@@ -205,6 +205,30 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::CpuMax { share, period } => {
             format!("give at most {share} of one CPU's time in each {period}")
         }
+        Setting::Ways { level, mask } => {
+            let ways = if mask.count() == 1 { "way" } else { "ways" };
+            format!("fill {} {ways} of L{level} only: {mask}", mask.count())
+        }
+        Setting::Colour { choices, spill } => {
+            let each = choices.iter().map(|choice| {
+                let s = if choice.colours.len() == 1 { "" } else { "s" };
+                let (colours, of) = (choice.colours.brief(), choice.divides.of());
+                format!("colour{s} {colours} of {of}")
+            });
+            let each: Vec<String> = each.collect();
+            let after = if *spill {
+                "; any other when these are used up, reported"
+            } else {
+                ""
+            };
+            format!("give it page frames of {} only{after}", each.join(" and "))
+        }
+        Setting::Lock { level, mask, size } => {
+            format!("lock {size} of its memory in L{level}, in ways {mask}")
+        }
+        Setting::Mba { percent } => {
+            format!("delay its requests to memory to {percent}% of what a core can make")
+        }
     }
 }
 

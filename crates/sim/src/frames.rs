@@ -1,16 +1,27 @@
 //! The page allocator: which page frames a program gets.
 //!
+//! Small pages come from the lower half of memory as long as it has any, large ones from the upper half, as Linux groups what it
+//! cannot move in order to find large pages at all.
+//!
 //! Deviations from Linux: a plain allocation takes frames at random, as on a machine that has been up for long, where a
 //! buddy allocator hands out runs; nothing is reclaimed or migrated.
 
 use quell_model::address::Colours;
+use quell_model::address::gf2::Solutions;
 
 use crate::random::Random;
 
 /// log2 of the page size.
 pub const PAGE_SHIFT: u32 = 12;
-/// log2 of the huge page size.
-pub const HUGE_SHIFT: u32 = 21;
+
+/// Colours of one kind that frames may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// What tells the colours apart; of pages of 4 KiB.
+    pub colours: Colours,
+    /// The colours to use.
+    pub chosen: Vec<u64>,
+}
 
 /// How frames are chosen.
 #[derive(Clone, Debug)]
@@ -19,14 +30,14 @@ pub enum Placement {
     Plain,
     /// One run of frames in order.
     Sequential,
-    /// Of certain colours, in turn, at random within each.
+    /// Of certain colours, in turn, at random within each. Every choice must hold.
     Coloured {
-        /// What tells the colours apart; of pages of 4 KiB.
-        colours: Colours,
-        /// The colours to use.
-        chosen: Vec<u64>,
+        /// The choices, of banks and of sets for example.
+        choices: Vec<Choice>,
+        /// When these are used up others are taken ([`Space::spilled`]), else the allocation is refused.
+        spill: bool,
     },
-    /// Huge pages, any, at random.
+    /// Large pages, any, at random.
     Huge,
 }
 
@@ -41,6 +52,9 @@ pub enum Refused {
         /// Pages found.
         found: usize,
     },
+    /// Colours of which each exists, but no frame has all.
+    #[error("no page frame has all of the colours chosen: the kinds of colour share address bits")]
+    Apart,
     /// A colour that these functions do not have, or none at all.
     #[error("colours {chosen:?} of 0-{}: choose at least one, each within the range", .count - 1)]
     Colour {
@@ -56,6 +70,7 @@ pub enum Refused {
 pub struct Space {
     shift: u32,
     pages: Vec<u64>,
+    spilled: usize,
 }
 
 impl Space {
@@ -67,6 +82,19 @@ impl Space {
             .pages
             .get(usize::try_from(address >> self.shift).ok()?)?;
         Some(page << self.shift | address & !(u64::MAX << self.shift))
+    }
+
+    /// log2 of the size of its pages.
+    #[inline]
+    #[must_use]
+    pub fn shift(&self) -> u32 {
+        self.shift
+    }
+
+    /// Pages that do not have the colours that were wanted.
+    #[must_use]
+    pub fn spilled(&self) -> usize {
+        self.spilled
     }
 
     /// The frames of 4 KiB, in order of their virtual addresses.
@@ -81,18 +109,28 @@ impl Space {
 /// All frames of the machine.
 #[derive(Clone, Debug)]
 pub struct Frames {
+    /// log2 of the number of frames, rounded up.
     bits: u32,
+    large_shift: u32,
     used: Vec<bool>,
     random: Random,
 }
 
 impl Frames {
-    /// 2^`bits` free frames of 4 KiB.
+    /// 2^`bits` free frames of 4 KiB; large pages have 2 MiB.
     #[must_use]
     pub fn new(bits: u32, seed: u64) -> Self {
+        Self::of(1 << (bits + PAGE_SHIFT), 2 << 20, seed)
+    }
+
+    /// `memory` bytes of free frames; large pages have `large` bytes, a power of two.
+    #[must_use]
+    pub fn of(memory: u64, large: u64, seed: u64) -> Self {
+        let frames = memory >> PAGE_SHIFT;
         Self {
-            bits,
-            used: vec![false; 1 << bits],
+            bits: frames.next_power_of_two().trailing_zeros(),
+            large_shift: large.trailing_zeros().max(PAGE_SHIFT),
+            used: vec![false; usize::try_from(frames).unwrap_or(0)],
             random: Random::new(seed),
         }
     }
@@ -102,51 +140,41 @@ impl Frames {
     /// # Errors
     /// Where there is none left, or the colours do not exist. Then nothing has been taken.
     pub fn allocate(&mut self, bytes: u64, placement: &Placement) -> Result<Space, Refused> {
-        let shift = if matches!(placement, Placement::Huge) {
-            HUGE_SHIFT
-        } else {
-            PAGE_SHIFT
+        let shift = match placement {
+            Placement::Huge => self.large_shift,
+            _ => PAGE_SHIFT,
         };
         let wanted = usize::try_from(bytes.div_ceil(1 << shift)).unwrap_or(usize::MAX);
-        let per_page = 1usize << (shift - PAGE_SHIFT);
-        let mut pages = Vec::new();
-        let full = |found| Refused::Full { wanted, found };
-        match placement {
-            Placement::Sequential => {
-                let mut run = 0;
-                let end = self.used.iter().position(|&used| {
-                    run = if used { 0 } else { run + 1 };
-                    run >= wanted
-                });
-                let end = end.ok_or_else(|| full(0))?;
-                pages.extend((end + 1 - wanted..=end).map(|frame| frame as u64));
+        let mut taken = Taken {
+            per_page: 1 << (shift - PAGE_SHIFT),
+            pages: Vec::new(),
+        };
+        let mut spilled = 0;
+        let took = match placement {
+            Placement::Sequential => self.run(wanted, &mut taken),
+            Placement::Plain | Placement::Huge => self.any(wanted, &mut taken),
+            Placement::Coloured { choices, spill } => {
+                let sets = self.sets(choices)?;
+                match self.coloured(wanted, &sets, &mut taken) {
+                    Err(_) if *spill => {
+                        spilled = wanted - taken.pages.len();
+                        self.any(wanted, &mut taken)
+                    }
+                    took => took,
+                }
             }
-            Placement::Plain | Placement::Huge => {
-                let all = (self.used.len() / per_page) as u64;
-                self.take(wanted, per_page, &mut pages, all, |n, _| Some(n))?;
+        };
+        if let Err(refused) = took {
+            for page in taken.pages {
+                self.mark(page, taken.per_page, false);
             }
-            Placement::Coloured { colours, chosen } => {
-                let sets: Option<Vec<_>> = chosen
-                    .iter()
-                    .map(|&colour| colours.frames(colour, self.bits))
-                    .collect();
-                let Some(sets) = sets.filter(|sets| !sets.is_empty()) else {
-                    return Err(Refused::Colour {
-                        chosen: chosen.clone(),
-                        count: colours.count(),
-                    });
-                };
-                let each = 1u64 << sets[0].log2_count();
-                self.take(wanted, 1, &mut pages, each, |n, turn| {
-                    sets[turn % sets.len()].nth(n)
-                })?;
-            }
+            return Err(refused);
         }
-        for &page in &pages {
-            let first = usize::try_from(page).unwrap_or(0) * per_page;
-            self.used[first..first + per_page].fill(true);
-        }
-        Ok(Space { shift, pages })
+        Ok(Space {
+            shift,
+            pages: taken.pages,
+            spilled,
+        })
     }
 
     /// Gives the frames of a program that has ended back.
@@ -161,38 +189,140 @@ impl Frames {
         }
     }
 
-    /// Takes `wanted` free pages, each the first free one from a random place on among `all` that `nth` tells, in turn.
-    fn take(
-        &mut self,
-        wanted: usize,
-        per_page: usize,
-        pages: &mut Vec<u64>,
-        all: u64,
-        nth: impl Fn(u64, usize) -> Option<u64>,
-    ) -> Result<(), Refused> {
-        let mut taken = Vec::new();
-        for turn in 0..wanted {
-            let start = if all == 0 { 0 } else { self.random.below(all) };
-            let found = (0..all)
-                .filter_map(|n| nth((start + n) % all, turn))
-                .find(|&page| {
-                    let first = usize::try_from(page).unwrap_or(0) * per_page;
-                    self.used[first..first + per_page].iter().all(|used| !used)
+    /// The frames that every choice allows: a set for each way to combine the colours that exists.
+    fn sets(&self, choices: &[Choice]) -> Result<Vec<Solutions>, Refused> {
+        let (mut functions, mut values) = (Vec::new(), vec![0u64]);
+        for Choice { colours, chosen } in choices {
+            let beyond = |colour: &u64| *colour >= colours.count();
+            if chosen.is_empty() || chosen.iter().any(beyond) {
+                return Err(Refused::Colour {
+                    chosen: chosen.clone(),
+                    count: colours.count(),
                 });
-            let Some(page) = found else {
-                taken
-                    .into_iter()
-                    .for_each(|range: std::ops::Range<usize>| self.used[range].fill(false));
-                return Err(Refused::Full {
-                    wanted,
-                    found: turn,
-                });
-            };
-            let first = usize::try_from(page).unwrap_or(0) * per_page;
-            self.used[first..first + per_page].fill(true);
-            taken.push(first..first + per_page);
-            pages.push(page);
+            }
+            let at = functions.len();
+            functions.extend(colours.functions().iter().map(|mask| mask >> PAGE_SHIFT));
+            values = chosen
+                .iter()
+                .flat_map(|colour| values.iter().map(move |value| value | colour << at))
+                .collect();
+        }
+        let within = (1u64 << self.bits) - 1;
+        let sets: Vec<Solutions> = values
+            .into_iter()
+            .filter_map(|value| Solutions::of(&functions, value, within))
+            .collect();
+        if sets.is_empty() {
+            return Err(Refused::Apart);
+        }
+        Ok(sets)
+    }
+
+    /// Takes the first run of `wanted` free frames.
+    fn run(&mut self, wanted: usize, taken: &mut Taken) -> Result<(), Refused> {
+        let mut run = 0;
+        let end = self.used.iter().position(|&used| {
+            run = if used { 0 } else { run + 1 };
+            run >= wanted
+        });
+        let end = end.ok_or(Refused::Full { wanted, found: 0 })?;
+        for frame in end + 1 - wanted..=end {
+            self.used[frame] = true;
+            taken.pages.push(frame as u64);
         }
         Ok(())
     }
+
+    /// Takes free pages until there are `wanted`, each the first free one from a random place on: small ones of the lower half of memory
+    /// and large ones of the upper half first.
+    fn any(&mut self, wanted: usize, taken: &mut Taken) -> Result<(), Refused> {
+        let all = (self.used.len() / taken.per_page) as u64;
+        let halves = [0..all / 2, all / 2..all];
+        let order = if taken.per_page == 1 { [0, 1] } else { [1, 0] };
+        let mut first = 0;
+        while taken.pages.len() < wanted {
+            let found = (first..2).find_map(|n| {
+                let half = halves[order[n]].clone();
+                let page = self.first(half.end - half.start, taken.per_page, |n| {
+                    Some(half.start + n)
+                })?;
+                Some((n, page))
+            });
+            let Some((n, page)) = found else {
+                let found = taken.pages.len();
+                return Err(Refused::Full { wanted, found });
+            };
+            // A half that is full stays so.
+            first = n;
+            self.take(page, taken);
+        }
+        Ok(())
+    }
+
+    /// Takes free frames of `sets` in turn until there are `wanted`, as [`Frames::any`] does. A set that is used up is left out.
+    fn coloured(
+        &mut self,
+        wanted: usize,
+        sets: &[Solutions],
+        taken: &mut Taken,
+    ) -> Result<(), Refused> {
+        let mut left: Vec<&Solutions> = sets.iter().collect();
+        let mut turn = 0;
+        while taken.pages.len() < wanted {
+            if left.is_empty() {
+                let found = taken.pages.len();
+                return Err(Refused::Full { wanted, found });
+            }
+            turn %= left.len();
+            let set = left[turn];
+            let each = 1u64 << set.log2_count();
+            // Solutions ascend, so that the first half of them are the lower ones.
+            let low = self.first(each / 2, 1, |n| set.nth(n));
+            let page = low.or_else(|| self.first(each - each / 2, 1, |n| set.nth(each / 2 + n)));
+            match page {
+                Some(page) => {
+                    self.take(page, taken);
+                    turn += 1;
+                }
+                None => {
+                    left.remove(turn);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first free page from a random place on among the `all` that `nth` tells.
+    fn first(
+        &mut self,
+        all: u64,
+        per_page: usize,
+        nth: impl Fn(u64) -> Option<u64>,
+    ) -> Option<u64> {
+        let start = if all == 0 { 0 } else { self.random.below(all) };
+        (0..all)
+            .filter_map(|n| nth((start + n) % all))
+            .find(|&page| {
+                let first = usize::try_from(page).unwrap_or(usize::MAX) * per_page;
+                let frames = self.used.get(first..first + per_page);
+                frames.is_some_and(|frames| frames.iter().all(|used| !used))
+            })
+    }
+
+    fn take(&mut self, page: u64, taken: &mut Taken) {
+        self.mark(page, taken.per_page, true);
+        taken.pages.push(page);
+    }
+
+    fn mark(&mut self, page: u64, per_page: usize, used: bool) {
+        let first = usize::try_from(page).unwrap_or(usize::MAX) * per_page;
+        self.used[first..first + per_page].fill(used);
+    }
+}
+
+/// What an allocation has taken so far.
+struct Taken {
+    /// Frames of a page.
+    per_page: usize,
+    pages: Vec<u64>,
 }

@@ -28,6 +28,15 @@ pub struct Access {
     pub begins: bool,
 }
 
+/// What becomes of units of work that were due while an earlier one was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// Only the newest that is due is begun, the others never: a picture that nobody wants any more.
+    Skip,
+    /// They are begun back to back until none is due any more.
+    CatchUp,
+}
+
 /// A stream of accesses without end.
 #[derive(Clone, Debug)]
 pub enum Pattern {
@@ -93,6 +102,15 @@ impl Pattern {
         match self {
             Self::Frames(frames) => Some(frames.period()),
             _ => None,
+        }
+    }
+
+    /// What becomes of units that come late.
+    #[must_use]
+    pub fn late(&self) -> Late {
+        match self {
+            Self::Frames(_) => Late::Skip,
+            _ => Late::CatchUp,
         }
     }
 

@@ -48,8 +48,8 @@ impl Prefetcher {
         }
     }
 
-    /// Sees an access to the physical `address` and appends the lines to fetch to `fetch`, nearest first.
-    pub fn observe(&mut self, address: u64, fetch: &mut Vec<u64>) {
+    /// Sees an access to the physical `address` and appends the lines to fetch to `fetch`, nearest first, at most `room` of them.
+    pub fn observe(&mut self, address: u64, room: u32, fetch: &mut Vec<u64>) {
         let page = address >> PAGE_SHIFT;
         let line = (address >> LINE_SHIFT).cast_signed() & (LINES - 1);
         let Some(place) = self.streams.iter().position(|s| s.page == page) else {
@@ -80,7 +80,7 @@ impl Prefetcher {
         if (line - stream.ahead) * step > 0 {
             stream.ahead = line;
         }
-        for _ in 0..self.degree {
+        for _ in 0..self.degree.min(room) {
             let next = stream.ahead + step;
             if !(0..LINES).contains(&next) || (next - line) * step > self.distance {
                 break;
@@ -110,7 +110,7 @@ mod tests {
     fn fetched(prefetcher: &mut Prefetcher, lines: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut fetch = Vec::new();
         for line in lines {
-            prefetcher.observe(line * 64, &mut fetch);
+            prefetcher.observe(line * 64, u32::MAX, &mut fetch);
         }
         fetch.iter().map(|address| address / 64).collect()
     }

@@ -5,7 +5,8 @@
 //!
 //! Deviations from hardware: one level, the last one (a hit in it costs nothing here; first levels add some cycles to what they miss);
 //! no caches of page-table entries, whose effect is in the fixed cost; no instruction side; walks neither load memory nor overlap with
-//! each other. Programs are told apart by number, so nothing is flushed when tasks change, as with ASIDs.
+//! each other. Address spaces are told apart by number; who drives it ([`crate::Machine`]) gives a number anew at every change of tasks
+//! where entries carry no tag, which is what a flush comes to.
 
 use quell_model::Invalid;
 use quell_model::cache::{Cache, Geometry, Policy};
@@ -105,6 +106,7 @@ mod tests {
             large_ways: 8,
             large_page: Bytes(2 << 20),
             walk: 30,
+            tagged: true,
             source: "a test".into(),
             assumed: Default::default(),
         }

@@ -171,7 +171,7 @@ fn said(text: &str, from: &str, to: &str) -> String {
 fn unknown_keys_and_wrong_types_are_refused_with_their_place() {
     let told = said(W3530, "misses = 10", "miss = 10");
     assert!(
-        told.contains("bad.toml:9:1: unknown key 'miss' in cores; did you mean 'misses'?"),
+        told.contains("bad.toml:11:1: unknown key 'miss' in cores; did you mean 'misses'?"),
         "{told}"
     );
     let told = said(W3530, "size = \"4GiB\"", "size = 4");

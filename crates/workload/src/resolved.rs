@@ -1,7 +1,7 @@
 //! A workload with its sizes in bytes, and the generator built from it.
 
 use quell_core::units::Bytes;
-use quell_core::workload::{BANDWIDTH_MB_S, LATENCY_NS, Workload};
+use quell_core::workload::{BANDWIDTH_MB_S, LATENCY_NS, Workload, ns_per_line};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -166,12 +166,15 @@ impl Load {
 
     /// What the primary metric's windows say besides, by metric.
     pub(crate) fn derived(&self, values: &[f64]) -> Option<(&'static str, Vec<f64>)> {
-        let Self::ParallelLists(lists) = self else {
-            return None;
-        };
-        let bytes = (lists.step_bytes() / lists.count()) as f64;
-        let rates = values.iter().map(|ns| bytes * 1e3 / ns.max(1e-3));
-        Some((BANDWIDTH_MB_S, rates.collect()))
+        match self {
+            Self::ParallelLists(lists) => {
+                let bytes = (lists.step_bytes() / lists.count()) as f64;
+                let rates = values.iter().map(|ns| bytes * 1e3 / ns.max(1e-3));
+                Some((BANDWIDTH_MB_S, rates.collect()))
+            }
+            Self::Bandwidth(_) => Some((LATENCY_NS, ns_per_line(values))),
+            Self::Latency(_) | Self::CacheChurn(_) | Self::Stores(_) | Self::Lattice(_) => None,
+        }
     }
 
     /// The pages its memory lies in.

@@ -25,7 +25,7 @@ const STEPS: &str = "QUELL_WITNESS_STEPS";
 
 /// Not a test of its own: what runs under cachegrind.
 #[test]
-#[ignore = "started by bytes_are_lines_that_cachegrind_counts"]
+#[ignore = "no test: the program that bytes_are_lines_that_cachegrind_counts runs under valgrind"]
 fn under_cachegrind() {
     let Ok(spec) = std::env::var(SPEC) else {
         return;

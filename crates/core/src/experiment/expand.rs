@@ -31,7 +31,7 @@ pub(super) fn expand(
         let Some(chain) = chain(reader, root, keys, key) else {
             continue;
         };
-        let mut base = groups(root, keys);
+        let mut base = DeTable::new();
         for link in &chain {
             merge(&mut base, &fragment(root, link));
         }
@@ -76,8 +76,10 @@ pub(super) fn expand(
                 }
             }
             reader.context = Some(format!("configuration '{name}'"));
-            let runs = runs::runs(reader, &mut merged, root, keys);
-            let policy = policy(reader, merged, keys, &name);
+            let varied = runs::variation(reader, &mut merged, root, keys);
+            let mut whole = groups(root, keys, &varied.groups);
+            merge(&mut whole, &merged);
+            let policy = policy(reader, whole, keys, (&name, &varied.groups));
             reader.context = None;
             let axes = combination
                 .iter()
@@ -87,7 +89,8 @@ pub(super) fn expand(
                 axes: axes.collect::<BTreeMap<_, _>>(),
                 alone: configuration.alone,
                 policy,
-                runs,
+                runs: varied.runs,
+                groups: varied.groups,
             }));
         }
     }
@@ -292,7 +295,7 @@ fn name(
 }
 
 /// The subjects' groups with their roles, as the policy that every fragment is laid over.
-fn groups<'t>(root: &DeTable<'t>, keys: &Keys) -> DeTable<'t> {
+fn groups<'t>(root: &DeTable<'t>, keys: &Keys, varied: &BTreeMap<String, String>) -> DeTable<'t> {
     let span = |name: &str| {
         let role = value_at(root, &Path::of(&["subject", name, "role"]));
         role.map(Spanned::span).unwrap_or_default()
@@ -307,7 +310,9 @@ fn groups<'t>(root: &DeTable<'t>, keys: &Keys) -> DeTable<'t> {
         let span = span(name);
         let role = Spanned::new(span.clone(), DeValue::String(subject.role.name().into()));
         let group = table(vec![("role".to_owned(), role)]);
-        (subject.group_or(name).to_owned(), Spanned::new(span, group))
+        let named = varied.get(name).map(String::as_str);
+        let named = named.unwrap_or_else(|| subject.group_or(name));
+        (named.to_owned(), Spanned::new(span, group))
     });
     let groups = Spanned::new(0..0, table(groups.collect()));
     DeTable::from_iter([(Spanned::new(0..0, "group".into()), groups)])
@@ -318,9 +323,9 @@ fn policy(
     reader: &mut Reader<'_>,
     mut merged: DeTable<'_>,
     keys: &Keys,
-    name: &str,
+    (name, varied): (&str, &BTreeMap<String, String>),
 ) -> Option<Policy> {
-    unknown_groups(reader, &mut merged, keys);
+    unknown_groups(reader, &mut merged, keys, varied);
     if let Ok(version) = DeTable::parse("quell = 1") {
         merge(&mut merged, version.get_ref());
     }
@@ -346,11 +351,17 @@ fn policy(
 }
 
 /// Groups in a fragment that no subject runs in.
-fn unknown_groups(reader: &mut Reader<'_>, merged: &mut DeTable<'_>, keys: &Keys) {
+fn unknown_groups(
+    reader: &mut Reader<'_>,
+    merged: &mut DeTable<'_>,
+    keys: &Keys,
+    varied: &BTreeMap<String, String>,
+) {
     let known = || {
-        keys.subject
-            .iter()
-            .map(|(name, subject)| subject.group_or(name))
+        keys.subject.iter().map(|(name, subject)| {
+            let named = varied.get(name).map(String::as_str);
+            named.unwrap_or_else(|| subject.group_or(name))
+        })
     };
     let Some(DeValue::Table(groups)) =
         value_at(merged, &Path::of(&["group"])).map(Spanned::get_ref)

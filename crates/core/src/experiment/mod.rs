@@ -34,7 +34,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 4] = [
+const BUILTIN: [(&str, &str); 7] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -46,6 +46,18 @@ const BUILTIN: [(&str, &str); 4] = [
     (
         "ladder",
         include_str!("../../../../experiments/ladder.toml"),
+    ),
+    (
+        "p4080-4core",
+        include_str!("../../../../experiments/p4080-4core.toml"),
+    ),
+    (
+        "p4080-8core",
+        include_str!("../../../../experiments/p4080-8core.toml"),
+    ),
+    (
+        "apollolake-cat",
+        include_str!("../../../../experiments/apollolake-cat.toml"),
     ),
     (
         "p4080-paging",
@@ -88,6 +100,9 @@ pub struct Configuration {
     /// Subject → what its generator does here, where that differs from what it does elsewhere.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub runs: BTreeMap<String, Workload>,
+    /// Subject → the group it runs in here, where that differs from where it runs elsewhere.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub groups: BTreeMap<String, String>,
 }
 
 impl Configuration {
@@ -96,6 +111,13 @@ impl Configuration {
     pub fn run<'c>(&'c self, instance: &Instance<'c>) -> Option<&'c Workload> {
         let own = self.runs.get(instance.of);
         own.or(instance.subject.run.as_ref())
+    }
+
+    /// The group that a program runs in under this configuration.
+    #[must_use]
+    pub fn group<'c>(&'c self, instance: &Instance<'c>) -> &'c str {
+        let own = self.groups.get(instance.of);
+        own.map_or(instance.group, String::as_str)
     }
 
     /// Whether the generator of one of these asks for huge pages under this configuration.
@@ -113,7 +135,7 @@ pub struct Instance<'e> {
     pub name: String,
     /// The name of the subject it is, or is a copy of.
     pub of: &'e str,
-    /// The group it runs in.
+    /// The group it runs in, unless a configuration says otherwise ([`Configuration::group`]).
     pub group: &'e str,
     /// The subject.
     pub subject: &'e Subject,

@@ -67,7 +67,8 @@ pub(super) struct ConfigurationKeys {
     pub axis: IndexMap<String, IndexMap<String, toml::Table>>,
     /// Combinations of axis values that are left out.
     pub skip: Vec<BTreeMap<String, String>>,
-    /// What the generators of subjects do here, laid over their `run` key by key. Which generator it is stays.
+    /// What the generators of subjects do here, laid over their `run` key by key (which generator it is stays), and the groups
+    /// they run in.
     pub subject: IndexMap<String, Varied>,
 }
 
@@ -78,6 +79,8 @@ pub(super) struct Varied {
     /// Laid over the subject's `run`, key by key.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     pub run: toml::Table,
+    /// The group it runs in here.
+    pub group: Option<String>,
 }
 
 /// The key beside a policy fragment that is laid over what a configuration extends, as the fragment is.

@@ -1,7 +1,7 @@
 //! Rates into budgets: limits, by the regulator or the CPU-time quota.
 
 use crate::cpuset::CpuSet;
-use crate::inventory::{Availability, Measured, MeterKind};
+use crate::inventory::{Measured, MeterKind};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{Held, Meter, Promise, Regulation, Setting, StepId};
 use crate::policy::{
@@ -11,12 +11,11 @@ use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
 use super::cpus::on;
+use super::mba;
 use super::others::floor;
+use super::quota::{cpu_time, quota};
 use super::reserves::{judge_reserves, reserves, spare_of};
 use super::together::{sibling_note, stopped_together, throttled_along};
-
-/// Period of the CPU-time quota: the kernel's default (sched-bwc.rst).
-const QUOTA_PERIOD: Nanos = Nanos::millis(100);
 
 /// How a group's rate was limited.
 #[derive(Clone)]
@@ -49,7 +48,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
                 .cloned(),
         };
         if let Some(wanted) = wanted
-            && let Some(done) = limit(draft, name, group, &wanted, explicit.is_some())
+            && let Some(done) = limit(draft, name, group, &wanted, explicit)
         {
             let along = wanted.with.iter().map(|with| Limited {
                 group: with.clone(),
@@ -114,7 +113,7 @@ pub(super) fn rounded(rate: Rate) -> Rate {
 }
 
 /// A share for a sentence: to a tenth of a percent.
-fn about(share: Share) -> Share {
+pub(super) fn about(share: Share) -> Share {
     Share((share.0 + 500) / 1_000 * 1_000)
 }
 
@@ -144,11 +143,13 @@ pub(super) fn resolve(
         Some(rate) => Some(Wanted {
             group: name.to_owned(),
             rate: rounded(rate.part(share)),
-            origin: format!(
-                ", {share} of the {} that {} can draw",
-                rounded(rate),
-                on(&cpus)
-            ),
+            origin: if draft.policy.regulator.sustainable == Sustainable::Machine {
+                let rate = rounded(rate);
+                format!(", {share} of the {rate} that all CPUs can draw together")
+            } else {
+                let (rate, on) = (rounded(rate), on(&cpus));
+                format!(", {share} of the {rate} that {on} can draw")
+            },
             of: Some(rate),
             with: Vec::new(),
         }),
@@ -169,40 +170,9 @@ impl Draft<'_> {
         match self.policy.regulator.sustainable {
             Sustainable::Rate(rate) => Some(rate),
             Sustainable::Auto => self.machine.sustainable(cpus),
+            Sustainable::Machine => self.machine.sustainable(&self.machine.cpu_set()),
         }
     }
-}
-
-fn cpu_time(draft: &mut Draft<'_>, name: &str, share: Share) {
-    let key = format!("group.{name}.limit.cpu-time");
-    if let Some(why) = draft.unavailable(Mechanism::CpuMax) {
-        let remedy = match draft.machine.mechanisms.get(&Mechanism::CpuMax) {
-            Some(Availability::No {
-                remedy: Some(remedy),
-                ..
-            }) => format!("{remedy}, or leave the limit out"),
-            _ => "leave the limit out".to_owned(),
-        };
-        draft.refuse(key, why, Some(remedy));
-        return;
-    }
-    let set = Setting::CpuMax {
-        share,
-        period: QUOTA_PERIOD,
-    };
-    let id = draft.step(
-        Some(name),
-        Mechanism::CpuMax,
-        set,
-        "limit.cpu-time: the kernel's own quota",
-    );
-    draft.promises.push(Held {
-        group: name.to_owned(),
-        promise: Promise::LimitCpuTime { share },
-        level: Level::Enforced,
-        held_by: vec![id],
-        weakest: None,
-    });
 }
 
 fn limit(
@@ -210,12 +180,13 @@ fn limit(
     name: &str,
     group: &Group,
     wanted: &Wanted,
-    explicit: bool,
+    explicit: Option<Bandwidth>,
 ) -> Option<Limited> {
+    let mechanism = draft.policy.mechanisms.bandwidth;
     let rate = wanted.rate;
     let key = format!("group.{name}.limit.bandwidth");
     if group.role == Role::Exempt || !group.allows(Permission::Throttle) {
-        if explicit || group.role == Role::BestEffort {
+        if explicit.is_some() || group.role == Role::BestEffort {
             let remedy = "add \"throttle\" to the group's `allow`, or leave the limit out";
             draft.refuse(
                 key,
@@ -224,6 +195,9 @@ fn limit(
             );
         }
         return None;
+    }
+    if mechanism == BandwidthMechanism::Mba {
+        return mba::limit(draft, name, wanted, explicit);
     }
     let cpus = draft.division.of(name).cpus.clone();
     let Some(peak) = draft.machine.measured.as_ref().map(|m| m.peak_cpu) else {
@@ -265,8 +239,14 @@ fn limit(
         });
     }
     match regulator(draft, name, &cpus) {
-        Ok(meter) => regulate(draft, name, wanted, each, peak, share, meter, cpus),
-        Err(why) if draft.policy.mechanisms.bandwidth == BandwidthMechanism::Regulator => {
+        Ok(meter) => {
+            let done = regulate(draft, name, wanted, each, peak, share, meter, cpus)?;
+            if mechanism == BandwidthMechanism::MbaAndRegulator {
+                mba::beside(draft, name, wanted, &done);
+            }
+            Some(done)
+        }
+        Err(why) if mechanism.insists() => {
             draft.refuse(
                 key,
                 why,
@@ -281,7 +261,7 @@ fn limit(
     }
 }
 
-fn limit_held(
+pub(super) fn limit_held(
     name: &str,
     rate: Rate,
     level: Level,
@@ -302,7 +282,7 @@ pub(super) fn regulator(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Result<
     if let Some(why) = draft.unavailable(Mechanism::Bandwidth) {
         return Err(why);
     }
-    if draft.policy.mechanisms.bandwidth == BandwidthMechanism::None {
+    if !draft.policy.mechanisms.bandwidth.regulates() {
         return Err("the policy switches the regulator off".to_owned());
     }
     let means = &draft.machine.means;
@@ -528,68 +508,4 @@ fn floor_remedy(
         "lower regulator.floor and write require = \"none\": nothing is promised then".to_owned(),
     );
     ways.join(", or ")
-}
-
-/// The CPU-time quota in place of the regulator.
-fn quota(
-    draft: &mut Draft<'_>,
-    name: &str,
-    wanted: &Wanted,
-    share: Share,
-    cpus: &CpuSet,
-    why: &str,
-) -> Option<Limited> {
-    let rate = wanted.rate;
-    if let Some(not) = draft.unavailable(Mechanism::CpuMax) {
-        draft.refuse(
-            format!("group.{name}.limit.bandwidth"),
-            if why == not {
-                format!("neither the regulator nor the CPU-time quota can hold it: {why}")
-            } else {
-                format!("the regulator cannot hold it ({why}), nor can the CPU-time quota ({not})")
-            },
-            match draft.machine.mechanisms.get(&Mechanism::CpuMax) {
-                Some(Availability::No { remedy, .. }) => remedy.clone(),
-                _ => None,
-            },
-        );
-        return None;
-    }
-    let total = Share(share.0.saturating_mul(cpus.len() as u64));
-    // Down to what a person reads; never to nothing.
-    let total = Share((total.0 / 1_000 * 1_000).max(total.0.min(1_000)));
-    let set = Setting::CpuMax {
-        share: total,
-        period: QUOTA_PERIOD,
-    };
-    // A reason with its remedies is told once.
-    let (reason, more) = why.split_once(": ").unwrap_or((why, ""));
-    let because = format!(
-        "limit {rate}{}, as CPU time at the peak rate; no regulator here: {reason}",
-        wanted.origin
-    );
-    let more = format!("{reason}: {more}");
-    if more.len() > reason.len() + 2 && !draft.notes.contains(&more) {
-        draft.notes.push(more);
-    }
-    let id = draft.step(Some(name), Mechanism::CpuMax, set, because);
-    let weakest = Some(format!(
-        "cpu-max lets a whole quota through at once, every {QUOTA_PERIOD}"
-    ));
-    draft.promises.push(limit_held(
-        name,
-        rate,
-        Level::Estimated,
-        Some(id),
-        weakest.clone(),
-    ));
-    Some(Limited {
-        group: name.to_owned(),
-        rate,
-        level: Level::Estimated,
-        by: Some(id),
-        weakest,
-        counts_all: false,
-        cpus: cpus.clone(),
-    })
 }

@@ -2,11 +2,18 @@
 //!
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
-//! [`bandwidth`] turns rates into budgets, [`reserves`] judges what is promised from them, [`together`] tells who stops with whom, [`sharing`] who shares a cache.
+//! [`claims`] reads what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
+//! turns rates into budgets, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`together`] tells who
+//! stops with whom, [`sharing`] who shares a cache.
 
+mod allot;
 mod bandwidth;
+mod claims;
 mod cpus;
+mod mba;
 mod others;
+mod partition;
+mod quota;
 mod reserves;
 mod sharing;
 mod together;
@@ -59,7 +66,9 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
     draft.notes.append(&mut draft.division.notes);
     draft.gather();
     draft.partition();
+    partition::plan(&mut draft);
     bandwidth::plan(&mut draft);
+    partition::classes(&mut draft);
     // What was refused would be judged as missing: the reason has been told already.
     if draft.refusals.is_empty() {
         draft.require();
@@ -152,11 +161,10 @@ impl Draft<'_> {
         self.division.partitioned()
             || self.division.of(name).confined
             || !group.limit.is_empty()
-            || self
-                .policy
-                .groups
-                .values()
-                .any(|g| g.reserve.bandwidth.is_some())
+            || self.policy.groups.values().any(|g| {
+                let reserve = &g.reserve;
+                reserve.bandwidth.is_some() || reserve.cache.is_some() || reserve.banks.is_some()
+            })
     }
 
     /// Core partition: confine the groups, keep everybody else, interrupts and unbound kernel work away.

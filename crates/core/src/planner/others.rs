@@ -8,9 +8,7 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::inventory::{Availability, Inventory};
 use crate::mechanism::Mechanism;
 use crate::plan::Refusal;
-use crate::policy::{
-    Bandwidth, BandwidthMechanism, CpusWanted, Group, Permission, Policy, Role, Sustainable,
-};
+use crate::policy::{Bandwidth, CpusWanted, Group, Permission, Policy, Role, Sustainable};
 use crate::units::{Rate, Share};
 
 use super::cpus::{Division, Part, on};
@@ -224,10 +222,7 @@ impl Others<'_> {
         let mechanisms = &self.policy.mechanisms;
         group.limit.bandwidth.is_some()
             && slowed(group)
-            && matches!(
-                mechanisms.bandwidth,
-                BandwidthMechanism::Any | BandwidthMechanism::Regulator
-            )
+            && mechanisms.bandwidth.regulates()
             && !mechanisms.deny.contains(&Mechanism::Bandwidth)
             && matches!(
                 self.machine.mechanisms.get(&Mechanism::Bandwidth),
@@ -246,11 +241,16 @@ impl Others<'_> {
         let measured = self.machine.measured.as_ref()?;
         let peak = measured.peak_cpu;
         let floor = floor(self.policy, self.machine);
+        let all = self.machine.cpus.len() as u64;
         let draw = |n: u64| match self.policy.regulator.sustainable {
             Sustainable::Rate(rate) => rate,
-            Sustainable::Auto => Rate(
+            wanted => Rate(
                 peak.0
-                    .saturating_mul(n)
+                    .saturating_mul(if wanted == Sustainable::Machine {
+                        all
+                    } else {
+                        n
+                    })
                     .min(measured.sustainable.0.max(peak.0)),
             ),
         };

@@ -207,7 +207,7 @@ fn out_of_reach(draft: &Draft<'_>, name: &str, reserve: Rate) -> Option<(Vec<Ste
 /// The sustainable rate is that of the operation which costs the least traffic per program byte. Reserves beyond what
 /// the dearest sustains are there for some programs and not for others: nothing is promised.
 fn not_for_all(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option<String> {
-    if draft.policy.regulator.sustainable != Sustainable::Auto {
+    if let Sustainable::Rate(_) = draft.policy.regulator.sustainable {
         return None;
     }
     let measured = draft.machine.measured.as_ref()?;

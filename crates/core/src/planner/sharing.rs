@@ -7,6 +7,8 @@
 use crate::calendar;
 use crate::cpuset::CpuSet;
 use crate::inventory::Measured;
+use crate::partition::Divides;
+use crate::plan::Promise;
 use crate::policy::Role;
 
 use super::Draft;
@@ -40,8 +42,13 @@ fn of_group(draft: &Draft<'_>, name: &str, part: &Part) -> Vec<String> {
     let (near, far) = (found(true), found(false));
     let mut notes = Vec::new();
     if let Some(level) = level.filter(|_| !claimed.is_empty()) {
+        let what = if has_a_part(draft, name, level) {
+            "its part is divided, but hits, misses in flight and write-backs of the others use the same cache"
+        } else {
+            "CPUs are divided, caches are not"
+        };
         notes.push(format!(
-            "group {name} shares an L{level} cache with {}: CPUs are divided, caches are not",
+            "group {name} shares an L{level} cache with {}: {what}",
             on(&claimed)
         ));
     }
@@ -68,6 +75,16 @@ fn of_group(draft: &Draft<'_>, name: &str, part: &Part) -> Vec<String> {
         ));
     }
     notes
+}
+
+/// Whether a part of its last-level cache is promised to the group.
+fn has_a_part(draft: &Draft<'_>, name: &str, last: u32) -> bool {
+    let mut own = draft.promises.iter().filter(|p| p.group == name);
+    own.any(|held| match &held.promise {
+        Promise::ReserveWays { level, .. } | Promise::ReserveLocked { level, .. } => *level == last,
+        Promise::ReserveColours { divides, .. } => *divides != Divides::Banks,
+        _ => false,
+    })
 }
 
 /// Those of `outside` that were found to share a cache with one of the part's CPUs; or not to.

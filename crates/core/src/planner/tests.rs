@@ -1,10 +1,14 @@
 use super::*;
 use crate::inventory::{Cache, CacheKind, Cpu, Identity, Means, Measured, MeterKind, Node};
+use crate::partition::Partitions;
 use crate::plan::Meter;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 use std::collections::BTreeMap;
 
+mod boards;
+mod mba;
 mod measured;
+mod parts;
 mod stranger;
 
 /// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20 GB/s together.
@@ -69,6 +73,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             at_unix_s: 0,
             deep: None,
         }),
+        partitions: Partitions::default(),
         simulated: None,
         cpus,
     }

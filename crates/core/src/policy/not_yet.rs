@@ -1,9 +1,7 @@
 //! What the language says and this version does not do. A key is refused when it asks for something unbuilt, not for
 //! standing there with the value that is done anyway.
 
-use super::sections::{
-    Adapt, After, BandwidthMechanism, CacheMechanism, PressureController, RegulatorKeys, Split,
-};
+use super::sections::{Adapt, After, PressureController, RegulatorKeys, Split};
 use super::values::{Bandwidth, Source};
 use super::{Group, Policy};
 use crate::plan::Refusal;
@@ -15,26 +13,6 @@ pub fn not_yet(policy: &Policy) -> Vec<Refusal> {
     let mut list = Vec::new();
     for (name, group) in &policy.groups {
         group_keys(&mut list, &format!("group.{name}"), group);
-    }
-    let mechanisms = &policy.mechanisms;
-    if !matches!(mechanisms.cache, CacheMechanism::Any | CacheMechanism::None) {
-        refuse(
-            &mut list,
-            "mechanisms.cache",
-            "cache partition",
-            Some("use \"any\" or \"none\""),
-        );
-    }
-    if matches!(
-        mechanisms.bandwidth,
-        BandwidthMechanism::Mba | BandwidthMechanism::MbaAndRegulator
-    ) {
-        refuse(
-            &mut list,
-            "mechanisms.bandwidth",
-            "bandwidth allocation in hardware",
-            Some("use \"any\" or \"regulator\""),
-        );
     }
     regulator_keys(&mut list, &policy.regulator);
     if let Some(pressure) = &policy.pressure
@@ -82,18 +60,6 @@ fn group_keys(list: &mut Vec<Refusal>, at: &str, group: &Group) {
         one,
     );
     key(
-        reserve.cache.is_some(),
-        "reserve.cache",
-        "cache partition",
-        None,
-    );
-    key(
-        reserve.banks.is_some(),
-        "reserve.banks",
-        "bank partition",
-        None,
-    );
-    key(
         reserve.memory.is_some(),
         "reserve.memory",
         "memory protection",
@@ -117,7 +83,6 @@ fn group_keys(list: &mut Vec<Refusal>, at: &str, group: &Group) {
         "limiting memory",
         None,
     );
-    key(group.coloured.is_some(), "coloured", "page colouring", None);
 }
 
 fn regulator_keys(list: &mut Vec<Refusal>, keys: &RegulatorKeys) {

@@ -117,6 +117,20 @@ pub enum BandwidthMechanism {
     None,
 }
 
+impl BandwidthMechanism {
+    /// Whether the regulator may hold limits.
+    #[must_use]
+    pub const fn regulates(self) -> bool {
+        matches!(self, Self::Any | Self::Regulator | Self::MbaAndRegulator)
+    }
+
+    /// Whether nothing else may.
+    #[must_use]
+    pub const fn insists(self) -> bool {
+        matches!(self, Self::Regulator | Self::MbaAndRegulator)
+    }
+}
+
 /// Which mechanisms may be used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
@@ -198,7 +212,8 @@ pub struct RegulatorKeys {
     /// What counts memory traffic.
     pub meter: MeterWanted,
     /// The rate that percentages refer to and reserves must fit into: measured (of the
-    /// cheapest operation: what goes beyond the dearest is at level `none`), or given.
+    /// cheapest operation: what goes beyond the dearest is at level `none`), or given. "auto" is what the CPUs of the
+    /// group in question draw together, "machine" what all do.
     pub sustainable: Sustainable,
     /// With `reclaim`: weight of the newest period in the demand estimate, 0 to 1. Default 0.5.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -427,19 +427,22 @@ impl Serialize for MemoryWanted {
 /// The rate the machine sustains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sustainable {
-    /// Measured.
+    /// Measured of the group's CPUs.
     #[default]
     Auto,
+    /// Measured of all CPUs together, whoever it is a percentage for.
+    Machine,
     /// Given by the user, and recorded as given.
     Rate(Rate),
 }
 
 impl Spelled for Sustainable {
-    const WANTED: &'static str = "a rate such as 10GB/s, or \"auto\" (measured)";
+    const WANTED: &'static str = "a rate such as 10GB/s, \"auto\" (measured of a group's CPUs), or \"machine\" (measured of all CPUs together)";
     type Table = NoTable;
     fn text(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
+            "machine" => Ok(Self::Machine),
             _ => text
                 .parse()
                 .map(Self::Rate)
@@ -455,6 +458,7 @@ impl Serialize for Sustainable {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Auto => s.serialize_str("auto"),
+            Self::Machine => s.serialize_str("machine"),
             Self::Rate(rate) => rate.serialize(s),
         }
     }

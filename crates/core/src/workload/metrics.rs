@@ -2,6 +2,7 @@
 
 use super::Workload;
 use crate::result::Better;
+use crate::units::LINE_BYTES;
 
 /// Nanoseconds per access.
 pub const LATENCY_NS: &str = "latency_ns";
@@ -38,7 +39,11 @@ const fn higher(name: &'static str, unit: &'static str) -> Reported {
 }
 
 const LATENCY: [Reported; 1] = [lower(LATENCY_NS, "ns per access")];
-const BANDWIDTH: [Reported; 1] = [higher(BANDWIDTH_MB_S, "MB/s")];
+const RATE: [Reported; 1] = [higher(BANDWIDTH_MB_S, "MB/s")];
+const BANDWIDTH: [Reported; 2] = [
+    higher(BANDWIDTH_MB_S, "MB/s"),
+    lower(LATENCY_NS, "ns per 64 bytes"),
+];
 const LISTS: [Reported; 2] = [
     lower(LATENCY_NS, "ns per access"),
     higher(BANDWIDTH_MB_S, "MB/s"),
@@ -67,6 +72,15 @@ const FRAMES_DISPLAY: [Reported; 4] = [
     lower("age_ms", "ms from capture"),
 ];
 
+/// A stream's time per 64 program bytes in nanoseconds, from its rates over windows of equal length in 10^6 bytes per second: one
+/// value, the mean over all that it moved. (Of windows in which it was stopped there is no time per block.) Nothing where nothing moved.
+#[must_use]
+pub fn ns_per_line(rates: &[f64]) -> Vec<f64> {
+    let sum: f64 = rates.iter().sum();
+    let mean = LINE_BYTES as f64 * 1e3 * rates.len() as f64 / sum;
+    Vec::from_iter(mean.is_finite().then_some(mean))
+}
+
 impl<S> Workload<S> {
     /// What it reports, the metric it is judged by first.
     #[must_use]
@@ -74,10 +88,8 @@ impl<S> Workload<S> {
         match self {
             Self::Latency { .. } => &LATENCY,
             Self::ParallelLists { .. } => &LISTS,
-            Self::Bandwidth { .. }
-            | Self::CacheChurn { .. }
-            | Self::Stores { .. }
-            | Self::Lattice { .. } => &BANDWIDTH,
+            Self::Bandwidth { .. } => &BANDWIDTH,
+            Self::CacheChurn { .. } | Self::Stores { .. } | Self::Lattice { .. } => &RATE,
             Self::Trace { .. } => &TRACE,
             Self::Periodic { .. } => &PERIODIC,
             Self::FramesCall { .. } => &FRAMES_CALL,

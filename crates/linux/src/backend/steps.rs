@@ -54,6 +54,16 @@ impl Linux {
                     *period,
                 )?);
             }
+            // No plan for this machine has them: it does not say that it could.
+            Setting::Ways { .. }
+            | Setting::Colour { .. }
+            | Setting::Lock { .. }
+            | Setting::Mba { .. } => {
+                return Err(Error::refused(format!(
+                    "{} is not built for Linux yet",
+                    step.mechanism
+                )));
+            }
         }
         Ok(notes)
     }

@@ -120,14 +120,36 @@ impl Hierarchy {
         {
             return 0;
         }
-        self.beyond_first(core, requester, address, write)
+        self.from_level(0, core, requester, address, write)
     }
 
-    fn beyond_first(&mut self, core: usize, requester: u8, address: u64, write: bool) -> usize {
+    /// Fetches a line ahead of its use into the levels from `nearest` on; else as [`Hierarchy::access`]. A line that is there is left as it is.
+    pub fn prefetch(&mut self, nearest: usize, core: usize, requester: u8, address: u64) -> usize {
+        self.writebacks.clear();
+        let there = |level: &State| {
+            level.caches[level.cache_of[core]]
+                .slot_of(address)
+                .is_some()
+        };
+        if let Some(level) = self.levels[..=nearest].iter().position(there) {
+            return level;
+        }
+        self.from_level(nearest, core, requester, address, false)
+    }
+
+    /// An access that missed in the levels up to `nearest`, into which it is filled.
+    fn from_level(
+        &mut self,
+        nearest: usize,
+        core: usize,
+        requester: u8,
+        address: u64,
+        write: bool,
+    ) -> usize {
         let memory = self.levels.len();
         let mut found = memory;
         let mut dirty = write;
-        for (n, level) in self.levels.iter_mut().enumerate().skip(1) {
+        for (n, level) in self.levels.iter_mut().enumerate().skip(nearest + 1) {
             let which = level.cache_of[core];
             let Some(slot) = level.caches[which].lookup(address, false, requester) else {
                 continue;
@@ -146,13 +168,13 @@ impl Hierarchy {
             found = n;
             break;
         }
-        for n in (0..found).rev() {
-            if n > 0 && self.levels[n].inclusion == Inclusion::Exclusive {
+        for n in (nearest..found).rev() {
+            if n > nearest && self.levels[n].inclusion == Inclusion::Exclusive {
                 continue;
             }
             let level = &mut self.levels[n];
             let which = level.cache_of[core];
-            match level.caches[which].fill(address, dirty && n == 0, requester) {
+            match level.caches[which].fill(address, dirty && n == nearest, requester) {
                 Fill::Done { slot, victim } => {
                     let others = if level.askers[which].is_empty() {
                         0
@@ -163,10 +185,10 @@ impl Hierarchy {
                         self.leave(n, core, victim, others);
                     }
                 }
-                Fill::Bypassed if n == 0 => {
+                Fill::Bypassed if n == nearest => {
                     if dirty {
                         self.leave(
-                            0,
+                            n,
                             core,
                             Victim {
                                 address,

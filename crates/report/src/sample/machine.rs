@@ -12,6 +12,7 @@ use quell_core::inventory::{
     MeterKind, Node,
 };
 use quell_core::mechanism::{Level, Mechanism};
+use quell_core::partition::Partitions;
 use quell_core::units::{Bytes, Rate, Share};
 
 use super::cpus;
@@ -108,6 +109,7 @@ pub(crate) fn machine() -> Inventory {
             at_unix_s: 0,
             deep: None,
         }),
+        partitions: Partitions::default(),
         simulated: None,
     }
 }

@@ -8,32 +8,40 @@ use quell_core::inventory::{
     Simulated,
 };
 use quell_core::mechanism::{Level, Mechanism};
+use quell_core::partition::{Colouring, Exclusion, Mask, MbaBounds, Partitions, WayPartition};
 use quell_core::units::{Bytes, Share};
 
+use quell_model::address::Colours;
+use quell_model::address::gf2::Space;
+
 use crate::board::Board;
+use crate::frames::PAGE_SHIFT;
+use crate::profile::Profile;
 
 /// The counter that regulates, as `pmu/event`.
 pub(super) const METER: &str = "sim/lines-read";
 
 /// The machine, nothing measured.
 pub(super) fn inventory(board: &Board) -> Inventory {
-    let levels = &board.description.levels;
+    let (profile, levels) = (&board.profile, &board.description.levels);
     let cores = levels.first().map_or(0, |(level, _)| level.cache_of.len());
     let count = u32::try_from(cores).unwrap_or(u32::MAX);
     let all: CpuSet = (0..count).collect();
     Inventory {
         identity: Identity {
             kernel: format!("simulated by Quell {}", env!("CARGO_PKG_VERSION")),
-            architecture: board.architecture.clone(),
+            architecture: board.profile.architecture.clone(),
             vendor: "simulated".to_owned(),
-            model: board.model.clone(),
+            model: board.profile.model.clone(),
             microcode: None,
             hypervisor: None,
         },
         cpus: (0..count)
             .map(|id| Cpu {
                 id,
-                siblings: CpuSet::from_iter([id]),
+                siblings: (0..count)
+                    .filter(|other| profile.core_of(*other) == profile.core_of(id))
+                    .collect(),
                 package: 0,
                 node: 0,
                 tier: 0,
@@ -45,7 +53,7 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             cpus: all,
             memory: Bytes(board.memory()),
         }],
-        mechanisms: mechanisms(),
+        mechanisms: mechanisms(profile),
         means: Means {
             cpuset: CpusetKind::V2Partition,
             movable_irqs: 0,
@@ -57,14 +65,15 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             },
             time_meter: false,
             realtime: Ok(()),
-            cpu_max: false,
+            cpu_max: profile.mechanisms.available.contains(&Mechanism::CpuMax),
             kernel_floor: Share(0),
             counter_users: Vec::new(),
         },
+        partitions: partitions(profile),
         measured: None,
         simulated: Some(Simulated {
-            profile: board.name.clone(),
-            parameters: board.parameters.clone(),
+            profile: profile.name.clone(),
+            parameters: profile.parameters(),
         }),
     }
 }
@@ -99,36 +108,117 @@ fn caches(board: &Board) -> Vec<Cache> {
     caches
 }
 
-fn mechanisms() -> BTreeMap<Mechanism, Availability> {
-    let yes = |best, how: &str| Availability::Yes {
-        best,
-        how: how.to_owned(),
-    };
+fn mechanisms(profile: &Profile) -> BTreeMap<Mechanism, Availability> {
+    Mechanism::ALL
+        .into_iter()
+        .map(|mechanism| {
+            let has = profile.mechanisms.available.contains(&mechanism);
+            (mechanism, availability(profile, mechanism, has))
+        })
+        .collect()
+}
+
+/// What the model does for each; the profile says whether the machine has it.
+fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availability {
     let no = |why: &str| Availability::No {
         why: why.to_owned(),
         remedy: None,
     };
-    Mechanism::ALL
-        .into_iter()
-        .map(|mechanism| {
-            let found = match mechanism {
-                Mechanism::Cores => yes(
-                    Level::Enforced,
-                    "the simulated scheduler keeps everybody else off",
-                ),
-                Mechanism::Bandwidth => yes(
-                    Level::Estimated,
-                    "an interrupt when a counter of lines read from memory overflows",
-                ),
-                Mechanism::CpuMax => no("the simulated machine has no CPU-time quota"),
-                Mechanism::Ways
-                | Mechanism::Sets
-                | Mechanism::Banks
-                | Mechanism::PseudoLock
-                | Mechanism::Mba => no("not yet built: no policy can ask for it"),
-                Mechanism::Memory | Mechanism::Stop | Mechanism::Placement => no("not yet built"),
-            };
-            (mechanism, found)
+    let (best, how) = match mechanism {
+        Mechanism::Cores => (
+            Level::Enforced,
+            "the simulated scheduler keeps everybody else off",
+        ),
+        Mechanism::Bandwidth => (
+            Level::Estimated,
+            "an interrupt when a counter of lines read from memory overflows",
+        ),
+        Mechanism::Ways => (
+            Level::Enforced,
+            "masks restrict what a group fills, not what it hits",
+        ),
+        Mechanism::Sets | Mechanism::Banks => (
+            Level::Enforced,
+            "the page allocator gives frames of the group's colours",
+        ),
+        Mechanism::PseudoLock => (
+            Level::Enforced,
+            "lines are locked into ways that nobody else fills",
+        ),
+        Mechanism::Mba => (
+            Level::Estimated,
+            "the hardware spaces a core's requests to memory",
+        ),
+        Mechanism::CpuMax => (
+            Level::Enforced,
+            "the simulated scheduler stops a group that has used its time",
+        ),
+        Mechanism::Memory | Mechanism::Stop | Mechanism::Placement => return no("not yet built"),
+    };
+    if !has {
+        return no(&format!("the profile {} does not have it", profile.name));
+    }
+    Availability::Yes {
+        best,
+        how: how.to_owned(),
+    }
+}
+
+/// By what its caches, banks and controllers can be divided.
+fn partitions(profile: &Profile) -> Partitions {
+    let m = &profile.mechanisms;
+    let has = |mechanism| m.available.contains(&mechanism);
+    let ways: Vec<WayPartition> = m
+        .ways
+        .iter()
+        .map(|ways| WayPartition {
+            level: profile.level_of(&ways.cache),
+            bits: ways.segments,
+            least: ways.least,
+            classes: ways.classes,
+            sparse: ways.sparse,
         })
-        .collect()
+        .collect();
+    let large = profile.tlb.large_page.0.trailing_zeros();
+    let colouring = |colours: &Colours| {
+        (colours.bits() > 0).then(|| Colouring {
+            functions: colours.functions().iter().copied().map(Mask).collect(),
+            large: Colours::new(colours.functions(), large).bits(),
+        })
+    };
+    let last = profile.cache.len().saturating_sub(1);
+    let (sets, banks) = (
+        profile.set_colours(last, PAGE_SHIFT),
+        profile.bank_colours(PAGE_SHIFT),
+    );
+    let both = has(Mechanism::Sets) && has(Mechanism::Banks);
+    let span = |colours: &Colours| Space::spanned(colours.functions().iter().copied());
+    let shared = span(&sets).intersection(&span(&banks));
+    Partitions {
+        lock: has(Mechanism::PseudoLock)
+            .then(|| ways.first().map(|ways| ways.level))
+            .flatten(),
+        ways,
+        sets: has(Mechanism::Sets)
+            .then(|| colouring(&profile.sparing_set_colours(PAGE_SHIFT)))
+            .flatten(),
+        banks: has(Mechanism::Banks).then(|| colouring(&banks)).flatten(),
+        joint: both
+            .then(|| colouring(&Colours::new(shared.rows(), PAGE_SHIFT)))
+            .flatten(),
+        mba: m.mba.as_ref().map(|mba| MbaBounds {
+            classes: mba.classes,
+            least: mba.least,
+            step: mba.step,
+        }),
+        exclusions: m
+            .exclusion
+            .iter()
+            .map(|exclusion| Exclusion {
+                mechanism: exclusion.mechanism,
+                with: exclusion.with.clone(),
+                reason: exclusion.reason.clone(),
+            })
+            .collect(),
+    }
 }

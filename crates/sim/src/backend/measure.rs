@@ -43,11 +43,10 @@ fn run(
     let wrong = |e: &dyn std::fmt::Display| {
         BackendError(format!(
             "the rates of {} cannot be measured: {e}",
-            board.name
+            board.profile.name
         ))
     };
-    let mut os =
-        Os::boot(&board.description, board.costs, board.frame_bits, seed).map_err(|e| wrong(&e))?;
+    let mut os = Os::boot(board, seed).map_err(|e| wrong(&e))?;
     let bytes = CACHES * llc;
     let mut tasks = Vec::new();
     for &cpu in cpus {
@@ -56,7 +55,7 @@ fn run(
             .map_err(|e| wrong(&e))?;
         let program = (Pattern::bandwidth(bytes, write), space);
         let task = os
-            .spawn(&CpuSet::from_iter([cpu]), None, program, bytes, write)
+            .spawn(&CpuSet::from_iter([cpu]), None, 0, program, bytes, write)
             .ok_or_else(|| wrong(&format!("there is no CPU {cpu}")))?;
         tasks.push(task);
     }

@@ -4,11 +4,12 @@
 //! Every hold ends with a fresh boot: caches cold, memory free, page frames drawn anew from the seed and the number of the
 //! boot. So what happens is a function of the board, the seed and the calls made, and of nothing else.
 //!
-//! What it does not have is refused: commands, tasks found rather than started, the time meter, the CPU-time quota.
+//! What it does not have is refused: commands, tasks found rather than started, the time meter, mechanisms that its profile lacks.
 
 mod generator;
 mod inventory;
 mod measure;
+mod partition;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,11 +28,23 @@ use crate::board::Board;
 use crate::os::{Notice, Os, Throttled};
 use crate::random::Random;
 use generator::{Generator, Work};
+use partition::Divided;
 
 #[derive(Debug)]
 struct Group {
     cpus: CpuSet,
     exclusive: bool,
+    share: Divided,
+}
+
+impl Group {
+    fn on(cpus: CpuSet) -> Self {
+        Self {
+            cpus,
+            exclusive: false,
+            share: Divided::default(),
+        }
+    }
 }
 
 /// A simulated machine.
@@ -45,7 +58,7 @@ pub struct Sim {
     booted: Nanos,
     boots: u64,
     groups: BTreeMap<String, Group>,
-    rest: CpuSet,
+    rest: Group,
     changes: u32,
     /// Regulated CPU → its group, and what the record has been told of it.
     regulated: BTreeMap<CpuId, (String, Throttled)>,
@@ -63,7 +76,7 @@ impl Sim {
         let machine = inventory::inventory(&board);
         let os = boot(&board, seed, 0)?;
         Ok(Self {
-            rest: machine.cpu_set(),
+            rest: Group::on(machine.cpu_set()),
             board,
             seed,
             machine,
@@ -81,7 +94,7 @@ impl Sim {
 
     /// Where a task of this group may run: within its own CPUs, off those that others have to themselves.
     fn allowed(&self, group: &str) -> CpuSet {
-        let own = self.groups.get(group).map_or(&self.rest, |g| &g.cpus);
+        let own = &self.groups.get(group).unwrap_or(&self.rest).cpus;
         let others = self
             .groups
             .iter()
@@ -89,10 +102,13 @@ impl Sim {
         others.fold(own.clone(), |cpus, (_, g)| cpus.difference(&g.cpus))
     }
 
+    /// A group that was gathered, or the rest.
     fn group(&mut self, name: &str) -> Result<&mut Group, BackendError> {
-        self.groups
-            .get_mut(name)
-            .ok_or_else(|| BackendError(format!("group {name} was not gathered before this step")))
+        let found = match name {
+            REST => Some(&mut self.rest),
+            _ => self.groups.get_mut(name),
+        };
+        found.ok_or_else(|| BackendError(format!("group {name} was not gathered before this step")))
     }
 
     fn exists(&self, cpus: &CpuSet) -> Result<(), BackendError> {
@@ -144,15 +160,36 @@ impl Sim {
         let refused = |why: &dyn std::fmt::Display| {
             BackendError(format!("subject '{}' cannot be started: {why}", spec.name))
         };
+        let group = if self.groups.contains_key(&spec.group) {
+            &spec.group
+        } else {
+            REST
+        };
+        let placement = self
+            .placement(group, &work.placement)
+            .map_err(|e| refused(&e))?;
         let space = self
             .os
-            .allocate(work.size.0, &work.placement)
+            .allocate(work.size.0, &placement)
             .map_err(|e| refused(&e))?;
+        if space.spilled() > 0 {
+            let what = format!(
+                "{} of {}'s pages are not of its colours, which were used up",
+                space.spilled(),
+                spec.name
+            );
+            let group = Some(group.to_owned());
+            self.pending
+                .push(Seen::Event(Event::Finding { what, group }));
+        }
+        let class = self.os.class(group).map_err(|e| refused(&e))?;
         let program = (work.pattern.clone(), space);
         let task = self
             .os
-            .spawn(&cpus, None, program, work.size.0, work.writes)
+            .spawn(&cpus, None, class, program, work.size.0, work.writes)
             .ok_or_else(|| refused(&format!("there is no CPU {cpus}")))?;
+        self.lock(group, task, work.size.0)
+            .map_err(|e| refused(&e))?;
         self.born += 1;
         let id = SubjectId(self.born);
         self.subjects.insert(id, Generator::new(task, &work));
@@ -218,8 +255,12 @@ impl Sim {
 
 fn boot(board: &Board, seed: u64, number: u64) -> Result<Os, BackendError> {
     let seed = Random::new(Random::new(seed).bits() ^ number).bits();
-    Os::boot(&board.description, board.costs, board.frame_bits, seed)
-        .map_err(|e| BackendError(format!("there can be no machine {}: {e}", board.name)))
+    Os::boot(board, seed).map_err(|e| {
+        BackendError(format!(
+            "there can be no machine {}: {e}",
+            board.profile.name
+        ))
+    })
 }
 
 impl Backend for Sim {
@@ -251,10 +292,7 @@ impl Backend for Sim {
                         "group {name}: there are no tasks to be found on a simulated machine, only generators that are started"
                     )));
                 }
-                let group = Group {
-                    cpus: self.machine.cpu_set(),
-                    exclusive: false,
-                };
+                let group = Group::on(self.machine.cpu_set());
                 self.groups.insert(name.to_owned(), group);
             }
             Setting::Confine {
@@ -267,16 +305,16 @@ impl Backend for Sim {
             }
             Setting::ConfineRest { cpus } => {
                 self.exists(cpus)?;
-                self.rest = cpus.clone();
+                self.rest.cpus = cpus.clone();
             }
             // Neither exists here.
             Setting::MoveIrqs { .. } | Setting::WorkqueueMask { .. } => {}
             Setting::Regulate(regulation) => self.regulate(name, regulation)?,
-            Setting::CpuMax { .. } => {
-                return Err(BackendError(
-                    "the simulated machine has no CPU-time quota".to_owned(),
-                ));
-            }
+            Setting::CpuMax { .. }
+            | Setting::Ways { .. }
+            | Setting::Colour { .. }
+            | Setting::Lock { .. }
+            | Setting::Mba { .. } => self.divide(name, step)?,
         }
         self.changes += 1;
         Ok(Vec::new())
@@ -287,7 +325,7 @@ impl Backend for Sim {
         self.boots += 1;
         self.os = boot(&self.board, self.seed, self.boots)?;
         self.groups.clear();
-        self.rest = self.machine.cpu_set();
+        self.rest = Group::on(self.machine.cpu_set());
         self.regulated.clear();
         self.subjects.clear();
         self.pending.clear();

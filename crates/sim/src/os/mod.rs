@@ -4,13 +4,16 @@
 //! Method: a queue of tasks per core, served in turn by time slices; tasks with a priority go before those without and
 //! run until they sleep, as SCHED_FIFO does. The regulator is [`CpuRegulator`], the same that Linux' throttlers run: a
 //! core's counter is armed with what is left of the budget; when it overflows an interrupt comes after a delay, in which
-//! the core goes on (so that overshoot is there, as on hardware); its handler asks the regulator and stops the core.
+//! the core goes on (so that overshoot is there, as on hardware); its handler asks the regulator and stops the core. A task whose next
+//! unit of work is not due sleeps until it is, without the latency of a timer.
 //!
 //! Deviations from Linux: a task stays on the core it was started on (the one of those it may use that has the fewest
 //! tasks); slices are equal whatever a task has had before; who wakes goes before those without a priority at once; there
 //! is no other kernel work, and the only interrupts are those of the counters. A stop is not broken by pauses for kernel workers
 //! (`regulator.longest`): there are none.
 
+mod classes;
+mod quota;
 mod regulator;
 
 use std::cmp::Reverse;
@@ -20,9 +23,12 @@ use quell_core::cpuset::CpuSet;
 use quell_core::units::Nanos;
 use quell_model::{Invalid, Picos};
 
+use crate::board::Board;
 use crate::frames::{Frames, Placement, Refused, Space};
-use crate::machine::{Description, Machine, Program, Raised};
+use crate::machine::{Counts, Machine, Program, Raised, Unit};
 use crate::pattern::Pattern;
+use classes::Classes;
+use quota::Quota;
 use regulator::Regulated;
 pub use regulator::Throttled;
 
@@ -62,6 +68,9 @@ pub enum Notice {
 enum Due {
     Interrupt(usize),
     Release(usize),
+    Wake(TaskId),
+    Quota(u8),
+    Refill(u8),
     Slice(usize),
     Alarm(u64),
 }
@@ -69,10 +78,15 @@ enum Due {
 #[derive(Debug)]
 struct Task {
     core: usize,
+    class: u8,
     priority: Option<u32>,
     /// While it is not on its core.
     program: Option<Program>,
     watched: bool,
+    /// Until when it sleeps because its next unit of work is not due.
+    wakes: Option<Picos>,
+    /// Bytes of its memory that are locked, and the cache level (from 0).
+    locked: Option<(u64, usize)>,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +96,8 @@ struct Core {
     last: Option<TaskId>,
     queue: VecDeque<TaskId>,
     sliced: bool,
+    /// Until when its current task's time has been charged to a quota.
+    charged: Picos,
     regulated: Option<Regulated>,
     tasks: u32,
 }
@@ -94,6 +110,8 @@ pub struct Os {
     costs: Costs,
     now: Picos,
     cores: Vec<Core>,
+    classes: Classes,
+    quotas: BTreeMap<u8, Quota>,
     tasks: BTreeMap<TaskId, Task>,
     born: u32,
     events: BinaryHeap<Reverse<(Picos, Due)>>,
@@ -101,24 +119,22 @@ pub struct Os {
 }
 
 impl Os {
-    /// Boots: nothing runs, memory of 2^`frame_bits` frames is free.
+    /// Boots `board`: nothing runs, memory is free.
     ///
     /// # Errors
-    /// For a description that cannot be.
-    pub fn boot(
-        description: &Description,
-        costs: Costs,
-        frame_bits: u32,
-        seed: u64,
-    ) -> Result<Self, Invalid> {
-        let machine = Machine::new(description)?;
+    /// For a machine that cannot be.
+    pub fn boot(board: &Board, seed: u64) -> Result<Self, Invalid> {
+        let machine = Machine::new(&board.description)?;
         let cores = (0..machine.cores()).map(|_| Core::default()).collect();
+        let large = board.profile.tlb.large_page.0;
         Ok(Self {
             machine,
-            frames: Frames::new(frame_bits, seed),
-            costs,
+            frames: Frames::of(board.memory(), large, seed),
+            costs: board.costs,
             now: 0,
             cores,
+            classes: Classes::new(&board.description.levels),
+            quotas: BTreeMap::new(),
             tasks: BTreeMap::new(),
             born: 0,
             events: BinaryHeap::new(),
@@ -140,12 +156,13 @@ impl Os {
         self.frames.allocate(bytes, placement)
     }
 
-    /// A new task on one of the cores `allowed`, asleep; `None` if none of them exists. Its memory (`bytes` of `space`) has
+    /// A new task of `class` ([`Os::class`]) on one of the cores `allowed`, asleep; `None` if none of them exists. Its memory (`bytes` of `space`) has
     /// been touched, which takes no time.
     pub fn spawn(
         &mut self,
         allowed: &CpuSet,
         priority: Option<u32>,
+        class: u8,
         (pattern, space): (Pattern, Space),
         bytes: u64,
         write: bool,
@@ -154,21 +171,23 @@ impl Os {
         let core = cores
             .filter(|core| *core < self.cores.len())
             .min_by_key(|core| (self.cores[*core].tasks, *core))?;
-        self.machine.touch(core, &space, bytes, write);
+        self.machine.touch(core, class, &space, bytes, write);
         self.born += 1;
         let id = TaskId(self.born);
-        let program = Program {
-            until: 0,
-            ..Program::endless(pattern, space)
-        };
+        let mut program = Program::endless(pattern, space, class);
+        program.until = 0;
+        program.number = u16::try_from(self.born & 0xffff).unwrap_or(0);
         self.cores[core].tasks += 1;
         self.tasks.insert(
             id,
             Task {
                 core,
+                class,
                 priority,
                 program: Some(program),
                 watched: false,
+                wakes: None,
+                locked: None,
             },
         );
         Some(id)
@@ -177,13 +196,34 @@ impl Os {
     /// Accesses that a task has done; 0 of one that is not there.
     #[must_use]
     pub fn done(&self, id: TaskId) -> u64 {
+        self.counts(id).accesses
+    }
+
+    /// What a task has done so far; nothing of one that is not there.
+    #[must_use]
+    pub fn counts(&self, id: TaskId) -> Counts {
         let Some(task) = self.tasks.get(&id) else {
-            return 0;
+            return Counts::default();
         };
-        let there = self.machine.program(task.core);
-        let there = there.filter(|_| self.cores[task.core].current == Some(id));
-        let program = task.program.as_ref().or(there);
-        program.map_or(0, |program| program.done)
+        match &task.program {
+            Some(program) => program.counts(),
+            None => self
+                .machine
+                .program_counts(task.core, self.now)
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Takes the units of work that a task has ended since the last time. A unit has ended when the task comes to the next one.
+    pub fn take_units(&mut self, id: TaskId) -> Vec<Unit> {
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return Vec::new();
+        };
+        let program = match &mut task.program {
+            Some(program) => Some(program),
+            None => self.machine.program_mut(task.core),
+        };
+        program.map(Program::take_units).unwrap_or_default()
     }
 
     /// Whether a task is on its core and the core is not stopped.
@@ -208,13 +248,22 @@ impl Os {
         if let Some(program) = &mut task.program {
             program.until = until;
         }
-        if self.cores[core].queue.contains(&id) {
-            return;
+        if task.wakes.is_none() && !self.cores[core].queue.contains(&id) {
+            self.wake(id);
         }
+    }
+
+    /// Puts a task that sleeps on its core, or into the queue for it.
+    fn wake(&mut self, id: TaskId) {
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return;
+        };
+        task.wakes = None;
+        let core = task.core;
         let (priority, current) = (task.priority, self.cores[core].current);
         let current = current.and_then(|id| self.tasks.get(&id));
-        let goes_first =
-            current.is_none_or(|other| other.priority.is_none() || priority > other.priority);
+        let goes_first = self.may_run(id)
+            && current.is_none_or(|other| other.priority.is_none() || priority > other.priority);
         if goes_first {
             self.take_off(core, true);
             self.cores[core].queue.push_front(id);
@@ -227,9 +276,11 @@ impl Os {
 
     /// Puts a task to sleep.
     pub fn sleep(&mut self, id: TaskId) {
-        let Some(core) = self.tasks.get(&id).map(|task| task.core) else {
+        let Some(task) = self.tasks.get_mut(&id) else {
             return;
         };
+        task.wakes = None;
+        let core = task.core;
         self.cores[core].queue.retain(|other| *other != id);
         if self.cores[core].current == Some(id) {
             self.take_off(core, false);
@@ -243,6 +294,9 @@ impl Os {
         if let Some(task) = self.tasks.remove(&id) {
             self.cores[task.core].tasks -= 1;
             if let Some(program) = task.program {
+                if let Some((bytes, level)) = task.locked {
+                    self.machine.unlock(task.core, &program.space, bytes, level);
+                }
                 self.frames.free(&program.space);
             }
         }
@@ -284,6 +338,10 @@ impl Os {
                         return Some(Notice::Finished(id));
                     }
                 }
+                Some(Raised::Waits { core, at, until }) => {
+                    self.now = self.now.max(at);
+                    self.wait(core, until);
+                }
                 None => {
                     self.now = self.now.max(end);
                     if next.is_none_or(|at| at > end) {
@@ -301,10 +359,19 @@ impl Os {
         match due {
             Due::Interrupt(core) => self.interrupt(core),
             Due::Release(core) => self.release(core),
+            Due::Quota(class) => self.quota_used(class),
+            Due::Refill(class) => self.refill(class),
+            Due::Wake(id) => {
+                let wakes = self.tasks.get(&id).and_then(|task| task.wakes);
+                if wakes.is_some_and(|at| at <= self.now) {
+                    self.wake(id);
+                }
+            }
             Due::Alarm(key) => self.notices.push_back(Notice::Alarm(key)),
             Due::Slice(core) => {
                 self.cores[core].sliced = false;
-                let next = self.cores[core].queue.front();
+                let mut queue = self.cores[core].queue.iter();
+                let next = queue.find(|id| self.may_run(**id));
                 let equal = next.and_then(|id| self.tasks.get(id)).map(|t| t.priority);
                 let current = self.cores[core].current.and_then(|id| self.tasks.get(&id));
                 // First in, first out: equals do not take turns.
@@ -315,6 +382,19 @@ impl Os {
                 self.slice(core);
             }
         }
+    }
+
+    /// The current task of a core sleeps until its next unit of work is due.
+    fn wait(&mut self, core: usize, until: Picos) {
+        let Some(id) = self.cores[core].current else {
+            return;
+        };
+        self.take_off(core, false);
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.wakes = Some(until);
+        }
+        self.events.push(Reverse((until, Due::Wake(id))));
+        self.dispatch(core);
     }
 
     /// Has the tasks of a core take turns as long as any waits.
@@ -329,6 +409,7 @@ impl Os {
 
     /// Takes the current task off its core, and to the end of the queue if it has more to do.
     fn take_off(&mut self, core: usize, more: bool) {
+        self.charge(core);
         let Some(id) = self.cores[core].current.take() else {
             return;
         };
@@ -346,10 +427,12 @@ impl Os {
     fn dispatch(&mut self, core: usize) {
         let queue = &self.cores[core].queue;
         let priority = |id: &TaskId| self.tasks.get(id).and_then(|t| t.priority);
-        let Some(highest) = queue.iter().map(priority).max() else {
+        let can = |id: &&TaskId| self.may_run(**id);
+        let Some(highest) = queue.iter().filter(can).map(priority).max() else {
             return;
         };
-        let Some(at) = queue.iter().position(|id| priority(id) == highest) else {
+        let first = |id: &TaskId| priority(id) == highest && self.may_run(*id);
+        let Some(at) = queue.iter().position(first) else {
             return;
         };
         let this = &mut self.cores[core];
@@ -362,8 +445,10 @@ impl Os {
             self.costs.switch.0 * PS
         };
         (this.current, this.last) = (Some(id), Some(id));
+        this.charged = self.now;
         let program = self.tasks.get_mut(&id).and_then(|t| t.program.take());
         self.machine.switch(core, program, self.now + switch);
+        self.expect_quota(core);
         self.tell_running(core);
         self.slice(core);
     }

@@ -71,11 +71,12 @@ impl Os {
     }
 
     fn used(&self, core: usize) -> Lines {
-        Lines(self.machine.counts(core).reads)
+        Lines(self.machine.counts(core).lines())
     }
 
     /// The handler of a counter's interrupt.
     pub(super) fn interrupt(&mut self, core: usize) {
+        self.charge(core);
         let (now, used) = (self.now(), self.used(core));
         let cost = self.costs.interrupt.0 * PS;
         let delay = self.costs.interrupt_delay;
@@ -99,7 +100,7 @@ impl Os {
             Fast::ThrottleUntil(until) => {
                 regulated.did.throttles += 1;
                 regulated.stopped = Some(now);
-                self.machine.halt(core);
+                self.machine.halt(core, self.now);
                 let at = (until.0 * PS).max(self.now + cost);
                 self.events.push(Reverse((at, Due::Release(core))));
             }
@@ -118,6 +119,8 @@ impl Os {
         let lines = regulated.regulator.begin(now, used);
         self.machine.arm(core, Some(lines.0));
         self.machine.resume(core, self.now);
+        self.cores[core].charged = self.now;
+        self.expect_quota(core);
         self.tell_running(core);
     }
 }

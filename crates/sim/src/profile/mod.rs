@@ -5,6 +5,8 @@
 //! `source`; keys that no source gives stand in `assumed` with the reason, so that reports can tell facts from guesses.
 
 mod bits;
+mod built;
+mod origins;
 mod read;
 
 use std::collections::BTreeMap;
@@ -12,14 +14,10 @@ use std::collections::BTreeMap;
 use quell_core::mechanism::Mechanism;
 use quell_core::text::Problem;
 use quell_core::units::{Bytes, Nanos};
-use quell_model::address::{AddressMap, Colours, Fields};
-use quell_model::cache::{Geometry, Inclusion, Index, Level, Policy};
-use quell_model::dram::{Config, Timing};
-use quell_model::{Invalid, Picos};
 use serde::Deserialize;
 
-use crate::Description;
 pub use bits::BitFunctions;
+pub use origins::Origin;
 
 /// The profiles that come with Quell: name and text.
 const BUILT_IN: [(&str, &str); 6] = [
@@ -41,6 +39,10 @@ pub struct Profile {
     pub name: String,
     /// What it is, in a sentence.
     pub about: String,
+    /// The processor, as an inventory calls it.
+    pub model: String,
+    /// As `uname -m` would say.
+    pub architecture: String,
     /// The processor's cores.
     pub cores: Cores,
     /// Cache levels, nearest first.
@@ -53,6 +55,8 @@ pub struct Profile {
     pub prefetcher: Option<Prefetcher>,
     /// Hardware counters.
     pub counters: Counters,
+    /// What its operating system takes.
+    pub os: OsTimes,
     /// What it offers for keeping groups apart.
     pub mechanisms: Mechanisms,
 }
@@ -113,26 +117,26 @@ pub struct CacheLevel {
     pub assumed: Assumed,
 }
 
-/// See [`Policy`].
+/// See [`quell_model::cache::Policy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Replacement {
-    /// [`Policy::Lru`].
+    /// [`quell_model::cache::Policy::Lru`].
     Lru,
-    /// [`Policy::TreePlru`].
+    /// [`quell_model::cache::Policy::TreePlru`].
     TreePlru,
 }
 
-/// See [`Inclusion`].
+/// See [`quell_model::cache::Inclusion`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Inclusive {
-    /// [`Inclusion::NonInclusive`].
+    /// [`quell_model::cache::Inclusion::NonInclusive`].
     #[default]
     NonInclusive,
-    /// [`Inclusion::Inclusive`].
+    /// [`quell_model::cache::Inclusion::Inclusive`].
     Inclusive,
-    /// [`Inclusion::Exclusive`].
+    /// [`quell_model::cache::Inclusion::Exclusive`].
     Exclusive,
 }
 
@@ -168,19 +172,19 @@ pub struct Memory {
     pub assumed: Assumed,
 }
 
-/// Speed grades with known timings, see [`Timing`].
+/// Speed grades with known timings, see [`quell_model::dram::Timing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum Grade {
-    /// [`Timing::ddr3_1066`].
+    /// [`quell_model::dram::Timing::ddr3_1066`].
     #[serde(rename = "DDR3-1066")]
     Ddr3At1066,
-    /// [`Timing::ddr3_1333`].
+    /// [`quell_model::dram::Timing::ddr3_1333`].
     #[serde(rename = "DDR3-1333")]
     Ddr3At1333,
-    /// [`Timing::ddr4_2400`].
+    /// [`quell_model::dram::Timing::ddr4_2400`].
     #[serde(rename = "DDR4-2400")]
     Ddr4At2400,
-    /// [`Timing::ddr4_3200`].
+    /// [`quell_model::dram::Timing::ddr4_3200`].
     #[serde(rename = "DDR4-3200")]
     Ddr4At3200,
 }
@@ -201,6 +205,8 @@ pub struct TlbShape {
     pub large_page: Bytes,
     /// What a miss costs, in core cycles: the walk, its loads hitting a cache.
     pub walk: u32,
+    /// Entries carry the address space, so that they outlive a change to another one and back.
+    pub tagged: bool,
     /// Where the numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
@@ -233,6 +239,23 @@ pub struct Prefetcher {
 pub struct Counters {
     /// From an overflow to its interrupt being handled.
     pub delay: Nanos,
+    /// Where the numbers come from.
+    pub source: String,
+    /// Keys that no source gives, with the reason for their value.
+    #[serde(default)]
+    pub assumed: Assumed,
+}
+
+/// What the operating system takes.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct OsTimes {
+    /// How long a task runs while others wait for its core.
+    pub slice: Nanos,
+    /// From one task to the next on a core.
+    pub switch: Nanos,
+    /// What the handler of a counter's interrupt takes of its core.
+    pub interrupt: Nanos,
     /// Where the numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
@@ -306,19 +329,6 @@ fn one() -> u32 {
     1
 }
 
-/// Where a number comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// The section, for example `memory` or `cache.L2`.
-    pub section: String,
-    /// The key; all of the section that is not assumed where absent.
-    pub key: Option<String>,
-    /// The source, or why it was assumed so.
-    pub text: String,
-    /// An assumption.
-    pub assumed: bool,
-}
-
 /// No such profile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no machine profile '{name}'; {remedy}")]
@@ -358,239 +368,5 @@ impl Profile {
     /// Every problem found, with its place.
     pub fn parse(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
         quell_core::text::read(text, file, read::check)
-    }
-
-    /// What [`crate::Machine`] is made of. Its cores are the hardware threads, numbered as Linux does on x86: the first ones of all
-    /// cores, then the second ones.
-    ///
-    /// # Errors
-    /// None for a profile that was read; for one that was changed since, what cannot be.
-    pub fn description(&self) -> Result<Description, Invalid> {
-        Ok(Description {
-            clock: self.clock(),
-            levels: self
-                .cache
-                .iter()
-                .map(|level| Ok((level.level(&self.cores)?, level.latency)))
-                .collect::<Result<_, Invalid>>()?,
-            transit: self.memory.transit.0 * 1000,
-            misses: self.cores.misses,
-            map: self.memory.map()?,
-            dram: self.memory.dram(),
-        })
-    }
-
-    /// A core's clock period in picoseconds.
-    #[must_use]
-    pub fn clock(&self) -> Picos {
-        1_000_000 / u64::from(self.cores.mhz.max(1))
-    }
-
-    /// Hardware threads in all.
-    #[must_use]
-    pub fn cpus(&self) -> u32 {
-        self.cores.count * self.cores.threads
-    }
-
-    /// The core of a hardware thread.
-    #[must_use]
-    pub fn core_of(&self, cpu: u32) -> u32 {
-        cpu % self.cores.count
-    }
-
-    /// What tells the DRAM banks apart that pages of 2^`page_shift` bytes can be kept to. None where channels take lines in turn by
-    /// division, which is no function of single bits.
-    #[must_use]
-    pub fn bank_colours(&self, page_shift: u32) -> Colours {
-        let memory = &self.memory;
-        let functions: Vec<u64> = if memory.channels_in_turn > 1 {
-            Vec::new()
-        } else {
-            memory
-                .bank
-                .0
-                .iter()
-                .chain(&memory.rank.0)
-                .copied()
-                .collect()
-        };
-        Colours::new(&functions, page_shift)
-    }
-
-    /// What tells the sets of cache level `level` (from 0) apart that pages can be kept to. None where the number of sets is no
-    /// power of two and the index therefore no function of single bits.
-    #[must_use]
-    pub fn set_colours(&self, level: usize, page_shift: u32) -> Colours {
-        let functions = self
-            .cache
-            .get(level)
-            .map_or_else(Vec::new, CacheLevel::functions);
-        Colours::new(&functions, page_shift)
-    }
-
-    /// Why two mechanisms cannot be had together here, if so.
-    #[must_use]
-    pub fn excluded(&self, one: Mechanism, other: Mechanism) -> Option<&str> {
-        let both = |e: &&Exclusion| {
-            e.mechanism == one && e.with.contains(&other)
-                || e.mechanism == other && e.with.contains(&one)
-        };
-        let found = self.mechanisms.exclusion.iter().find(both)?;
-        Some(&found.reason)
-    }
-
-    /// Where every number comes from, section by section: the source, then what is assumed.
-    #[must_use]
-    pub fn origins(&self) -> Vec<Origin> {
-        let mut origins = Vec::new();
-        for (section, source, assumed) in self.sections() {
-            origins.push(Origin {
-                section: section.clone(),
-                key: None,
-                text: source.to_owned(),
-                assumed: false,
-            });
-            origins.extend(assumed.iter().map(|(key, why)| Origin {
-                section: section.clone(),
-                key: Some(key.clone()),
-                text: why.clone(),
-                assumed: true,
-            }));
-        }
-        origins
-    }
-
-    fn sections(&self) -> Vec<(String, &str, &Assumed)> {
-        let mut sections = vec![("cores".to_owned(), &*self.cores.source, &self.cores.assumed)];
-        for level in &self.cache {
-            let name = format!("cache.{}", level.name);
-            sections.push((name, &level.source, &level.assumed));
-        }
-        sections.push(("memory".into(), &self.memory.source, &self.memory.assumed));
-        sections.push(("tlb".into(), &self.tlb.source, &self.tlb.assumed));
-        if let Some(p) = &self.prefetcher {
-            sections.push(("prefetcher".into(), &p.source, &p.assumed));
-        }
-        sections.push((
-            "counters".into(),
-            &self.counters.source,
-            &self.counters.assumed,
-        ));
-        let mechanisms = &self.mechanisms;
-        sections.push(("mechanisms".into(), &mechanisms.source, &mechanisms.assumed));
-        sections
-    }
-}
-
-impl CacheLevel {
-    fn geometry(&self) -> Result<Geometry, Invalid> {
-        if self.set.0.is_empty() && self.slice.0.is_empty() {
-            return Geometry::plain(self.size.0, self.ways, self.line);
-        }
-        Ok(Geometry {
-            line: self.line,
-            ways: self.ways,
-            index: Index::Functions {
-                set: self.set.0.clone(),
-                slice: self.slice.0.clone(),
-            },
-        })
-    }
-
-    fn level(&self, cores: &Cores) -> Result<Level, Invalid> {
-        let shared = self.cores.max(1);
-        Ok(Level {
-            geometry: self.geometry()?,
-            policy: match self.replacement {
-                Replacement::Lru => Policy::Lru,
-                Replacement::TreePlru => Policy::TreePlru,
-            },
-            inclusion: match self.inclusion {
-                Inclusive::NonInclusive => Inclusion::NonInclusive,
-                Inclusive::Inclusive => Inclusion::Inclusive,
-                Inclusive::Exclusive => Inclusion::Exclusive,
-            },
-            cache_of: (0..cores.count * cores.threads)
-                .map(|cpu| (cpu % cores.count / shared) as usize)
-                .collect(),
-        })
-    }
-
-    /// Set and slice as masks over addresses; empty where the index is a remainder.
-    fn functions(&self) -> Vec<u64> {
-        if !self.set.0.is_empty() || !self.slice.0.is_empty() {
-            return self.set.0.iter().chain(&self.slice.0).copied().collect();
-        }
-        let sets = self.size.0 / (self.line * u64::from(self.ways)).max(1);
-        let first = self.line.trailing_zeros();
-        if !sets.is_power_of_two() {
-            return Vec::new();
-        }
-        (first..first + sets.trailing_zeros())
-            .map(|bit| 1 << bit)
-            .collect()
-    }
-}
-
-impl Memory {
-    fn map(&self) -> Result<AddressMap, Invalid> {
-        AddressMap::new(Fields {
-            line_shift: 6,
-            channel: self.channel.0.clone(),
-            rank: self.rank.0.clone(),
-            bank: self.bank.0.clone(),
-            row: self.row.0.clone(),
-            column: self.column.0.clone(),
-            channels_in_turn: self.channels_in_turn,
-        })
-    }
-
-    fn dram(&self) -> Config {
-        let config = match self.timing {
-            Grade::Ddr3At1066 => Config::ddr3(Timing::ddr3_1066()),
-            Grade::Ddr3At1333 => Config::ddr3(Timing::ddr3_1333()),
-            Grade::Ddr4At2400 => Config::ddr4(Timing::ddr4_2400()),
-            Grade::Ddr4At3200 => Config::ddr4(Timing::ddr4_3200()),
-        };
-        let ranks = 1 << self.rank.0.len().min(8);
-        let banks = 1 << self.bank.0.len().min(8);
-        Config {
-            ranks,
-            banks,
-            ..config
-        }
-    }
-
-    /// Bytes that the functions tell apart.
-    fn reach(&self) -> u64 {
-        let bits = [
-            &self.channel,
-            &self.rank,
-            &self.bank,
-            &self.row,
-            &self.column,
-        ]
-        .iter()
-        .map(|functions| functions.0.len())
-        .sum::<usize>();
-        u32::try_from(bits)
-            .ok()
-            .and_then(|bits| 64u64.checked_shl(bits))
-            .unwrap_or(u64::MAX)
-            .saturating_mul(self.channels_in_turn.max(1))
-    }
-}
-
-impl Ways {
-    /// The fill mask of a cache with `ways` ways for a mask of segments, the lowest segment being the lowest ways.
-    #[must_use]
-    pub fn fill_mask(&self, segments: u64, ways: u32) -> u64 {
-        let each = ways / self.segments.max(1);
-        let one = u64::MAX >> (64 - each.clamp(1, 64));
-        (0..self.segments.min(64))
-            .filter(|segment| segments >> segment & 1 == 1)
-            .fold(0, |mask, segment| {
-                mask | one.checked_shl(segment * each).unwrap_or(0)
-            })
     }
 }

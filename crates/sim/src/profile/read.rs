@@ -41,9 +41,11 @@ const TLB: &[&str] = &[
     "large-ways",
     "large-page",
     "walk",
+    "tagged",
 ];
 const PREFETCHER: &[&str] = &["on", "streams", "degree", "distance"];
 const COUNTERS: &[&str] = &["delay"];
+const OS: &[&str] = &["slice", "switch", "interrupt"];
 const MECHANISMS: &[&str] = &["available", "ways", "mba", "exclusion"];
 
 #[derive(Default)]
@@ -108,8 +110,14 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
         );
         found.say(root.key("quell"), why, None);
     }
-    if profile.name.trim().is_empty() {
-        found.say(root.key("name"), "is empty", None);
+    for (key, text) in [
+        ("name", &profile.name),
+        ("model", &profile.model),
+        ("architecture", &profile.architecture),
+    ] {
+        if text.trim().is_empty() {
+            found.say(root.key(key), "is empty", None);
+        }
     }
     let at = root.key("cores");
     let cores = &profile.cores;
@@ -148,6 +156,11 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
         &profile.counters.assumed,
         COUNTERS,
     );
+    let at = root.key("os");
+    found.origin(&at, &profile.os.source, &profile.os.assumed, OS);
+    if profile.os.slice.0 == 0 {
+        found.say(at.key("slice"), "tasks must run for some time", None);
+    }
     mechanisms(profile, &mut found);
     found.0
 }

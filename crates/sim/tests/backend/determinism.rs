@@ -43,8 +43,7 @@ group.neighbour.limit.bandwidth = "20%"
 /// The digest of the whole result, and the result.
 fn result(seed: u64) -> (String, serde_json::Value) {
     let experiment = Experiment::parse(EXPERIMENT, "small.toml").unwrap();
-    let mut sim =
-        quell_sim::Sim::new(quell_sim::board::Board::xeon_w3530().unwrap(), seed).unwrap();
+    let mut sim = quell_sim::Sim::new(quell_sim::board::Board::usual().unwrap(), seed).unwrap();
     let machine = sim.inventory(Probe::Deep).unwrap();
     let options = Options {
         backend: "sim:xeon-w3530",

@@ -8,6 +8,7 @@
 )]
 
 mod determinism;
+mod divide;
 mod partition;
 mod regulation;
 
@@ -25,7 +26,7 @@ use quell_sim::Sim;
 use quell_sim::board::Board;
 
 pub(crate) fn sim() -> Sim {
-    Sim::new(Board::xeon_w3530().unwrap(), 1).unwrap()
+    Sim::new(Board::usual().unwrap(), 1).unwrap()
 }
 
 pub(crate) fn cpus(text: &str) -> CpuSet {

@@ -80,7 +80,7 @@ fn below_its_limit_a_stream_is_never_stopped() {
 #[test]
 fn a_late_interrupt_lets_more_through_and_the_average_holds() {
     let overshoot = |delay: Nanos| {
-        let mut board = Board::xeon_w3530().unwrap();
+        let mut board = Board::usual().unwrap();
         board.costs.interrupt_delay = delay;
         let mut sim = Sim::new(board, 1).unwrap();
         let limit = Rate(1_000_000_000);

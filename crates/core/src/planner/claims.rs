@@ -1,0 +1,653 @@
+//! What the policy wants of caches and DRAM banks, in numbers of this machine: which mechanism gives it, whether mechanisms
+//! that exclude each other are asked for, and how many ways or colours a size comes to.
+//!
+//! Where the sets of a cache and the DRAM banks are told apart by the same address bits, a page cannot be chosen for one
+//! without being chosen for the other: asked for together they are one partition of fewer, joint colours.
+
+use crate::cpuset::CpuSet;
+use crate::inventory::{Availability, CacheKind};
+use crate::mechanism::{Level, Mechanism};
+use crate::partition::{Colouring, Divides, Mask, Partitions};
+use crate::policy::{Banks, CacheForm, CacheMechanism, CacheWanted, Role};
+use crate::units::{Bytes, Share};
+
+use super::Draft;
+use super::allot::{Want, Whole, runs};
+
+/// What is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The ways of the caches of a level.
+    Ways(u32),
+    /// Page colours.
+    Colours(Divides),
+}
+
+impl Kind {
+    /// As in "8 of the 32 ways of L3".
+    pub(super) fn name(self) -> String {
+        match self {
+            Self::Ways(level) => format!("ways of L{level}"),
+            Self::Colours(divides) => format!("colours of {}", divides.of()),
+        }
+    }
+
+    /// The mechanisms that divide it.
+    pub(super) const fn mechanisms(self) -> &'static [Mechanism] {
+        match self {
+            Self::Ways(_) => &[Mechanism::Ways],
+            Self::Colours(divides) => divides.mechanisms(),
+        }
+    }
+
+    /// How much of it there is.
+    pub(super) fn whole(self, partitions: &Partitions) -> Option<Whole> {
+        match self {
+            Self::Ways(level) => {
+                let ways = partitions.ways.iter().find(|w| w.level == level)?;
+                Some(Whole {
+                    count: ways.bits,
+                    least: ways.least.max(1),
+                    sparse: ways.sparse,
+                })
+            }
+            Self::Colours(divides) => Some(Whole {
+                count: colouring(partitions, divides)?.count(),
+                least: 1,
+                sparse: true,
+            }),
+        }
+    }
+}
+
+/// The colours of what is divided.
+pub(super) fn colouring(partitions: &Partitions, divides: Divides) -> Option<&Colouring> {
+    match divides {
+        Divides::Sets => partitions.sets.as_ref(),
+        Divides::Banks => partitions.banks.as_ref(),
+        Divides::Joint => partitions.joint.as_ref(),
+    }
+}
+
+/// What a group wants of it.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub group: String,
+    /// `reserve.cache`, `reserve.banks`, or both.
+    pub key: &'static str,
+    pub want: Want,
+    /// For pseudo-locking: how much memory is to stay.
+    pub locked: Option<Bytes>,
+}
+
+/// What all groups want of one kind.
+#[derive(Clone, Debug)]
+pub(super) struct Claims {
+    pub kind: Kind,
+    pub whole: Whole,
+    pub list: Vec<Claim>,
+}
+
+/// A key of a group that asks for a mechanism.
+struct Ask<'a> {
+    group: &'a str,
+    mechanism: Mechanism,
+    form: Form<'a>,
+}
+
+enum Form<'a> {
+    Cache(&'a CacheWanted),
+    Banks(&'a Banks),
+}
+
+impl Ask<'_> {
+    const fn name(&self) -> &'static str {
+        match self.form {
+            Form::Cache(_) => "reserve.cache",
+            Form::Banks(_) => "reserve.banks",
+        }
+    }
+
+    fn key(&self) -> String {
+        format!("group.{}.{}", self.group, self.name())
+    }
+}
+
+/// Why a claim cannot be had, and the remedy.
+type Refused = (String, Option<String>);
+
+/// Reads what all groups want. What cannot be had is refused.
+pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
+    let before = draft.refusals.len();
+    let asks = asks(draft);
+    exclusions(draft, &asks);
+    for ask in &asks {
+        if let Some((why, remedy)) = missing(draft, ask) {
+            draft.refuse(ask.key(), why, remedy);
+        }
+    }
+    if draft.refusals.len() > before {
+        return Vec::new();
+    }
+    let asked = |m| asks.iter().any(|a| a.mechanism == m);
+    let joint = asked(Mechanism::Sets)
+        && asked(Mechanism::Banks)
+        && draft.machine.partitions.joint.is_some();
+    if joint {
+        joint_note(draft);
+    }
+    let mut all: Vec<Claims> = Vec::new();
+    for ask in &asks {
+        let (kind, want, locked) = match claim(draft, ask, joint) {
+            Ok(claim) => claim,
+            Err((why, remedy)) => {
+                draft.refuse(ask.key(), why, remedy);
+                continue;
+            }
+        };
+        let Some(whole) = kind.whole(&draft.machine.partitions) else {
+            continue;
+        };
+        let claims = match all.iter_mut().position(|c| c.kind == kind) {
+            Some(at) => &mut all[at],
+            None => {
+                let list = Vec::new();
+                all.push(Claims { kind, whole, list });
+                let last = all.len() - 1;
+                &mut all[last]
+            }
+        };
+        let own = claims.list.iter_mut().find(|c| c.group == ask.group);
+        let Some(own) = own else {
+            claims.list.push(Claim {
+                group: ask.group.to_owned(),
+                key: ask.name(),
+                want,
+                locked,
+            });
+            continue;
+        };
+        // Sets and banks of the same group, as joint colours.
+        own.key = "reserve.cache and reserve.banks";
+        match both(&own.want, &want) {
+            Some(both) => own.want = both,
+            None => draft.refuse(
+                format!("group.{}.reserve", ask.group),
+                format!(
+                    "cache sets and DRAM banks share address bits here, so that a group has the same joint colours of both, and \
+                     {} does not fit {}",
+                    in_words(&want),
+                    in_words(&own.want)
+                ),
+                Some("write the same list twice, or banks = \"private\"".to_owned()),
+            ),
+        }
+    }
+    all.sort_by_key(|c| match c.kind {
+        Kind::Ways(level) => level,
+        // Banks before sets, as they are spoken of.
+        Kind::Colours(Divides::Sets) => u32::MAX,
+        Kind::Colours(_) => u32::MAX - 1,
+    });
+    all
+}
+
+fn in_words(want: &Want) -> String {
+    match want {
+        Want::Named(list) => format!("\"{list}\""),
+        Want::Count(n) | Want::Top(n) => n.to_string(),
+        Want::Even => "\"private\"".to_owned(),
+    }
+}
+
+/// One part that is what two keys want.
+fn both(cache: &Want, banks: &Want) -> Option<Want> {
+    match (cache, banks) {
+        (cache, Want::Even) => Some(cache.clone()),
+        (Want::Named(one), Want::Named(other)) => (one == other).then(|| cache.clone()),
+        (Want::Named(list), Want::Count(n)) | (Want::Count(n), Want::Named(list)) => {
+            (list.len() == *n as usize).then(|| Want::Named(list.clone()))
+        }
+        (Want::Count(one), Want::Count(other)) => Some(Want::Count(*one.max(other))),
+        _ => None,
+    }
+}
+
+/// Who asks for which mechanism.
+fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
+    let policy = draft.policy;
+    let mut asks = Vec::new();
+    let mut open: Vec<Ask<'a>> = Vec::new();
+    for (name, group) in &policy.groups {
+        if group.role == Role::Exempt
+            && (group.reserve.cache.is_some() || group.reserve.banks.is_some())
+        {
+            draft.refuse(
+                format!("group.{name}.reserve"),
+                "an exempt group is never confined, so that no part can be its own",
+                Some("make it critical or best-effort, or leave the reserve out".to_owned()),
+            );
+            continue;
+        }
+        if let Some(wanted) = &group.reserve.cache {
+            let mechanism = match wanted.form {
+                CacheForm::Ways(_) | CacheForm::Mask(_) => Some(Mechanism::Ways),
+                CacheForm::Colours(_) => Some(Mechanism::Sets),
+                CacheForm::Locked(_) => Some(Mechanism::PseudoLock),
+                CacheForm::Size(_) | CacheForm::Share(_) => None,
+            };
+            let given = match policy.mechanisms.cache {
+                CacheMechanism::Ways => Some(Mechanism::Ways),
+                CacheMechanism::Sets => Some(Mechanism::Sets),
+                CacheMechanism::PseudoLock => Some(Mechanism::PseudoLock),
+                CacheMechanism::Any => mechanism,
+                CacheMechanism::None => {
+                    draft.refuse(
+                        format!("group.{name}.reserve.cache"),
+                        "the policy switches cache partition off (mechanisms.cache = \"none\")",
+                        Some("leave one of the two out".to_owned()),
+                    );
+                    continue;
+                }
+            };
+            if let (Some(form), Some(given)) = (mechanism, given)
+                && form != given
+            {
+                draft.refuse(
+                    format!("group.{name}.reserve.cache"),
+                    format!(
+                        "it is written in terms of {form}, and mechanisms.cache is \"{given}\""
+                    ),
+                    Some("give a size or a share, or write mechanisms.cache = \"any\"".to_owned()),
+                );
+                continue;
+            }
+            let ask = Ask {
+                group: name,
+                mechanism: given.unwrap_or(Mechanism::Ways),
+                form: Form::Cache(wanted),
+            };
+            if given.is_some() {
+                asks.push(ask);
+            } else {
+                open.push(ask);
+            }
+        }
+        if let Some(banks) = &group.reserve.banks {
+            asks.push(Ask {
+                group: name,
+                mechanism: Mechanism::Banks,
+                form: Form::Banks(banks),
+            });
+        }
+    }
+    if let Some(first) = open.first() {
+        match strongest(draft, &asks) {
+            Ok((mechanism, why)) => {
+                if let Some(why) = why {
+                    draft.notes.push(format!(
+                        "sizes and shares of the cache are given as {mechanism}: {why}"
+                    ));
+                }
+                let open = open.into_iter().map(|ask| Ask { mechanism, ..ask });
+                asks.extend(open);
+            }
+            Err(why) => {
+                let remedy = Some("leave the key out".to_owned());
+                draft.refuse(first.key(), why, remedy);
+            }
+        }
+    }
+    // The cache of a group before its banks, groups as in the policy.
+    asks.sort_by_key(|ask| {
+        let at = policy.groups.get_index_of(ask.group);
+        (at, matches!(ask.form, Form::Banks(_)))
+    });
+    asks
+}
+
+/// What gives a part of the cache whose mechanism nobody chose, beside what is asked for in any case; and why it is not
+/// ways, the cheapest.
+fn strongest(draft: &Draft<'_>, asks: &[Ask<'_>]) -> Result<(Mechanism, Option<String>), String> {
+    let mut reasons = Vec::new();
+    let mut best: Option<(Level, Mechanism)> = None;
+    for mechanism in [Mechanism::Ways, Mechanism::Sets] {
+        let excluded = asks.iter().find_map(|ask| {
+            let why = draft
+                .machine
+                .partitions
+                .excluded(mechanism, ask.mechanism)?;
+            Some(format!(
+                "{mechanism} and {} ({}) cannot be had together on this machine: {why}",
+                ask.mechanism,
+                ask.key()
+            ))
+        });
+        match draft.unavailable(mechanism).or(excluded) {
+            Some(why) => reasons.push(why),
+            None => {
+                let level = best_of(draft, mechanism);
+                if best.is_none_or(|(most, _)| level > most) {
+                    best = Some((level, mechanism));
+                }
+            }
+        }
+    }
+    match best {
+        Some((_, Mechanism::Ways)) => Ok((Mechanism::Ways, None)),
+        Some((_, mechanism)) => Ok((mechanism, reasons.into_iter().next())),
+        None => Err(reasons.join("; ")),
+    }
+}
+
+/// The best level a promise can reach with a mechanism here.
+pub(super) fn best_of(draft: &Draft<'_>, mechanism: Mechanism) -> Level {
+    match draft.machine.mechanisms.get(&mechanism) {
+        Some(Availability::Yes { best, .. }) => *best,
+        _ => Level::None,
+    }
+}
+
+/// Mechanisms that are asked for and cannot be had together: each pair once, by the first keys that ask.
+fn exclusions(draft: &mut Draft<'_>, asks: &[Ask<'_>]) {
+    let mut told: Vec<(Mechanism, Mechanism)> = Vec::new();
+    for (i, one) in asks.iter().enumerate() {
+        for other in &asks[i + 1..] {
+            let pair = (
+                one.mechanism.min(other.mechanism),
+                one.mechanism.max(other.mechanism),
+            );
+            let partitions = &draft.machine.partitions;
+            let Some(reason) = partitions.excluded(pair.0, pair.1) else {
+                continue;
+            };
+            if told.contains(&pair) {
+                continue;
+            }
+            told.push(pair);
+            let why = format!(
+                "{} and {} (here and in {}) cannot be had together on this machine: {reason}",
+                one.mechanism,
+                other.mechanism,
+                other.key()
+            );
+            let beside = |m: Mechanism| {
+                draft.unavailable(m).is_none()
+                    && asks
+                        .iter()
+                        .filter(|a| !matches!(a.form, Form::Cache(_)))
+                        .all(|a| partitions.excluded(m, a.mechanism).is_none())
+            };
+            let remedy = if pair.0 == Mechanism::Ways && beside(Mechanism::Sets) {
+                "leave one of them out, or write the cache as { colours = \"…\" }"
+            } else {
+                "leave one of them out"
+            };
+            draft.refuse(one.key(), why, Some(remedy.to_owned()));
+        }
+    }
+}
+
+/// Why a mechanism that is asked for is not to be had at all.
+fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
+    let partitions = &draft.machine.partitions;
+    let there = match ask.mechanism {
+        Mechanism::Ways => !partitions.ways.is_empty(),
+        Mechanism::Sets => partitions.sets.is_some(),
+        Mechanism::Banks => partitions.banks.is_some(),
+        _ => partitions
+            .lock
+            .is_some_and(|level| Kind::Ways(level).whole(partitions).is_some()),
+    };
+    let why = match draft.unavailable(ask.mechanism) {
+        Some(why) => why,
+        None if !there => format!("this machine does not tell what {} divide", ask.mechanism),
+        None => return None,
+    };
+    if let Form::Cache(CacheWanted {
+        form: CacheForm::Locked(size) | CacheForm::Size(size),
+        ..
+    }) = ask.form
+        && ask.mechanism == Mechanism::PseudoLock
+        && draft.unavailable(Mechanism::Ways).is_none()
+        && let Some(level) = last_level(partitions)
+    {
+        let ways = parts_of(draft, ask.group, Kind::Ways(level), *size).max(1);
+        let remedy = format!(
+            "write cache = {{ ways = {ways}, level = \"L{level}\" }}: ways of its own, of that size, are the closest to it here"
+        );
+        return Some((why, Some(remedy)));
+    }
+    let remedy = match draft.machine.mechanisms.get(&ask.mechanism) {
+        Some(Availability::No {
+            remedy: Some(remedy),
+            ..
+        }) => format!("{remedy}, or leave the key out"),
+        _ => "leave the key out".to_owned(),
+    };
+    Some((why, Some(remedy)))
+}
+
+/// The last level that has ways.
+fn last_level(partitions: &Partitions) -> Option<u32> {
+    partitions.ways.iter().map(|w| w.level).max()
+}
+
+fn joint_note(draft: &mut Draft<'_>) {
+    let partitions = &draft.machine.partitions;
+    let count = |divides| colouring(partitions, divides).map_or(0, Colouring::count);
+    let bits = partitions.joint.as_ref().map_or(0, |j| j.functions.len());
+    let note = format!(
+        "cache sets and DRAM banks share {bits} address bit{}: divided together they come to {} joint colours, instead of {} colours \
+         of banks and {} of sets",
+        if bits == 1 { "" } else { "s" },
+        count(Divides::Joint),
+        count(Divides::Banks),
+        count(Divides::Sets),
+    );
+    draft.notes.push(note);
+}
+
+/// What one key comes to.
+fn claim(
+    draft: &mut Draft<'_>,
+    ask: &Ask<'_>,
+    joint: bool,
+) -> Result<(Kind, Want, Option<Bytes>), Refused> {
+    let coloured = |divides| Kind::Colours(if joint { Divides::Joint } else { divides });
+    match ask.form {
+        Form::Banks(banks) => {
+            let kind = coloured(Divides::Banks);
+            let want = match banks {
+                Banks::Count(n) => Want::Count(*n),
+                Banks::List(list) => Want::Named(exist(draft, kind, list)?),
+                Banks::Private => Want::Even,
+            };
+            Ok((kind, want, None))
+        }
+        Form::Cache(wanted) => {
+            let kind = match ask.mechanism {
+                Mechanism::Sets => {
+                    let last = draft.machine.caches.iter().map(|c| c.level).max();
+                    at_level(wanted, last, "sets are coloured")?;
+                    coloured(Divides::Sets)
+                }
+                Mechanism::PseudoLock => {
+                    let level = draft.machine.partitions.lock;
+                    at_level(wanted, level, "memory is locked")?;
+                    Kind::Ways(level.unwrap_or(0))
+                }
+                _ => {
+                    let last = last_level(&draft.machine.partitions);
+                    Kind::Ways(wanted.level.map(u32::from).or(last).unwrap_or(0))
+                }
+            };
+            let want = cache(draft, ask, wanted, kind)?;
+            if ask.mechanism != Mechanism::PseudoLock {
+                return Ok((kind, want, None));
+            }
+            let Want::Count(n) = want else {
+                return Ok((kind, want, None));
+            };
+            let size = match wanted.form {
+                CacheForm::Locked(size) | CacheForm::Size(size) => size,
+                _ => Bytes(
+                    size_of(draft, ask.group, kind)
+                        .0
+                        .saturating_mul(u64::from(n)),
+                ),
+            };
+            Ok((kind, Want::Top(n), Some(size)))
+        }
+    }
+}
+
+fn at_level(wanted: &CacheWanted, level: Option<u32>, what: &str) -> Result<(), Refused> {
+    match (wanted.level, level) {
+        (Some(asked), Some(level)) if u32::from(asked) != level => Err((
+            format!("{what} in L{level} on this machine, not in L{asked}"),
+            Some(format!(
+                "write level = \"L{level}\", or leave the level out"
+            )),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// A part of a cache, as ways or colours.
+fn cache(
+    draft: &mut Draft<'_>,
+    ask: &Ask<'_>,
+    wanted: &CacheWanted,
+    kind: Kind,
+) -> Result<Want, Refused> {
+    let Some(whole) = kind.whole(&draft.machine.partitions) else {
+        let levels: Vec<String> = draft
+            .machine
+            .partitions
+            .ways
+            .iter()
+            .map(|w| format!("L{}", w.level))
+            .collect();
+        return Err((
+            format!(
+                "no {} can be given here, those of {} can",
+                kind.name(),
+                levels.join(", ")
+            ),
+            Some("leave the level out".to_owned()),
+        ));
+    };
+    let counted = |n: u32| {
+        if n < whole.least {
+            let why = format!("a part has at least {} {} here", whole.least, kind.name());
+            return Err((why, Some(format!("write {}", whole.least))));
+        }
+        Ok(Want::Count(n))
+    };
+    match &wanted.form {
+        CacheForm::Ways(n) => counted(*n),
+        CacheForm::Mask(mask) => {
+            let ways = ways_of(Mask(*mask));
+            let ways = exist(draft, kind, &ways)?;
+            if !whole.sparse && runs(&ways).len() > 1 {
+                return Err((
+                    format!(
+                        "the mask {mask:#x} has holes, and the {} are given in one piece here",
+                        kind.name()
+                    ),
+                    Some("name ways that follow each other".to_owned()),
+                ));
+            }
+            counted(mask.count_ones())?;
+            Ok(Want::Named(ways))
+        }
+        CacheForm::Colours(list) => Ok(Want::Named(exist(draft, kind, list)?)),
+        CacheForm::Locked(size) | CacheForm::Size(size) => {
+            let n = parts_of(draft, ask.group, kind, *size).max(whole.least);
+            Ok(rounded(draft, ask, kind, &size.to_string(), n))
+        }
+        CacheForm::Share(share) => {
+            let parts = u64::from(whole.count) * share.0;
+            let n = u32::try_from(parts.div_ceil(Share::WHOLE.0)).unwrap_or(u32::MAX);
+            Ok(rounded(
+                draft,
+                ask,
+                kind,
+                &share.to_string(),
+                n.max(whole.least),
+            ))
+        }
+    }
+}
+
+/// A size or share in whole parts, told.
+fn rounded(draft: &mut Draft<'_>, ask: &Ask<'_>, kind: Kind, what: &str, n: u32) -> Want {
+    let each = size_of(draft, ask.group, kind);
+    let of = kind.whole(&draft.machine.partitions).map_or(0, |w| w.count);
+    draft.notes.push(format!(
+        "group {}: {} {what} comes to {n} of the {of} {}, {each} each",
+        ask.group,
+        ask.name(),
+        kind.name()
+    ));
+    Want::Count(n)
+}
+
+/// The named numbers, if all of them are there.
+fn exist(draft: &Draft<'_>, kind: Kind, list: &CpuSet) -> Result<CpuSet, Refused> {
+    let count = kind.whole(&draft.machine.partitions).map_or(0, |w| w.count);
+    let missing: CpuSet = list.iter().filter(|n| *n >= count).collect();
+    if missing.is_empty() {
+        return Ok(list.clone());
+    }
+    Err((
+        format!(
+            "{} {} not here: there are {count} {}",
+            missing.brief(),
+            if missing.len() == 1 { "is" } else { "are" },
+            kind.name()
+        ),
+        Some(format!("name some of 0-{}", count.saturating_sub(1))),
+    ))
+}
+
+/// The bytes of cache that one way or colour stands for.
+fn size_of(draft: &Draft<'_>, group: &str, kind: Kind) -> Bytes {
+    let caches = draft
+        .machine
+        .caches
+        .iter()
+        .filter(|c| c.kind != CacheKind::Instruction);
+    let level = match kind {
+        Kind::Ways(level) => Some(level),
+        Kind::Colours(_) => caches.clone().map(|c| c.level).max(),
+    };
+    let cpus = &draft.division.of(group).cpus;
+    let size = caches
+        .filter(|c| Some(c.level) == level)
+        .filter(|c| cpus.is_empty() || !c.cpus.intersection(cpus).is_empty())
+        .map(|c| c.size.0)
+        .min();
+    let count = kind
+        .whole(&draft.machine.partitions)
+        .map_or(1, |w| w.count.max(1));
+    Bytes((size.unwrap_or(0) / u64::from(count)).max(1))
+}
+
+/// How many ways or colours hold so much.
+fn parts_of(draft: &Draft<'_>, group: &str, kind: Kind, size: Bytes) -> u32 {
+    u32::try_from(size.0.div_ceil(size_of(draft, group, kind).0)).unwrap_or(u32::MAX)
+}
+
+/// The numbers of a mask's bits.
+fn ways_of(mask: Mask) -> CpuSet {
+    (0..u64::BITS)
+        .filter(|bit| mask.0 >> bit & 1 == 1)
+        .collect()
+}
+
+/// The mask of ways with these numbers.
+pub(super) fn mask_of(ways: &CpuSet) -> Mask {
+    Mask(ways.iter().fold(0, |mask, bit| mask | Mask::run(bit, 1).0))
+}

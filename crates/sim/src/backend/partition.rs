@@ -1,0 +1,178 @@
+//! Steps that divide caches, banks, the controller and CPU time between groups: what is set at once, and what waits for the group's
+//! programs to be started (their pages' colours, the lines to lock).
+
+use quell_core::backend::BackendError;
+use quell_core::inventory::Availability;
+use quell_core::mechanism::Mechanism;
+use quell_core::partition::{ColourChoice, Mask};
+use quell_core::plan::{Setting, Step};
+use quell_core::units::{Bytes, Nanos, Share};
+use quell_model::address::Colours;
+
+use super::Sim;
+use crate::frames::{Choice, PAGE_SHIFT, Placement};
+use crate::os::TaskId;
+
+/// What a group's programs get when they are started.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Divided {
+    choices: Vec<ColourChoice>,
+    spill: bool,
+    /// What is still to be locked: the cache level, its ways, how much.
+    lock: Option<(u32, Mask, Bytes)>,
+}
+
+fn wrong(what: impl std::fmt::Display) -> BackendError {
+    BackendError(what.to_string())
+}
+
+impl Sim {
+    /// Carries out a step of these mechanisms for a group or the rest.
+    pub(super) fn divide(&mut self, name: &str, step: &Step) -> Result<(), BackendError> {
+        self.group(name)?;
+        let class = self.os.class(name).map_err(wrong)?;
+        match &step.set {
+            Setting::Ways { level, mask } => {
+                self.has(Mechanism::Ways)?;
+                let ways = self.ways(*level, *mask)?;
+                self.os.set_ways(class, *level, ways).map_err(wrong)?;
+            }
+            Setting::Lock { level, mask, size } => {
+                self.has(Mechanism::PseudoLock)?;
+                let ways = Mask(self.ways(*level, *mask)?);
+                self.group(name)?.share.lock = Some((*level, ways, *size));
+            }
+            Setting::Colour { choices, spill } => {
+                let share = &mut self.group(name)?.share;
+                share.choices.clone_from(choices);
+                share.spill = *spill;
+            }
+            Setting::Mba { percent } => {
+                self.has(Mechanism::Mba)?;
+                let bounds = self.machine.partitions.mba.as_ref();
+                if !(bounds.map_or(1, |mba| mba.least)..=100).contains(percent) {
+                    return Err(wrong(format!(
+                        "{percent} % of a core's requests: this machine throttles to {} to 100 %",
+                        bounds.map_or(1, |mba| mba.least)
+                    )));
+                }
+                self.os.set_mba(class, *percent);
+            }
+            Setting::CpuMax { share, period } => {
+                self.has(Mechanism::CpuMax)?;
+                let time = u128::from(period.0) * u128::from(share.0) / u128::from(Share::WHOLE.0);
+                let quota = Nanos(u64::try_from(time).unwrap_or(u64::MAX));
+                self.os.set_quota(class, quota, *period);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// Where the profile lacks the mechanism.
+    fn has(&self, mechanism: Mechanism) -> Result<(), BackendError> {
+        match self.machine.mechanisms.get(&mechanism) {
+            Some(Availability::No { why, .. }) => Err(wrong(format!("{mechanism}: {why}"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The ways of the caches of `level` that the bits of a mask stand for.
+    fn ways(&self, level: u32, mask: Mask) -> Result<u64, BackendError> {
+        let profile = &self.board.profile;
+        let shape = profile.mechanisms.ways.as_ref();
+        let shape = shape.filter(|ways| profile.level_of(&ways.cache) == level);
+        let cache = profile
+            .cache
+            .iter()
+            .find(|c| profile.level_of(&c.name) == level);
+        let (Some(shape), Some(cache)) = (shape, cache) else {
+            return Err(wrong(format!(
+                "the ways of L{level} cannot be divided here"
+            )));
+        };
+        if mask.count() < shape.least || mask.0 & !Mask::run(0, shape.segments).0 != 0 {
+            return Err(wrong(format!(
+                "mask {mask}: at least {} of {} bits are to be set, and no others",
+                shape.least, shape.segments
+            )));
+        }
+        Ok(shape.fill_mask(mask.0, cache.ways))
+    }
+
+    /// Where the pages of a program of `group` come from that wants `wanted`.
+    pub(super) fn placement(
+        &mut self,
+        group: &str,
+        wanted: &Placement,
+    ) -> Result<Placement, BackendError> {
+        let large = self.board.profile.tlb.large_page;
+        let share = &self.group(group)?.share;
+        if share.choices.is_empty() {
+            // What is to be locked lies together, or its lines would meet in some sets and miss in others: as the kernel's own
+            // pseudo-locking takes contiguous memory.
+            let locks = share.lock.is_some_and(|(_, _, left)| left.0 > 0);
+            return Ok(match wanted {
+                Placement::Plain if locks => Placement::Sequential,
+                wanted => wanted.clone(),
+            });
+        }
+        if matches!(wanted, Placement::Huge) {
+            return Err(wrong(too_large(&share.choices, large)));
+        }
+        let choices = share.choices.iter().map(|choice| {
+            let masks: Vec<u64> = choice.functions.iter().map(|mask| mask.0).collect();
+            let colours = Colours::new(&masks, PAGE_SHIFT);
+            if colours.functions() != masks {
+                return Err(wrong(format!(
+                    "colours of {} by functions that pages do not decide, or that are not in reduced form",
+                    choice.divides.of()
+                )));
+            }
+            let chosen = choice.colours.iter().map(u64::from).collect();
+            Ok(Choice { colours, chosen })
+        });
+        Ok(Placement::Coloured {
+            choices: choices.collect::<Result<_, _>>()?,
+            spill: share.spill,
+        })
+    }
+
+    /// Locks what is still to be locked of a group's memory, of a task that has just been started with `bytes`.
+    pub(super) fn lock(
+        &mut self,
+        group: &str,
+        task: TaskId,
+        bytes: u64,
+    ) -> Result<(), BackendError> {
+        let Some((level, ways, left)) = self.group(group)?.share.lock else {
+            return Ok(());
+        };
+        let now = left.0.min(bytes);
+        if now > 0 {
+            self.os.lock(task, level, ways.0, now).map_err(wrong)?;
+            self.group(group)?.share.lock = Some((level, ways, Bytes(left.0 - now)));
+        }
+        Ok(())
+    }
+}
+
+/// What a large page costs in colours.
+fn too_large(choices: &[ColourChoice], large: Bytes) -> String {
+    let costs = choices.iter().map(|choice| {
+        let masks: Vec<u64> = choice.functions.iter().map(|mask| mask.0).collect();
+        let count = |shift| Colours::new(&masks, shift).count();
+        format!(
+            "{} of the {} colours of {}",
+            count(large.0.trailing_zeros()),
+            count(PAGE_SHIFT),
+            choice.divides.of()
+        )
+    });
+    let costs: Vec<String> = costs.collect();
+    format!(
+        "its group has page colours, and it wants large pages: a page of {large} leaves {}; leave `pages` out, or the colours",
+        costs.join(" and ")
+    )
+}

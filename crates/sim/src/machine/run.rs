@@ -1,0 +1,294 @@
+//! The event loop: who acts next, and what a core does when it acts.
+
+use std::cmp::Reverse;
+
+use quell_model::Picos;
+use quell_model::dram::Accepted;
+
+use crate::frames::PAGE_SHIFT;
+use crate::tlb::Page;
+
+use super::{Ahead, CORE_BITS, Kind, LEVELS, Machine, Message, Raised, State};
+
+impl Machine {
+    /// Runs all that happens before `end`, or until a core has something to tell.
+    pub fn run(&mut self, end: Picos) -> Option<Raised> {
+        loop {
+            let dram = self.dram.next_event().unwrap_or(Picos::MAX);
+            let message = self
+                .messages
+                .peek()
+                .map_or(Picos::MAX, |Reverse(message)| message.at);
+            let (mut first, mut second) = ((Picos::MAX, usize::MAX), Picos::MAX);
+            for (n, core) in self.cores.iter().enumerate() {
+                if core.state == State::Ready && !core.halted {
+                    if core.time < first.0 {
+                        (second, first) = (first.0, (core.time, n));
+                    } else {
+                        second = second.min(core.time);
+                    }
+                }
+            }
+            let now = dram.min(message).min(first.0);
+            if now >= end {
+                return None;
+            }
+            if dram == now {
+                self.dram.advance(now, &mut self.done);
+                for completion in self.done.drain(..) {
+                    let core = usize::try_from(completion.id & ((1 << CORE_BITS) - 1)).unwrap_or(0);
+                    let at = completion.at + self.transit;
+                    self.messages.push(Reverse(Message {
+                        at,
+                        kind: Kind::Return,
+                        core,
+                        number: completion.id,
+                        address: 0,
+                    }));
+                }
+            } else if message == now {
+                if let Some(Reverse(message)) = self.messages.pop() {
+                    self.deliver(message);
+                }
+            } else {
+                // Nobody else acts before this.
+                let limit = dram.min(message).min(second).min(end);
+                let raised = self.act(first.1, limit);
+                if raised.is_some() {
+                    return raised;
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, message: Message) {
+        let now = message.at;
+        match message.kind {
+            Kind::Return => {
+                let core = &mut self.cores[message.core];
+                let ahead = core.ahead.iter().position(|a| a.number == message.number);
+                // What was prefetched and is not wanted yet nobody waits for.
+                if ahead.is_some_and(|place| !core.ahead.swap_remove(place).wanted) {
+                    return;
+                }
+                core.flying -= 1;
+                let ready = match core.state {
+                    State::Full => true,
+                    State::Needs(number) => number == message.number,
+                    State::Drains => core.flying == 0,
+                    State::Idle | State::Ready => false,
+                };
+                if ready {
+                    core.state = State::Ready;
+                    core.time = core.time.max(now);
+                }
+            }
+            Kind::Read | Kind::Write => {
+                self.dram.advance(now, &mut self.done);
+                match self.dram.enqueue(
+                    message.number,
+                    message.address,
+                    message.kind == Kind::Write,
+                    now,
+                ) {
+                    Ok(Accepted::Forwarded) => {
+                        let at = now + self.transit;
+                        self.messages.push(Reverse(Message {
+                            at,
+                            kind: Kind::Return,
+                            ..message
+                        }));
+                    }
+                    Ok(Accepted::Queued | Accepted::Merged) => {}
+                    // Tried again when DRAM has done something.
+                    Err(_) => {
+                        let at = self.dram.next_event().unwrap_or(now).max(now + 1);
+                        self.messages.push(Reverse(Message { at, ..message }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// `core` acts until `limit`, or until it waits, sends or tells something.
+    fn act(&mut self, n: usize, limit: Picos) -> Option<Raised> {
+        let core = &mut self.cores[n];
+        let memory = self.caches.levels();
+        let Some(program) = &mut core.program else {
+            core.state = State::Idle;
+            return None;
+        };
+        loop {
+            let mut access = match program.pending.take() {
+                Some(access) => access,
+                None if program.done < program.until => program.pattern.next_access(),
+                None if core.flying > 0 => {
+                    core.state = State::Drains;
+                    return None;
+                }
+                None => {
+                    core.state = State::Idle;
+                    let at = core.time;
+                    return Some(Raised::Finished { core: n, at });
+                }
+            };
+            if access.begins {
+                if core.flying > 0 {
+                    core.state = State::Drains;
+                    program.pending = Some(access);
+                    return None;
+                }
+                let (period, late) = (program.pattern.period(), program.pattern.late());
+                if let Some(until) = program.units.begin(core.time, period, late) {
+                    core.state = State::Idle;
+                    program.pending = Some(access);
+                    let at = core.time;
+                    return Some(Raised::Waits { core: n, at, until });
+                }
+                access.begins = false;
+            }
+            if access.compute > 0 {
+                program.counts.compute += u64::from(access.compute);
+                core.time += u64::from(access.compute) * self.clock;
+                access.compute = 0;
+                if core.time >= limit {
+                    program.pending = Some(access);
+                    return None;
+                }
+            }
+            let page = access.address >> program.space.shift();
+            if page != core.page {
+                core.page = page;
+                if let Some(tlb) = self.tlbs.get_mut(core.tlb) {
+                    let kind = if program.space.shift() == PAGE_SHIFT {
+                        Page::Small
+                    } else {
+                        Page::Large
+                    };
+                    let walk = tlb.access(core.space, access.address, kind);
+                    if walk > 0 {
+                        program.counts.walks += 1;
+                        core.time += u64::from(walk) * self.clock;
+                        if core.time >= limit {
+                            program.pending = Some(access);
+                            return None;
+                        }
+                    }
+                }
+            }
+            if core.flying == self.misses {
+                core.state = State::Full;
+                program.pending = Some(access);
+                return None;
+            }
+            let Some(address) = program.space.physical(access.address) else {
+                core.state = State::Idle;
+                return None;
+            };
+            program.done += 1;
+            core.counts.accesses += 1;
+            let level = self.caches.access(n, program.class, address, access.write);
+            let looked_up = core.time + self.latencies[level];
+            let began = core.time;
+            core.time = if access.dependent {
+                looked_up
+            } else {
+                core.time + self.clock
+            };
+            if level < memory {
+                program.counts.hits[level.min(LEVELS - 1)] += 1;
+                // The prefetcher sees what misses the first level.
+                let quiet = level == 0 || core.prefetcher.is_none();
+                if quiet && self.caches.writebacks().is_empty() {
+                    if core.time < limit {
+                        continue;
+                    }
+                    return None;
+                }
+            }
+            let mut send = |kind, at, address| {
+                self.numbers += 1;
+                let number = self.numbers << CORE_BITS | n as u64;
+                self.messages.push(Reverse(Message {
+                    at,
+                    kind,
+                    core: n,
+                    number,
+                    address,
+                }));
+                number
+            };
+            let gap = self.gaps[usize::from(program.class)];
+            let lines = core.counts.lines();
+            let mut writebacks = self.caches.writebacks().len() as u64;
+            for &line in self.caches.writebacks() {
+                send(Kind::Write, looked_up, line);
+            }
+            if level == memory {
+                let at = leaves(&mut core.leaves, looked_up, gap);
+                let number = send(Kind::Read, at, address);
+                core.counts.reads += 1;
+                program.counts.misses += 1;
+                core.flying += 1;
+                if access.dependent {
+                    core.state = State::Needs(number);
+                }
+            } else if level > 0
+                && let Some(line) = core.ahead.iter_mut().find(|a| a.address == address & !63)
+            {
+                if !std::mem::replace(&mut line.wanted, true) {
+                    core.flying += 1;
+                }
+                if access.dependent {
+                    core.state = State::Needs(line.number);
+                }
+            }
+            if level > 0
+                && let Some(prefetcher) = &mut core.prefetcher
+            {
+                let room = self.misses.saturating_sub(count(core.ahead.len()));
+                prefetcher.observe(address, room, &mut self.fetch);
+                let nearest = 1.min(memory - 1);
+                for line in self.fetch.drain(..) {
+                    let found = self.caches.prefetch(nearest, n, program.class, line);
+                    writebacks += self.caches.writebacks().len() as u64;
+                    for &line in self.caches.writebacks() {
+                        send(Kind::Write, looked_up, line);
+                    }
+                    if found == memory {
+                        let at = leaves(&mut core.leaves, looked_up, gap);
+                        let number = send(Kind::Read, at, line);
+                        core.ahead.push(Ahead {
+                            number,
+                            address: line,
+                            wanted: false,
+                        });
+                        core.counts.prefetches += 1;
+                        program.counts.prefetches += 1;
+                    }
+                }
+            }
+            core.counts.writebacks += writebacks;
+            program.counts.writebacks += writebacks;
+            if core.counts.lines() > lines && core.counts.lines() >= core.armed {
+                core.armed = u64::MAX;
+                return Some(Raised::Overflow { core: n, at: began });
+            }
+            return None;
+        }
+    }
+}
+
+/// When a request that is ready at `ready` leaves, `gap` after the one before.
+fn leaves(next: &mut Picos, ready: Picos, gap: Picos) -> Picos {
+    if gap == 0 {
+        return ready;
+    }
+    let at = ready.max(*next);
+    *next = at + gap;
+    at
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

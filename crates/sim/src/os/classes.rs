@@ -1,0 +1,134 @@
+//! Classes of service: who may fill which ways, whose memory is locked, who is throttled. One per group, the rest's being 0.
+
+use std::collections::BTreeMap;
+
+use quell_core::plan::REST;
+use quell_model::Invalid;
+use quell_model::cache::Level;
+
+use super::{Os, TaskId};
+use crate::machine::CLASSES;
+
+#[derive(Debug)]
+pub(super) struct Classes {
+    names: BTreeMap<String, u8>,
+    /// By level (from 0): the ways of a cache, and for each core the cache it uses.
+    shapes: Vec<(u32, Vec<usize>)>,
+    /// Masks as asked for, by class and level.
+    asked: BTreeMap<(u8, usize), u64>,
+    /// Ways that hold what is locked, by level and cache.
+    reserved: BTreeMap<(usize, usize), u64>,
+}
+
+impl Classes {
+    pub(super) fn new(levels: &[(Level, u32)]) -> Self {
+        let shape = |(level, _): &(Level, u32)| (level.geometry.ways, level.cache_of.clone());
+        Self {
+            names: BTreeMap::from([(REST.to_owned(), 0)]),
+            shapes: levels.iter().map(shape).collect(),
+            asked: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+        }
+    }
+}
+
+fn invalid(reason: String) -> Invalid {
+    let what = "class of service".to_owned();
+    Invalid { what, reason }
+}
+
+fn all(ways: u32) -> u64 {
+    u64::MAX >> (64 - ways.clamp(1, 64))
+}
+
+impl Os {
+    /// The class of a group, a new one where it has none yet.
+    ///
+    /// # Errors
+    /// When there are none left.
+    pub fn class(&mut self, group: &str) -> Result<u8, Invalid> {
+        if let Some(class) = self.classes.names.get(group) {
+            return Ok(*class);
+        }
+        let class = u8::try_from(self.classes.names.len())
+            .map_err(|_| invalid(format!("group {group}: all {CLASSES} are taken")))?;
+        self.classes.names.insert(group.to_owned(), class);
+        Ok(class)
+    }
+
+    /// Restricts the ways that `class` fills in the caches of `level` (1, 2, …) from now on. It still hits everywhere, and ways that hold
+    /// what is locked stay out of it; where that leaves none, it fills all that are not locked.
+    ///
+    /// # Errors
+    /// For levels and ways that do not exist, and for no way at all.
+    pub fn set_ways(&mut self, class: u8, level: u32, mask: u64) -> Result<(), Invalid> {
+        let (level, ways) = self.level(level)?;
+        if mask == 0 || mask & !all(ways) != 0 {
+            let reason =
+                format!("ways {mask:#x} of {ways}: name at least one, each within the cache");
+            return Err(invalid(reason));
+        }
+        self.classes.asked.insert((class, level), mask);
+        self.fill(class, level)
+    }
+
+    /// Locks the first `bytes` of a task's memory into the ways `mask` of its core's cache of `level` (1, 2, …): nobody else fills
+    /// these from now on, and what is in them stays until the task ends.
+    ///
+    /// # Errors
+    /// Where they do not hold so much, or nothing is left to everybody else.
+    pub fn lock(&mut self, id: TaskId, level: u32, mask: u64, bytes: u64) -> Result<(), Invalid> {
+        let (level, ways) = self.level(level)?;
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return Ok(());
+        };
+        let cache_of = &self.classes.shapes[level].1;
+        let (core, cache) = (task.core, cache_of[task.core]);
+        let reserved = self.classes.reserved.entry((level, cache)).or_default();
+        if mask & !all(ways) != 0 || all(ways) & !(*reserved | mask) == 0 {
+            let reason =
+                format!("locking ways {mask:#x} of {ways}: some way must be left to others");
+            return Err(invalid(reason));
+        }
+        *reserved |= mask;
+        let program = task.program.as_ref().or_else(|| self.machine.program(core));
+        if let Some(space) = program.map(|program| program.space.clone()) {
+            task.locked = Some((bytes, level));
+            self.machine
+                .lock(core, task.class, &space, bytes, (level, mask))?;
+        }
+        (0..=u8::MAX).try_for_each(|class| self.fill(class, level))
+    }
+
+    /// Throttles what the cores that run `class` ask of memory, in percent of what one alone can draw.
+    pub fn set_mba(&mut self, class: u8, percent: u32) {
+        self.machine.throttle(class, percent);
+    }
+
+    fn level(&self, level: u32) -> Result<(usize, u32), Invalid> {
+        let index = usize::try_from(level).ok().and_then(|n| n.checked_sub(1));
+        let found = index.and_then(|n| Some((n, self.classes.shapes.get(n)?.0)));
+        found.ok_or_else(|| {
+            let most = self.classes.shapes.len();
+            invalid(format!("cache level {level}: there are 1 to {most}"))
+        })
+    }
+
+    /// Has the caches of a level fill as asked, without what is reserved.
+    fn fill(&mut self, class: u8, level: usize) -> Result<(), Invalid> {
+        let classes = &self.classes;
+        let (ways, cache_of) = &classes.shapes[level];
+        let asked = classes.asked.get(&(class, level));
+        let asked = asked.copied().unwrap_or(all(*ways));
+        for (core, cache) in cache_of.iter().enumerate() {
+            let reserved = classes.reserved.get(&(level, *cache)).copied().unwrap_or(0);
+            let left = match asked & !reserved {
+                0 => all(*ways) & !reserved,
+                some => some,
+            };
+            let cache = self.machine.caches_mut().cache_mut(level, core);
+            cache.set_fill_mask(class, left)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,225 @@
+//! What a profile makes: the hardware to build, the colours that its pages have.
+
+use quell_core::mechanism::Mechanism;
+use quell_model::address::{AddressMap, Colours, Fields};
+use quell_model::cache::{Geometry, Inclusion, Index, Level, Policy};
+use quell_model::dram::{Config, Timing};
+use quell_model::{Invalid, Picos};
+
+use super::{CacheLevel, Cores, Exclusion, Grade, Inclusive, Memory, Profile, Replacement, Ways};
+use crate::Description;
+
+impl Profile {
+    /// What [`crate::Machine`] is made of. Its cores are the hardware threads, numbered as Linux does on x86: the first ones of all
+    /// cores, then the second ones.
+    ///
+    /// # Errors
+    /// None for a profile that was read; for one that was changed since, what cannot be.
+    pub fn description(&self) -> Result<Description, Invalid> {
+        Ok(Description {
+            clock: self.clock(),
+            levels: self
+                .cache
+                .iter()
+                .map(|level| Ok((level.level(&self.cores)?, level.latency)))
+                .collect::<Result<_, Invalid>>()?,
+            transit: self.memory.transit.0 * 1000,
+            misses: self.cores.misses,
+            map: self.memory.map()?,
+            dram: self.memory.dram(),
+            tlb: Some(self.tlb.clone()),
+            prefetcher: self.prefetcher.clone().filter(|prefetcher| prefetcher.on),
+        })
+    }
+
+    /// A core's clock period in picoseconds.
+    #[must_use]
+    pub fn clock(&self) -> Picos {
+        1_000_000 / u64::from(self.cores.mhz.max(1))
+    }
+
+    /// The number of a cache level, from 1; 0 of none.
+    #[must_use]
+    pub fn level_of(&self, name: &str) -> u32 {
+        let index = self.cache.iter().position(|level| level.name == name);
+        index.map_or(0, |n| u32::try_from(n + 1).unwrap_or(0))
+    }
+
+    /// Hardware threads in all.
+    #[must_use]
+    pub fn cpus(&self) -> u32 {
+        self.cores.count * self.cores.threads
+    }
+
+    /// The core of a hardware thread.
+    #[must_use]
+    pub fn core_of(&self, cpu: u32) -> u32 {
+        cpu % self.cores.count
+    }
+
+    /// What tells the DRAM banks apart that pages of 2^`page_shift` bytes can be kept to. None where channels take lines in turn by
+    /// division, which is no function of single bits.
+    #[must_use]
+    pub fn bank_colours(&self, page_shift: u32) -> Colours {
+        let memory = &self.memory;
+        let functions: Vec<u64> = if memory.channels_in_turn > 1 {
+            Vec::new()
+        } else {
+            memory
+                .bank
+                .0
+                .iter()
+                .chain(&memory.rank.0)
+                .copied()
+                .collect()
+        };
+        Colours::new(&functions, page_shift)
+    }
+
+    /// What tells the sets of cache level `level` (from 0) apart that pages can be kept to. None where the number of sets is no
+    /// power of two and the index therefore no function of single bits.
+    #[must_use]
+    pub fn set_colours(&self, level: usize, page_shift: u32) -> Colours {
+        let functions = self
+            .cache
+            .get(level)
+            .map_or_else(Vec::new, CacheLevel::functions);
+        Colours::new(&functions, page_shift)
+    }
+
+    /// [`Profile::set_colours`] of the last level, of which those only that leave the levels before it whole, as far as there are any:
+    /// a group that has one of them still fills all of its private caches.
+    #[must_use]
+    pub fn sparing_set_colours(&self, page_shift: u32) -> Colours {
+        let last = self.cache.len().saturating_sub(1);
+        let all = self.set_colours(last, page_shift);
+        let nearer = self.cache[..last].iter().flat_map(CacheLevel::functions);
+        let nearer = Colours::new(&nearer.collect::<Vec<_>>(), page_shift);
+        let sparing = all.sparing(&nearer);
+        if sparing.bits() == 0 { all } else { sparing }
+    }
+
+    /// Why two mechanisms cannot be had together here, if so.
+    #[must_use]
+    pub fn excluded(&self, one: Mechanism, other: Mechanism) -> Option<&str> {
+        let both = |e: &&Exclusion| {
+            e.mechanism == one && e.with.contains(&other)
+                || e.mechanism == other && e.with.contains(&one)
+        };
+        let found = self.mechanisms.exclusion.iter().find(both)?;
+        Some(&found.reason)
+    }
+}
+
+impl CacheLevel {
+    pub(super) fn geometry(&self) -> Result<Geometry, Invalid> {
+        if self.set.0.is_empty() && self.slice.0.is_empty() {
+            return Geometry::plain(self.size.0, self.ways, self.line);
+        }
+        Ok(Geometry {
+            line: self.line,
+            ways: self.ways,
+            index: Index::Functions {
+                set: self.set.0.clone(),
+                slice: self.slice.0.clone(),
+            },
+        })
+    }
+
+    pub(super) fn level(&self, cores: &Cores) -> Result<Level, Invalid> {
+        let shared = self.cores.max(1);
+        Ok(Level {
+            geometry: self.geometry()?,
+            policy: match self.replacement {
+                Replacement::Lru => Policy::Lru,
+                Replacement::TreePlru => Policy::TreePlru,
+            },
+            inclusion: match self.inclusion {
+                Inclusive::NonInclusive => Inclusion::NonInclusive,
+                Inclusive::Inclusive => Inclusion::Inclusive,
+                Inclusive::Exclusive => Inclusion::Exclusive,
+            },
+            cache_of: (0..cores.count * cores.threads)
+                .map(|cpu| (cpu % cores.count / shared) as usize)
+                .collect(),
+        })
+    }
+
+    /// Set and slice as masks over addresses; empty where the index is a remainder.
+    pub(super) fn functions(&self) -> Vec<u64> {
+        if !self.set.0.is_empty() || !self.slice.0.is_empty() {
+            return self.set.0.iter().chain(&self.slice.0).copied().collect();
+        }
+        let sets = self.size.0 / (self.line * u64::from(self.ways)).max(1);
+        let first = self.line.trailing_zeros();
+        if !sets.is_power_of_two() {
+            return Vec::new();
+        }
+        (first..first + sets.trailing_zeros())
+            .map(|bit| 1 << bit)
+            .collect()
+    }
+}
+
+impl Memory {
+    pub(super) fn map(&self) -> Result<AddressMap, Invalid> {
+        AddressMap::new(Fields {
+            line_shift: 6,
+            channel: self.channel.0.clone(),
+            rank: self.rank.0.clone(),
+            bank: self.bank.0.clone(),
+            row: self.row.0.clone(),
+            column: self.column.0.clone(),
+            channels_in_turn: self.channels_in_turn,
+        })
+    }
+
+    pub(super) fn dram(&self) -> Config {
+        let config = match self.timing {
+            Grade::Ddr3At1066 => Config::ddr3(Timing::ddr3_1066()),
+            Grade::Ddr3At1333 => Config::ddr3(Timing::ddr3_1333()),
+            Grade::Ddr4At2400 => Config::ddr4(Timing::ddr4_2400()),
+            Grade::Ddr4At3200 => Config::ddr4(Timing::ddr4_3200()),
+        };
+        let ranks = 1 << self.rank.0.len().min(8);
+        let banks = 1 << self.bank.0.len().min(8);
+        Config {
+            ranks,
+            banks,
+            ..config
+        }
+    }
+
+    /// Bytes that the functions tell apart.
+    pub(super) fn reach(&self) -> u64 {
+        let bits = [
+            &self.channel,
+            &self.rank,
+            &self.bank,
+            &self.row,
+            &self.column,
+        ]
+        .iter()
+        .map(|functions| functions.0.len())
+        .sum::<usize>();
+        u32::try_from(bits)
+            .ok()
+            .and_then(|bits| 64u64.checked_shl(bits))
+            .unwrap_or(u64::MAX)
+            .saturating_mul(self.channels_in_turn.max(1))
+    }
+}
+
+impl Ways {
+    /// The fill mask of a cache with `ways` ways for a mask of segments, the lowest segment being the lowest ways.
+    #[must_use]
+    pub fn fill_mask(&self, segments: u64, ways: u32) -> u64 {
+        let each = ways / self.segments.max(1);
+        let one = u64::MAX >> (64 - each.clamp(1, 64));
+        (0..self.segments.min(64))
+            .filter(|segment| segments >> segment & 1 == 1)
+            .fold(0, |mask, segment| {
+                mask | one.checked_shl(segment * each).unwrap_or(0)
+            })
+    }
+}

@@ -1,0 +1,205 @@
+//! Where every number of a profile comes from, and the numbers as reports show them.
+
+use quell_core::inventory::Parameter;
+
+use super::{Assumed, BitFunctions, Mba, Profile, Ways};
+
+/// Where a number comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The section, for example `memory` or `cache.L2`.
+    pub section: String,
+    /// The key; all of the section that is not assumed where absent.
+    pub key: Option<String>,
+    /// The source, or why it was assumed so.
+    pub text: String,
+    /// An assumption.
+    pub assumed: bool,
+}
+
+impl Profile {
+    /// Where every number comes from, section by section: the source, then what is assumed.
+    #[must_use]
+    pub fn origins(&self) -> Vec<Origin> {
+        let mut origins = Vec::new();
+        for (section, source, assumed) in self.sections() {
+            origins.push(Origin {
+                section: section.clone(),
+                key: None,
+                text: source.to_owned(),
+                assumed: false,
+            });
+            origins.extend(assumed.iter().map(|(key, why)| Origin {
+                section: section.clone(),
+                key: Some(key.clone()),
+                text: why.clone(),
+                assumed: true,
+            }));
+        }
+        origins
+    }
+
+    fn sections(&self) -> Vec<(String, &str, &Assumed)> {
+        let mut sections = vec![("cores".to_owned(), &*self.cores.source, &self.cores.assumed)];
+        for level in &self.cache {
+            let name = format!("cache.{}", level.name);
+            sections.push((name, &level.source, &level.assumed));
+        }
+        sections.push(("memory".into(), &self.memory.source, &self.memory.assumed));
+        sections.push(("tlb".into(), &self.tlb.source, &self.tlb.assumed));
+        if let Some(p) = &self.prefetcher {
+            sections.push(("prefetcher".into(), &p.source, &p.assumed));
+        }
+        sections.push((
+            "counters".into(),
+            &self.counters.source,
+            &self.counters.assumed,
+        ));
+        sections.push(("os".into(), &self.os.source, &self.os.assumed));
+        let mechanisms = &self.mechanisms;
+        sections.push(("mechanisms".into(), &mechanisms.source, &mechanisms.assumed));
+        sections
+    }
+
+    /// Every number with its value and its origin, for records and reports.
+    #[must_use]
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let mut all = Vec::new();
+        let values = self.values();
+        for ((section, source, assumed), values) in self.sections().into_iter().zip(values) {
+            all.extend(values.into_iter().map(|(key, value)| {
+                let origin = match assumed.get(key) {
+                    Some(why) => format!("assumed: {why}"),
+                    None => source.to_owned(),
+                };
+                let name = format!("{section}.{key}");
+                Parameter {
+                    name,
+                    value,
+                    origin,
+                }
+            }));
+        }
+        all
+    }
+
+    /// Keys and values, in the order of [`Profile::sections`]. What is absent in the profile is absent here.
+    fn values(&self) -> Vec<Vec<(&'static str, String)>> {
+        let text = |key, value: &dyn ToString| (key, value.to_string());
+        let bits = |key, functions: &BitFunctions| {
+            (!functions.0.is_empty()).then(|| (key, masks(functions)))
+        };
+        let c = &self.cores;
+        let mut all = vec![vec![
+            text("count", &c.count),
+            text("threads", &c.threads),
+            text("mhz", &c.mhz),
+            text("misses", &c.misses),
+        ]];
+        for level in &self.cache {
+            let mut values = vec![
+                text("size", &level.size),
+                text("ways", &level.ways),
+                text("line", &level.line),
+                ("latency", format!("{} cycles", level.latency)),
+                text("cores", &level.cores),
+                ("replacement", format!("{:?}", level.replacement)),
+                ("inclusion", format!("{:?}", level.inclusion)),
+            ];
+            values.extend(
+                [bits("set", &level.set), bits("slice", &level.slice)]
+                    .into_iter()
+                    .flatten(),
+            );
+            all.push(values);
+        }
+        let m = &self.memory;
+        let mut values = vec![
+            text("size", &m.size),
+            ("timing", format!("{:?}", m.timing)),
+            text("transit", &m.transit),
+        ];
+        if m.channels_in_turn > 1 {
+            values.push(text("channels-in-turn", &m.channels_in_turn));
+        }
+        let fields = [
+            bits("channel", &m.channel),
+            bits("rank", &m.rank),
+            bits("bank", &m.bank),
+            bits("row", &m.row),
+            bits("column", &m.column),
+        ];
+        values.extend(fields.into_iter().flatten());
+        all.push(values);
+        let t = &self.tlb;
+        all.push(vec![
+            text("entries", &t.entries),
+            text("ways", &t.ways),
+            text("large-entries", &t.large_entries),
+            text("large-ways", &t.large_ways),
+            text("large-page", &t.large_page),
+            ("walk", format!("{} cycles", t.walk)),
+            text("tagged", &t.tagged),
+        ]);
+        if let Some(p) = &self.prefetcher {
+            all.push(vec![
+                text("on", &p.on),
+                text("streams", &p.streams),
+                text("degree", &p.degree),
+                text("distance", &p.distance),
+            ]);
+        }
+        all.push(vec![text("delay", &self.counters.delay)]);
+        let os = &self.os;
+        all.push(vec![
+            text("slice", &os.slice),
+            text("switch", &os.switch),
+            text("interrupt", &os.interrupt),
+        ]);
+        let m = &self.mechanisms;
+        let names: Vec<&str> = m
+            .available
+            .iter()
+            .map(|mechanism| mechanism.name())
+            .collect();
+        let mut values = vec![("available", names.join(" "))];
+        values.extend(m.ways.as_ref().map(|ways| ("ways", ways.to_string())));
+        values.extend(m.mba.as_ref().map(|mba| ("mba", mba.to_string())));
+        all.push(values);
+        all
+    }
+}
+
+/// As masks over the address, lowest output bit first.
+fn masks(functions: &BitFunctions) -> String {
+    let masks: Vec<String> = functions
+        .0
+        .iter()
+        .map(|mask| format!("{mask:#x}"))
+        .collect();
+    masks.join(" ")
+}
+
+impl std::fmt::Display for Ways {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{}, {} classes, masks of {} bits, at least {}{}",
+            self.cache,
+            self.classes,
+            self.segments,
+            self.least,
+            if self.sparse { ", with holes" } else { "" }
+        )
+    }
+}
+
+impl std::fmt::Display for Mba {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} classes, from {} % in steps of {} %",
+            self.classes, self.least, self.step
+        )
+    }
+}

@@ -1,0 +1,132 @@
+//! The operating system of the simulated machine: units of work in time, tasks and what they have done.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use quell_core::cpuset::CpuSet;
+use quell_core::units::Nanos;
+use quell_sim::board::Board;
+use quell_sim::frames::Placement;
+use quell_sim::os::{Os, TaskId};
+use quell_sim::pattern::{Frames, Pattern, Stage};
+
+const MIB: u64 = 1 << 20;
+/// When frame `n` is due, from 0: the first one when the task has been switched to, which takes 2 us.
+fn due(n: u64) -> u64 {
+    2_000_000 + n * (1_000_000_000_000 / 30)
+}
+/// Picoseconds of a millisecond.
+const MS: u64 = 1_000_000_000;
+
+fn boot() -> Os {
+    let board = Board::usual().unwrap();
+    Os::boot(&board, 1).unwrap()
+}
+
+fn spawn(os: &mut Os, core: u32, priority: Option<u32>, pattern: Pattern, bytes: u64) -> TaskId {
+    let space = os.allocate(bytes, &Placement::Plain).unwrap();
+    os.spawn(
+        &CpuSet::from_iter([core]),
+        priority,
+        0,
+        (pattern, space),
+        bytes,
+        false,
+    )
+    .unwrap()
+}
+
+fn frames(os: &mut Os, core: u32) -> TaskId {
+    let pattern = Pattern::Frames(Frames::new(Stage::Call, 16 * MIB, 357, 3));
+    spawn(os, core, None, pattern, 16 * MIB)
+}
+
+#[test]
+fn units_begin_when_they_are_due_and_leave_the_core_to_others_between() {
+    let mut os = boot();
+    let call = frames(&mut os, 0);
+    let other = spawn(&mut os, 0, None, Pattern::latency(16 << 10, 1), 16 << 10);
+    os.go_on(call, u64::MAX);
+    os.run(Nanos::millis(105));
+    let units = os.take_units(call);
+    assert_eq!(units.len(), 3);
+    for (n, unit) in (0..).zip(&units) {
+        assert_eq!((unit.due, unit.began, unit.skipped), (due(n), due(n), 0));
+        // Its lines at the published peak rate, give or take a fifth.
+        let took = unit.ended - unit.began;
+        assert!((7 * MS..12 * MS).contains(&took), "{took} ps");
+    }
+    assert!(os.take_units(call).is_empty(), "each is told once");
+    let busy = os.counts(call).active;
+    let rest = 105 * MS - busy;
+    // The fourth frame has begun.
+    assert!((30 * MS..45 * MS).contains(&busy), "{busy} ps");
+    // With another task on its core: that one runs while the first waits and is not in its way when a frame is due.
+    os.go_on(other, u64::MAX);
+    os.run(Nanos::millis(205));
+    let units = os.take_units(call);
+    assert_eq!(units.len(), 3);
+    assert!(
+        units.iter().all(|u| u.began - u.due < 10_000_000),
+        "{units:?}"
+    );
+    let others = os.counts(other);
+    assert!(
+        others.active > rest / 2 && others.active < 90 * MS,
+        "{others:?}"
+    );
+    // A dependent hit in the first level takes four cycles, and nothing is computed.
+    assert!(
+        (0.2..0.26).contains(&others.ipc(357)),
+        "{}",
+        others.ipc(357)
+    );
+    assert!(others.hits[0] > others.accesses * 9 / 10);
+}
+
+#[test]
+fn units_that_nobody_had_time_for_are_skipped_and_counted() {
+    let mut os = boot();
+    let call = frames(&mut os, 0);
+    let hog = spawn(&mut os, 0, Some(1), Pattern::latency(16 << 10, 1), 16 << 10);
+    os.go_on(call, u64::MAX);
+    os.run(Nanos::millis(35));
+    os.go_on(hog, u64::MAX);
+    os.run(Nanos::millis(120));
+    assert_eq!(os.take_units(call).len(), 1, "the second is under way");
+    os.sleep(hog);
+    os.run(Nanos::millis(180));
+    let units = os.take_units(call);
+    // The second ends late; when it does the third and fourth are due, and the fourth is what one wants to see.
+    let of = |n: usize| (units[n].due, units[n].skipped);
+    assert_eq!(of(0), (due(1), 0));
+    assert!(units[0].ended > 120 * MS);
+    assert_eq!(of(1), (due(3), 1));
+    assert_eq!(units[1].began, units[0].ended);
+    assert_eq!(
+        (of(2), units[2].began),
+        ((due(4), 0), units[1].ended.max(due(4)))
+    );
+}
+
+#[test]
+fn computing_takes_time_but_not_while_the_core_is_somebody_elses() {
+    // Half a core: the lattice's computing goes on only in its slices.
+    let lines = |beside: bool| {
+        let mut os = boot();
+        let lattice = Pattern::Lattice(quell_sim::pattern::Lattice::new(MIB, 1_000_000));
+        let task = spawn(&mut os, 0, None, lattice, MIB);
+        os.go_on(task, u64::MAX);
+        if beside {
+            let other = spawn(&mut os, 0, None, Pattern::latency(16 << 10, 1), 16 << 10);
+            os.go_on(other, u64::MAX);
+        }
+        os.run(Nanos::millis(60));
+        let counts = os.counts(task);
+        (counts.compute, counts.active)
+    };
+    let ((alone, active), (half, in_slices)) = (lines(false), lines(true));
+    assert!(active > 59 * MS && (29 * MS..31 * MS).contains(&in_slices));
+    // A million cycles are 0.357 ms.
+    assert!((160..=169).contains(&(alone / 1_000_000)), "{alone}");
+    assert!((80..=86).contains(&(half / 1_000_000)), "{half}");
+}
