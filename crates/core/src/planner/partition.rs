@@ -496,6 +496,9 @@ fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
         .collect()
 }
 
+/// The masks by level and the percentage that a class of service stands for.
+type Class = (Vec<(u32, Mask)>, Option<u32>);
+
 /// Ways and percentages are given to classes of service, of which there are few.
 pub(super) fn classes(draft: &mut Draft<'_>) {
     let mut levels: BTreeSet<u32> = BTreeSet::new();
@@ -503,9 +506,9 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
     let mut locks = 0;
     let mut names: Vec<String> = vec![REST.to_owned()];
     names.extend(draft.policy.groups.keys().cloned());
-    let mut distinct: BTreeSet<(Vec<(u32, Mask)>, Option<u32>)> = BTreeSet::new();
+    let mut distinct: BTreeSet<Class> = BTreeSet::new();
     for name in &names {
-        let mut class = (Vec::new(), None);
+        let mut class: Class = (Vec::new(), None);
         for step in draft
             .steps
             .iter()
