@@ -1,5 +1,6 @@
 //! The command line's definitions; help, completions and man pages come from here.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -190,6 +191,10 @@ pub struct Compare {
     /// Go on with the record of an interrupted run: measure the cells that it lacks; seed, rounds and --only are the record's
     #[arg(long, value_name = "RECORD", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
+    /// On a simulated machine, so many cells at a time, each on a thread of its own; the result is the same for any number
+    /// [default: the CPUs there are]
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<NonZeroUsize>,
     /// Exit with 3 when an expectation of the experiment is not met
     #[arg(long)]
     pub check: bool,

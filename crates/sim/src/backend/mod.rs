@@ -1,8 +1,9 @@
 //! The simulated machine behind the engine: steps become settings of its operating system, generators its tasks, and
 //! waiting is what lets its time pass.
 //!
-//! Every hold ends with a fresh boot: caches cold, memory free, page frames drawn anew from the seed and the number of the
-//! boot. So what happens is a function of the board, the seed and the calls made, and of nothing else.
+//! Every cell of an experiment begins with a fresh boot, and every hold ends with one: caches cold, memory free, page frames
+//! drawn from the seed and the cell's number. So what happens is a function of the board, the seed, the cell and the calls
+//! made in it, and of nothing else: not of which cells were before, nor on how many machines.
 //!
 //! What it does not have is refused: commands, tasks found rather than started, the time meter, mechanisms that its profile lacks.
 
@@ -56,7 +57,8 @@ pub struct Sim {
     os: Os,
     /// When it was booted last.
     booted: Nanos,
-    boots: u64,
+    /// The cell's number.
+    cell: u64,
     groups: BTreeMap<String, Group>,
     rest: Group,
     changes: u32,
@@ -82,7 +84,7 @@ impl Sim {
             machine,
             os,
             booted: Nanos(0),
-            boots: 0,
+            cell: 0,
             groups: BTreeMap::new(),
             changes: 0,
             regulated: BTreeMap::new(),
@@ -90,6 +92,14 @@ impl Sim {
             born: 0,
             pending: Vec::new(),
         })
+    }
+
+    /// Boots anew; the clock goes on.
+    fn reboot(&mut self) -> Result<(), BackendError> {
+        self.booted = self.now();
+        self.os = boot(&self.board, self.seed, self.cell)?;
+        self.born = 0;
+        Ok(())
     }
 
     /// Where a task of this group may run: within its own CPUs, off those that others have to themselves.
@@ -266,8 +276,8 @@ impl Sim {
     }
 }
 
-fn boot(board: &Board, seed: u64, number: u64) -> Result<Os, BackendError> {
-    let seed = Random::new(Random::new(seed).bits() ^ number).bits();
+fn boot(board: &Board, seed: u64, cell: u64) -> Result<Os, BackendError> {
+    let seed = Random::new(Random::new(seed).bits() ^ cell).bits();
     Os::boot(board, seed).map_err(|e| {
         BackendError(format!(
             "there can be no machine {}: {e}",
@@ -289,6 +299,11 @@ impl Backend for Sim {
 
     fn now(&self) -> Nanos {
         self.booted.plus(self.os.now())
+    }
+
+    fn begin(&mut self, cell: u64) -> Result<(), BackendError> {
+        self.cell = cell;
+        self.reboot()
     }
 
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError> {
@@ -334,9 +349,7 @@ impl Backend for Sim {
     }
 
     fn undo(&mut self) -> Result<Undone, BackendError> {
-        self.booted = self.now();
-        self.boots += 1;
-        self.os = boot(&self.board, self.seed, self.boots)?;
+        self.reboot()?;
         self.groups.clear();
         self.rest = Group::on(self.machine.cpu_set());
         self.regulated.clear();
