@@ -6,6 +6,8 @@
 //! Deviations from Linux: a plain allocation takes frames at random, as on a machine that has been up for long, where a
 //! buddy allocator hands out runs; nothing is reclaimed or migrated.
 
+use std::collections::VecDeque;
+
 use quell_model::address::Colours;
 use quell_model::address::gf2::Solutions;
 
@@ -266,7 +268,12 @@ impl Frames {
         sets: &[Solutions],
         taken: &mut Taken,
     ) -> Result<(), Refused> {
-        let mut left: Vec<&Solutions> = sets.iter().collect();
+        // Solutions ascend, so that the first half of them are the lower ones; a half that is full stays so.
+        let halves = |set: &Solutions| {
+            let all = 1u64 << set.log2_count();
+            VecDeque::from([0..all / 2, all / 2..all])
+        };
+        let mut left: Vec<_> = sets.iter().map(|set| (set, halves(set))).collect();
         let mut turn = 0;
         while taken.pages.len() < wanted {
             if left.is_empty() {
@@ -274,18 +281,18 @@ impl Frames {
                 return Err(Refused::Full { wanted, found });
             }
             turn %= left.len();
-            let set = left[turn];
-            let each = 1u64 << set.log2_count();
-            // Solutions ascend, so that the first half of them are the lower ones.
-            let low = self.first(each / 2, 1, |n| set.nth(n));
-            let page = low.or_else(|| self.first(each - each / 2, 1, |n| set.nth(each / 2 + n)));
-            match page {
+            let (set, halves) = &mut left[turn];
+            let Some(half) = halves.front().cloned() else {
+                left.remove(turn);
+                continue;
+            };
+            match self.first(half.end - half.start, 1, |n| set.nth(half.start + n)) {
                 Some(page) => {
                     self.take(page, taken);
                     turn += 1;
                 }
                 None => {
-                    left.remove(turn);
+                    halves.pop_front();
                 }
             }
         }
