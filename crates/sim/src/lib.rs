@@ -4,3 +4,20 @@
 //!
 //! A run is a function of its description, its seed and what is asked of it: integer time, one total order of events (time, then kind,
 //! then core, then order of creation), no maps with an order of their own, an own generator of random numbers ([`random`]).
+
+mod backend;
+pub mod board;
+pub mod frames;
+mod machine;
+pub mod os;
+pub mod pattern;
+pub mod prefetch;
+pub mod profile;
+pub mod random;
+pub mod tlb;
+pub mod trace;
+
+pub use backend::Sim;
+pub use machine::{
+    CLASSES, CoreCounts, Counts, Description, LEVELS, Machine, Program, Raised, Unit,
+};
