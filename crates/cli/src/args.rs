@@ -14,6 +14,7 @@ use quell_core::workload::{
 };
 
 use crate::target::On;
+use crate::trace::Trace;
 
 /// Keeps one program (or a few) fast beside noisy neighbours on the same multicore Linux machine.
 #[derive(Debug, Parser)]
@@ -48,6 +49,8 @@ pub enum Command {
     Export(Export),
     /// Run a generator on its own
     Bench(Bench),
+    /// Record real programs for the simulated machine
+    Trace(Trace),
     /// Undo whatever an earlier run left
     Restore,
     /// Print completions for a shell

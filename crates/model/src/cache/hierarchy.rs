@@ -120,7 +120,7 @@ impl Hierarchy {
         {
             return 0;
         }
-        self.from_level(0, core, requester, address, write)
+        self.look_beyond(0, core, requester, address, write)
     }
 
     /// Fetches a line ahead of its use into the levels from `nearest` on; else as [`Hierarchy::access`]. A line that is there is left as it is.
@@ -134,11 +134,11 @@ impl Hierarchy {
         if let Some(level) = self.levels[..=nearest].iter().position(there) {
             return level;
         }
-        self.from_level(nearest, core, requester, address, false)
+        self.look_beyond(nearest, core, requester, address, false)
     }
 
     /// An access that missed in the levels up to `nearest`, into which it is filled.
-    fn from_level(
+    fn look_beyond(
         &mut self,
         nearest: usize,
         core: usize,

@@ -188,7 +188,14 @@ impl Sim {
         let program = (work.pattern(&space)?, space);
         let task = self
             .os
-            .spawn(&cpus, work.priority, class, program, work.memory.0, work.writes)
+            .spawn(
+                &cpus,
+                work.priority,
+                class,
+                program,
+                work.memory.0,
+                work.writes,
+            )
             .ok_or_else(|| refused(&format!("there is no CPU {cpus}")))?;
         self.lock(group, task, work.memory.0)
             .map_err(|e| refused(&e))?;
