@@ -1,5 +1,6 @@
 //! The command line's definitions; help, completions and man pages come from here.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -14,6 +15,7 @@ use quell_core::workload::{
 };
 
 use crate::target::On;
+use crate::trace::Trace;
 
 /// Keeps one program (or a few) fast beside noisy neighbours on the same multicore Linux machine.
 #[derive(Debug, Parser)]
@@ -48,6 +50,8 @@ pub enum Command {
     Export(Export),
     /// Run a generator on its own
     Bench(Bench),
+    /// Record real programs for the simulated machine
+    Trace(Trace),
     /// Undo whatever an earlier run left
     Restore,
     /// Print completions for a shell
@@ -187,6 +191,10 @@ pub struct Compare {
     /// Go on with the record of an interrupted run: measure the cells that it lacks; seed, rounds and --only are the record's
     #[arg(long, value_name = "RECORD", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
+    /// On a simulated machine, so many cells at a time, each on a thread of its own; the result is the same for any number
+    /// [default: the CPUs there are]
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<NonZeroUsize>,
     /// Exit with 3 when an expectation of the experiment is not met
     #[arg(long)]
     pub check: bool,

@@ -1,6 +1,7 @@
 //! `quell compare`
 
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use quell_core::experiment::{Experiment, Subject};
@@ -28,6 +29,11 @@ pub fn run(args: &Compare) -> Result {
     };
     let experiment = match &on {
         On::Linux => {
+            if args.jobs.is_some() {
+                return Err(usage(
+                    "--jobs: cells that are measured on this machine would disturb each other, so they run one after the other; leave it out, or use --on sim",
+                ));
+            }
             real(&experiment, args)?;
             crate::status::settle()?;
             experiment
@@ -45,7 +51,11 @@ pub fn run(args: &Compare) -> Result {
         out: Some(&args.out),
     };
     let seed = args.seed.unwrap_or(experiment.seed);
-    let comparison = carry_out(&wanted, &on, on.measured(seed)?)?;
+    let jobs = args
+        .jobs
+        .or_else(|| std::thread::available_parallelism().ok())
+        .unwrap_or(NonZeroUsize::MIN);
+    let comparison = carry_out(&wanted, &on, on.measured(seed, jobs)?)?;
     let result = &comparison.result;
     if args.json {
         println!("{}", serde_json::to_string_pretty(result).map_err(failed)?);
@@ -76,11 +86,6 @@ fn real(experiment: &Experiment, args: &Compare) -> Result<()> {
 
 /// The experiment as it is measured on a simulated machine.
 fn simulated(mut experiment: Experiment, args: &Compare) -> Result<Experiment> {
-    if args.resume.is_some() {
-        return Err(usage(
-            "--resume: a simulated experiment is a function of its seed as a whole, and is run anew; leave --resume out",
-        ));
-    }
     let command = |(_, subject): &(&String, &Subject)| subject.command.is_some();
     if let Some((name, _)) = experiment.subjects.iter().find(command) {
         return Err(usage(format!(
@@ -143,10 +148,14 @@ pub fn carry_out(
         experiment_text: wanted.text,
         html: Some(&quell_report::html),
     };
-    let mut bar = Bar::new();
+    let mut bar = if real {
+        Bar::new()
+    } else {
+        Bar::seeing_signals().map_err(|e| failed(format!("signals cannot be received: {e}")))?
+    };
     let done = compare(
         wanted.experiment,
-        target.backend(),
+        target.machines(),
         &machine,
         &quell_core::planner::plan,
         &options,

@@ -1,5 +1,7 @@
 //! `quell doctor`
 
+use std::num::NonZeroUsize;
+
 use quell_core::inventory::Inventory;
 use quell_linux::capture;
 use quell_report::Measurements;
@@ -13,7 +15,7 @@ use crate::target::On;
 /// Tells what the machine is and offers.
 pub fn run(args: &Doctor) -> Result {
     if args.on != On::Linux {
-        let (_, inventory) = args.on.measured(0)?;
+        let (_, inventory) = args.on.measured(0, NonZeroUsize::MIN)?;
         return print(args, &inventory);
     }
     let (mut backend, mut inventory) = machine::linux()?;

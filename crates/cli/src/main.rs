@@ -13,6 +13,7 @@ mod report;
 mod run;
 mod status;
 mod target;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Report(a) => report::run(&a),
         Command::Export(a) => report::export(&a),
         Command::Bench(a) => bench::run(&a),
+        Command::Trace(a) => trace::run(&a),
         Command::Restore => status::restore(),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "quell", &mut std::io::stdout());

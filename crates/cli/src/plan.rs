@@ -1,5 +1,6 @@
 //! `quell plan`
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use quell_core::inventory::Inventory;
@@ -82,7 +83,7 @@ pub fn run(args: &Plan) -> Result {
     let policy = policy(&args.policy, false)?;
     let machine = match &args.machine {
         Some(file) => captured(file)?,
-        None if args.on != On::Linux => args.on.measured(0)?.1,
+        None if args.on != On::Linux => args.on.measured(0, NonZeroUsize::MIN)?.1,
         None => {
             let machine = machine::linux()?.1;
             machine::tell_age(&machine);

@@ -4,9 +4,11 @@
 //! CPUs that are being measured.
 
 use std::io::{IsTerminal, Write};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use quell_engine::compare::Progress;
+use quell_linux::signals::{next_signal, release_stop_signals, stop_signals};
 
 /// Shorter waits need no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -26,6 +28,8 @@ pub struct Bar {
     before: u32,
     label: String,
     shown: bool,
+    /// The signals that end a run, where nobody else looks at them.
+    signals: Option<OwnedFd>,
 }
 
 impl Bar {
@@ -43,7 +47,15 @@ impl Bar {
             before: 0,
             label: String::new(),
             shown: false,
+            signals: None,
         }
+    }
+
+    /// One that sees the signals that end a run, for simulated machines, which see none.
+    pub fn seeing_signals() -> std::io::Result<Self> {
+        let mut bar = Self::new();
+        bar.signals = Some(stop_signals()?);
+        Ok(bar)
     }
 
     fn clear(&mut self) {
@@ -174,6 +186,19 @@ impl Progress for Bar {
         self.clear();
         eprintln!("quell: {text}");
         self.draw();
+    }
+
+    fn stop(&mut self) -> Option<i32> {
+        let signal = next_signal(self.signals.as_ref()?)?;
+        let now = if release_stop_signals().is_ok() {
+            "; another signal ends it at once"
+        } else {
+            ""
+        };
+        self.note(&format!(
+            "signal {signal}: the cells that have begun are brought to their end{now}"
+        ));
+        Some(signal)
     }
 }
 

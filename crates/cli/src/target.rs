@@ -1,10 +1,12 @@
 //! The machine that `--on` names: this one, or a simulated one.
 
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 use quell_core::backend::{Backend, Probe};
 use quell_core::inventory::Inventory;
 use quell_core::result::Timing;
+use quell_engine::compare::Machines;
 use quell_linux::backend::Linux;
 use quell_sim::Sim;
 use quell_sim::board::Board;
@@ -39,8 +41,8 @@ impl On {
         }
     }
 
-    /// The machine, its rates measured; a simulated one draws what is random from `seed`.
-    pub fn measured(&self, seed: u64) -> Result<(Target, Inventory)> {
+    /// The machine, its rates measured; of a simulated one, `jobs` that are alike and draw what is random from `seed`.
+    pub fn measured(&self, seed: u64, jobs: NonZeroUsize) -> Result<(Target, Inventory)> {
         match self {
             Self::Linux => {
                 let (backend, machine) = machine::measured()?;
@@ -48,9 +50,13 @@ impl On {
             }
             Self::Sim(profile) => {
                 let board = Board::of(read(profile)?).map_err(failed)?;
-                let mut sim = Sim::new(board, seed).map_err(failed)?;
-                let machine = sim.inventory(Probe::Deep).map_err(failed)?;
-                Ok((Target::Sim(Box::new(sim)), machine))
+                let sim = || Sim::new(board.clone(), seed).map_err(failed);
+                let mut sims = (0..jobs.get()).map(|_| sim()).collect::<Result<Vec<_>>>()?;
+                let machine = match sims.first_mut() {
+                    Some(first) => first.inventory(Probe::Deep).map_err(failed)?,
+                    None => return Err(failed("there is no machine to run on")),
+                };
+                Ok((Target::Sims(sims), machine))
             }
         }
     }
@@ -100,16 +106,19 @@ impl FromStr for On {
 pub enum Target {
     /// This one.
     Linux(Box<Linux>),
-    /// A simulated one.
-    Sim(Box<Sim>),
+    /// Simulated ones, all alike.
+    Sims(Vec<Sim>),
 }
 
 impl Target {
     /// For the engine.
-    pub fn backend(&mut self) -> &mut dyn Backend {
+    pub fn machines(&mut self) -> Machines<'_> {
         match self {
-            Self::Linux(linux) => &mut **linux,
-            Self::Sim(sim) => &mut **sim,
+            Self::Linux(linux) => Machines::One(&mut **linux),
+            Self::Sims(sims) => {
+                let all = sims.iter_mut().map(|s| s as &mut (dyn Backend + Send));
+                Machines::Alike(all.collect())
+            }
         }
     }
 
@@ -117,7 +126,7 @@ impl Target {
     pub fn end(&mut self) -> Result<()> {
         match self {
             Self::Linux(linux) => linux.end().map(|_| ()).map_err(failed),
-            Self::Sim(_) => Ok(()),
+            Self::Sims(_) => Ok(()),
         }
     }
 }

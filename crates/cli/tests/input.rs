@@ -55,10 +55,10 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
         ),
         ("match = [{ comm = \"x\"\n", &["p.toml:4"]),
         (
-            "match = [{ comm = \"no-such\" }]\nreserve.cache = \"3MiB\"\n",
+            "match = [{ comm = \"no-such\" }]\nreserve.memory = \"3MiB\"\n",
             &[
                 "p.toml:5",
-                "group.a.reserve.cache",
+                "group.a.reserve.memory",
                 "not yet",
                 "remove the key",
             ],

@@ -6,8 +6,12 @@
     reason = "a test fails by panicking"
 )]
 
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 const POLICY: &str = r#"
 quell = 1
@@ -107,9 +111,81 @@ fn an_experiment_leaves_a_record_that_says_it_was_simulated() {
     ] {
         assert!(record.join(file).exists(), "{file}");
     }
+    // It is whole.
     let again = record.display().to_string();
     let out = quell(dir.path(), &["compare", "small.toml", "--resume", &again]);
     assert_eq!(out.status.code(), Some(2), "{out:?}");
+}
+
+#[test]
+fn the_number_of_threads_shows_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = EXPERIMENT.replace("rounds = 1,", "rounds = 2,");
+    std::fs::write(dir.path().join("small.toml"), text).unwrap();
+    let records = ["1", "5"].map(|jobs| {
+        done(
+            dir.path(),
+            &["compare", "small.toml", "--jobs", jobs, "--out", jobs],
+        );
+        let mut records = std::fs::read_dir(dir.path().join(jobs)).unwrap();
+        let record = records.next().unwrap().unwrap().path();
+        let read = |name: &str| std::fs::read_to_string(record.join(name)).unwrap();
+        [
+            "results.json",
+            "events.jsonl",
+            "samples/solo--victim.csv",
+            "samples/decisions-cpu1.csv",
+        ]
+        .map(read)
+    });
+    assert_eq!(records[0], records[1]);
+    let refused = ["compare", "small.toml", "--on", "linux", "--jobs", "2"];
+    let out = quell(dir.path(), &refused);
+    let told = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(2), "{told}");
+    assert!(told.contains("one after the other"), "{told}");
+    let out = quell(dir.path(), &["compare", "small.toml", "--jobs", "0"]);
+    assert_eq!(out.status.code(), Some(2));
+}
+
+#[test]
+fn a_signal_ends_it_after_the_cells_that_have_begun() {
+    let dir = tempfile::tempdir().unwrap();
+    // Some seconds of the host's time.
+    let text = EXPERIMENT.replace("rounds = 1,", "rounds = 20,");
+    std::fs::write(dir.path().join("small.toml"), text).unwrap();
+    let mut compare = Command::new(env!("CARGO_BIN_EXE_quell"))
+        .args(["compare", "small.toml"])
+        .current_dir(dir.path())
+        .stderr(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // The first cells are on record.
+    let runs = dir.path().join("runs");
+    let begun = || {
+        let record = std::fs::read_dir(&runs).ok()?.next()?.ok()?.path();
+        record.join("cells.jsonl").exists().then_some(())
+    };
+    let from = std::time::Instant::now();
+    while begun().is_none() {
+        assert!(from.elapsed() < Duration::from_secs(120), "no cell");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let pid = Pid::from_child(&compare);
+    kill_process(pid, Signal::INT).unwrap();
+    let status = compare.wait().unwrap();
+    let mut told = String::new();
+    compare
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut told)
+        .unwrap();
+    assert_eq!(status.code(), Some(1), "{told}");
+    assert!(told.contains("brought to their end"), "{told}");
+    assert!(told.contains("interrupted (stopped by signal 2)"), "{told}");
+    assert!(told.contains("--resume"), "{told}");
 }
 
 #[test]

@@ -129,6 +129,11 @@ pub trait Backend {
     fn inventory(&mut self, depth: Probe) -> Result<Inventory, BackendError>;
     /// The time, on the clock that [`Self::wait`] uses.
     fn now(&self) -> Nanos;
+    /// A cell of an experiment begins; nothing is applied and nobody runs. On a machine that draws what is random from a
+    /// seed, what happens from here on depends on that seed and the cell's number, not on what was before.
+    fn begin(&mut self, _cell: u64) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// Carries out one step, having recorded how to undo it. Returns what a person should know (who stayed on the CPU).
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError>;
     /// Takes back everything applied, in reverse, and ends every subject.

@@ -66,6 +66,14 @@ impl CpuSet {
         self.0.first().copied()
     }
 
+    /// At most `most` of the numbers, evenly over the set.
+    #[must_use]
+    pub fn spread(&self, most: usize) -> Vec<CpuId> {
+        let all: Vec<CpuId> = self.iter().collect();
+        let n = all.len().min(most);
+        (0..n).map(|i| all[i * all.len() / n]).collect()
+    }
+
     /// Everything in either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
@@ -282,5 +290,13 @@ mod tests {
         fn any_text_is_read_or_refused(text in "[0-9,\\- ]{0,24}") {
             let _ = text.parse::<CpuSet>();
         }
+    }
+
+    #[test]
+    fn some_are_spread_evenly_over_the_set() {
+        let set = |text: &str| text.parse::<CpuSet>().unwrap();
+        assert_eq!(set("0-15").spread(4), [0, 4, 8, 12]);
+        assert_eq!(set("1,7").spread(4), [1, 7]);
+        assert_eq!(set("3").spread(4), [3]);
     }
 }

@@ -14,6 +14,7 @@ pub mod experiment;
 pub mod inventory;
 pub mod journal;
 pub mod mechanism;
+pub mod pace;
 pub mod partition;
 pub mod plan;
 pub mod planner;

@@ -243,7 +243,11 @@ impl std::fmt::Display for Promise {
             } => {
                 let (s, what) = (if colours.len() == 1 { "" } else { "s" }, divides.of());
                 let whose = whose(shared_with);
-                write!(f, "colour{s} {} of {of} of {what} {whose}", colours.brief())
+                write!(
+                    f,
+                    "colour{s} {} of the {of} of {what} {whose}",
+                    colours.brief()
+                )
             }
             Self::ReserveLocked { level, size } => write!(f, "{size} locked in L{level}"),
         }

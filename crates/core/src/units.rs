@@ -236,6 +236,17 @@ pub struct Rate(pub u64);
 text_unit!(Rate, "a rate such as 600MB/s or 2GB/s");
 
 impl Rate {
+    /// From a measured number of bytes per second, up to the next 10^6: peaks are bounds, and nothing below is meant by them.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a measured rate: positive, far below 2^53"
+    )]
+    pub fn measured(bytes_per_second: f64) -> Self {
+        Self((bytes_per_second / 1e6).ceil() as u64 * 1_000_000)
+    }
+
     /// The part `share` of this rate.
     #[must_use]
     pub fn part(self, share: Share) -> Self {

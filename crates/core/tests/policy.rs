@@ -388,13 +388,9 @@ fn what_is_not_built_is_refused_by_its_key() {
         keys,
         [
             "group.detector.target.source",
-            "group.detector.reserve.cache",
-            "group.detector.reserve.banks",
             "group.detector.reserve.memory",
             "group.detector.reserve.files",
             "group.batch.limit.memory",
-            "group.batch.coloured",
-            "mechanisms.cache",
             "regulator.reclaim",
             "regulator.after",
             "regulator.adapt",

@@ -1,37 +1,29 @@
-//! Running an experiment by the rules of fair comparison: every round runs every cell once, in an order shuffled from
-//! the seed, so that drift hits all configurations alike; whether the subjects' CPUs shared a cache is asked of the
-//! backend's own probe before and after each cell, never of the subjects.
-//!
-//! A cell that fails is tried once more, then noted as failed, and the experiment goes on. A configuration that cannot
-//! be planned here is reported as refused and skipped. Whatever happens, each cell is undone before the next.
+//! Running an experiment: what comes before its rounds ([`crate::rounds`]) and after them, the record included. A
+//! configuration that cannot be planned here is reported as refused and skipped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use quell_core::backend::{Backend, Measurement};
 use quell_core::experiment::Experiment;
 use quell_core::inventory::Inventory;
 use quell_core::plan::{Plan, Refusal};
 use quell_core::policy::Policy;
-use quell_core::record::{Event, MANIFEST_SCHEMA, Record};
-use quell_core::result::{CellFailure, CompareResult, Timing};
-use quell_core::rng::Rng;
+use quell_core::record::{MANIFEST_SCHEMA, Record};
+use quell_core::result::{CompareResult, Timing};
 use serde::Serialize;
 
-use crate::cell::{Cell, Throttling};
 use crate::collect::{Collected, Heading};
-use crate::drive::{DriveError, Ended, Sink, drive};
 use crate::folder::{Folder, FolderError, hash};
 use crate::place::PlaceError;
 use crate::read::{ReadError, read};
-use crate::resume::{Done, Kept, Which};
-use crate::setup::{Prepared, Setup};
+use crate::resume::Kept;
+use crate::rounds::Rounds;
+use crate::setup::Setup;
+
+pub use crate::rounds::Machines;
 
 /// Makes a plan of a policy, or says why it cannot.
 pub type PlanFn<'a> = dyn Fn(&Policy, &Inventory) -> Result<Plan, Vec<Refusal>> + 'a;
-
-/// At or above this score of the canary, two CPUs share a cache.
-const SHARED: f64 = 0.5;
 
 /// What the caller wants.
 pub struct Options<'a> {
@@ -74,6 +66,11 @@ pub trait Progress {
     fn done(&mut self, _done: u32, _cells: u32) {}
     /// Something a person should know at once.
     fn note(&mut self, _text: &str) {}
+    /// The signal that wants the experiment to end, if there was one. Asked while cells run on machines that see no
+    /// signals themselves ([`Machines::Alike`]).
+    fn stop(&mut self) -> Option<i32> {
+        None
+    }
 }
 
 /// Tells nobody.
@@ -140,16 +137,17 @@ fn partial(folder: Option<&Path>) -> String {
     })
 }
 
-/// Runs `experiment` on `backend`. Blocks until it is over; a signal seen by the backend ends it after the current
-/// cell is undone, with a partial result.
+/// Runs `experiment` on `machines`. Blocks until it is over; a signal seen by the machine ends it after the current
+/// cell is undone, one seen by [`Progress::stop`] after the cells that have begun; the result is partial then.
 pub fn run(
     experiment: &Experiment,
-    backend: &mut dyn Backend,
+    machines: Machines<'_>,
     inventory: &Inventory,
     plan: &PlanFn<'_>,
     options: &Options<'_>,
     progress: &mut dyn Progress,
 ) -> Result<Comparison, CompareError> {
+    let begun = machines.now();
     let kept = options
         .resume
         .map(Kept::open)
@@ -193,12 +191,12 @@ pub fn run(
                         "{record} cannot be gone on with: {difference}; take that back, or start anew without --resume"
                     )));
                 }
-                (Some(Folder::resume(&kept.dir, backend.now())?), kept.done)
+                (Some(Folder::resume(&kept.dir, begun)?), kept.done)
             }
             None => {
-                let folder = options.out.map(|runs| {
-                    Folder::begin(runs, &experiment.name, options.now_unix_s, backend.now())
-                });
+                let folder = options
+                    .out
+                    .map(|runs| Folder::begin(runs, &experiment.name, options.now_unix_s, begun));
                 let folder = folder.transpose()?;
                 if let Some(folder) = &folder {
                     folder.write("manifest.json", &json(&manifest))?;
@@ -208,15 +206,16 @@ pub fn run(
         }
     };
     let mut collected = Collected::new(&setup);
-    let broken = rounds_of(
-        &setup,
-        backend,
-        (seed, rounds),
-        done,
-        &mut collected,
-        &mut folder,
+    let broken = Rounds {
+        setup: &setup,
+        seed,
+        rounds,
+        before: done,
+        collected: &mut collected,
+        folder: &mut folder,
         progress,
-    )?;
+    }
+    .run(machines)?;
     let result = collected.result(heading());
     let folder = folder
         .map(|mut folder| {
@@ -235,179 +234,6 @@ pub fn run(
         None => Ok(Comparison { result, folder }),
         Some(why) => Err(CompareError::NotUndone { why, folder }),
     }
-}
-
-/// Runs the rounds. Returns why no further cell may be run, if a cell could not be undone.
-fn rounds_of(
-    setup: &Setup<'_>,
-    backend: &mut dyn Backend,
-    (seed, rounds): (u64, u32),
-    mut before: BTreeMap<Which, Done>,
-    collected: &mut Collected<'_>,
-    folder: &mut Option<Folder>,
-    progress: &mut dyn Progress,
-) -> Result<Option<String>, CompareError> {
-    let mut rng = Rng::new(seed);
-    let cells = setup.cells();
-    let per_round = u32::try_from(cells.len()).unwrap_or(u32::MAX);
-    let total = per_round.saturating_mul(rounds);
-    progress.begin(total);
-    if !before.is_empty() {
-        progress.resumed(u32::try_from(before.len()).unwrap_or(u32::MAX));
-    }
-    let mut done = 0;
-    for round in 0..rounds {
-        collected.rounds = round + 1;
-        let mut order = cells.clone();
-        rng.shuffle(&mut order);
-        for (index, alone) in order {
-            let Some(prepared) = setup.prepared.get(index) else {
-                continue;
-            };
-            let subject = alone.and_then(|s| setup.instances.get(s)).map(|i| &i.name);
-            let which = (round, prepared.name().to_owned(), subject.cloned());
-            if let Some(cell) = before.remove(&which) {
-                if let Some(folder) = folder {
-                    write_samples(setup, folder, prepared, round, &cell.measured)?;
-                }
-                collected.take(index, cell.shared, &cell.measured, cell.throttling);
-                done += 1;
-                continue;
-            }
-            let mut name = format!("round {} of {rounds}, {}", round + 1, prepared.name());
-            if let Some(subject) = subject {
-                name.push_str(&format!(", {subject}"));
-            }
-            progress.cell(&name);
-            let mut tried = attempt(setup, prepared, alone, backend, &name, folder);
-            if let Err(Stopper::Failed(why)) = &tried {
-                progress.note(&format!("{name}: {why}; trying once more"));
-                tried = attempt(setup, prepared, alone, backend, &name, folder);
-            }
-            match tried {
-                Ok(taken) => {
-                    let mut cell = Done {
-                        round,
-                        configuration: which.1,
-                        subject: which.2,
-                        shared: taken.shared,
-                        measured: taken.measured,
-                        throttling: taken.throttling,
-                    };
-                    if let Some(folder) = folder {
-                        cell.on_record(|at| folder.since(at));
-                        folder.done(&cell)?;
-                        write_samples(setup, folder, prepared, round, &cell.measured)?;
-                    }
-                    collected.take(index, cell.shared, &cell.measured, cell.throttling);
-                }
-                Err(Stopper::Failed(error)) => {
-                    progress.note(&format!("{name}: {error}; given up"));
-                    collected.failures.push(CellFailure {
-                        configuration: prepared.name().to_owned(),
-                        subject: subject.cloned(),
-                        round,
-                        error,
-                    });
-                }
-                Err(Stopper::Ended(why)) => {
-                    collected.interrupted = Some(why);
-                    return Ok(None);
-                }
-                Err(Stopper::NotUndone(why)) => {
-                    collected.interrupted = Some(why.clone());
-                    return Ok(Some(why));
-                }
-            }
-            done += 1;
-            progress.done(done, total);
-            if let Some(folder) = folder {
-                folder.check()?;
-            }
-        }
-    }
-    Ok(None)
-}
-
-/// What one cell gave.
-struct CellTaken {
-    shared: Option<bool>,
-    measured: BTreeMap<String, Measurement>,
-    throttling: Option<Throttling>,
-}
-
-/// Why a cell gave nothing.
-enum Stopper {
-    /// It failed and was undone: another attempt may do better.
-    Failed(String),
-    /// The experiment is to end here.
-    Ended(String),
-    /// It could not be undone.
-    NotUndone(String),
-}
-
-fn attempt(
-    setup: &Setup<'_>,
-    prepared: &Prepared<'_>,
-    alone: Option<usize>,
-    backend: &mut dyn Backend,
-    name: &str,
-    sink: &mut dyn Sink,
-) -> Result<CellTaken, Stopper> {
-    let Ok(plan) = &prepared.plan else {
-        return Err(Stopper::Failed("it was refused".to_owned()));
-    };
-    let name = name.to_owned();
-    sink.put(backend.now(), &Event::Phase { name });
-    let before = canary(setup, backend)?;
-    let mut cell = Cell::new(setup.members(prepared.configuration, alone), setup.span);
-    let driven = drive(backend, plan, &mut cell, sink).map_err(|error| match error {
-        DriveError::Failed(why) => Stopper::Failed(why),
-        left @ DriveError::NotUndone { .. } => Stopper::NotUndone(left.to_string()),
-    })?;
-    match driven.ended {
-        Ended::Finished => {}
-        Ended::Stopped(signal) => {
-            return Err(Stopper::Ended(format!("stopped by signal {signal}")));
-        }
-        Ended::Revoked(why) => return Err(Stopper::Ended(why)),
-    }
-    let after = canary(setup, backend)?;
-    let (measured, throttling) = cell.into_measurements();
-    Ok(CellTaken {
-        shared: before.zip(after).map(|(a, b)| a >= SHARED && b >= SHARED),
-        measured,
-        throttling,
-    })
-}
-
-fn canary(setup: &Setup<'_>, backend: &mut dyn Backend) -> Result<Option<f64>, Stopper> {
-    let Some((a, b)) = setup.canary else {
-        return Ok(None);
-    };
-    backend
-        .shared_cache(a, b)
-        .map_err(|e| Stopper::Failed(format!("the probe for a shared cache: {e}")))
-}
-
-fn write_samples(
-    setup: &Setup<'_>,
-    folder: &Folder,
-    prepared: &Prepared<'_>,
-    round: u32,
-    measured: &BTreeMap<String, Measurement>,
-) -> Result<(), FolderError> {
-    for instance in &setup.instances {
-        let primary = instance.subject.primary();
-        let measurement = measured.get(&instance.name);
-        if let Some(measurement) = measurement.filter(|m| m.metrics.contains_key(primary)) {
-            folder.samples(prepared.name(), &instance.name, primary, round, measurement)?;
-        }
-        if let Some(account) = measurement.and_then(|m| m.account.as_ref()) {
-            folder.units(prepared.name(), &instance.name, round, account)?;
-        }
-    }
-    Ok(())
 }
 
 /// `manifest.json`: what was run, where, with what.

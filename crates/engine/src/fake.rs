@@ -19,7 +19,7 @@ use quell_core::record::{CpuTimes, Event};
 use quell_core::units::{Bytes, Nanos, Rate, Share};
 
 /// What a generator reports: from (its name, the steps in force, the others running beside it, its span).
-pub type Behaviour = Box<dyn Fn(&Scene<'_>) -> Measurement>;
+pub type Behaviour = Box<dyn Fn(&Scene<'_>) -> Measurement + Send>;
 
 /// What a generator's report depends on.
 pub struct Scene<'a> {
@@ -29,6 +29,8 @@ pub struct Scene<'a> {
     pub beside: Vec<&'a str>,
     /// Cells begun so far.
     pub cell: u32,
+    /// The number of this one, from the engine.
+    pub number: u64,
     /// The measured span.
     pub duration: Nanos,
 }
@@ -58,6 +60,7 @@ pub struct Fake {
     order: u64,
     next_id: u32,
     cells: u32,
+    number: u64,
     generators: BTreeMap<String, Behaviour>,
     mute: Vec<String>,
     commands: BTreeMap<String, CommandScript>,
@@ -77,7 +80,7 @@ impl Fake {
     pub fn generator(
         &mut self,
         name: &str,
-        behaviour: impl Fn(&Scene<'_>) -> Measurement + 'static,
+        behaviour: impl Fn(&Scene<'_>) -> Measurement + Send + 'static,
     ) {
         self.generators.insert(name.into(), Box::new(behaviour));
     }
@@ -156,6 +159,12 @@ impl Backend for Fake {
 
     fn now(&self) -> Nanos {
         self.now
+    }
+
+    fn begin(&mut self, cell: u64) -> Result<(), BackendError> {
+        assert!(self.clean(), "a cell begins on a clean machine");
+        self.number = cell;
+        Ok(())
     }
 
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError> {
@@ -263,6 +272,7 @@ impl Backend for Fake {
                         .filter(|n| *n != name)
                         .collect(),
                     cell: self.cells,
+                    number: self.number,
                     duration: *duration,
                 };
                 let measurement = self.generators[&name](&scene);

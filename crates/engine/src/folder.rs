@@ -469,10 +469,13 @@ fn compact(unix_s: u64) -> String {
 /// it does not protect.
 #[must_use]
 pub fn hash(text: &str) -> String {
-    let value = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    format!("fnv1a64:{:016x}", fnv1a64(text))
+}
+
+pub(crate) fn fnv1a64(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    format!("fnv1a64:{value:016x}")
+    })
 }
 
 #[cfg(test)]

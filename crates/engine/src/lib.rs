@@ -3,6 +3,7 @@
 //! comes from them, randomness from a seed, and the calendar from the caller.
 
 mod aggregate;
+mod beside;
 pub mod calibrate;
 mod cell;
 mod collect;
@@ -14,6 +15,7 @@ pub mod hold;
 pub mod place;
 pub mod read;
 mod resume;
+mod rounds;
 mod setup;
 
 #[cfg(test)]

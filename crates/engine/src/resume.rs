@@ -34,19 +34,28 @@ pub(crate) struct Done {
 
 impl Done {
     /// From times on the backend's clock to those of the record, which also hold in the run that goes on with it.
-    pub(crate) fn on_record(&mut self, since: impl Fn(Nanos) -> u64) {
-        let shift = |at: &mut u64| *at = since(Nanos(*at));
-        for measured in self.measured.values_mut() {
-            if let Some(begun) = &mut measured.begun {
-                shift(&mut begun.0);
-            }
-            let units = measured.account.iter_mut().flat_map(|a| &mut a.units);
-            units.for_each(|unit| shift(&mut unit.at_ns));
+    pub(crate) fn shift(&mut self, since: impl Fn(Nanos) -> u64) {
+        shift(&mut self.measured, &mut self.throttling, since);
+    }
+}
+
+/// Every time in what a cell gave, from one clock to another.
+pub(crate) fn shift(
+    measured: &mut BTreeMap<String, Measurement>,
+    throttling: &mut Option<Throttling>,
+    to: impl Fn(Nanos) -> u64,
+) {
+    let shift = |at: &mut u64| *at = to(Nanos(*at));
+    for measured in measured.values_mut() {
+        if let Some(begun) = &mut measured.begun {
+            shift(&mut begun.0);
         }
-        for stop in self.throttling.iter_mut().flat_map(|t| &mut t.stops) {
-            shift(&mut stop.from_ns);
-            shift(&mut stop.until_ns);
-        }
+        let units = measured.account.iter_mut().flat_map(|a| &mut a.units);
+        units.for_each(|unit| shift(&mut unit.at_ns));
+    }
+    for stop in throttling.iter_mut().flat_map(|t| &mut t.stops) {
+        shift(&mut stop.from_ns);
+        shift(&mut stop.until_ns);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use quell_core::units::Nanos;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::{Error, Result};
-use crate::rt;
+use crate::{rt, signals};
 
 /// How long a program is given to end when asked to.
 const GRACE: Duration = Duration::from_secs(3);
@@ -265,7 +265,7 @@ fn enter(
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     }
     // Blocked by us only to be read from a descriptor; a program must be able to be ended by them.
-    mask_stop_signals(libc::SIG_UNBLOCK).map(|_| ())
+    signals::release_stop_signals()
 }
 
 fn watch(child: &Child, captured: bool) -> Result<OwnedFd> {
@@ -285,49 +285,4 @@ fn shell_status(status: ExitStatus) -> i32 {
     status
         .code()
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
-}
-
-/// Blocks the signals that end a run and returns a descriptor to read them from.
-///
-/// # Errors
-/// As the kernel answers.
-pub fn stop_signals() -> io::Result<OwnedFd> {
-    let set = mask_stop_signals(libc::SIG_BLOCK)?;
-    // SAFETY: the set is initialised; the descriptor is new and nobody else's.
-    unsafe {
-        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(std::os::fd::FromRawFd::from_raw_fd(fd))
-    }
-}
-
-/// Blocks or unblocks them for this thread; allocates nothing, so that it may be called between fork and exec.
-fn mask_stop_signals(how: libc::c_int) -> io::Result<libc::sigset_t> {
-    // SAFETY: the set is initialised by sigemptyset before use; the calls take no other pointers.
-    unsafe {
-        let mut set = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigemptyset(&raw mut set);
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            libc::sigaddset(&raw mut set, signal);
-        }
-        match libc::pthread_sigmask(how, &raw const set, std::ptr::null_mut()) {
-            0 => Ok(set),
-            error => Err(io::Error::from_raw_os_error(error)),
-        }
-    }
-}
-
-/// The next signal of [`stop_signals`], if one came.
-#[must_use]
-pub fn next_signal(signals: &OwnedFd) -> Option<i32> {
-    let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-    // SAFETY: the buffer is as long as the record the kernel writes.
-    let n = unsafe { libc::read(signals.as_raw_fd(), info.as_mut_ptr().cast(), info.len()) };
-    if usize::try_from(n).ok()? != info.len() {
-        return None;
-    }
-    let number: [u8; 4] = info[..4].try_into().ok()?;
-    i32::try_from(u32::from_ne_bytes(number)).ok()
 }

@@ -32,6 +32,7 @@ pub mod ring;
 pub mod root;
 pub mod rt;
 pub mod session;
+pub mod signals;
 mod spent;
 pub mod tasks;
 pub mod throttle;

@@ -9,6 +9,7 @@ use quell_core::inventory::{
 use quell_core::mechanism::Mechanism;
 
 use crate::deep;
+use crate::parts;
 use crate::plan::tone;
 use crate::text::{Style, Tone, count};
 
@@ -76,6 +77,15 @@ pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> Str
         if let Some(available) = machine.mechanisms.get(&mechanism) {
             out.push_str(&availability(mechanism, available, style));
         }
+    }
+    let parts = parts::lines(machine);
+    if !parts.is_empty() {
+        out.push('\n');
+        out.push_str(&style.paint(Tone::Title, "Parts"));
+        out.push('\n');
+    }
+    for (label, text) in parts {
+        out.push_str(&labelled(label, &text, style));
     }
     out.push('\n');
     out.push_str(&style.paint(Tone::Title, "How"));

@@ -10,6 +10,7 @@ mod frontier;
 mod html;
 mod ladder;
 mod outcome;
+mod parts;
 mod perfetto;
 mod plan;
 mod text;

@@ -61,7 +61,8 @@ pub fn plan_text(plan: &Plan, style: Style) -> String {
             .group
             .as_ref()
             .map_or_else(String::new, |g| format!("{g}: "));
-        let what = format!("{who}{} [{}]", describe(&step.set), step.mechanism);
+        let by: Vec<String> = step.mechanisms().iter().map(ToString::to_string).collect();
+        let what = format!("{who}{} [{}]", describe(&step.set), by.join(" + "));
         out.push_str(&style.wrap(&format!("{:>3}. ", step.id.0), "     ", &what));
         out.push_str(&faint(style, &style.wrap("     ", "     ", &step.because)));
     }

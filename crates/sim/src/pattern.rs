@@ -3,15 +3,37 @@
 //! Each pattern is a function of its parameters and seed. A pattern knows no time: where a program computes, or waits for its next frame,
 //! the access says so ([`Access::compute`], [`Access::begins`]) and the machine makes time of it.
 
-use quell_core::workload::Banks;
-
 use crate::random::Random;
 
+mod churn;
 mod frames;
+mod lists;
+mod replay;
+mod stream;
+mod task;
+pub use churn::{Churn, Stores};
 pub use frames::{Frames, Stage};
+pub use lists::{ParallelLists, TooFew};
+pub use replay::{Replay, Unusable};
+pub use stream::Stream;
+pub use task::Task;
 
 /// Bytes per step: one access per line, as the published benchmarks count.
 pub const LINE: u64 = 64;
+
+/// What an access has the memory system do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Effect {
+    /// The line is used, through the caches.
+    #[default]
+    Use,
+    /// The line is stored to memory past the caches, which lose it.
+    Past,
+    /// The line is written back, if any cache has it changed, and stays.
+    WriteBack,
+    /// The line is written back, if any cache has it changed, and leaves all of them.
+    Flush,
+}
 
 /// One access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +42,8 @@ pub struct Access {
     pub address: u64,
     /// A write.
     pub write: bool,
+    /// What becomes of the line.
+    pub effect: Effect,
     /// The next access needs what this one reads.
     pub dependent: bool,
     /// Core cycles that the program computes before it.
@@ -46,6 +70,8 @@ pub enum Pattern {
         next: Vec<u32>,
         /// Where it is.
         at: u32,
+        /// Stores into each line as well: the next needs the line all the same.
+        write: bool,
     },
     /// Line after line without dependence, as many outstanding as the core allows, round and round.
     Bandwidth {
@@ -56,6 +82,8 @@ pub enum Pattern {
         /// Writes instead of reading.
         write: bool,
     },
+    /// See [`Stream`].
+    Stream(Stream),
     /// See [`ParallelLists`].
     ParallelLists(ParallelLists),
     /// See [`Churn`].
@@ -66,6 +94,10 @@ pub enum Pattern {
     Lattice(Lattice),
     /// See [`Frames`].
     Frames(Frames),
+    /// See [`Task`].
+    Task(Task),
+    /// See [`Replay`].
+    Replay(Replay),
 }
 
 impl Pattern {
@@ -75,7 +107,11 @@ impl Pattern {
         let lines = u32::try_from((bytes / LINE).max(1)).unwrap_or(u32::MAX);
         let lines: Vec<u32> = (0..lines).collect();
         let next = cycle(&lines, &mut Random::new(seed));
-        Self::Latency { next, at: 0 }
+        Self::Latency {
+            next,
+            at: 0,
+            write: false,
+        }
     }
 
     /// A list through all lines of `bytes` in order.
@@ -83,7 +119,20 @@ impl Pattern {
     pub fn latency_in_order(bytes: u64) -> Self {
         let lines = u32::try_from((bytes / LINE).max(1)).unwrap_or(u32::MAX);
         let next = (1..lines).chain([0]).collect();
-        Self::Latency { next, at: 0 }
+        Self::Latency {
+            next,
+            at: 0,
+            write: false,
+        }
+    }
+
+    /// A list that also stores into each line it visits; other patterns stay as they are.
+    #[must_use]
+    pub fn storing(mut self) -> Self {
+        if let Self::Latency { write, .. } = &mut self {
+            *write = true;
+        }
+        self
     }
 
     /// Over `bytes`, again and again.
@@ -101,6 +150,7 @@ impl Pattern {
     pub fn period(&self) -> Option<u64> {
         match self {
             Self::Frames(frames) => Some(frames.period()),
+            Self::Task(task) => Some(task.period()),
             _ => None,
         }
     }
@@ -109,7 +159,7 @@ impl Pattern {
     #[must_use]
     pub fn late(&self) -> Late {
         match self {
-            Self::Frames(_) => Late::Skip,
+            Self::Frames(_) | Self::Task(_) => Late::Skip,
             _ => Late::CatchUp,
         }
     }
@@ -118,11 +168,12 @@ impl Pattern {
     #[inline]
     pub fn next_access(&mut self) -> Access {
         match self {
-            Self::Latency { next, at } => {
+            Self::Latency { next, at, write } => {
                 let address = u64::from(*at) * LINE;
                 *at = next[*at as usize];
                 Access {
                     address,
+                    write: *write,
                     dependent: true,
                     ..Access::default()
                 }
@@ -136,11 +187,14 @@ impl Pattern {
                     ..Access::default()
                 }
             }
+            Self::Stream(stream) => stream.next_access(),
             Self::ParallelLists(lists) => lists.next_access(),
             Self::Churn(churn) => churn.next_access(),
             Self::Stores(stores) => stores.next_access(),
             Self::Lattice(lattice) => lattice.next_access(),
             Self::Frames(frames) => frames.next_access(),
+            Self::Task(task) => task.next_access(),
+            Self::Replay(replay) => replay.next_access(),
         }
     }
 }
@@ -153,159 +207,6 @@ fn cycle(lines: &[u32], random: &mut Random) -> Vec<u32> {
         next.swap(i, other);
     }
     next
-}
-
-/// Independent lists walked in turn: as many outstanding as there are lists. With a choice of banks only lines in those.
-///
-/// Deviation: a list's step waits for its own last one only; here an access is marked dependent when it completes a round of all
-/// lists, so that the slowest of a round holds up the others, too.
-#[derive(Clone, Debug)]
-pub struct ParallelLists {
-    next: Vec<u32>,
-    heads: Vec<u32>,
-    turn: usize,
-}
-
-/// No list to walk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{lists} lists over {lines} lines: 1 to 64 lists of at least one line each are possible; take more memory or more banks"
-)]
-pub struct TooFew {
-    /// Lists wanted.
-    pub lists: usize,
-    /// Lines there are.
-    pub lines: usize,
-}
-
-impl ParallelLists {
-    /// `lists` lists, 1 to 64, that share `bytes` evenly.
-    ///
-    /// # Errors
-    /// Where there are fewer lines than lists.
-    pub fn new(bytes: u64, lists: usize, seed: u64) -> Result<Self, TooFew> {
-        Self::of(
-            (0..u32::try_from(bytes / LINE).unwrap_or(u32::MAX)).collect(),
-            lists,
-            seed,
-        )
-    }
-
-    /// The same over those lines of `bytes` that lie in the banks of `choice`, with `physical` telling where virtual addresses lie.
-    ///
-    /// # Errors
-    /// Where there are fewer such lines than lists.
-    pub fn in_banks(
-        bytes: u64,
-        lists: usize,
-        seed: u64,
-        choice: &Banks,
-        physical: impl Fn(u64) -> Option<u64>,
-    ) -> Result<Self, TooFew> {
-        let all = 0..u32::try_from(bytes / LINE).unwrap_or(u32::MAX);
-        let inside =
-            |&line: &u32| physical(u64::from(line) * LINE).is_some_and(|at| choice.wants(at));
-        Self::of(all.filter(inside).collect(), lists, seed)
-    }
-
-    fn of(lines: Vec<u32>, lists: usize, seed: u64) -> Result<Self, TooFew> {
-        if !(1..=64).contains(&lists) || lines.len() < lists {
-            let lines = lines.len();
-            return Err(TooFew { lists, lines });
-        }
-        let mut random = Random::new(seed);
-        let size = lines.last().map_or(0, |&last| last as usize + 1);
-        let mut next = vec![0; size];
-        let mut heads = Vec::with_capacity(lists);
-        let each = lines.len() / lists;
-        for part in lines.chunks_exact(each).take(lists) {
-            heads.push(part[0]);
-            for (&line, after) in part.iter().zip(cycle(part, &mut random)) {
-                next[line as usize] = after;
-            }
-        }
-        Ok(Self {
-            next,
-            heads,
-            turn: 0,
-        })
-    }
-
-    fn next_access(&mut self) -> Access {
-        let head = &mut self.heads[self.turn];
-        let address = u64::from(*head) * LINE;
-        *head = self.next[*head as usize];
-        self.turn = (self.turn + 1) % self.heads.len();
-        Access {
-            address,
-            dependent: self.turn == 0,
-            ..Access::default()
-        }
-    }
-}
-
-/// A cache-sized buffer read and written at random: stress-ng's cache stressor and the neighbour of the cache-level experiments
-/// (`--cache-level`: a buffer as large as that level).
-#[derive(Clone, Debug)]
-pub struct Churn {
-    lines: u64,
-    /// Accesses of 256 that write.
-    writes: u64,
-    random: Random,
-}
-
-impl Churn {
-    /// Over `bytes`, `writes` of 256 accesses writing.
-    #[must_use]
-    pub fn new(bytes: u64, writes: u8, seed: u64) -> Self {
-        Self {
-            lines: (bytes / LINE).max(1),
-            writes: writes.into(),
-            random: Random::new(seed),
-        }
-    }
-
-    fn next_access(&mut self) -> Access {
-        let address = self.random.below(self.lines) * LINE;
-        Access {
-            address,
-            write: self.random.below(256) < self.writes,
-            ..Access::default()
-        }
-    }
-}
-
-/// Stores a word every `stride` bytes, again and again over a buffer.
-#[derive(Clone, Debug)]
-pub struct Stores {
-    bytes: u64,
-    stride: u64,
-    at: u64,
-}
-
-impl Stores {
-    /// Over `bytes`, every `stride` (at least one).
-    #[must_use]
-    pub fn new(bytes: u64, stride: u64) -> Self {
-        Self {
-            bytes: bytes.max(LINE),
-            stride: stride.max(1),
-            at: 0,
-        }
-    }
-
-    fn next_access(&mut self) -> Access {
-        let address = self.at;
-        self.at += self.stride;
-        if self.at >= self.bytes {
-            self.at = 0;
-        }
-        Access {
-            address,
-            write: true,
-            ..Access::default()
-        }
-    }
 }
 
 /// A lattice-Boltzmann stream like SPEC's lbm: two grids of 19 distributions per cell; a sweep reads one grid's cells in order and writes each

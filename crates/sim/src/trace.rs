@@ -7,6 +7,9 @@ use std::io::{self, BufRead, Read, Write};
 
 use crate::pattern::Access;
 
+mod summary;
+pub use summary::{Cached, Summary, summary};
+
 /// The first bytes of a trace.
 pub const MAGIC: [u8; 8] = *b"QUELLTRC";
 /// The version of the format.
@@ -387,7 +390,7 @@ pub enum Import {
         /// The file's name.
         file: String,
     },
-    /// Reading or writing failed.
+    /// Reading failed.
     #[error("{file}: {error}")]
     Io {
         /// The file's name.
@@ -395,6 +398,9 @@ pub enum Import {
         /// What the system says.
         error: io::Error,
     },
+    /// The trace could not be written.
+    #[error("the trace could not be written: {0}")]
+    Write(io::Error),
 }
 
 /// Longest line that is looked at: lackey's are below 40 bytes, valgrind's own messages a few hundred.
@@ -410,7 +416,7 @@ pub fn import_lackey<W: Write>(mut from: impl BufRead, file: &str, to: W) -> Res
         file: file.to_owned(),
         error,
     };
-    let mut writer = Writer::new(to).map_err(io)?;
+    let mut writer = Writer::new(to).map_err(Import::Write)?;
     let (mut line, mut instructions) = (0, 0);
     let mut bytes = Vec::new();
     loop {
@@ -447,14 +453,14 @@ pub fn import_lackey<W: Write>(mut from: impl BufRead, file: &str, to: W) -> Res
             size,
             instructions: std::mem::take(&mut instructions),
         };
-        writer.push(record).map_err(io)?;
+        writer.push(record).map_err(Import::Write)?;
     }
     let count = writer.count;
     if count == 0 {
         let file = file.to_owned();
         return Err(Import::Empty { file });
     }
-    writer.finish().map_err(io)?;
+    writer.finish().map_err(Import::Write)?;
     Ok(count)
 }
 

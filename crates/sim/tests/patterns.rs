@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use quell_core::workload::Banks;
+use quell_core::workload::{Banks, Order, Store, Touch};
 use quell_sim::pattern::{
-    Access, Churn, Frames, LINE, Lattice, ParallelLists, Pattern, Stage, Stores,
+    Access, Churn, Effect, Frames, LINE, Lattice, ParallelLists, Pattern, Stage, Stores, Stream,
 };
 
 fn take(pattern: &mut Pattern, n: usize) -> Vec<Access> {
@@ -51,7 +51,7 @@ fn parallel_lists_keep_to_the_banks_chosen() {
     let banks = Banks::new(vec![1 << 13, 1 << 14], vec![1, 2]).expect("a real choice");
     // Physical memory the other way round, page by page.
     let physical = |at: u64| Some((255 - (at >> 12)) << 12 | at & 0xfff);
-    let lists = ParallelLists::in_banks(1 << 20, 8, 1, &banks, physical).expect("enough");
+    let lists = ParallelLists::in_banks(1 << 20, 1 << 19, 8, 1, &banks, physical).expect("enough");
     let round = take(&mut Pattern::ParallelLists(lists), 8192);
     assert_eq!(lines(&round).len(), 8192, "half of all lines");
     assert!(
@@ -59,19 +59,79 @@ fn parallel_lists_keep_to_the_banks_chosen() {
             .iter()
             .all(|a| physical(a.address).is_some_and(|at| banks.wants(at)))
     );
-    let nowhere = |_| None;
-    assert!(ParallelLists::in_banks(1 << 20, 8, 1, &banks, nowhere).is_err());
+    let too_many = ParallelLists::in_banks(1 << 20, 1 << 20, 8, 1, &banks, physical);
+    let error = too_many.expect_err("half of them").to_string();
+    assert!(
+        error.starts_with("16384 lines wanted in the banks, and of 16384 lines taken only 8192"),
+        "{error}"
+    );
 }
 
 #[test]
 fn churn_and_stores_stay_in_their_buffers() {
-    let round = take(&mut Pattern::Churn(Churn::new(1 << 16, 64, 1)), 20_000);
+    let touches = [Touch::Read, Touch::Write, Touch::Flush, Touch::Prefetch];
+    let churn = Churn::new(1 << 16, &touches, Order::Random, 1);
+    let round = take(&mut Pattern::Churn(churn), 20_480);
     assert_eq!(lines(&round).len(), 1024);
-    let writes = round.iter().filter(|a| a.write).count();
-    assert!((4_500..5_500).contains(&writes), "{writes}: a quarter");
-    let round = take(&mut Pattern::Stores(Stores::new(1 << 16, 4096)), 32);
-    assert_eq!(lines(&round).len(), 16);
-    assert!(round.iter().all(|a| a.write && a.address % 4096 == 0));
+    assert_eq!(round.iter().filter(|a| a.write).count(), 5_120, "a quarter");
+    let block: Vec<bool> = round.iter().map(|a| a.effect == Effect::Flush).collect();
+    assert!(
+        (0..64).all(|n| block[n] == (32..48).contains(&n)),
+        "{block:?}"
+    );
+    let in_order = Churn::new(1 << 16, &[Touch::Read], Order::Sequential, 1);
+    let round = take(&mut Pattern::Churn(in_order), 2048);
+    assert!((0..2048).all(|n| round[n].address == n as u64 % 1024 * LINE));
+}
+
+#[test]
+fn stores_visit_a_line_per_stride_with_the_words_that_the_stride_leaves() {
+    let of = |stride, operation| {
+        let mut stores = Pattern::Stores(Stores::new(1 << 16, stride, operation));
+        take(&mut stores, 40)
+    };
+    let wide = of(4096, Store::Plain);
+    assert_eq!(lines(&wide).len(), 16);
+    assert!(wide.iter().all(|a| a.write && a.address % 4096 == 0));
+    let words = of(16, Store::Plain);
+    assert!((0..40).all(|n| words[n].address == n as u64 * 16));
+    let past = of(8, Store::NonTemporal);
+    assert!(
+        past.iter()
+            .zip(0..)
+            .all(|(a, n)| a.effect == Effect::Past && a.compute == 7 && a.address == n * LINE)
+    );
+    // Two words and a request to a visit.
+    let flushed = of(32, Store::Flush);
+    assert!(flushed.chunks(3).all(|visit| {
+        visit[0].write
+            && visit
+                .last()
+                .is_some_and(|a| visit.len() < 3 || a.effect == Effect::Flush && !a.write)
+    }));
+    assert_eq!(Stores::new(1 << 16, 32, Store::Flush).accesses(), 3);
+}
+
+#[test]
+fn a_copy_loads_from_the_first_half_and_stores_into_the_second() {
+    for past in [false, true] {
+        let mut copy = Pattern::Stream(Stream::copy(1 << 13, past));
+        let round = take(&mut copy, 128);
+        assert_eq!(lines(&round).len(), 128);
+        for pair in round.chunks(2) {
+            assert!(!pair[0].write && pair[1].write);
+            assert_eq!(pair[1].address, pair[0].address + (1 << 12));
+            let effect = if past { Effect::Past } else { Effect::Use };
+            assert_eq!((pair[0].effect, pair[1].effect), (Effect::Use, effect));
+        }
+        assert_eq!(take(&mut copy, 128), round);
+    }
+    let mut past = Pattern::Stream(Stream::past(1 << 13));
+    assert!(
+        take(&mut past, 128)
+            .iter()
+            .all(|a| a.effect == Effect::Past)
+    );
 }
 
 #[test]
@@ -141,7 +201,10 @@ fn equal_seeds_give_equal_streams() {
             + take(&mut frames, 1).first().map_or(0, |a| a.address)
     };
     assert_eq!(digest(1), digest(1));
-    let churn = |seed| take(&mut Pattern::Churn(Churn::new(1 << 20, 128, seed)), 1000);
+    let churn = |seed| {
+        let churn = Churn::new(1 << 20, &[Touch::Write], Order::Random, seed);
+        take(&mut Pattern::Churn(churn), 1000)
+    };
     assert_eq!(churn(4), churn(4));
     assert_ne!(churn(4), churn(5));
 }

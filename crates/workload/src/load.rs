@@ -3,6 +3,7 @@
 //! measuring, asking once a millisecond whether to end. Nothing here allocates.
 
 use crate::account::Sampler;
+use quell_core::pace::{Pace, SPIN_NS};
 use quell_core::units::Rate;
 use quell_core::windows::next_batch;
 
@@ -13,14 +14,6 @@ use crate::windows::Windows;
 
 /// How often the loop asks whether to end.
 const ASK_NS: u64 = 1_000_000;
-/// A target rate is spread over slots this long.
-const SLOT_NS: u64 = 100_000;
-/// Waits up to this long are spun through: a sleep would take about as long to wake from.
-const SPIN_NS: u64 = 30_000;
-/// A stream behind its target rate by more than this does not catch up with the rest: after a stall there must not
-/// follow a burst as long as the stall.
-const LONGEST_DEBT_NS: u64 = 100_000_000;
-
 /// What one call of [`Driver::run`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -132,50 +125,6 @@ fn wait(now: u64, until: u64) {
     }
 }
 
-/// A target rate, spread over slots. What is due is computed from the beginning, so nothing drifts.
-#[derive(Debug)]
-struct Pace {
-    rate: Rate,
-    step_bytes: u64,
-    begin: Option<u64>,
-    done: u64,
-}
-
-impl Pace {
-    fn new(rate: Rate, step_bytes: u64) -> Self {
-        Self {
-            rate,
-            step_bytes,
-            begin: None,
-            done: 0,
-        }
-    }
-
-    fn steps_in(&self, nanoseconds: u64) -> u64 {
-        let bytes = u128::from(self.rate.0) * u128::from(nanoseconds) / 1_000_000_000;
-        u64::try_from(bytes / u128::from(self.step_bytes)).unwrap_or(u64::MAX)
-    }
-
-    /// Steps that should be done by the end of the current slot and are not.
-    fn due(&mut self, now: u64) -> u64 {
-        let begin = *self.begin.get_or_insert(now);
-        let slots = (now - begin) / SLOT_NS + 1;
-        let wanted = self.steps_in(slots * SLOT_NS);
-        let forgiven = self.steps_in((slots * SLOT_NS).saturating_sub(LONGEST_DEBT_NS));
-        self.done = self.done.max(forgiven);
-        wanted.saturating_sub(self.done)
-    }
-
-    fn done(&mut self, steps: u64) {
-        self.done += steps;
-    }
-
-    fn next_slot(&self, now: u64) -> u64 {
-        let begin = self.begin.unwrap_or(now);
-        begin + ((now - begin) / SLOT_NS + 1) * SLOT_NS
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,21 +152,6 @@ mod tests {
         assert_eq!(next_batch(20, 100), 40);
         assert_eq!(next_batch(1, 50_000_000), 1);
         assert_eq!(next_batch(LONGEST_BATCH, 1), LONGEST_BATCH);
-    }
-
-    #[test]
-    fn a_pace_neither_drifts_nor_bursts_after_a_long_stall() {
-        // 640 MB/s is 1000 lines per slot of 100 us.
-        let mut pace = Pace::new(Rate(640_000_000), 64);
-        assert_eq!(pace.due(5_000), 1_000);
-        pace.done(1_000);
-        assert_eq!(pace.due(5_000 + SLOT_NS - 1), 0);
-        assert_eq!(pace.next_slot(5_000 + SLOT_NS - 1), 5_000 + SLOT_NS);
-        // Late by three slots: all of them are due.
-        assert_eq!(pace.due(5_000 + 3 * SLOT_NS + 7), 3_000);
-        pace.done(3_000);
-        // Late by ten seconds: a tenth of a second is due.
-        assert_eq!(pace.due(10_000_000_000), 1_000_000);
     }
 
     #[test]

@@ -22,10 +22,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::deep::{CpuRate, OperationRates, Spread};
+use quell_core::deep::{Runs, Streams};
 use quell_core::inventory::Measured;
-use quell_core::stats::median;
-use quell_core::units::{Bytes, LINE_BYTES, Rate};
+use quell_core::units::{Bytes, LINE_BYTES};
 use quell_core::workload::{Operation, Pages};
 
 use crate::load::Driver;
@@ -104,7 +103,7 @@ pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured>
         l2 = size.unwrap_or(l2);
     }
     let buffers = buffers(llc, l2, cpus.len(), available)?;
-    let spread = spread(cpus, buffers.cpus_alone);
+    let spread = cpus.spread(buffers.cpus_alone);
     Ok(thread::scope(|scope| -> Result<Measured, Error> {
         let workers: Vec<Worker> = cpus
             .iter()
@@ -125,49 +124,25 @@ pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured>
             worker.hear()?;
         }
         let alone = each_alone(workers.iter().filter(|w| spread.contains(&w.cpu)))?;
-        let best: BTreeMap<Way, f64> = alone
-            .iter()
-            .map(|(way, cpus)| {
-                let runs = cpus.values().flatten().copied();
-                (*way, runs.fold(0.0, f64::max))
+        let mut together = all_together(&workers, alone.keys().copied())?;
+        let streams: Vec<Streams> = alone
+            .into_iter()
+            .map(|(way, alone)| Streams {
+                operation: way.name(),
+                alone,
+                together: together.remove(&way).unwrap_or_default(),
             })
             .collect();
-        let (peak_way, peak) = best
-            .iter()
-            .max_by(|a, b| a.1.total_cmp(b.1))
-            .map(|(way, rate)| (*way, *rate))
-            .ok_or_else(|| {
-                Error::refused("measuring rates", "no CPU was named", "name at least one")
-            })?;
-        let together = all_together(&workers, alone.keys().copied())?;
-        let sustained = together
-            .get(&peak_way)
-            .and_then(|rounds| median(&sums(rounds)))
-            .unwrap_or(0.0);
+        let measured = Measured::of_streams(&streams, workers.len(), now_unix_s);
+        let measured = measured.ok_or_else(|| {
+            Error::refused("measuring rates", "no CPU was named", "name at least one")
+        })?;
         Ok(Measured {
-            peak_cpu: rate(peak),
-            peak_operation: peak_way.name().to_owned(),
-            by_operation: best
-                .iter()
-                .map(|(way, r)| (way.name().to_owned(), rate(*r)))
-                .collect(),
-            sustainable: rate(sustained.max(peak)),
-            cpus: u32::try_from(workers.len()).unwrap_or(u32::MAX),
-            stop_cost: None,
-            operations: alone
-                .iter()
-                .filter_map(|(way, alone)| operation(*way, alone, together.get(way)?))
-                .collect(),
-            counters: BTreeMap::new(),
             within_cache: buffers.within_cache.then_some(buffers.alone),
-            at_unix_s: now_unix_s,
-            deep: None,
+            ..measured
         })
     })?)
 }
-
-/// Rates in program bytes per second: of each CPU, run by run.
-type Runs = BTreeMap<CpuId, Vec<f64>>;
 
 /// The rates of every way on each of the workers, running alone.
 fn each_alone<'a>(
@@ -208,33 +183,6 @@ fn all_together(
         }
     }
     Ok(all)
-}
-
-/// What all CPUs reached in each run.
-fn sums(runs: &Runs) -> Vec<f64> {
-    (0..ROUNDS)
-        .map(|i| runs.values().filter_map(|r| r.get(i)).sum())
-        .collect()
-}
-
-/// An operation's figures, for a person.
-fn operation(way: Way, alone: &Runs, together: &Runs) -> Option<OperationRates> {
-    let mb_s = |rates: &[f64]| Spread::of(&rates.iter().map(|r| r / 1e6).collect::<Vec<f64>>());
-    let each = |runs: &Runs| {
-        let rates = runs.iter().map(|(cpu, runs)| {
-            Some(CpuRate {
-                cpu: *cpu,
-                mb_s: mb_s(runs)?,
-            })
-        });
-        rates.collect::<Option<Vec<CpuRate>>>()
-    };
-    Some(OperationRates {
-        operation: way.name().to_owned(),
-        alone: each(alone)?,
-        loaded: each(together)?,
-        together: mb_s(&sums(together))?,
-    })
 }
 
 /// A worker: takes its memory on its CPU, says so, and runs what it is told until nobody tells it anything.
@@ -288,23 +236,6 @@ pub fn known_traffic(write: bool, llc: Bytes) -> io::Result<Box<dyn FnMut() -> u
         stream.run(lines);
         lines
     }))
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a measured rate: positive, far below 2^53"
-)]
-fn rate(bytes_per_second: f64) -> Rate {
-    // Up to the next 10^6: peaks are bounds, and nothing below is meant by them.
-    Rate((bytes_per_second / 1e6).ceil() as u64 * 1_000_000)
-}
-
-/// At most `most` of the CPUs, evenly over the set.
-fn spread(cpus: &CpuSet, most: usize) -> Vec<CpuId> {
-    let all: Vec<CpuId> = cpus.iter().collect();
-    let n = all.len().min(most);
-    (0..n).map(|i| all[i * all.len() / n]).collect()
 }
 
 /// Who streams through how much.
@@ -451,14 +382,6 @@ mod tests {
             prop_assert!(b.within_cache || b.alone.0 >= enough);
             prop_assert!(!b.within_cache || b.alone.0 >= (2 * l2) << 20);
         }
-    }
-
-    #[test]
-    fn the_cpus_measured_alone_are_spread_over_the_set() {
-        let set = |text: &str| text.parse::<CpuSet>().unwrap();
-        assert_eq!(spread(&set("0-15"), 4), [0, 4, 8, 12]);
-        assert_eq!(spread(&set("1,7"), 4), [1, 7]);
-        assert_eq!(spread(&set("3"), 4), [3]);
     }
 
     #[test]

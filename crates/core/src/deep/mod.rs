@@ -7,6 +7,7 @@ mod counter;
 mod fingerprint;
 mod knee;
 mod pairs;
+mod rates;
 mod steps;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ pub use counter::CounterCheck;
 pub use fingerprint::Fingerprint;
 pub use knee::knee;
 pub use pairs::{PAIRS, pairs};
+pub use rates::{Runs, Streams};
 pub use steps::{LevelSeen, Seen, levels};
 
 use crate::cpuset::CpuId;

@@ -4,15 +4,15 @@
 //! Where the sets of a cache and the DRAM banks are told apart by the same address bits, a page cannot be chosen for one
 //! without being chosen for the other: asked for together they are one partition of fewer, joint colours.
 
-use crate::cpuset::CpuSet;
-use crate::inventory::{Availability, CacheKind};
+use crate::inventory::Availability;
 use crate::mechanism::{Level, Mechanism};
-use crate::partition::{Colouring, Divides, Mask, Partitions};
+use crate::partition::{Colouring, Divides, Partitions};
 use crate::policy::{Banks, CacheForm, CacheMechanism, CacheWanted, Role};
-use crate::units::{Bytes, Share};
+use crate::units::Bytes;
 
 use super::Draft;
-use super::allot::{Want, Whole, runs};
+use super::allot::{Want, Whole};
+use super::amounts::{at_level, cache, exist, parts_of, size_of};
 
 /// What is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,21 @@ pub(super) struct Claim {
     pub locked: Option<Bytes>,
 }
 
+impl Claim {
+    /// The key in the policy.
+    pub(super) fn at(&self) -> String {
+        let key = if self.key == BOTH {
+            "reserve"
+        } else {
+            self.key
+        };
+        format!("group.{}.{key}", self.group)
+    }
+}
+
+/// The keys of a part that is of sets and banks at once.
+const BOTH: &str = "reserve.cache and reserve.banks";
+
 /// What all groups want of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Claims {
@@ -89,8 +104,8 @@ pub(super) struct Claims {
 }
 
 /// A key of a group that asks for a mechanism.
-struct Ask<'a> {
-    group: &'a str,
+pub(super) struct Ask<'a> {
+    pub group: &'a str,
     mechanism: Mechanism,
     form: Form<'a>,
 }
@@ -101,7 +116,7 @@ enum Form<'a> {
 }
 
 impl Ask<'_> {
-    const fn name(&self) -> &'static str {
+    pub(super) const fn name(&self) -> &'static str {
         match self.form {
             Form::Cache(_) => "reserve.cache",
             Form::Banks(_) => "reserve.banks",
@@ -114,7 +129,7 @@ impl Ask<'_> {
 }
 
 /// Why a claim cannot be had, and the remedy.
-type Refused = (String, Option<String>);
+pub(super) type Refused = (String, Option<String>);
 
 /// Reads what all groups want. What cannot be had is refused.
 pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
@@ -168,7 +183,7 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
             continue;
         };
         // Sets and banks of the same group, as joint colours.
-        own.key = "reserve.cache and reserve.banks";
+        own.key = BOTH;
         match both(&own.want, &want) {
             Some(both) => own.want = both,
             None => draft.refuse(
@@ -399,7 +414,12 @@ fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
             .lock
             .is_some_and(|level| Kind::Ways(level).whole(partitions).is_some()),
     };
-    let why = match draft.unavailable(ask.mechanism) {
+    // What is locked is kept by taking its ways from everybody.
+    let masks = || match ask.mechanism {
+        Mechanism::PseudoLock => draft.unavailable(Mechanism::Ways),
+        _ => None,
+    };
+    let why = match draft.unavailable(ask.mechanism).or_else(masks) {
         Some(why) => why,
         None if !there => format!("this machine does not tell what {} divide", ask.mechanism),
         None => return None,
@@ -500,154 +520,4 @@ fn claim(
             Ok((kind, Want::Top(n), Some(size)))
         }
     }
-}
-
-fn at_level(wanted: &CacheWanted, level: Option<u32>, what: &str) -> Result<(), Refused> {
-    match (wanted.level, level) {
-        (Some(asked), Some(level)) if u32::from(asked) != level => Err((
-            format!("{what} in L{level} on this machine, not in L{asked}"),
-            Some(format!(
-                "write level = \"L{level}\", or leave the level out"
-            )),
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// A part of a cache, as ways or colours.
-fn cache(
-    draft: &mut Draft<'_>,
-    ask: &Ask<'_>,
-    wanted: &CacheWanted,
-    kind: Kind,
-) -> Result<Want, Refused> {
-    let Some(whole) = kind.whole(&draft.machine.partitions) else {
-        let levels: Vec<String> = draft
-            .machine
-            .partitions
-            .ways
-            .iter()
-            .map(|w| format!("L{}", w.level))
-            .collect();
-        return Err((
-            format!(
-                "no {} can be given here, those of {} can",
-                kind.name(),
-                levels.join(", ")
-            ),
-            Some("leave the level out".to_owned()),
-        ));
-    };
-    let counted = |n: u32| {
-        if n < whole.least {
-            let why = format!("a part has at least {} {} here", whole.least, kind.name());
-            return Err((why, Some(format!("write {}", whole.least))));
-        }
-        Ok(Want::Count(n))
-    };
-    match &wanted.form {
-        CacheForm::Ways(n) => counted(*n),
-        CacheForm::Mask(mask) => {
-            let ways = ways_of(Mask(*mask));
-            let ways = exist(draft, kind, &ways)?;
-            if !whole.sparse && runs(&ways).len() > 1 {
-                return Err((
-                    format!(
-                        "the mask {mask:#x} has holes, and the {} are given in one piece here",
-                        kind.name()
-                    ),
-                    Some("name ways that follow each other".to_owned()),
-                ));
-            }
-            counted(mask.count_ones())?;
-            Ok(Want::Named(ways))
-        }
-        CacheForm::Colours(list) => Ok(Want::Named(exist(draft, kind, list)?)),
-        CacheForm::Locked(size) | CacheForm::Size(size) => {
-            let n = parts_of(draft, ask.group, kind, *size).max(whole.least);
-            Ok(rounded(draft, ask, kind, &size.to_string(), n))
-        }
-        CacheForm::Share(share) => {
-            let parts = u64::from(whole.count) * share.0;
-            let n = u32::try_from(parts.div_ceil(Share::WHOLE.0)).unwrap_or(u32::MAX);
-            Ok(rounded(
-                draft,
-                ask,
-                kind,
-                &share.to_string(),
-                n.max(whole.least),
-            ))
-        }
-    }
-}
-
-/// A size or share in whole parts, told.
-fn rounded(draft: &mut Draft<'_>, ask: &Ask<'_>, kind: Kind, what: &str, n: u32) -> Want {
-    let each = size_of(draft, ask.group, kind);
-    let of = kind.whole(&draft.machine.partitions).map_or(0, |w| w.count);
-    draft.notes.push(format!(
-        "group {}: {} {what} comes to {n} of the {of} {}, {each} each",
-        ask.group,
-        ask.name(),
-        kind.name()
-    ));
-    Want::Count(n)
-}
-
-/// The named numbers, if all of them are there.
-fn exist(draft: &Draft<'_>, kind: Kind, list: &CpuSet) -> Result<CpuSet, Refused> {
-    let count = kind.whole(&draft.machine.partitions).map_or(0, |w| w.count);
-    let missing: CpuSet = list.iter().filter(|n| *n >= count).collect();
-    if missing.is_empty() {
-        return Ok(list.clone());
-    }
-    Err((
-        format!(
-            "{} {} not here: there are {count} {}",
-            missing.brief(),
-            if missing.len() == 1 { "is" } else { "are" },
-            kind.name()
-        ),
-        Some(format!("name some of 0-{}", count.saturating_sub(1))),
-    ))
-}
-
-/// The bytes of cache that one way or colour stands for.
-fn size_of(draft: &Draft<'_>, group: &str, kind: Kind) -> Bytes {
-    let caches = draft
-        .machine
-        .caches
-        .iter()
-        .filter(|c| c.kind != CacheKind::Instruction);
-    let level = match kind {
-        Kind::Ways(level) => Some(level),
-        Kind::Colours(_) => caches.clone().map(|c| c.level).max(),
-    };
-    let cpus = &draft.division.of(group).cpus;
-    let size = caches
-        .filter(|c| Some(c.level) == level)
-        .filter(|c| cpus.is_empty() || !c.cpus.intersection(cpus).is_empty())
-        .map(|c| c.size.0)
-        .min();
-    let count = kind
-        .whole(&draft.machine.partitions)
-        .map_or(1, |w| w.count.max(1));
-    Bytes((size.unwrap_or(0) / u64::from(count)).max(1))
-}
-
-/// How many ways or colours hold so much.
-fn parts_of(draft: &Draft<'_>, group: &str, kind: Kind, size: Bytes) -> u32 {
-    u32::try_from(size.0.div_ceil(size_of(draft, group, kind).0)).unwrap_or(u32::MAX)
-}
-
-/// The numbers of a mask's bits.
-fn ways_of(mask: Mask) -> CpuSet {
-    (0..u64::BITS)
-        .filter(|bit| mask.0 >> bit & 1 == 1)
-        .collect()
-}
-
-/// The mask of ways with these numbers.
-pub(super) fn mask_of(ways: &CpuSet) -> Mask {
-    Mask(ways.iter().fold(0, |mask, bit| mask | Mask::run(bit, 1).0))
 }

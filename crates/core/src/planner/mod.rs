@@ -2,11 +2,12 @@
 //!
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
-//! [`claims`] reads what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
+//! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
 //! turns rates into budgets, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`together`] tells who
 //! stops with whom, [`sharing`] who shares a cache.
 
 mod allot;
+mod amounts;
 mod bandwidth;
 mod claims;
 mod cpus;

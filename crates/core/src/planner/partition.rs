@@ -15,7 +15,8 @@ use crate::policy::{Coloured, Group, Role};
 
 use super::Draft;
 use super::allot::{self, Allotted, Short, Want};
-use super::claims::{self, Claim, Claims, Kind, best_of, colouring, mask_of};
+use super::amounts::mask_of;
+use super::claims::{self, Claim, Claims, Kind, best_of, colouring};
 
 /// One kind of part, divided.
 struct Divided {
@@ -113,11 +114,10 @@ fn divide(draft: &mut Draft<'_>, claims: Claims) -> Option<Divided> {
     if allotted.left.len() < whole.least as usize {
         let nobody = others.len() == 1 && draft.machine.simulated.is_some();
         if !nobody {
-            let first = list.first().map_or("", |c| c.group.as_str());
-            let key = list.first().map_or("reserve", |c| c.key);
+            let key = list.first().map(Claim::at).unwrap_or_default();
             let names: Vec<String> = others.iter().map(|g| who(g)).collect();
             draft.refuse(
-                format!("group.{first}.{key}"),
+                key,
                 format!(
                     "the reserves take {} of the {} {}, and {} left for {}",
                     whole.count as usize - allotted.left.len() - allotted.idle.len(),
@@ -195,7 +195,7 @@ fn too_much(draft: &mut Draft<'_>, kind: Kind, count: u32, list: &[Claim], short
         format!(" (others: {})", others.join(", "))
     };
     draft.refuse(
-        format!("group.{}.{}", claim.group, claim.key),
+        claim.at(),
         format!(
             "it takes {} of the {count} {}, and {} left{row}{others}",
             short.wanted,
@@ -496,6 +496,9 @@ fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
         .collect()
 }
 
+/// The masks by level and the percentage that a class of service stands for.
+type Class = (Vec<(u32, Mask)>, Option<u32>);
+
 /// Ways and percentages are given to classes of service, of which there are few.
 pub(super) fn classes(draft: &mut Draft<'_>) {
     let mut levels: BTreeSet<u32> = BTreeSet::new();
@@ -503,9 +506,9 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
     let mut locks = 0;
     let mut names: Vec<String> = vec![REST.to_owned()];
     names.extend(draft.policy.groups.keys().cloned());
-    let mut distinct: BTreeSet<(Vec<(u32, Mask)>, Option<u32>)> = BTreeSet::new();
+    let mut distinct: BTreeSet<Class> = BTreeSet::new();
     for name in &names {
-        let mut class = (Vec::new(), None);
+        let mut class: Class = (Vec::new(), None);
         for step in draft
             .steps
             .iter()
@@ -535,8 +538,17 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
     let Some(most) = most else { return };
     let used = distinct.len() + locks;
     if used > most as usize {
+        let key = match draft.promises.iter().find(|p| {
+            matches!(
+                p.promise,
+                Promise::ReserveWays { .. } | Promise::ReserveLocked { .. }
+            )
+        }) {
+            Some(held) => format!("group.{}.reserve.cache", held.group),
+            None => "mechanisms.bandwidth".to_owned(),
+        };
         draft.refuse(
-            "reserve.cache",
+            key,
             format!(
                 "the plan takes {used} classes of service, that of unmatched tasks (group rest) included{}, and the hardware has {most}",
                 if locks > 0 { " and one to lock with" } else { "" }

@@ -37,10 +37,10 @@ pub struct Reserve {
     /// Memory bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
-    /// Cache space.
+    /// A part of the cache that nobody else fills; parts that two groups name are shared by them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheWanted>,
-    /// DRAM banks.
+    /// DRAM banks that nobody else's memory lies in, as page colours; those that two groups name are shared by them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub banks: Option<Banks>,
     /// Memory kept from reclaim.
@@ -137,9 +137,9 @@ impl BandwidthMechanism {
 pub struct Mechanisms {
     /// Never used.
     pub deny: Vec<Mechanism>,
-    /// Cache partition.
+    /// What gives a part of the cache where a policy says how much, not which: a size or a share.
     pub cache: CacheMechanism,
-    /// Bandwidth.
+    /// What holds limits of bandwidth.
     pub bandwidth: BandwidthMechanism,
 }
 

@@ -1,7 +1,8 @@
 //! Whole experiments on the scripted machine: what they share. [`result`] is about what is found and said, [`running`]
-//! about what is done, also where something goes wrong, and the record of it.
+//! about what is done, also where something goes wrong, and the record of it, [`beside`] about several machines.
 #![expect(clippy::cast_sign_loss, reason = "rates are positive")]
 
+use quell_core::backend::Measurement;
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::plan::{GroupPlan, Held, Promise, Regulation, Setting, Step, StepId};
 use quell_core::policy::{Bandwidth, CpusWanted};
@@ -11,6 +12,7 @@ use quell_core::units::{Lines, Nanos, Rate, Share};
 use super::*;
 use crate::fake::{Fake, Scene, machine};
 
+mod beside;
 mod result;
 mod running;
 
@@ -199,7 +201,14 @@ fn attempt(
     options: &Options<'_>,
     progress: &mut dyn Progress,
 ) -> Result<Comparison, CompareError> {
-    run(&neighbour(), fake, &machine(2), &plan, options, progress)
+    run(
+        &neighbour(),
+        Machines::One(fake),
+        &machine(2),
+        &plan,
+        options,
+        progress,
+    )
 }
 
 fn compare(fake: &mut Fake, rounds: u32) -> (CompareResult, Heard) {

@@ -180,9 +180,16 @@ fn an_aggressor_at_a_lower_rate_is_judged_by_what_it_was_asked_for_or_can_do_alo
         ..options(3, None)
     };
     let mut heard = Heard::default();
-    let result = run(&ladder, &mut fake, &machine(2), &plan, &options, &mut heard)
-        .unwrap()
-        .result;
+    let result = run(
+        &ladder,
+        Machines::One(&mut fake),
+        &machine(2),
+        &plan,
+        &options,
+        &mut heard,
+    )
+    .unwrap()
+    .result;
     let normalized = |name: &str| {
         of(&result, name)
             .subject("aggressor")

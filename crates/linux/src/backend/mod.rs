@@ -23,7 +23,7 @@ use quell_core::units::{Bytes, Nanos};
 use quell_core::workload::{Caches, Workload};
 
 use crate::cgroup::Cgroups;
-use crate::children::{self, Birth, Subject};
+use crate::children::{Birth, Subject};
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::pmu::{self, Counting, Traffic};
@@ -31,7 +31,7 @@ use crate::root::{Files, Kernel};
 use crate::session::{Session, WatchdogCommand};
 use crate::spent::Ledger;
 use crate::throttle::Throttler;
-use crate::{probe, procfs, rt};
+use crate::{probe, procfs, rt, signals};
 
 /// What the backend needs of the rest of the program.
 pub struct Tools {
@@ -114,7 +114,7 @@ impl Linux {
     pub fn new(run_root: &Path, tools: Tools) -> Result<Self> {
         let files = Kernel::new()?;
         let cgroups = Cgroups::discover(&files)?;
-        let signals = children::stop_signals()
+        let signals = signals::stop_signals()
             .map_err(|e| Error::refused(format!("signals cannot be received: {e}")))?;
         Ok(Self {
             files,

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::{Linux, Regulated};
 use crate::error::{Error, Result};
 use crate::session::Session;
-use crate::{children, drift, rt};
+use crate::{drift, rt, signals};
 
 /// How often the heartbeat is renewed.
 const BEAT: Nanos = Nanos::millis(100);
@@ -180,7 +180,7 @@ impl Linux {
             for subject in &mut self.subjects {
                 subject.observe(seen);
             }
-            while let Some(signal) = children::next_signal(&self.signals) {
+            while let Some(signal) = signals::next_signal(&self.signals) {
                 seen.push(Seen::Stop(signal));
             }
             if self.session.is_some() && !self.revoked && rt::now() >= self.next_look {

@@ -264,6 +264,24 @@ impl Hierarchy {
         }
     }
 
+    /// Takes the line of `address` out of all caches that `core` sees, locked or not; whether any had it changed. For flushes and
+    /// stores past the caches. (What other cores alone see they do not share with it: programs have memory of their own.)
+    pub fn flush(&mut self, core: usize, address: u64) -> bool {
+        self.writebacks.clear();
+        let own = self.levels.iter_mut();
+        let lines = own.filter_map(|level| level.caches[level.cache_of[core]].remove(address));
+        lines.fold(false, |dirty, line| dirty | line.dirty)
+    }
+
+    /// Has the line of `address` unchanged from now on in all caches that `core` sees, as it is written back; whether any had it
+    /// changed.
+    pub fn write_back(&mut self, core: usize, address: u64) -> bool {
+        self.writebacks.clear();
+        let own = self.levels.iter_mut();
+        let were = own.map(|level| level.caches[level.cache_of[core]].clean(address));
+        were.fold(false, |dirty, was| dirty | was)
+    }
+
     /// What the last access pushed out to memory: addresses of lines, at most one per level.
     #[must_use]
     pub fn writebacks(&self) -> &[u64] {

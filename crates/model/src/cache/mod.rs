@@ -350,6 +350,18 @@ impl Cache {
         way.is_some()
     }
 
+    /// Forgets that the line of `address` was written, as it has been written back; whether it had been.
+    pub fn clean(&mut self, address: u64) -> bool {
+        let set = self.set_of(address);
+        let Some(way) = self.find(set, address >> self.line_shift) else {
+            return false;
+        };
+        let state = &mut self.sets[set];
+        let dirty = state.dirty >> way & 1 == 1;
+        state.dirty &= !(1 << way);
+        dirty
+    }
+
     /// Takes the line of `address` out, locked or not; returns what it was.
     pub fn remove(&mut self, address: u64) -> Option<Victim> {
         let set = self.set_of(address);

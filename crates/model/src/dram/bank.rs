@@ -1,6 +1,7 @@
 //! What JEDEC allows when: per bank which row is open and from when each command may come, per rank and bank group what
 //! commands elsewhere in the rank and data on the bus demand. Every time here is "not before".
 
+use super::channel::MOST_BANKS;
 use super::timing::Config;
 use crate::Picos;
 
@@ -47,6 +48,9 @@ pub(super) const WRITE: usize = 2;
 /// Added to READ or WRITE: the same as if ranks could follow each other on the bus without a gap: who is older decides.
 pub(super) const FAIR: usize = 2;
 const KINDS: usize = 5;
+/// Floors there can be, rounded up to a power of two: of every kind one per bank group, of which there are at most
+/// as many as banks.
+const FLOORS: usize = (KINDS * MOST_BANKS as usize).next_power_of_two();
 
 #[derive(Clone, Debug)]
 pub(super) struct Constraints {
@@ -55,7 +59,7 @@ pub(super) struct Constraints {
     groups: usize,
     pub(super) banks: Vec<Bank>,
     /// By kind, then rank and bank group: not before, for any bank there.
-    floors: Vec<Picos>,
+    floors: [Picos; FLOORS],
     /// Of each rank, when each of the last four activations leaves the window.
     windows: Vec<([Picos; 4], usize)>,
 }
@@ -99,21 +103,28 @@ impl Constraints {
                     column: 0,
                 })
                 .collect(),
-            floors: vec![0; KINDS * ranks * groups],
+            floors: [0; FLOORS],
             windows: vec![([0; 4], 0); ranks],
         }
     }
 
     /// Where the floor of a `kind` of command to `bank` is kept.
     #[inline]
-    pub(super) fn floor_of(&self, kind: usize, bank: usize) -> usize {
+    pub(super) fn floor_of(&self, kind: usize, bank: usize) -> u16 {
         let Bank { rank, group, .. } = self.banks[bank];
-        (kind * self.windows.len() + rank) * self.groups + group
+        ((kind * self.windows.len() + rank) * self.groups + group) as u16
     }
 
     #[inline]
-    pub(super) fn floor(&self, place: usize) -> Picos {
-        self.floors[place]
+    pub(super) fn floor(&self, place: u16) -> Picos {
+        self.floors[usize::from(place) % FLOORS]
+    }
+
+    /// Before this no bank can be activated.
+    #[inline]
+    pub(super) fn least_activate(&self) -> Picos {
+        let all = self.floors.iter().take(self.windows.len() * self.groups);
+        all.copied().min().unwrap_or(0)
     }
 
     fn raise(&mut self, kind: usize, rank: usize, group: usize, at: Picos) {

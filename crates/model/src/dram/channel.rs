@@ -8,6 +8,7 @@ use crate::{Invalid, Picos};
 
 /// Banks of a channel fit in a word of bits.
 pub(super) const MOST_BANKS: u32 = 64;
+const PLACES: usize = MOST_BANKS as usize;
 
 /// A line to read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,12 +82,12 @@ struct Proposal {
 struct Claim {
     /// Not before, as far as the bank alone is concerned.
     ready: Picos,
-    /// Where the floor of the rest of the channel is kept.
-    floor: usize,
-    /// Where the same without gaps between ranks is kept, of column commands.
-    fair: usize,
     /// Order of arrival.
     order: u64,
+    /// Where the floor of the rest of the channel is kept.
+    floor: u16,
+    /// Where the same without gaps between ranks is kept, of column commands.
+    fair: u16,
 }
 
 /// One channel.
@@ -102,7 +103,8 @@ pub struct Channel {
     flush: bool,
     constraints: Constraints,
     proposals: Vec<Proposal>,
-    claims: Vec<Claim>,
+    /// Of each bank; a fixed number, so that no index has to be checked.
+    claims: [Claim; PLACES],
     /// Banks that propose something.
     active: u64,
     /// Those of them that propose a column command.
@@ -149,15 +151,12 @@ impl Channel {
             flush: false,
             constraints: Constraints::new(config),
             proposals: vec![nothing; banks],
-            claims: vec![
-                Claim {
-                    ready: 0,
-                    floor: 0,
-                    fair: 0,
-                    order: 0
-                };
-                banks
-            ],
+            claims: [Claim {
+                ready: 0,
+                order: 0,
+                floor: 0,
+                fair: 0,
+            }; PLACES],
             active: 0,
             columns: 0,
             streaks: [vec![0; banks], vec![0; banks]],
@@ -426,44 +425,37 @@ impl Channel {
     /// Which bank's command is next: the earliest column command (the oldest of all that could come if ranks followed each
     /// other without a gap, once enough have gone before it), or an activation that comes before that.
     fn pick(&mut self) {
-        let activate = self.earliest(self.active & !self.columns, 0, |claim| claim.floor);
-        let mut column = self.earliest(self.columns, 0, |claim| claim.floor);
+        let mut best = self.earliest(self.columns);
         self.overtaking = false;
         if self.config.ranks > 1 && self.columns != 0 {
-            // The oldest of those that could come by then.
-            let fair = self.earliest(self.columns, column.0, |claim| claim.fair).1;
-            self.overtaking = column.1 != fair && self.overtakes < self.config.rank_streak;
+            let fair = self.oldest_by(best);
+            self.overtaking = best.1 != fair && self.overtakes < self.config.rank_streak;
             if !self.overtaking {
                 let claim = &self.claims[fair];
-                column = (claim.ready.max(self.constraints.floor(claim.floor)), fair);
+                best = (claim.ready.max(self.constraints.floor(claim.floor)), fair);
             }
         }
-        let best = if activate.0 < column.0 {
-            activate
-        } else {
-            column
-        };
+        // Mostly the rank's window is what activations wait for: then there is no need to look at them one by one.
+        let activates = self.active & !self.columns;
+        if activates != 0 && self.constraints.least_activate() < best.0 {
+            let activate = self.earliest(activates);
+            if activate.0 < best.0 {
+                best = activate;
+            }
+        }
         // Fairness may have held back what could have come before now; it does not come in the past.
         self.next = (self.active != 0).then_some((best.0.max(self.now), best.1));
     }
 
-    /// Which of `banks` has the earliest claim, the oldest of equals and of those before `least`, and when.
+    /// Which of `banks` has the earliest claim, the oldest of equals, and when.
     #[inline]
-    fn earliest(
-        &self,
-        mut banks: u64,
-        least: Picos,
-        floor: impl Fn(&Claim) -> usize,
-    ) -> (Picos, usize) {
+    fn earliest(&self, mut banks: u64) -> (Picos, usize) {
         let (mut best, mut which) = (u128::MAX, 0);
         while banks != 0 {
-            let bank = banks.trailing_zeros() as usize;
+            let bank = banks.trailing_zeros() as usize % PLACES;
             banks &= banks - 1;
             let claim = &self.claims[bank];
-            let at = claim
-                .ready
-                .max(self.constraints.floor(floor(claim)))
-                .max(least);
+            let at = claim.ready.max(self.constraints.floor(claim.floor));
             // In one number, so that no branch has to be guessed.
             let key = u128::from(at) << 64 | u128::from(claim.order);
             if key < best {
@@ -471,6 +463,23 @@ impl Channel {
             }
         }
         ((best >> 64) as Picos, which)
+    }
+
+    /// The oldest of the column commands that could come by the time of the earliest if there were no gaps between ranks.
+    #[inline]
+    fn oldest_by(&self, (by, earliest): (Picos, usize)) -> usize {
+        let (mut order, mut which) = (self.claims[earliest].order, earliest);
+        let mut banks = self.columns;
+        while banks != 0 {
+            let bank = banks.trailing_zeros() as usize % PLACES;
+            banks &= banks - 1;
+            let claim = &self.claims[bank];
+            // Few are older, so that this is mostly all.
+            if claim.order < order && claim.ready.max(self.constraints.floor(claim.fair)) <= by {
+                (order, which) = (claim.order, bank);
+            }
+        }
+        which
     }
 
     fn issue(&mut self, done: &mut Vec<Completion>) {

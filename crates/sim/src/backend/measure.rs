@@ -1,43 +1,66 @@
 //! What the simulated machine is, as its own generators measure it: the rates, by the procedure used on real machines
 //! (`quell_workload::measure`) in simulated time.
 //!
-//! Deviations from that procedure: nothing disturbs a run, so runs are short and each CPU alone runs once; the streams
-//! are those operations that the simulated machine has; every run begins on a machine freshly booted, its buffer touched.
-
-use std::collections::BTreeMap;
+//! Deviations from that procedure: nothing disturbs a run, so runs are short and each CPU alone runs once; every run begins on a
+//! machine freshly booted, its buffer touched.
 
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::deep::{CpuRate, OperationRates, Spread};
+use quell_core::deep::{Runs, Streams};
 use quell_core::inventory::Measured;
-use quell_core::stats::median;
-use quell_core::units::{LINE_BYTES, Nanos, Rate};
+use quell_core::units::{LINE_BYTES, Nanos};
+use quell_core::workload::Operation;
 
 use crate::board::Board;
 use crate::frames::Placement;
 use crate::os::Os;
-use crate::pattern::Pattern;
+use crate::pattern::{Pattern, Stream};
 
 use quell_core::backend::BackendError;
 
 /// Runs of all CPUs together.
-const ROUNDS: u64 = 4;
+const ROUNDS: u64 = 2;
 /// Before a run is measured: until queues are as full as they stay.
 const SETTLE: Nanos = Nanos::micros(100);
 /// A run.
 const RUN: Nanos = Nanos::millis(1);
-/// CPUs measured alone.
-const MOST_CPUS: usize = 4;
+/// CPUs measured alone: they are alike.
+const MOST_CPUS: usize = 2;
 /// How many last-level caches a buffer is large.
 const CACHES: u64 = 4;
 
-const OPERATIONS: [(&str, bool); 2] = [("read", false), ("write", true)];
+/// A stream that could be the fastest.
+struct Way {
+    operation: &'static str,
+    pattern: Pattern,
+    /// Touching its memory leaves it changed, as the stream does.
+    writes: bool,
+}
 
-/// Streams on `cpus` at once on a machine booted with `seed`; program bytes per second of each.
+/// All of them, over a buffer of so many bytes: those of Linux.
+fn ways(bytes: u64) -> [Way; 5] {
+    let way = |operation, pattern, writes| Way {
+        operation,
+        pattern,
+        writes,
+    };
+    let stream = |operation: Operation, pattern, writes| way(operation.name(), pattern, writes);
+    let copy = |past| Pattern::Stream(Stream::copy(bytes, past));
+    let past = Pattern::Stream(Stream::past(bytes));
+    [
+        stream(Operation::Read, Pattern::bandwidth(bytes, false), false),
+        stream(Operation::Write, Pattern::bandwidth(bytes, true), true),
+        stream(Operation::Copy, copy(false), true),
+        stream(Operation::NonTemporal, past, false),
+        way("copy-non-temporal", copy(true), false),
+    ]
+}
+
+/// Streams on `cpus` at once on a machine booted with `seed`, each over `bytes`; program bytes per second of each.
 fn run(
     board: &Board,
     cpus: &[CpuId],
-    write: bool,
-    llc: u64,
+    way: &Way,
+    bytes: u64,
     seed: u64,
 ) -> Result<Vec<f64>, BackendError> {
     let wrong = |e: &dyn std::fmt::Display| {
@@ -47,15 +70,21 @@ fn run(
         ))
     };
     let mut os = Os::boot(board, seed).map_err(|e| wrong(&e))?;
-    let bytes = CACHES * llc;
     let mut tasks = Vec::new();
     for &cpu in cpus {
         let space = os
             .allocate(bytes, &Placement::Plain)
             .map_err(|e| wrong(&e))?;
-        let program = (Pattern::bandwidth(bytes, write), space);
+        let program = (way.pattern.clone(), space);
         let task = os
-            .spawn(&CpuSet::from_iter([cpu]), None, 0, program, bytes, write)
+            .spawn(
+                &CpuSet::from_iter([cpu]),
+                None,
+                0,
+                program,
+                bytes,
+                way.writes,
+            )
             .ok_or_else(|| wrong(&format!("there is no CPU {cpu}")))?;
         tasks.push(task);
     }
@@ -83,73 +112,25 @@ pub(super) fn rates(
     seed: u64,
 ) -> Result<Measured, BackendError> {
     let all: Vec<CpuId> = cpus.iter().collect();
-    let some = all.len().min(MOST_CPUS);
-    let spread: Vec<CpuId> = (0..some).map(|i| all[i * all.len() / some]).collect();
-    let mut operations = Vec::new();
-    let mut by_operation = BTreeMap::new();
-    let mut best: Option<(f64, f64, &str)> = None;
-    for (name, write) in OPERATIONS {
-        let mut alone = Vec::new();
-        for (&cpu, n) in spread.iter().zip(0..) {
-            let rate = run(board, &[cpu], write, llc, seed + n)?;
-            alone.push((cpu, rate));
+    let bytes = CACHES * llc;
+    let mut measured = Vec::new();
+    for way in ways(bytes) {
+        let (mut alone, mut together) = (Runs::new(), Runs::new());
+        for (cpu, n) in cpus.spread(MOST_CPUS).into_iter().zip(0..) {
+            alone.insert(cpu, run(board, &[cpu], &way, bytes, seed + n)?);
         }
-        let mut together: Vec<Vec<f64>> = Vec::new();
         for n in 0..ROUNDS {
-            together.push(run(board, &all, write, llc, seed + n)?);
+            let rates = run(board, &all, &way, bytes, seed + n)?;
+            for (&cpu, rate) in all.iter().zip(rates) {
+                together.entry(cpu).or_default().push(rate);
+            }
         }
-        let peak = alone
-            .iter()
-            .flat_map(|(_, r)| r)
-            .copied()
-            .fold(0.0, f64::max);
-        let sums: Vec<f64> = together.iter().map(|r| r.iter().sum()).collect();
-        if best.is_none_or(|(most, _, _)| peak > most) {
-            best = Some((peak, median(&sums).unwrap_or(0.0), name));
-        }
-        by_operation.insert(name.to_owned(), rate(peak));
-        let mb_s = |rates: &[f64]| Spread::of(&rates.iter().map(|r| r / 1e6).collect::<Vec<f64>>());
-        let each = |cpu: CpuId, rates: &[f64]| {
-            Some(CpuRate {
-                cpu,
-                mb_s: mb_s(rates)?,
-            })
-        };
-        let loaded = all.iter().enumerate().filter_map(|(n, &cpu)| {
-            let runs: Vec<f64> = together.iter().filter_map(|r| r.get(n).copied()).collect();
-            each(cpu, &runs)
+        measured.push(Streams {
+            operation: way.operation,
+            alone,
+            together,
         });
-        if let Some(sum) = mb_s(&sums) {
-            operations.push(OperationRates {
-                operation: name.to_owned(),
-                alone: alone.iter().filter_map(|(cpu, r)| each(*cpu, r)).collect(),
-                loaded: loaded.collect(),
-                together: sum,
-            });
-        }
     }
-    let (peak, sustained, name) = best.unwrap_or((0.0, 0.0, ""));
-    Ok(Measured {
-        peak_cpu: rate(peak),
-        peak_operation: name.to_owned(),
-        by_operation,
-        sustainable: rate(sustained.max(peak)),
-        cpus: u32::try_from(all.len()).unwrap_or(u32::MAX),
-        stop_cost: None,
-        operations,
-        counters: BTreeMap::new(),
-        within_cache: None,
-        at_unix_s: 0,
-        deep: None,
-    })
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a measured rate: positive, far below 2^53"
-)]
-fn rate(bytes_per_second: f64) -> Rate {
-    // As on real machines, up to the next 10^6.
-    Rate((bytes_per_second / 1e6).ceil() as u64 * 1_000_000)
+    Measured::of_streams(&measured, all.len(), 0)
+        .ok_or_else(|| BackendError("rates of no CPU were asked for".to_owned()))
 }

@@ -1,8 +1,9 @@
 //! The simulated machine behind the engine: steps become settings of its operating system, generators its tasks, and
 //! waiting is what lets its time pass.
 //!
-//! Every hold ends with a fresh boot: caches cold, memory free, page frames drawn anew from the seed and the number of the
-//! boot. So what happens is a function of the board, the seed and the calls made, and of nothing else.
+//! Every cell of an experiment begins with a fresh boot, and every hold ends with one: caches cold, memory free, page frames
+//! drawn from the seed and the cell's number. So what happens is a function of the board, the seed, the cell and the calls
+//! made in it, and of nothing else: not of which cells were before, nor on how many machines.
 //!
 //! What it does not have is refused: commands, tasks found rather than started, the time meter, mechanisms that its profile lacks.
 
@@ -27,7 +28,7 @@ use quell_core::units::Nanos;
 use crate::board::Board;
 use crate::os::{Notice, Os, Throttled};
 use crate::random::Random;
-use generator::{Generator, Work};
+use generator::{Generator, Key, Place, Work};
 use partition::Divided;
 
 #[derive(Debug)]
@@ -56,7 +57,8 @@ pub struct Sim {
     os: Os,
     /// When it was booted last.
     booted: Nanos,
-    boots: u64,
+    /// The cell's number.
+    cell: u64,
     groups: BTreeMap<String, Group>,
     rest: Group,
     changes: u32,
@@ -82,7 +84,7 @@ impl Sim {
             machine,
             os,
             booted: Nanos(0),
-            boots: 0,
+            cell: 0,
             groups: BTreeMap::new(),
             changes: 0,
             regulated: BTreeMap::new(),
@@ -90,6 +92,14 @@ impl Sim {
             born: 0,
             pending: Vec::new(),
         })
+    }
+
+    /// Boots anew; the clock goes on.
+    fn reboot(&mut self) -> Result<(), BackendError> {
+        self.booted = self.now();
+        self.os = boot(&self.board, self.seed, self.cell)?;
+        self.born = 0;
+        Ok(())
     }
 
     /// Where a task of this group may run: within its own CPUs, off those that others have to themselves.
@@ -156,7 +166,9 @@ impl Sim {
                 spec.cpus.clone().unwrap_or_default()
             )));
         };
-        let work = Work::new(&workload.resolve(&self.machine.data_caches(first)))?;
+        let clock = self.board.description.clock;
+        let caches = self.machine.data_caches(first);
+        let work = Work::new(workload, &Place { caches, clock })?;
         let refused = |why: &dyn std::fmt::Display| {
             BackendError(format!("subject '{}' cannot be started: {why}", spec.name))
         };
@@ -170,7 +182,7 @@ impl Sim {
             .map_err(|e| refused(&e))?;
         let space = self
             .os
-            .allocate(work.size.0, &placement)
+            .allocate(work.memory.0, &placement)
             .map_err(|e| refused(&e))?;
         if space.spilled() > 0 {
             let what = format!(
@@ -183,16 +195,23 @@ impl Sim {
                 .push(Seen::Event(Event::Finding { what, group }));
         }
         let class = self.os.class(group).map_err(|e| refused(&e))?;
-        let program = (work.pattern.clone(), space);
+        let program = (work.pattern(&space)?, space);
         let task = self
             .os
-            .spawn(&cpus, None, class, program, work.size.0, work.writes)
+            .spawn(
+                &cpus,
+                work.priority,
+                class,
+                program,
+                work.memory.0,
+                work.writes,
+            )
             .ok_or_else(|| refused(&format!("there is no CPU {cpus}")))?;
-        self.lock(group, task, work.size.0)
+        self.lock(group, task, work.memory.0)
             .map_err(|e| refused(&e))?;
         self.born += 1;
         let id = SubjectId(self.born);
-        self.subjects.insert(id, Generator::new(task, &work));
+        self.subjects.insert(id, Generator::new(task, &work, clock));
         self.pending.push(Seen::Ready(id));
         Ok(id)
     }
@@ -230,19 +249,23 @@ impl Sim {
         let os = &mut self.os;
         let (id, measured) = match notice {
             Notice::Alarm(key) => {
-                let id = SubjectId(u32::try_from(key).unwrap_or(u32::MAX));
+                let (key, bell) = Key::rang(key);
+                let id = SubjectId(key.0);
                 let subject = self.subjects.get_mut(&id);
-                (id, subject.and_then(|s| s.alarm(os, key)))
+                (id, subject.and_then(|s| s.alarm(os, key, bell)))
             }
             Notice::Runs(task) => {
                 let Some((&id, subject)) = self.subjects.iter_mut().find(|(_, s)| s.task == task)
                 else {
                     return;
                 };
-                (id, subject.look(os, u64::from(id.0)))
+                (id, subject.runs(os, Key(id.0)))
             }
             Notice::Finished(task) => {
-                os.sleep(task);
+                match self.subjects.iter_mut().find(|(_, s)| s.task == task) {
+                    Some((id, subject)) => subject.finished(os, Key(id.0)),
+                    None => os.sleep(task),
+                }
                 return;
             }
         };
@@ -253,8 +276,8 @@ impl Sim {
     }
 }
 
-fn boot(board: &Board, seed: u64, number: u64) -> Result<Os, BackendError> {
-    let seed = Random::new(Random::new(seed).bits() ^ number).bits();
+fn boot(board: &Board, seed: u64, cell: u64) -> Result<Os, BackendError> {
+    let seed = Random::new(Random::new(seed).bits() ^ cell).bits();
     Os::boot(board, seed).map_err(|e| {
         BackendError(format!(
             "there can be no machine {}: {e}",
@@ -276,6 +299,11 @@ impl Backend for Sim {
 
     fn now(&self) -> Nanos {
         self.booted.plus(self.os.now())
+    }
+
+    fn begin(&mut self, cell: u64) -> Result<(), BackendError> {
+        self.cell = cell;
+        self.reboot()
     }
 
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError> {
@@ -321,9 +349,7 @@ impl Backend for Sim {
     }
 
     fn undo(&mut self) -> Result<Undone, BackendError> {
-        self.booted = self.now();
-        self.boots += 1;
-        self.os = boot(&self.board, self.seed, self.boots)?;
+        self.reboot()?;
         self.groups.clear();
         self.rest = Group::on(self.machine.cpu_set());
         self.regulated.clear();
@@ -363,7 +389,7 @@ impl Backend for Sim {
                     .subjects
                     .get_mut(subject)
                     .ok_or_else(|| nobody(subject))?;
-                generator.go(&mut self.os, u64::from(subject.0), *warmup, *duration);
+                generator.go(&mut self.os, Key(subject.0), *warmup, *duration);
             }
             Action::Stop(subject) => {
                 let generator = self

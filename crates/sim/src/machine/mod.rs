@@ -178,6 +178,8 @@ enum Kind {
     Read,
     /// A line reaches the controller.
     Write,
+    /// A line that a core waits to be rid of does.
+    Store,
 }
 
 /// The machine.

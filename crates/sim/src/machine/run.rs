@@ -6,6 +6,7 @@ use quell_model::Picos;
 use quell_model::dram::Accepted;
 
 use crate::frames::PAGE_SHIFT;
+use crate::pattern::{Effect, LINE};
 use crate::tlb::Page;
 
 use super::{Ahead, CORE_BITS, Kind, LEVELS, Machine, Message, Raised, State};
@@ -34,18 +35,7 @@ impl Machine {
                 return None;
             }
             if dram == now {
-                self.dram.advance(now, &mut self.done);
-                for completion in self.done.drain(..) {
-                    let core = usize::try_from(completion.id & ((1 << CORE_BITS) - 1)).unwrap_or(0);
-                    let at = completion.at + self.transit;
-                    self.messages.push(Reverse(Message {
-                        at,
-                        kind: Kind::Return,
-                        core,
-                        number: completion.id,
-                        address: 0,
-                    }));
-                }
+                self.advance(now);
             } else if message == now {
                 if let Some(Reverse(message)) = self.messages.pop() {
                     self.deliver(message);
@@ -58,6 +48,22 @@ impl Machine {
                     return raised;
                 }
             }
+        }
+    }
+
+    /// Memory does what it does until `now`, and lines set off for their cores. A refresh that was due in the meantime can bring reads
+    /// forward, so that lines come from here at any time, not at memory's own events alone.
+    fn advance(&mut self, now: Picos) {
+        self.dram.advance(now, &mut self.done);
+        for completion in self.done.drain(..) {
+            let core = usize::try_from(completion.id & ((1 << CORE_BITS) - 1)).unwrap_or(0);
+            self.messages.push(Reverse(Message {
+                at: completion.at + self.transit,
+                kind: Kind::Return,
+                core,
+                number: completion.id,
+                address: 0,
+            }));
         }
     }
 
@@ -83,15 +89,17 @@ impl Machine {
                     core.time = core.time.max(now);
                 }
             }
-            Kind::Read | Kind::Write => {
-                self.dram.advance(now, &mut self.done);
+            Kind::Read | Kind::Write | Kind::Store => {
+                self.advance(now);
                 match self.dram.enqueue(
                     message.number,
                     message.address,
-                    message.kind == Kind::Write,
+                    message.kind != Kind::Read,
                     now,
                 ) {
-                    Ok(Accepted::Forwarded) => {
+                    Ok(accepted)
+                        if accepted == Accepted::Forwarded || message.kind == Kind::Store =>
+                    {
                         let at = now + self.transit;
                         self.messages.push(Reverse(Message {
                             at,
@@ -99,7 +107,7 @@ impl Machine {
                             ..message
                         }));
                     }
-                    Ok(Accepted::Queued | Accepted::Merged) => {}
+                    Ok(_) => {}
                     // Tried again when DRAM has done something.
                     Err(_) => {
                         let at = self.dram.next_event().unwrap_or(now).max(now + 1);
@@ -187,6 +195,12 @@ impl Machine {
             };
             program.done += 1;
             core.counts.accesses += 1;
+            if access.effect != Effect::Use {
+                let began = core.time;
+                core.time += self.clock;
+                self.rid(n, address, access.effect, began);
+                return None;
+            }
             let level = self.caches.access(n, program.class, address, access.write);
             let looked_up = core.time + self.latencies[level];
             let began = core.time;
@@ -275,6 +289,42 @@ impl Machine {
                 return Some(Raised::Overflow { core: n, at: began });
             }
             return None;
+        }
+    }
+}
+
+impl Machine {
+    /// `core` has a line stored past the caches, written back or flushed at `at`. If it goes to memory it holds one of the
+    /// core's misses until the controller has taken it: write-combining buffers are line-fill buffers.
+    fn rid(&mut self, n: usize, address: u64, effect: Effect, at: Picos) {
+        let changed = match effect {
+            Effect::Use => false,
+            Effect::Past => {
+                self.caches.flush(n, address);
+                true
+            }
+            Effect::WriteBack => self.caches.write_back(n, address),
+            Effect::Flush => self.caches.flush(n, address),
+        };
+        if changed {
+            let core = &mut self.cores[n];
+            let class = core.program.as_ref().map_or(0, |program| program.class);
+            let ready = at + self.latencies[self.caches.levels()];
+            let at = leaves(&mut core.leaves, ready, self.gaps[usize::from(class)]);
+            self.numbers += 1;
+            self.messages.push(Reverse(Message {
+                at,
+                kind: Kind::Store,
+                core: n,
+                number: self.numbers << CORE_BITS | n as u64,
+                address: address & !(LINE - 1),
+            }));
+            let core = &mut self.cores[n];
+            core.counts.writebacks += 1;
+            if let Some(program) = &mut core.program {
+                program.counts.writebacks += 1;
+            }
+            core.flying += 1;
         }
     }
 }

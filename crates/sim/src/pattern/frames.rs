@@ -105,10 +105,10 @@ impl Frames {
         Access {
             address: line * LINE,
             write: self.at.is_multiple_of(4),
-            dependent: false,
             // The access itself takes a cycle.
             compute: compute.saturating_sub(1),
             begins,
+            ..Access::default()
         }
     }
 }

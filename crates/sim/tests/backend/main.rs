@@ -9,6 +9,7 @@
 
 mod determinism;
 mod divide;
+mod generators;
 mod partition;
 mod regulation;
 

@@ -60,7 +60,7 @@ fn banks_of_four_cores() {
     let held = part_of(&plan, "core1");
     assert_eq!(
         held.promise.to_string(),
-        "colours 0-3 of 16 of DRAM banks to itself"
+        "colours 0-3 of the 16 of DRAM banks to itself"
     );
     assert_eq!(held.level, Level::Enforced);
     assert_eq!(held.held_by.len(), 4, "everybody keeps out");
@@ -140,7 +140,7 @@ fn eight_cores_share_four_set_partitions_by_name() {
         .find(|p| p.group == "core3" && p.promise.to_string().contains("cache sets"));
     assert_eq!(
         sets.unwrap().promise.to_string(),
-        "colours 2-3 of 4 of cache sets shared with core4, core5, core6, core7, core8"
+        "colours 2-3 of the 4 of cache sets shared with core4, core5, core6, core7, core8"
     );
 }
 
@@ -258,7 +258,7 @@ fn sets_and_banks_that_share_bits_are_one_partition() {
     );
     assert_eq!(
         part_of(&plan, "corun").promise.to_string(),
-        "colours 2-3 of 4 of cache sets and DRAM banks together to itself"
+        "colours 2-3 of the 4 of cache sets and DRAM banks together to itself"
     );
     assert!(
         told(

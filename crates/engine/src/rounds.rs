@@ -1,0 +1,348 @@
+//! The rounds of an experiment, by the rules of fair comparison: every round runs every cell once, in an order shuffled
+//! from the seed, so that drift hits all configurations alike; whether the subjects' CPUs shared a cache is asked of the
+//! backend's own probe before and after each cell, never of the subjects.
+//!
+//! A cell that fails is tried once more, then noted as failed, and the experiment goes on. Whatever happens, each cell is
+//! undone before the next on the same machine. Cells are taken in and put on record in their order, wherever they ran.
+
+use std::collections::BTreeMap;
+
+use quell_core::backend::{Backend, Measurement};
+use quell_core::record::Event;
+use quell_core::result::CellFailure;
+use quell_core::rng::Rng;
+use quell_core::units::Nanos;
+
+use crate::beside::beside;
+use crate::cell::{Cell, Throttling};
+use crate::collect::Collected;
+use crate::compare::{CompareError, Progress};
+use crate::drive::{DriveError, Ended, Sink, drive};
+use crate::folder::{Folder, FolderError, fnv1a64};
+use crate::resume::{Done, Which};
+use crate::setup::{Prepared, Setup};
+
+/// At or above this score of the canary, two CPUs share a cache.
+const SHARED: f64 = 0.5;
+
+/// The machines that cells are run on.
+pub enum Machines<'m> {
+    /// The one there is: cells run one after the other, and what is seen is recorded as it comes.
+    One(&'m mut dyn Backend),
+    /// Several that are alike, on which a cell is a function of its number ([`Backend::begin`]): cells run side by side,
+    /// each machine on a thread of its own, and the record is the same however many machines there are. At least one.
+    Alike(Vec<&'m mut (dyn Backend + Send)>),
+}
+
+impl Machines<'_> {
+    /// The time on the first one's clock.
+    pub(crate) fn now(&self) -> Nanos {
+        match self {
+            Self::One(backend) => backend.now(),
+            Self::Alike(all) => all.first().map_or(Nanos(0), |backend| backend.now()),
+        }
+    }
+}
+
+/// A cell, in the order in which they are run.
+pub(crate) struct Place {
+    /// Its configuration.
+    index: usize,
+    /// The subject that runs alone.
+    alone: Option<usize>,
+    which: Which,
+    /// For people.
+    pub(crate) name: String,
+}
+
+impl Place {
+    /// What tells it from all others of the experiment, whatever else is chosen to be run.
+    fn number(&self) -> u64 {
+        let (round, configuration, subject) = &self.which;
+        fnv1a64(&format!("{round}\n{configuration}\n{subject:?}"))
+    }
+}
+
+/// Where the next cell's outcome comes from.
+pub(crate) trait Source {
+    /// Runs the `at`-th cell, or waits for it. Its times and those it put on record are of the record's clock.
+    fn next(
+        &mut self,
+        at: usize,
+        cell: &Place,
+        folder: &mut Option<Folder>,
+        progress: &mut dyn Progress,
+    ) -> Result<Taken, Stopper>;
+}
+
+/// Rounds to be run.
+pub(crate) struct Rounds<'r, 's> {
+    pub(crate) setup: &'s Setup<'s>,
+    pub(crate) seed: u64,
+    pub(crate) rounds: u32,
+    /// Cells measured by the run that this one goes on with.
+    pub(crate) before: BTreeMap<Which, Done>,
+    pub(crate) collected: &'r mut Collected<'s>,
+    pub(crate) folder: &'r mut Option<Folder>,
+    pub(crate) progress: &'r mut dyn Progress,
+}
+
+impl Rounds<'_, '_> {
+    /// Runs them. Returns why no further cell may be run, if a cell could not be undone.
+    pub(crate) fn run(self, machines: Machines<'_>) -> Result<Option<String>, CompareError> {
+        let cells = self.cells();
+        let setup = self.setup;
+        match machines {
+            Machines::One(backend) => self.all(&cells, &mut Direct { setup, backend }),
+            Machines::Alike(machines) => {
+                let to_run = (0..cells.len()).filter(|at| {
+                    let cell = cells.get(*at);
+                    cell.is_some_and(|c| !self.before.contains_key(&c.which))
+                });
+                let to_run = to_run.collect();
+                let begun = machines.first().map_or(Nanos(0), |backend| backend.now());
+                beside((setup, &cells), machines, (to_run, begun), |source| {
+                    self.all(&cells, source)
+                })
+            }
+        }
+    }
+
+    /// All cells, in order.
+    fn cells(&self) -> Vec<Place> {
+        let mut rng = Rng::new(self.seed);
+        let of_a_round = self.setup.cells();
+        let mut cells = Vec::new();
+        for round in 0..self.rounds {
+            let mut order = of_a_round.clone();
+            rng.shuffle(&mut order);
+            for (index, alone) in order {
+                let Some(prepared) = self.setup.prepared.get(index) else {
+                    continue;
+                };
+                let subject = alone.and_then(|s| self.setup.instances.get(s));
+                let subject = subject.map(|i| i.name.clone());
+                let (nth, rounds) = (round + 1, self.rounds);
+                let mut name = format!("round {nth} of {rounds}, {}", prepared.name());
+                if let Some(subject) = &subject {
+                    name.push_str(&format!(", {subject}"));
+                }
+                cells.push(Place {
+                    index,
+                    alone,
+                    which: (round, prepared.name().to_owned(), subject),
+                    name,
+                });
+            }
+        }
+        cells
+    }
+
+    fn all(
+        mut self,
+        cells: &[Place],
+        source: &mut dyn Source,
+    ) -> Result<Option<String>, CompareError> {
+        let total = u32::try_from(cells.len()).unwrap_or(u32::MAX);
+        self.progress.begin(total);
+        if !self.before.is_empty() {
+            let before = u32::try_from(self.before.len()).unwrap_or(u32::MAX);
+            self.progress.resumed(before);
+        }
+        let mut done = 0;
+        for (at, cell) in cells.iter().enumerate() {
+            let Some(prepared) = self.setup.prepared.get(cell.index) else {
+                continue;
+            };
+            let (round, configuration, subject) = cell.which.clone();
+            self.collected.rounds = round + 1;
+            if let Some(before) = self.before.remove(&cell.which) {
+                self.take(cell, prepared, before)?;
+                done += 1;
+                continue;
+            }
+            self.progress.cell(&cell.name);
+            match source.next(at, cell, self.folder, self.progress) {
+                Ok(taken) => {
+                    let mut new = Done {
+                        round,
+                        configuration,
+                        subject,
+                        shared: taken.shared,
+                        measured: taken.measured,
+                        throttling: taken.throttling,
+                    };
+                    if let Some(folder) = self.folder.as_ref() {
+                        new.shift(|at| folder.since(at));
+                        folder.done(&new)?;
+                    }
+                    self.take(cell, prepared, new)?;
+                }
+                Err(Stopper::Failed(error)) => {
+                    self.progress
+                        .note(&format!("{}: {error}; given up", cell.name));
+                    self.collected.failures.push(CellFailure {
+                        configuration,
+                        subject,
+                        round,
+                        error,
+                    });
+                }
+                Err(Stopper::Ended(why)) => {
+                    self.collected.interrupted = Some(why);
+                    return Ok(None);
+                }
+                Err(Stopper::NotUndone(why)) => {
+                    self.collected.interrupted = Some(why.clone());
+                    return Ok(Some(why));
+                }
+            }
+            done += 1;
+            self.progress.done(done, total);
+            if let Some(folder) = self.folder {
+                folder.check()?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn take(
+        &mut self,
+        cell: &Place,
+        prepared: &Prepared<'_>,
+        done: Done,
+    ) -> Result<(), FolderError> {
+        if let Some(folder) = self.folder.as_ref() {
+            write_samples(self.setup, folder, prepared, done.round, &done.measured)?;
+        }
+        let (shared, throttling) = (done.shared, done.throttling);
+        self.collected
+            .take(cell.index, shared, &done.measured, throttling);
+        Ok(())
+    }
+}
+
+/// On one machine, recorded as it comes.
+struct Direct<'d, 's> {
+    setup: &'d Setup<'s>,
+    backend: &'d mut dyn Backend,
+}
+
+impl Source for Direct<'_, '_> {
+    fn next(
+        &mut self,
+        _: usize,
+        cell: &Place,
+        folder: &mut Option<Folder>,
+        progress: &mut dyn Progress,
+    ) -> Result<Taken, Stopper> {
+        attempts(self.setup, cell, self.backend, folder, &mut |note| {
+            progress.note(note);
+        })
+    }
+}
+
+/// What one cell gave.
+pub(crate) struct Taken {
+    pub(crate) shared: Option<bool>,
+    pub(crate) measured: BTreeMap<String, Measurement>,
+    pub(crate) throttling: Option<Throttling>,
+}
+
+/// Why a cell gave nothing.
+pub(crate) enum Stopper {
+    /// It failed and was undone: another attempt may do better.
+    Failed(String),
+    /// The experiment is to end here.
+    Ended(String),
+    /// It could not be undone.
+    NotUndone(String),
+}
+
+impl Stopper {
+    pub(crate) fn signal(number: i32) -> Self {
+        Self::Ended(format!("stopped by signal {number}"))
+    }
+}
+
+/// Runs a cell, and once more if it fails.
+pub(crate) fn attempts(
+    setup: &Setup<'_>,
+    cell: &Place,
+    backend: &mut dyn Backend,
+    sink: &mut dyn Sink,
+    note: &mut dyn FnMut(&str),
+) -> Result<Taken, Stopper> {
+    match attempt(setup, cell, backend, sink) {
+        Err(Stopper::Failed(why)) => {
+            note(&format!("{}: {why}; trying once more", cell.name));
+            attempt(setup, cell, backend, sink)
+        }
+        other => other,
+    }
+}
+
+fn attempt(
+    setup: &Setup<'_>,
+    place: &Place,
+    backend: &mut dyn Backend,
+    sink: &mut dyn Sink,
+) -> Result<Taken, Stopper> {
+    let prepared = setup.prepared.get(place.index);
+    let Some((prepared, plan)) = prepared.and_then(|p| Some((p, p.plan.as_ref().ok()?))) else {
+        return Err(Stopper::Failed("it was refused".to_owned()));
+    };
+    backend
+        .begin(place.number())
+        .map_err(|e| Stopper::Failed(e.to_string()))?;
+    let name = place.name.clone();
+    sink.put(backend.now(), &Event::Phase { name });
+    let before = canary(setup, backend)?;
+    let members = setup.members(prepared.configuration, place.alone);
+    let mut cell = Cell::new(members, setup.span);
+    let driven = drive(backend, plan, &mut cell, sink).map_err(|error| match error {
+        DriveError::Failed(why) => Stopper::Failed(why),
+        left @ DriveError::NotUndone { .. } => Stopper::NotUndone(left.to_string()),
+    })?;
+    match driven.ended {
+        Ended::Finished => {}
+        Ended::Stopped(signal) => return Err(Stopper::signal(signal)),
+        Ended::Revoked(why) => return Err(Stopper::Ended(why)),
+    }
+    let after = canary(setup, backend)?;
+    let (measured, throttling) = cell.into_measurements();
+    Ok(Taken {
+        shared: before.zip(after).map(|(a, b)| a >= SHARED && b >= SHARED),
+        measured,
+        throttling,
+    })
+}
+
+fn canary(setup: &Setup<'_>, backend: &mut dyn Backend) -> Result<Option<f64>, Stopper> {
+    let Some((a, b)) = setup.canary else {
+        return Ok(None);
+    };
+    backend
+        .shared_cache(a, b)
+        .map_err(|e| Stopper::Failed(format!("the probe for a shared cache: {e}")))
+}
+
+fn write_samples(
+    setup: &Setup<'_>,
+    folder: &Folder,
+    prepared: &Prepared<'_>,
+    round: u32,
+    measured: &BTreeMap<String, Measurement>,
+) -> Result<(), FolderError> {
+    for instance in &setup.instances {
+        let primary = instance.subject.primary();
+        let measurement = measured.get(&instance.name);
+        if let Some(measurement) = measurement.filter(|m| m.metrics.contains_key(primary)) {
+            folder.samples(prepared.name(), &instance.name, primary, round, measurement)?;
+        }
+        if let Some(account) = measurement.and_then(|m| m.account.as_ref()) {
+            folder.units(prepared.name(), &instance.name, round, account)?;
+        }
+    }
+    Ok(())
+}

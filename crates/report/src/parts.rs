@@ -1,0 +1,172 @@
+//! What a machine's caches, banks and controllers can be divided by, in words.
+
+use quell_core::inventory::{CacheKind, Inventory};
+use quell_core::partition::{Colouring, Mask, WayPartition};
+
+use crate::doctor::size;
+use crate::text::{count, list};
+
+/// Labels and lines, none where nothing can be divided.
+pub(crate) fn lines(machine: &Inventory) -> Vec<(&'static str, String)> {
+    let partitions = &machine.partitions;
+    let mut lines: Vec<(&str, String)> = Vec::new();
+    for ways in &partitions.ways {
+        lines.push(("ways", ways_of(machine, ways)));
+    }
+    let kinds = [("sets", &partitions.sets), ("banks", &partitions.banks)];
+    for (label, kind) in kinds {
+        if let Some(colours) = kind {
+            lines.push((label, colours_of(colours)));
+        }
+    }
+    if let Some(joint) = &partitions.joint {
+        lines.push((
+            "sets + banks",
+            format!(
+                "share {}: asked for together they are {}",
+                count(number(joint.functions.len()), "address bit"),
+                colours_of(joint)
+            ),
+        ));
+    }
+    if let Some(level) = partitions.lock {
+        let text = format!("memory can be locked in ways of L{level}, which everybody then leaves");
+        lines.push(("pseudo-lock", text));
+    }
+    if let Some(mba) = &partitions.mba {
+        lines.push((
+            "mba",
+            format!(
+                "{}% to 100% of a core's requests in steps of {}%; {}, that of all other tasks included",
+                mba.least,
+                mba.step,
+                classes(mba.classes)
+            ),
+        ));
+    }
+    for exclusion in &partitions.exclusions {
+        let with: Vec<String> = exclusion.with.iter().map(ToString::to_string).collect();
+        lines.push((
+            "not together",
+            format!(
+                "{} with {}: {}",
+                exclusion.mechanism,
+                with.join(" or "),
+                exclusion.reason
+            ),
+        ));
+    }
+    lines
+}
+
+fn number(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn classes(n: u32) -> String {
+    format!("{n} class{}", if n == 1 { "" } else { "es" })
+}
+
+fn ways_of(machine: &Inventory, ways: &WayPartition) -> String {
+    let cache = machine
+        .caches
+        .iter()
+        .find(|c| c.level == ways.level && c.kind != CacheKind::Instruction);
+    let each = cache
+        .map(|c| c.size.0 / u64::from(ways.bits.max(1)))
+        .map_or_else(String::new, |each| format!(" of {} each", size(each)));
+    format!(
+        "L{}: masks of {} ways{each}, {} at least, holes {}; {}, that of all other tasks included",
+        ways.level,
+        ways.bits,
+        ways.least,
+        if ways.sparse {
+            "allowed"
+        } else {
+            "not allowed"
+        },
+        classes(ways.classes)
+    )
+}
+
+fn colours_of(colours: &Colouring) -> String {
+    let plain = colours.functions.iter().all(|f| f.count() == 1);
+    let each: Vec<String> = colours.functions.iter().map(|f| function(*f)).collect();
+    let by = if each.is_empty() {
+        String::new()
+    } else {
+        format!(
+            ", by address bit{} {}{}",
+            if each.len() > 1 || !plain { "s" } else { "" },
+            list(&each),
+            if plain { "" } else { " (+: exclusive or)" }
+        )
+    };
+    format!(
+        "{} of pages of 4 KiB{by}; large pages have {}",
+        count(colours.count(), "colour"),
+        colours.count_large()
+    )
+}
+
+/// The bits that make up a function: `14`, or `14+17`.
+fn function(mask: Mask) -> String {
+    let bits = (0..u64::BITS).filter(|bit| mask.0 >> bit & 1 == 1);
+    let bits: Vec<String> = bits.map(|bit| bit.to_string()).collect();
+    bits.join("+")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use quell_core::mechanism::Mechanism;
+    use quell_core::partition::{Exclusion, MbaBounds, Partitions};
+
+    #[test]
+    fn everything_that_can_be_divided_is_told() {
+        let mut machine = sample::machine();
+        let colouring = |functions: &[u64], large| {
+            let functions = functions.iter().map(|f| Mask(*f)).collect();
+            Some(Colouring { functions, large })
+        };
+        machine.partitions = Partitions {
+            ways: vec![WayPartition {
+                level: 3,
+                bits: 16,
+                least: 2,
+                classes: 4,
+                sparse: false,
+            }],
+            sets: colouring(&[1 << 14, 1 << 15], 0),
+            banks: colouring(&[1 << 14 | 1 << 17, 1 << 21], 1),
+            joint: colouring(&[1 << 14], 0),
+            lock: Some(3),
+            mba: Some(MbaBounds {
+                classes: 8,
+                least: 10,
+                step: 10,
+            }),
+            exclusions: vec![Exclusion {
+                mechanism: Mechanism::Ways,
+                with: vec![Mechanism::Sets, Mechanism::Banks],
+                reason: "so it is".to_owned(),
+            }],
+        };
+        let told: Vec<String> = lines(&machine)
+            .into_iter()
+            .map(|(label, text)| format!("{label}: {text}"))
+            .collect();
+        let wanted = "\
+ways: L3: masks of 16 ways of 2MiB each, 2 at least, holes not allowed; 4 classes, that of all other tasks included
+sets: 4 colours of pages of 4 KiB, by address bits 14 and 15; large pages have 1
+banks: 4 colours of pages of 4 KiB, by address bits 14+17 and 21 (+: exclusive or); large pages have 2
+sets + banks: share 1 address bit: asked for together they are 2 colours of pages of 4 KiB, by address bit 14; large pages have 1
+pseudo-lock: memory can be locked in ways of L3, which everybody then leaves
+mba: 10% to 100% of a core's requests in steps of 10%; 8 classes, that of all other tasks included
+not together: ways with sets or banks: so it is";
+        assert_eq!(told.join("\n"), wanted);
+        machine.partitions = Partitions::default();
+        assert!(lines(&machine).is_empty());
+    }
+}

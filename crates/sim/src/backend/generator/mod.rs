@@ -1,0 +1,323 @@
+//! The generators on the simulated machine: what a workload is there ([`work`]), and how it is measured: loads of equal steps in
+//! windows (here), those that work in units by their log ([`units`]), all by what the machine counts besides ([`Counter`]).
+
+mod units;
+mod work;
+
+use std::collections::BTreeMap;
+
+use quell_core::backend::Measurement;
+use quell_core::pace::{Pace, SPIN_NS};
+use quell_core::units::Nanos;
+use quell_core::windows::{Cut, LOOK_NS, Windows};
+use quell_core::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS};
+use quell_model::Picos;
+
+use crate::machine::Counts;
+use crate::os::{Os, TaskId};
+use units::Units;
+use work::{Judged, Kind, Steps};
+
+pub(super) use work::{Place, Work};
+
+/// The length of a window: that of the generators on Linux.
+const WINDOW: Nanos = Nanos::millis(1);
+
+#[derive(Debug)]
+enum Phase {
+    /// Waits to be sent off.
+    Ready,
+    /// Runs; measuring begins at the first look from then on.
+    WarmsUp { until: Nanos, duration: Nanos },
+    Measures {
+        begin: Nanos,
+        end: Nanos,
+        done: u64,
+        counted: Counter,
+        windows: Windows,
+    },
+    /// Keeps its load up.
+    Loads,
+}
+
+/// What an alarm is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bell {
+    /// To look at the clock.
+    Look,
+    /// The next slot of its target rate begins.
+    Slot,
+}
+
+/// Whose alarm it is: a generator's number and what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key(pub(super) u32);
+
+impl Key {
+    fn of(self, bell: Bell) -> u64 {
+        u64::from(self.0) << 1 | u64::from(bell == Bell::Slot)
+    }
+
+    /// What rang.
+    pub(super) fn rang(key: u64) -> (Self, Bell) {
+        let bell = if key & 1 == 0 { Bell::Look } else { Bell::Slot };
+        (Self(u32::try_from(key >> 1).unwrap_or(u32::MAX)), bell)
+    }
+}
+
+/// What the machine counts of a task besides what its generator does, over a span.
+#[derive(Clone, Copy, Debug)]
+struct Counter {
+    begin: Nanos,
+    before: Counts,
+    clock: Picos,
+}
+
+impl Counter {
+    fn begin(os: &Os, task: TaskId, clock: Picos) -> Self {
+        Self {
+            begin: os.now(),
+            before: os.counts(task),
+            clock,
+        }
+    }
+
+    /// `ipc` ([`Counts::ipc`]; without time on a core there is none) and `misses_per_ms`, lines that its accesses read from memory
+    /// per millisecond.
+    fn end(&self, os: &Os, task: TaskId) -> Vec<(&'static str, Vec<f64>)> {
+        let (now, before) = (os.counts(task), self.before);
+        let since = Counts {
+            accesses: now.accesses - before.accesses,
+            compute: now.compute - before.compute,
+            misses: now.misses - before.misses,
+            active: now.active.saturating_sub(before.active),
+            ..Counts::default()
+        };
+        let span = os.now().since(self.begin).0.max(1) as f64;
+        let mut found = vec![("misses_per_ms", vec![since.misses as f64 * 1e6 / span])];
+        if since.active > 0 {
+            found.push(("ipc", vec![since.ipc(self.clock)]));
+        }
+        found
+    }
+}
+
+/// A generator that was started.
+#[derive(Debug)]
+pub(super) struct Generator {
+    pub(super) task: TaskId,
+    does: Does,
+}
+
+#[derive(Debug)]
+enum Does {
+    Steps(Load),
+    Units(Units),
+}
+
+impl Generator {
+    /// For `task`, on cores with a clock period of `clock`.
+    pub(super) fn new(task: TaskId, work: &Work, clock: Picos) -> Self {
+        let does = match work.kind {
+            Kind::Steps(steps) => Does::Steps(Load::new(task, steps, clock)),
+            Kind::Units(job) => Does::Units(Units::new(job, clock)),
+        };
+        Self { task, does }
+    }
+
+    /// Sends it off; `key` is its alarms'.
+    pub(super) fn go(&mut self, os: &mut Os, key: Key, warmup: Nanos, duration: Nanos) {
+        match &mut self.does {
+            Does::Steps(load) => load.go(os, key, warmup, duration),
+            Does::Units(units) => units.go(os, self.task, key, warmup, duration),
+        }
+    }
+
+    /// It has done what it was to do.
+    pub(super) fn finished(&mut self, os: &mut Os, key: Key) {
+        match &mut self.does {
+            Does::Steps(load) => load.keep_pace(os, key),
+            Does::Units(_) => os.sleep(self.task),
+        }
+    }
+
+    /// An alarm of its own; its measurement, once it is over.
+    pub(super) fn alarm(&mut self, os: &mut Os, key: Key, bell: Bell) -> Option<Measurement> {
+        match &mut self.does {
+            Does::Steps(load) => load.alarm(os, key, bell),
+            Does::Units(units) => units.look(os, self.task, key),
+        }
+    }
+
+    /// It runs again; its measurement, once it is over.
+    pub(super) fn runs(&mut self, os: &mut Os, key: Key) -> Option<Measurement> {
+        match &mut self.does {
+            Does::Steps(load) => load.look(os, key),
+            Does::Units(_) => None,
+        }
+    }
+}
+
+/// A load of equal steps.
+#[derive(Debug)]
+struct Load {
+    task: TaskId,
+    steps: Steps,
+    clock: Picos,
+    pace: Option<Pace>,
+    /// Its pace has begun.
+    paced: bool,
+    phase: Phase,
+}
+
+impl Load {
+    fn new(task: TaskId, steps: Steps, clock: Picos) -> Self {
+        Self {
+            task,
+            steps,
+            clock,
+            pace: steps.rate.map(|rate| Pace::new(rate, steps.bytes)),
+            paced: false,
+            phase: Phase::Ready,
+        }
+    }
+
+    fn go(&mut self, os: &mut Os, key: Key, warmup: Nanos, duration: Nanos) {
+        let until = os.now().plus(warmup);
+        self.phase = Phase::WarmsUp { until, duration };
+        if self.pace.is_none() {
+            os.go_on(self.task, u64::MAX);
+        } else if !std::mem::replace(&mut self.paced, true) {
+            self.keep_pace(os, key);
+        }
+        os.alarm(until, key.of(Bell::Look));
+    }
+
+    /// Does what is due by the end of the slot, or waits for the next one: as on Linux by sleeping, and if that is not worth
+    /// it by spinning, which here is holding the core.
+    fn keep_pace(&mut self, os: &mut Os, key: Key) {
+        let Some(pace) = &mut self.pace else {
+            os.sleep(self.task);
+            return;
+        };
+        let now = os.now();
+        let due = pace.due(now.0);
+        if due > 0 {
+            pace.done(due);
+            let until = os.done(self.task) + due * self.steps.accesses;
+            os.go_on(self.task, until);
+            return;
+        }
+        let next = pace.next_slot(now.0);
+        if next - now.0 > SPIN_NS {
+            os.sleep(self.task);
+        }
+        os.alarm(Nanos(next), key.of(Bell::Slot));
+    }
+
+    fn cut(&self) -> Cut {
+        match self.steps.judged {
+            Judged::Time { .. } => Cut::AtLook,
+            Judged::Rate | Judged::Accesses => Cut::Evenly,
+        }
+    }
+
+    /// An alarm of its own: it looks at the clock, if it runs. One that reports rates is looked at from outside, since
+    /// what it has done is known at every moment; the times of the others end where they can look.
+    fn alarm(&mut self, os: &mut Os, key: Key, bell: Bell) -> Option<Measurement> {
+        if bell == Bell::Slot {
+            self.keep_pace(os, key);
+            return None;
+        }
+        if self.cut() == Cut::AtLook && !os.runs(self.task) {
+            os.watch(self.task);
+            return None;
+        }
+        self.look(os, key)
+    }
+
+    /// It looks at the clock; its measurement, once it is over.
+    fn look(&mut self, os: &mut Os, key: Key) -> Option<Measurement> {
+        let (steps, task) = (self.steps, self.task);
+        let (now, units) = (os.now(), os.done(self.task) / steps.accesses);
+        let (key, cut) = (key.of(Bell::Look), self.cut());
+        match &mut self.phase {
+            Phase::WarmsUp { until, duration } if now >= *until => {
+                let mut windows = Windows::new(duration.0, WINDOW.0, cut);
+                windows.begin(now.0, units);
+                let end = now.plus(*duration);
+                os.alarm(next(now, end, &windows, cut, now), key);
+                self.phase = Phase::Measures {
+                    begin: now,
+                    end,
+                    done: units,
+                    counted: Counter::begin(os, task, self.clock),
+                    windows,
+                };
+            }
+            Phase::Measures {
+                begin,
+                end,
+                done,
+                counted,
+                windows,
+            } => {
+                windows.look(now.0, units, |units, ns| match steps.judged {
+                    Judged::Time { accesses, .. } => ns as f64 / (units * accesses).max(1) as f64,
+                    Judged::Rate => (units * steps.bytes) as f64 * 1e3 / ns.max(1) as f64,
+                    Judged::Accesses => units as f64 * 1e9 / ns.max(1) as f64,
+                });
+                if now < *end || windows.open() {
+                    os.alarm(next(*begin, *end, windows, cut, now), key);
+                    return None;
+                }
+                let mut metrics = metrics(&steps, windows.clone().into_values());
+                metrics.extend(counted.end(os, task));
+                let metrics = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
+                let measured = Measurement {
+                    window_ns: windows.length(),
+                    metrics: metrics.collect(),
+                    bytes: (units - *done) * steps.bytes,
+                    duration_ns: now.since(*begin).0,
+                    begun: None,
+                    account: None,
+                };
+                self.phase = Phase::Loads;
+                return Some(measured);
+            }
+            Phase::Ready | Phase::WarmsUp { .. } | Phase::Loads => {}
+        }
+        None
+    }
+}
+
+/// The metrics of a load of equal steps, from the windows of its main one.
+fn metrics(steps: &Steps, values: Vec<f64>) -> BTreeMap<&'static str, Vec<f64>> {
+    // A time per access as a rate, and the other way round.
+    let inverse = |unit: f64| values.iter().map(|v| unit / v.max(1e-3)).collect();
+    match steps.judged {
+        Judged::Rate => [(BANDWIDTH_MB_S, values)].into(),
+        Judged::Accesses => [(LATENCY_NS, inverse(1e9)), (ACCESSES_PER_S, values)].into(),
+        Judged::Time {
+            accesses,
+            also_rate: true,
+        } => {
+            let bytes = (steps.bytes / accesses) as f64;
+            [(BANDWIDTH_MB_S, inverse(bytes * 1e3)), (LATENCY_NS, values)].into()
+        }
+        Judged::Time { .. } => [(LATENCY_NS, values)].into(),
+    }
+}
+
+/// When to look next: at the end of a window, or as often as a generator on Linux looks.
+fn next(begin: Nanos, end: Nanos, windows: &Windows, cut: Cut, now: Nanos) -> Nanos {
+    match cut {
+        Cut::AtLook => now.plus(Nanos(LOOK_NS)),
+        Cut::Evenly => {
+            let passed = now.since(begin).0 / windows.length();
+            begin
+                .plus(Nanos((passed + 1) * windows.length()))
+                .min(end.max(now.plus(Nanos(1))))
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! What a workload is on the simulated machine: its accesses, its memory, and what is made of how many were done.
+
+use std::fs::File;
+use std::io::BufReader;
+
+use quell_core::backend::BackendError;
+use quell_core::units::{Bytes, LINE_BYTES, Rate};
+use quell_core::workload::{
+    Access, Banks, CALL_RATE, Caches, Operation, Order, Pages, STREAM_SIZE, Store, Workload,
+    line_bytes,
+};
+use quell_model::Picos;
+
+use super::units::Job;
+use crate::frames::{Placement, Space};
+use crate::pattern::{
+    Churn, Frames, Lattice, ParallelLists, Pattern, Replay, Stage, Stores, Stream, Task,
+};
+
+/// The same list in every run, as on Linux: what is compared is configurations, not permutations.
+const SEED: u64 = 0x5eed;
+
+/// The memory taken beyond the banks' share of it, in parts of the whole, as on Linux: frames are not handed out evenly.
+const SPARE: u64 = 4;
+
+/// Core cycles that the collision of the eight cells of a line of each distribution takes. Assumed: some 240 floating-point
+/// operations a cell, two a cycle.
+const COLLIDE: u32 = 8 * 240 / 2;
+
+/// What is measured of a load of equal steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Judged {
+    /// Nanoseconds per access; also as a rate, where it is reported.
+    Time {
+        /// Accesses of a step.
+        accesses: u64,
+        also_rate: bool,
+    },
+    /// Program bytes per second.
+    Rate,
+    /// Accesses per second, and the time of one.
+    Accesses,
+}
+
+/// A load of equal steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Steps {
+    /// Simulated accesses of a step.
+    pub(super) accesses: u64,
+    /// Program bytes of a step.
+    pub(super) bytes: u64,
+    pub(super) judged: Judged,
+    /// The target rate.
+    pub(super) rate: Option<Rate>,
+}
+
+/// How a workload goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Steps(Steps),
+    Units(Job),
+}
+
+/// The CPU that a workload is for.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Place {
+    pub(in super::super) caches: Caches,
+    /// Its clock period.
+    pub(in super::super) clock: Picos,
+}
+
+/// What a workload is on the simulated machine.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Work {
+    workload: Workload<Bytes>,
+    /// The memory that it takes.
+    pub(in super::super) memory: Bytes,
+    pub(in super::super) placement: Placement,
+    /// Touching its memory leaves it changed.
+    pub(in super::super) writes: bool,
+    /// SCHED_FIFO's, of a real-time task.
+    pub(in super::super) priority: Option<u32>,
+    pub(super) kind: Kind,
+    clock: Picos,
+    trace: Option<Replay>,
+}
+
+fn refused(workload: &Workload<Bytes>, why: &dyn std::fmt::Display) -> BackendError {
+    BackendError(format!("{}: {why}", workload.kind()))
+}
+
+impl Work {
+    /// # Errors
+    /// For what the simulated machine does not have, and parameters that make no sense.
+    pub(in super::super) fn new(workload: &Workload, place: &Place) -> Result<Self, BackendError> {
+        let workload = &workload.resolve(&place.caches);
+        if let Some(fault) = workload.fault() {
+            return Err(refused(
+                workload,
+                &format!("`{}`: {}; {}", fault.key, fault.why, fault.remedy),
+            ));
+        }
+        let rate = workload.rate();
+        let rated = |accesses, bytes| Steps {
+            accesses,
+            bytes,
+            judged: Judged::Rate,
+            rate,
+        };
+        let visit = |operation| match operation {
+            Access::Read => LINE_BYTES,
+            Access::ReadWrite => 2 * LINE_BYTES,
+        };
+        let timed = |lists: u64, operation, also_rate| Steps {
+            accesses: lists,
+            bytes: lists * visit(operation),
+            judged: Judged::Time {
+                accesses: lists,
+                also_rate,
+            },
+            rate: None,
+        };
+        let steps = |size, writes, steps| (size, writes, Kind::Steps(steps));
+        let mut trace = None;
+        let (memory, writes, kind) = match *workload {
+            Workload::Latency {
+                size, operation, ..
+            } => {
+                let writes = operation == Access::ReadWrite;
+                steps(size, writes, timed(1, operation, false))
+            }
+            Workload::Bandwidth {
+                operation, size, ..
+            } => match operation {
+                Operation::Read => steps(size, false, rated(1, LINE_BYTES)),
+                Operation::Write | Operation::NonTemporal => {
+                    steps(size, operation == Operation::Write, rated(1, LINE_BYTES))
+                }
+                Operation::Copy => steps(size, true, rated(2, 2 * LINE_BYTES)),
+            },
+            Workload::ParallelLists {
+                lists,
+                size,
+                operation,
+                ref banks,
+                ..
+            } => {
+                let memory = banks.as_ref().map_or(size, |banks| with_share(size, banks));
+                let writes = operation == Access::ReadWrite;
+                steps(memory, writes, timed(u64::from(lists), operation, true))
+            }
+            Workload::CacheChurn { size, .. } => steps(size, true, rated(1, LINE_BYTES)),
+            Workload::Lattice { size, .. } => steps(size, true, rated(1, LINE_BYTES)),
+            Workload::Stores {
+                operation,
+                stride,
+                size,
+                ..
+            } => {
+                if stride > size {
+                    let why = format!(
+                        "stores every {stride} in {size}: the buffer ends before the second; give a smaller stride, or a larger size"
+                    );
+                    return Err(refused(workload, &why));
+                }
+                let accesses = Stores::new(size.0, stride.0, operation).accesses();
+                let writes = operation != Store::NonTemporal;
+                steps(size, writes, rated(accesses, line_bytes(stride)))
+            }
+            Workload::Trace { ref file } => {
+                let opened = File::open(file).map_err(|e| {
+                    refused(
+                        workload,
+                        &format!("{file}: {e}; import one with `quell trace import`"),
+                    )
+                })?;
+                let replay = Replay::read(BufReader::new(opened), file);
+                let replay = replay.map_err(|e| refused(workload, &e))?;
+                let memory = Bytes(replay.bytes());
+                trace = Some(replay);
+                let judged = Judged::Accesses;
+                steps(
+                    memory,
+                    false,
+                    Steps {
+                        judged,
+                        ..rated(1, LINE_BYTES)
+                    },
+                )
+            }
+            Workload::Periodic {
+                size,
+                step,
+                period,
+                passes,
+                deadline,
+                ..
+            } => {
+                if passes != 1 {
+                    let why = "`passes`: the simulated machine tells jobs apart and not the passes of a job; leave it out, or use --on linux";
+                    return Err(refused(workload, &why));
+                }
+                let apart = step.0.max(LINE_BYTES);
+                let job = Job::Task {
+                    period,
+                    deadline: deadline.unwrap_or(period),
+                    bytes: size.0.div_ceil(apart) * LINE_BYTES,
+                };
+                (size, false, Kind::Units(job))
+            }
+            Workload::FramesCall { fps, rate, .. } => {
+                as_published(workload, rate)?;
+                let (stage, media) = (Stage::Call, rate);
+                let job = Job::Frames { stage, media, fps };
+                (STREAM_SIZE.resolve(&place.caches), false, Kind::Units(job))
+            }
+            Workload::FramesDisplay { fps, .. } => {
+                as_published(workload, CALL_RATE)?;
+                let (stage, media) = (Stage::Display, CALL_RATE);
+                let job = Job::Frames { stage, media, fps };
+                (STREAM_SIZE.resolve(&place.caches), false, Kind::Units(job))
+            }
+        };
+        Ok(Self {
+            workload: workload.clone(),
+            memory,
+            placement: match workload.pages() {
+                Pages::Base => Placement::Plain,
+                Pages::Huge => Placement::Huge,
+            },
+            writes,
+            priority: match *workload {
+                Workload::Periodic { priority, .. } => priority,
+                _ => None,
+            },
+            kind,
+            clock: place.clock,
+            trace,
+        })
+    }
+
+    /// Its accesses to the memory it got.
+    ///
+    /// # Errors
+    /// When too little of that memory lies where it is wanted.
+    pub(in super::super) fn pattern(&self, space: &Space) -> Result<Pattern, BackendError> {
+        let of = &self.workload;
+        Ok(match *of {
+            Workload::Latency {
+                size,
+                order,
+                operation,
+                ..
+            } => {
+                let list = match order {
+                    Order::Random => Pattern::latency(size.0, SEED),
+                    Order::Sequential => Pattern::latency_in_order(size.0),
+                };
+                match operation {
+                    Access::Read => list,
+                    Access::ReadWrite => list.storing(),
+                }
+            }
+            Workload::Bandwidth {
+                operation, size, ..
+            } => match operation {
+                Operation::Read => Pattern::bandwidth(size.0, false),
+                Operation::Write => Pattern::bandwidth(size.0, true),
+                Operation::Copy => Pattern::Stream(Stream::copy(size.0, false)),
+                Operation::NonTemporal => Pattern::Stream(Stream::past(size.0)),
+            },
+            Workload::ParallelLists {
+                lists,
+                size,
+                operation,
+                ref banks,
+                ..
+            } => {
+                let count = usize::try_from(lists).unwrap_or(usize::MAX);
+                let made = match banks {
+                    None => ParallelLists::new(size.0, count, SEED),
+                    Some(banks) => {
+                        let at = |address| space.physical(address);
+                        ParallelLists::in_banks(self.memory.0, size.0, count, SEED, banks, at)
+                    }
+                };
+                let made = made.map_err(|why| refused(of, &why))?;
+                Pattern::ParallelLists(match operation {
+                    Access::Read => made,
+                    Access::ReadWrite => made.storing(),
+                })
+            }
+            Workload::CacheChurn {
+                ref operations,
+                size,
+                order,
+                ..
+            } => Pattern::Churn(Churn::new(size.0, operations, order, SEED)),
+            Workload::Stores {
+                operation,
+                stride,
+                size,
+                ..
+            } => Pattern::Stores(Stores::new(size.0, stride.0, operation)),
+            Workload::Lattice { size, .. } => Pattern::Lattice(Lattice::new(size.0, COLLIDE)),
+            Workload::Trace { .. } => {
+                let replay = self.trace.clone();
+                Pattern::Replay(replay.ok_or_else(|| refused(of, &"it was not read"))?)
+            }
+            Workload::Periodic {
+                size, step, period, ..
+            } => Pattern::Task(Task::new(size.0, step.0, period.0 * 1_000)),
+            Workload::FramesCall { .. } => self.frames(Stage::Call),
+            Workload::FramesDisplay { .. } => self.frames(Stage::Display),
+        })
+    }
+
+    fn frames(&self, stage: Stage) -> Pattern {
+        Pattern::Frames(Frames::new(stage, self.memory.0, self.clock, SEED))
+    }
+}
+
+/// Nothing of a frame subject but its media `rate` may differ from what is usual: its demand is the published one.
+fn as_published(workload: &Workload<Bytes>, rate: Rate) -> Result<(), BackendError> {
+    let usual: Workload = workload
+        .kind()
+        .parse()
+        .map_err(|e: quell_core::workload::SpecError| refused(workload, &e))?;
+    let llc = Bytes(0);
+    let nothing = Caches {
+        l1: llc,
+        l2: llc,
+        llc,
+    };
+    let mut usual = usual.resolve(&nothing);
+    if let Workload::FramesCall { rate: of, .. } = &mut usual {
+        *of = rate;
+    }
+    if usual == *workload {
+        return Ok(());
+    }
+    let why = "on the simulated machine its demand is the published one: leave `frame`, `fps`, `ring` and `search` out, or use --on linux";
+    Err(refused(workload, &why))
+}
+
+/// The memory in which the share of these banks is `size` and a quarter, as on Linux.
+fn with_share(size: Bytes, banks: &Banks) -> Bytes {
+    let (some, all) = banks.share();
+    let fair = size.0 * all / some;
+    Bytes(if some == all {
+        fair
+    } else {
+        fair + fair / SPARE
+    })
+}

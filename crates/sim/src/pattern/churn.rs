@@ -1,0 +1,143 @@
+//! Lines of a buffer under one operation after the other, and stores word by word.
+
+use quell_core::units::Bytes;
+use quell_core::workload::{Order, Store, Touch, WORD_BYTES, line_bytes};
+
+use super::{Access, Effect, LINE};
+use crate::random::Random;
+
+/// Lines under one operation before the next takes its turn, as on Linux.
+const BLOCK: u64 = 16;
+
+/// Blocks of lines of a buffer, at random or in order, each block under the next of some operations: stress-ng's cache stressor
+/// and the neighbour of the cache-level experiments (`--cache-level`: a buffer as large as that level).
+///
+/// Deviation: nothing here waits for a load unless the next address depends on it, so a load and a prefetch are the same.
+#[derive(Clone, Debug)]
+pub struct Churn {
+    lines: u64,
+    operations: Vec<Touch>,
+    order: Order,
+    done: u64,
+    random: Random,
+}
+
+impl Churn {
+    /// Over `bytes`; without operations, reads.
+    #[must_use]
+    pub fn new(bytes: u64, operations: &[Touch], order: Order, seed: u64) -> Self {
+        let mut operations = operations.to_vec();
+        if operations.is_empty() {
+            operations.push(Touch::Read);
+        }
+        Self {
+            lines: (bytes / LINE).max(1),
+            operations,
+            order,
+            done: 0,
+            random: Random::new(seed),
+        }
+    }
+
+    pub(super) fn next_access(&mut self) -> Access {
+        let line = match self.order {
+            Order::Random => self.random.below(self.lines),
+            Order::Sequential => self.done % self.lines,
+        };
+        let turn = usize::try_from(self.done / BLOCK).unwrap_or(0) % self.operations.len();
+        self.done += 1;
+        let touch = self.operations[turn];
+        Access {
+            address: line * LINE,
+            write: touch == Touch::Write,
+            effect: match touch {
+                Touch::Read | Touch::Write | Touch::Prefetch => Effect::Use,
+                Touch::WriteBack => Effect::WriteBack,
+                Touch::Flush => Effect::Flush,
+            },
+            ..Access::default()
+        }
+    }
+}
+
+/// Stores a word every `stride` bytes, again and again over a buffer.
+///
+/// Deviations: stores past the caches are one access per line, whose words a write-combining buffer collects; a line that they
+/// fill in part costs memory as much as a whole one (a burst with masked bytes, which memory with error correction does not have).
+#[derive(Clone, Debug)]
+pub struct Stores {
+    operation: Store,
+    /// Lines visited in a round, and bytes from one to the next.
+    round: u64,
+    step: u64,
+    /// Words stored into each.
+    words: u64,
+    at: u64,
+    /// Of a visit's accesses.
+    part: u64,
+}
+
+impl Stores {
+    /// Over `bytes`; the stride is 8, 16, 32 or a multiple of 64 bytes, and at most the buffer.
+    #[must_use]
+    pub fn new(bytes: u64, stride: u64, operation: Store) -> Self {
+        let step = stride.max(LINE);
+        Self {
+            operation,
+            round: (bytes / step).max(1),
+            step,
+            words: line_bytes(Bytes(stride.max(1))) / WORD_BYTES,
+            at: 0,
+            part: 0,
+        }
+    }
+
+    /// Accesses of a visit to a line.
+    #[must_use]
+    pub fn accesses(&self) -> u64 {
+        match self.operation {
+            Store::Plain => self.words,
+            Store::NonTemporal => 1,
+            Store::WriteBack | Store::Flush => self.words + 1,
+        }
+    }
+
+    pub(super) fn next_access(&mut self) -> Access {
+        let line = self.at * self.step;
+        let part = self.part;
+        self.part += 1;
+        if self.part == self.accesses() {
+            self.part = 0;
+            self.at = if self.at + 1 == self.round {
+                0
+            } else {
+                self.at + 1
+            };
+        }
+        let access = Access {
+            address: line,
+            write: true,
+            ..Access::default()
+        };
+        match self.operation {
+            Store::NonTemporal => Access {
+                effect: Effect::Past,
+                compute: u32::try_from(self.words - 1).unwrap_or(0),
+                ..access
+            },
+            Store::WriteBack | Store::Flush if part == self.words => Access {
+                write: false,
+                effect: if self.operation == Store::Flush {
+                    Effect::Flush
+                } else {
+                    Effect::WriteBack
+                },
+                ..access
+            },
+            _ => Access {
+                address: line + part * (LINE / self.words),
+                ..access
+            },
+        }
+    }
+}

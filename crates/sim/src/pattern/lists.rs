@@ -1,0 +1,134 @@
+//! Independent random lists walked side by side.
+
+use quell_core::workload::Banks;
+
+use super::{Access, LINE, cycle};
+use crate::random::Random;
+
+/// Independent lists walked in turn: as many outstanding as there are lists. With a choice of banks only lines in those.
+///
+/// Deviation: a list's step waits for its own last one only; here an access is marked dependent when it completes a round of all
+/// lists, so that the slowest of a round holds up the others, too.
+#[derive(Clone, Debug)]
+pub struct ParallelLists {
+    next: Vec<u32>,
+    heads: Vec<u32>,
+    turn: usize,
+    write: bool,
+}
+
+/// No list to walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooFew {
+    /// For so many lists.
+    #[error(
+        "{lists} lists over {lines} lines: 1 to 64 lists of at least one line each are possible; take more memory or more banks"
+    )]
+    Lines {
+        /// Lists wanted.
+        lists: usize,
+        /// Lines there are.
+        lines: usize,
+    },
+    /// In the banks.
+    #[error(
+        "{wanted} lines wanted in the banks, and of {of} lines taken only {found} lie there; ask for a smaller size, or check the mask or map: banks should be alike in size"
+    )]
+    Banks {
+        /// Lines wanted.
+        wanted: usize,
+        /// Lines looked at.
+        of: usize,
+        /// Lines found.
+        found: usize,
+    },
+}
+
+impl ParallelLists {
+    /// `lists` lists, 1 to 64, that share `bytes` evenly.
+    ///
+    /// # Errors
+    /// Where there are fewer lines than lists.
+    pub fn new(bytes: u64, lists: usize, seed: u64) -> Result<Self, TooFew> {
+        Self::of(
+            (0..u32::try_from(bytes / LINE).unwrap_or(u32::MAX)).collect(),
+            lists,
+            seed,
+        )
+    }
+
+    /// The same over `bytes` of those lines of `memory` bytes that lie in the banks of `choice`, with `physical` telling where
+    /// virtual addresses lie.
+    ///
+    /// # Errors
+    /// Where there are fewer such lines than wanted, or than lists.
+    pub fn in_banks(
+        memory: u64,
+        bytes: u64,
+        lists: usize,
+        seed: u64,
+        choice: &Banks,
+        physical: impl Fn(u64) -> Option<u64>,
+    ) -> Result<Self, TooFew> {
+        let all = 0..u32::try_from(memory / LINE).unwrap_or(u32::MAX);
+        let (of, wanted) = (
+            all.len(),
+            usize::try_from(bytes / LINE).unwrap_or(usize::MAX),
+        );
+        let inside =
+            |&line: &u32| physical(u64::from(line) * LINE).is_some_and(|at| choice.wants(at));
+        let mut lines: Vec<u32> = all.filter(inside).collect();
+        if lines.len() < wanted {
+            let found = lines.len();
+            return Err(TooFew::Banks { wanted, of, found });
+        }
+        lines.truncate(wanted);
+        Self::of(lines, lists, seed)
+    }
+
+    fn of(lines: Vec<u32>, lists: usize, seed: u64) -> Result<Self, TooFew> {
+        if !(1..=64).contains(&lists) || lines.len() < lists {
+            let lines = lines.len();
+            return Err(TooFew::Lines { lists, lines });
+        }
+        let mut random = Random::new(seed);
+        let size = lines.last().map_or(0, |&last| last as usize + 1);
+        let mut next = vec![0; size];
+        let mut heads = Vec::with_capacity(lists);
+        let each = lines.len() / lists;
+        for part in lines.chunks_exact(each).take(lists) {
+            heads.push(part[0]);
+            for (&line, after) in part.iter().zip(cycle(part, &mut random)) {
+                next[line as usize] = after;
+            }
+        }
+        Ok(Self {
+            next,
+            heads,
+            turn: 0,
+            write: false,
+        })
+    }
+
+    /// The same, with a store into each line visited.
+    #[must_use]
+    pub fn storing(self) -> Self {
+        Self {
+            write: true,
+            ..self
+        }
+    }
+
+    pub(super) fn next_access(&mut self) -> Access {
+        let head = &mut self.heads[self.turn];
+        let address = u64::from(*head) * LINE;
+        *head = self.next[*head as usize];
+        self.turn = (self.turn + 1) % self.heads.len();
+        Access {
+            address,
+            write: self.write,
+            dependent: self.turn == 0,
+            ..Access::default()
+        }
+    }
+}

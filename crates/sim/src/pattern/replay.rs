@@ -1,0 +1,103 @@
+//! A recorded program, replayed again and again.
+
+use std::collections::BTreeMap;
+use std::io::BufRead;
+use std::sync::Arc;
+
+use super::{Access, LINE};
+use crate::frames::PAGE_SHIFT;
+use crate::trace::{Damaged, Reader};
+
+/// Accesses that are kept in memory at most: 256 MiB.
+const MOST: usize = 32 << 20;
+
+/// One access to a line: where, and what the program computes before it.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    line: u32,
+    /// Cycles, and in the highest bit whether it writes.
+    compute: u32,
+}
+
+const WRITES: u32 = 1 << 31;
+
+/// The accesses of a trace. Its pages lie in a dense memory of its own, in the order in which they were touched first; an instruction
+/// takes a cycle.
+///
+/// Deviation: nothing is known of dependences, so no access waits for another; a program that follows pointers is slower.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    steps: Arc<[Step]>,
+    pages: u32,
+    at: usize,
+}
+
+/// Why a trace cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// It cannot be read.
+    #[error(transparent)]
+    Damaged(#[from] Damaged),
+    /// There is nothing in it.
+    #[error("{0}: no access in it; record the program again")]
+    Empty(String),
+    /// There is too much in it.
+    #[error("{0}: more than {MOST} accesses; record a shorter part of the program")]
+    Long(String),
+}
+
+impl Replay {
+    /// Reads a trace; `file` is what errors call it.
+    ///
+    /// # Errors
+    /// Where it cannot be read, is empty or too long.
+    pub fn read(from: impl BufRead, file: &str) -> Result<Self, Unusable> {
+        const LINES: u64 = (1 << PAGE_SHIFT) / LINE;
+        let mut pages: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut steps = Vec::new();
+        for record in Reader::new(from, file)? {
+            for access in record?.accesses() {
+                let next = u32::try_from(pages.len()).unwrap_or(u32::MAX);
+                let page = *pages.entry(access.address >> PAGE_SHIFT).or_insert(next);
+                let within = u32::try_from(access.address / LINE % LINES).unwrap_or(0);
+                let writes = if access.write { WRITES } else { 0 };
+                steps.push(Step {
+                    line: (page << (PAGE_SHIFT - 6)) + within,
+                    compute: access.compute.min(WRITES - 1) | writes,
+                });
+            }
+            if steps.len() > MOST {
+                return Err(Unusable::Long(file.to_owned()));
+            }
+        }
+        if steps.is_empty() {
+            return Err(Unusable::Empty(file.to_owned()));
+        }
+        Ok(Self {
+            steps: steps.into(),
+            pages: u32::try_from(pages.len()).unwrap_or(u32::MAX),
+            at: 0,
+        })
+    }
+
+    /// The memory that it touches, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.pages) << PAGE_SHIFT
+    }
+
+    pub(super) fn next_access(&mut self) -> Access {
+        let Step { line, compute } = self.steps[self.at];
+        self.at = if self.at + 1 == self.steps.len() {
+            0
+        } else {
+            self.at + 1
+        };
+        Access {
+            address: u64::from(line) * LINE,
+            write: compute & WRITES != 0,
+            compute: compute & !WRITES,
+            ..Access::default()
+        }
+    }
+}
