@@ -11,6 +11,7 @@ mod generator;
 mod inventory;
 mod measure;
 mod partition;
+mod witness;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -193,6 +193,12 @@ impl Os {
         Some(id)
     }
 
+    /// The core that a task was put on.
+    #[must_use]
+    pub fn core_of(&self, id: TaskId) -> Option<usize> {
+        self.tasks.get(&id).map(|task| task.core)
+    }
+
     /// Accesses that a task has done; 0 of one that is not there.
     #[must_use]
     pub fn done(&self, id: TaskId) -> u64 {

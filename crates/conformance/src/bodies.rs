@@ -1,0 +1,285 @@
+//! The bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves it so.
+
+use quell_core::backend::{Action, SubjectId};
+use quell_core::cpuset::CpuSet;
+use quell_core::mechanism::Mechanism;
+use quell_core::plan::{Meter, Regulation, Setting};
+use quell_core::units::{Lines, Nanos, Rate, Share};
+
+use crate::{
+    Arm, confine, divided, gather, inventory, measured, offers, rate, started, step, subject,
+};
+
+/// A stream far larger than private caches, with a little memory.
+const STREAM: &str = "bandwidth:write,size=32MiB";
+/// Work that needs a CPU and nothing beyond it.
+const WORK: &str = "latency:size=16KiB";
+
+/// It begins when told to, reports what it did in as long as it was asked to, goes on afterwards, can be measured again, and
+/// ends when told to.
+pub fn subjects_start_are_measured_run_on_and_stop(arm: &mut dyn Arm) {
+    let (first, _) = divided(arm);
+    let (warmup, duration) = arm.spans();
+    let id = started(arm, &subject("a", STREAM, Some(&first)));
+    let once = measured(arm, id, warmup, duration);
+    assert!(once.bytes > 0 && once.duration_ns >= duration.0, "{once:?}");
+    let windows = &once.metrics["bandwidth_mb_s"];
+    let expected = duration.0 / once.window_ns;
+    assert_eq!(windows.len() as u64, expected, "a value for every window");
+    let before = arm.progress(id);
+    pass(arm, duration);
+    let after = arm.progress(id);
+    assert!(after > before, "it rests after being measured: {before}");
+    let again = measured(arm, id, Nanos(0), duration);
+    assert!(again.bytes > 0, "{again:?}");
+    arm.backend().act(&Action::Stop(id)).unwrap();
+    arm.backend().undo().unwrap();
+}
+
+/// Lets time pass.
+fn pass(arm: &mut dyn Arm, duration: Nanos) {
+    let mut seen = Vec::new();
+    let end = arm.backend().now().plus(duration);
+    while arm.backend().wait(end, &mut seen).unwrap() < end {}
+}
+
+/// Every subject of a group, wherever it was born.
+pub fn a_confined_group_runs_on_its_cpus(arm: &mut dyn Arm) {
+    let (first, others) = divided(arm);
+    for cpus in [&first, &others] {
+        gather(arm, "a");
+        confine(arm, "a", cpus, false);
+        for _ in 0..2 {
+            let id = started(arm, &subject("a", WORK, None));
+            let found = arm.found_on(id);
+            assert!(
+                !found.is_empty() && found.is_subset(cpus),
+                "{found}, not {cpus}"
+            );
+        }
+        arm.backend().undo().unwrap();
+    }
+}
+
+/// Another group's subjects, and those of no group.
+pub fn exclusive_cpus_are_denied_to_others_and_to_the_rest(arm: &mut dyn Arm) {
+    let (first, others) = divided(arm);
+    gather(arm, "a");
+    confine(arm, "a", &first, true);
+    gather(arm, "b");
+    confine(arm, "b", &others, false);
+    let cpus = others.clone();
+    let rest = step("rest", Mechanism::Cores, Setting::ConfineRest { cpus });
+    arm.backend().apply(&rest).unwrap();
+    for name in ["b", "of-no-group"] {
+        let id = started(arm, &subject(name, WORK, None));
+        let found = arm.found_on(id);
+        assert!(found.is_subset(&others), "{name} is found on {found}");
+    }
+    // Whoever insists is refused, or put elsewhere.
+    if let Ok(id) = arm.backend().start(&subject("b", WORK, Some(&first))) {
+        let found = arm.found_on(id);
+        assert!(
+            found.is_subset(&others),
+            "b insisted and is found on {found}"
+        );
+    }
+    let id = started(arm, &subject("a", WORK, None));
+    assert_eq!(arm.found_on(id), first);
+    arm.backend().undo().unwrap();
+}
+
+/// At most 5 % above, by the bytes that the stream itself counted; and it still runs.
+pub fn a_bandwidth_limit_is_held_and_the_subject_goes_on(arm: &mut dyn Arm) {
+    let Some(meter) = arm.meter() else { return };
+    if !offers(arm, Mechanism::Bandwidth) {
+        return;
+    }
+    let (first, _) = divided(arm);
+    let (warmup, duration) = arm.spans();
+    let stream = |arm: &mut dyn Arm, limit: Option<(Rate, Rate)>| {
+        gather(arm, "a");
+        confine(arm, "a", &first, false);
+        if let Some((limit, peak)) = limit {
+            let set = Setting::Regulate(regulation(&first, meter, limit, peak));
+            arm.backend()
+                .apply(&step("a", Mechanism::Bandwidth, set))
+                .unwrap();
+        }
+        let id = started(arm, &subject("a", STREAM, Some(&first)));
+        let found = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
+        arm.backend().undo().unwrap();
+        found
+    };
+    let free = stream(arm, None);
+    for part in [0.2, 0.5] {
+        let limit = free * part;
+        let held = stream(arm, Some((of(limit), of(free)))) / limit;
+        assert!(held <= 1.05, "{held} of a limit of {part}");
+        assert!(held >= 0.5, "{held} of a limit of {part}: it hardly runs");
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a positive rate"
+)]
+fn of(bytes_per_s: f64) -> Rate {
+    Rate(bytes_per_s as u64)
+}
+
+fn regulation(cpus: &CpuSet, meter: Meter, limit: Rate, peak: Rate) -> Regulation {
+    let period = Nanos::millis(1);
+    Regulation {
+        cpus: cpus.clone(),
+        budget: Lines::at(limit, period),
+        period,
+        meter,
+        peak,
+        stop_cost: Nanos(0),
+        longest: Nanos::millis(5),
+    }
+}
+
+/// A third of a CPU's time is not more than that, and not much less.
+pub fn a_limit_of_cpu_time_is_held(arm: &mut dyn Arm) {
+    if !offers(arm, Mechanism::CpuMax) {
+        return;
+    }
+    let (first, _) = divided(arm);
+    let (warmup, duration) = arm.spans();
+    let work = |arm: &mut dyn Arm, share: Option<Share>| {
+        gather(arm, "a");
+        confine(arm, "a", &first, false);
+        if let Some(share) = share {
+            let period = Nanos(duration.0.min(100_000_000) / 4).max(Nanos::millis(1));
+            let set = Setting::CpuMax { share, period };
+            arm.backend()
+                .apply(&step("a", Mechanism::CpuMax, set))
+                .unwrap();
+        }
+        let id = started(
+            arm,
+            &subject("a", "bandwidth:read,size=16KiB", Some(&first)),
+        );
+        let found = rate(&measured(arm, id, warmup, Nanos(3 * duration.0)));
+        arm.backend().undo().unwrap();
+        found
+    };
+    let free = work(arm, None);
+    let held = work(arm, Some(Share::percent(33))) / free / 0.33;
+    // A span that is no whole number of periods has a part of one more.
+    assert!((0.6..=1.2).contains(&held), "{held} of its share");
+}
+
+/// CPUs that were somebody's alone are everybody's again.
+pub fn undoing_takes_everything_back_and_twice_changes_nothing(arm: &mut dyn Arm) {
+    let (first, others) = divided(arm);
+    assert_eq!(
+        arm.backend().undo().unwrap().restored,
+        0,
+        "nothing was done"
+    );
+    gather(arm, "a");
+    confine(arm, "a", &first, true);
+    let rest = Setting::ConfineRest { cpus: others };
+    arm.backend()
+        .apply(&step("rest", Mechanism::Cores, rest))
+        .unwrap();
+    let running = started(arm, &subject("a", WORK, None));
+    assert_eq!(arm.found_on(running), first);
+    let undone = arm.backend().undo().unwrap();
+    assert!(undone.restored > 0 && undone.left.is_empty(), "{undone:?}");
+    let again = arm.backend().undo().unwrap();
+    assert_eq!((again.restored, again.left), (0, Vec::new()));
+    let id = started(arm, &subject("b", WORK, Some(&first)));
+    assert_eq!(arm.found_on(id), first);
+    arm.backend().undo().unwrap();
+}
+
+/// By its name.
+pub fn a_group_that_was_not_gathered_is_refused(arm: &mut dyn Arm) {
+    let (first, _) = divided(arm);
+    let set = Setting::Confine {
+        cpus: first,
+        mems: CpuSet::from_iter([0]),
+        exclusive: false,
+    };
+    let refused = arm
+        .backend()
+        .apply(&step("stranger", Mechanism::Cores, set))
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("stranger"), "{refused}");
+    assert_eq!(arm.backend().undo().unwrap().restored, 0);
+}
+
+/// Not even those of them that do exist are set.
+pub fn cpus_that_do_not_exist_are_refused(arm: &mut dyn Arm) {
+    let (first, others) = divided(arm);
+    gather(arm, "a");
+    let beyond = CpuSet::from_iter(first.iter().chain([4000]));
+    let set = Setting::Confine {
+        cpus: beyond,
+        mems: CpuSet::from_iter([0]),
+        exclusive: true,
+    };
+    let refused = arm.backend().apply(&step("a", Mechanism::Cores, set));
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("4000"), "{refused}");
+    // Nobody was sent away from the one that does.
+    let id = started(arm, &subject("b", WORK, Some(&first)));
+    assert!(!arm.found_on(id).is_subset(&others));
+    arm.backend().undo().unwrap();
+}
+
+/// By its number.
+pub fn a_subject_that_is_not_there_is_refused(arm: &mut dyn Arm) {
+    let nobody = SubjectId(77_777);
+    let go = Action::Go {
+        subject: nobody,
+        warmup: Nanos(0),
+        duration: Nanos::millis(1),
+    };
+    for action in [go, Action::Stop(nobody)] {
+        let refused = arm.backend().act(&action).unwrap_err().to_string();
+        assert!(refused.contains("77777"), "{refused}");
+    }
+}
+
+/// Whatever was applied and taken back in between.
+pub fn the_inventory_does_not_change(arm: &mut dyn Arm) {
+    let before = inventory(arm);
+    assert_eq!(inventory(arm), before);
+    let (first, _) = divided(arm);
+    gather(arm, "a");
+    confine(arm, "a", &first, true);
+    arm.backend().undo().unwrap();
+    assert_eq!(inventory(arm), before);
+}
+
+/// Waiting ends when it was to, with nothing to be seen; undoing does not turn the clock back.
+pub fn time_does_not_go_backwards(arm: &mut dyn Arm) {
+    let (first, _) = divided(arm);
+    let mut last = arm.backend().now();
+    let mut goes_on = |arm: &mut dyn Arm| {
+        let now = arm.backend().now();
+        assert!(now >= last, "{now} after {last}");
+        last = now;
+    };
+    for _ in 0..3 {
+        let end = arm.backend().now().plus(Nanos::millis(2));
+        let mut seen = Vec::new();
+        while arm.backend().wait(end, &mut seen).unwrap() < end {
+            goes_on(arm);
+        }
+        assert!(arm.backend().now() >= end);
+        goes_on(arm);
+        let id = started(arm, &subject("a", WORK, Some(&first)));
+        goes_on(arm);
+        arm.backend().act(&Action::Stop(id)).unwrap();
+        arm.backend().undo().unwrap();
+        goes_on(arm);
+    }
+}

@@ -1,0 +1,190 @@
+//! What a [`Backend`] promises, as one test body each, run on every machine there is: an [`Arm`] puts a machine under the bodies and
+//! tells what the backend itself does not, seen from outside. [`conformance!`] makes a test of each body.
+//!
+//! A body looks at results, never at how a machine comes by them, and leaves bounds as wide as a busy real machine needs. What a
+//! machine does not offer (by its own inventory) is skipped aloud.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::missing_panics_doc,
+    reason = "test bodies fail by panicking"
+)]
+
+pub mod bodies;
+
+use std::collections::BTreeMap;
+
+use quell_core::backend::{
+    Action, Backend, Measurement, Observation, Probe, Program, Seen, SubjectId, SubjectSpec,
+};
+use quell_core::cpuset::CpuSet;
+use quell_core::inventory::Availability;
+use quell_core::mechanism::Mechanism;
+use quell_core::plan::{Meter, Setting, Step, StepId};
+use quell_core::units::Nanos;
+
+/// A machine under test.
+pub trait Arm {
+    /// It.
+    fn backend(&mut self) -> &mut dyn Backend;
+    /// The CPUs that a running subject may be found on, as told by something else than the backend.
+    fn found_on(&mut self, subject: SubjectId) -> CpuSet;
+    /// How much a running subject has done or run so far, in any unit: it grows while the subject runs.
+    fn progress(&mut self, subject: SubjectId) -> u64;
+    /// Warm-up and measured span that are long enough here.
+    fn spans(&self) -> (Nanos, Nanos);
+    /// What meters a bandwidth limit here; `None`, said aloud by the arm, where nothing does.
+    fn meter(&self) -> Option<Meter>;
+}
+
+/// A test of every body, on the machine that `$arm` makes: a function from the body's name to an `Option` of an [`Arm`], `None` where the
+/// machine is not to be had, which it says aloud.
+#[macro_export]
+macro_rules! conformance {
+    ($arm:path) => {
+        $crate::conformance!($arm:
+            subjects_start_are_measured_run_on_and_stop,
+            a_confined_group_runs_on_its_cpus,
+            exclusive_cpus_are_denied_to_others_and_to_the_rest,
+            a_bandwidth_limit_is_held_and_the_subject_goes_on,
+            a_limit_of_cpu_time_is_held,
+            undoing_takes_everything_back_and_twice_changes_nothing,
+            a_group_that_was_not_gathered_is_refused,
+            cpus_that_do_not_exist_are_refused,
+            a_subject_that_is_not_there_is_refused,
+            the_inventory_does_not_change,
+            time_does_not_go_backwards,
+        );
+    };
+    ($arm:path: $($body:ident),+ $(,)?) => {
+        $(
+            #[test]
+            fn $body() {
+                if let Some(mut arm) = $arm(stringify!($body)) {
+                    $crate::bodies::$body(&mut arm);
+                }
+            }
+        )+
+    };
+}
+
+/// A step for `group`; what it is for does not matter here.
+#[must_use]
+pub fn step(group: &str, mechanism: Mechanism, set: Setting) -> Step {
+    Step {
+        id: StepId(1),
+        group: Some(group.to_owned()),
+        mechanism,
+        set,
+        because: "the promise is tested".to_owned(),
+    }
+}
+
+/// A generator of a group of its own name, written as on the command line.
+#[must_use]
+pub fn subject(name: &str, run: &str, cpus: Option<&CpuSet>) -> SubjectSpec {
+    SubjectSpec {
+        name: name.to_owned(),
+        group: name.to_owned(),
+        program: Program::Generator(run.parse().unwrap()),
+        cpus: cpus.cloned(),
+        env: BTreeMap::new(),
+        capture: true,
+    }
+}
+
+/// Gathers a group of programs that will be started.
+pub fn gather(arm: &mut dyn Arm, name: &str) {
+    let matching = Vec::new();
+    let set = Setting::Gather { matching };
+    arm.backend()
+        .apply(&step(name, Mechanism::Cores, set))
+        .unwrap();
+}
+
+/// Confines a gathered group to CPUs.
+pub fn confine(arm: &mut dyn Arm, name: &str, cpus: &CpuSet, exclusive: bool) {
+    let mems = inventory(arm).nodes.iter().map(|node| node.id).collect();
+    let set = Setting::Confine {
+        cpus: cpus.clone(),
+        mems,
+        exclusive,
+    };
+    arm.backend()
+        .apply(&step(name, Mechanism::Cores, set))
+        .unwrap();
+}
+
+/// The machine.
+pub fn inventory(arm: &mut dyn Arm) -> quell_core::inventory::Inventory {
+    arm.backend().inventory(Probe::Fast).unwrap()
+}
+
+/// Its first CPU and all others; a machine of one CPU cannot be divided.
+pub fn divided(arm: &mut dyn Arm) -> (CpuSet, CpuSet) {
+    let all = inventory(arm).cpu_set();
+    let first = CpuSet::from_iter(all.first());
+    let others = all.difference(&first);
+    assert!(!others.is_empty(), "these bodies need two CPUs");
+    (first, others)
+}
+
+/// Whether the machine offers a mechanism; if not it says so.
+pub fn offers(arm: &mut dyn Arm, mechanism: Mechanism) -> bool {
+    let found = inventory(arm).mechanisms.get(&mechanism).cloned();
+    let offered = matches!(found, Some(Availability::Yes { .. }));
+    if !offered {
+        println!("SKIPPED: {mechanism:?} is not offered here: {found:?}");
+    }
+    offered
+}
+
+/// Starts a subject and waits until it is ready.
+pub fn started(arm: &mut dyn Arm, spec: &SubjectSpec) -> SubjectId {
+    let id = arm.backend().start(spec).unwrap();
+    until(arm, |one| (*one == Seen::Ready(id)).then_some(()));
+    id
+}
+
+/// Sends a subject off and waits for its measurement.
+pub fn measured(
+    arm: &mut dyn Arm,
+    subject: SubjectId,
+    warmup: Nanos,
+    duration: Nanos,
+) -> Measurement {
+    let go = Action::Go {
+        subject,
+        warmup,
+        duration,
+    };
+    arm.backend().act(&go).unwrap();
+    until(arm, |one| match one {
+        Seen::Result(id, measured) if *id == subject => Some(measured.clone()),
+        _ => None,
+    })
+}
+
+/// Waits for what `wanted` finds among what is seen, at most a minute of the machine's time.
+fn until<T>(arm: &mut dyn Arm, wanted: impl Fn(&Seen) -> Option<T>) -> T {
+    let backend = arm.backend();
+    let latest = backend.now().plus(Nanos::secs(60));
+    let mut seen = Observation::new();
+    let mut passed = Vec::new();
+    loop {
+        let now = backend.wait(latest, &mut seen).unwrap();
+        for one in seen.drain(..) {
+            if let Some(found) = wanted(&one) {
+                return found;
+            }
+            passed.push(one);
+        }
+        assert!(now < latest, "it did not come; seen were {passed:?}");
+    }
+}
+
+/// Program bytes per second.
+#[must_use]
+pub fn rate(measured: &Measurement) -> f64 {
+    measured.bytes as f64 * 1e9 / measured.duration_ns.max(1) as f64
+}
