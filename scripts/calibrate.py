@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Derives the calibrated parameters of a simulated machine anew, from solo and unprotected rows alone.
 
-    scripts/calibrate.py p4080 [--quell target/release/quell] [--jobs N]
+    scripts/calibrate.py p4080 [--quell target/release/quell] [further arguments of quell compare]
 
 What may vary, and over which values, stands below: only keys that the profile calls assumed. From the profile's values on, one key
 after the other is set to the value that comes nearest to the published unprotected rows, until a whole turn changes nothing. No row of a
@@ -28,10 +28,9 @@ CASES = {
             "p4080-8core": [0.37, 0.37, 0.30, 0.30, 0.30, 0.30, 0.82, 0.82],
         },
         "keys": [
-            ("cache.L2", "latency", ["9", "11", "15"]),
             ("cache.L3", "latency", ["30", "40", "55", "70"]),
-            ("cache.L3", "replacement", ['"lru"', '"tree-plru"']),
             ("memory", "transit", ['"15ns"', '"30ns"', '"60ns"', '"90ns"']),
+            ("cores", "misses", ["4", "5", "8"]),
             ("memory", "timing", ['"DDR3-1066"', '"DDR3-1333"']),
         ],
     },
@@ -95,8 +94,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("profile", choices=CASES)
     parser.add_argument("--quell", default=str(ROOT / "target/release/quell"))
-    parser.add_argument("more", nargs="*", help="further arguments of quell compare, after --")
-    args = parser.parse_args()
+    args, args.more = parser.parse_known_args()
     case = CASES[args.profile]
     text = (ROOT / "crates/sim/profiles" / f"{args.profile}.toml").read_text()
     best = error(rows(args, text, case["rows"]), case["rows"])

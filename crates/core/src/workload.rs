@@ -473,6 +473,22 @@ impl<S> Workload<S> {
         }
     }
 
+    /// The same in these pages, where it has a choice.
+    #[must_use]
+    pub fn in_pages(mut self, wanted: Pages) -> Self {
+        if let Self::Latency { pages, .. }
+        | Self::Bandwidth { pages, .. }
+        | Self::ParallelLists { pages, .. }
+        | Self::CacheChurn { pages, .. }
+        | Self::Stores { pages, .. }
+        | Self::Lattice { pages, .. }
+        | Self::Periodic { pages, .. } = &mut self
+        {
+            *pages = wanted;
+        }
+        self
+    }
+
     /// Only the simulated machine can run it.
     #[must_use]
     pub const fn simulated_only(&self) -> bool {

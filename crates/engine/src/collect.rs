@@ -15,7 +15,7 @@ use quell_core::result::{
     Reaction, SubjectResult, Timing, Totals,
 };
 use quell_core::stats::{percentile, sorted};
-use quell_core::workload::Workload;
+use quell_core::workload::{Pages, Workload};
 
 use crate::aggregate::{Round, Rules, figures, tidy};
 use crate::cell::Throttling;
@@ -270,8 +270,18 @@ impl<'s> Collected<'s> {
         let prepared = &self.setup.prepared;
         let runs = |c: usize| prepared.get(c).map(|p| p.configuration.run(instance));
         let named = prepared.iter().position(|p| Some(p.name()) == baseline);
-        // A subject that runs something else under the baseline has nothing to be compared with.
-        let baseline = named.filter(|b| runs(*b) == runs(configuration));
+        // A subject that runs something else under the baseline has nothing to be compared with. The same in other pages is
+        // no other work; that it is to be compared the experiment says by naming its baseline.
+        let stated = self.setup.experiment.measure.baseline.is_some();
+        let work = |c: usize| {
+            let run = runs(c)??;
+            Some(if stated {
+                run.clone().in_pages(Pages::Base)
+            } else {
+                run.clone()
+            })
+        };
+        let baseline = named.filter(|b| work(*b) == work(configuration));
         let asked = named.and_then(|b| slower(runs(b)??, runs(configuration)??));
         let form = |metric: &str, keep: &dyn Fn(&Taken) -> bool| -> Figures {
             let rules = Rules {

@@ -3,6 +3,7 @@
 use quell_core::result::{Better, CompareResult, ConfigurationResult, Figures, Subset};
 
 use crate::frontier::{self, Data};
+use crate::matrix;
 use crate::text::{
     Style, Table, TableCell, Tone, count, normalized, number, percent, spread, unit,
 };
@@ -32,7 +33,9 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
         ));
         out.push_str(&table_text(result, Subset::Shared, style));
     }
-    if let Some(others) = others(result) {
+    if matrix::many(result) {
+        out.push_str(&matrix::text(result, style));
+    } else if let Some(others) = others(result) {
         out.push('\n');
         out.push_str(&others.render(style));
     }

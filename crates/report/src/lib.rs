@@ -9,6 +9,7 @@ mod doctor;
 mod frontier;
 mod html;
 mod ladder;
+mod matrix;
 mod outcome;
 mod parts;
 mod perfetto;

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use quell_model::address::Colours;
 use quell_model::address::gf2::Solutions;
 
+use crate::profile::FrameOrder;
 use crate::random::Random;
 
 /// log2 of the page size.
@@ -116,24 +117,26 @@ pub struct Frames {
     large_shift: u32,
     used: Vec<bool>,
     random: Random,
+    order: FrameOrder,
 }
 
 impl Frames {
     /// 2^`bits` free frames of 4 KiB; large pages have 2 MiB.
     #[must_use]
     pub fn new(bits: u32, seed: u64) -> Self {
-        Self::of(1 << (bits + PAGE_SHIFT), 2 << 20, seed)
+        Self::of(1 << (bits + PAGE_SHIFT), 2 << 20, FrameOrder::Random, seed)
     }
 
     /// `memory` bytes of free frames; large pages have `large` bytes, a power of two.
     #[must_use]
-    pub fn of(memory: u64, large: u64, seed: u64) -> Self {
+    pub fn of(memory: u64, large: u64, order: FrameOrder, seed: u64) -> Self {
         let frames = memory >> PAGE_SHIFT;
         Self {
             bits: frames.next_power_of_two().trailing_zeros(),
             large_shift: large.trailing_zeros().max(PAGE_SHIFT),
             used: vec![false; usize::try_from(frames).unwrap_or(0)],
             random: Random::new(seed),
+            order,
         }
     }
 
@@ -299,14 +302,17 @@ impl Frames {
         Ok(())
     }
 
-    /// The first free page from a random place on among the `all` that `nth` tells.
+    /// The first free page among the `all` that `nth` tells: from a random place on, or of all.
     fn first(
         &mut self,
         all: u64,
         per_page: usize,
         nth: impl Fn(u64) -> Option<u64>,
     ) -> Option<u64> {
-        let start = if all == 0 { 0 } else { self.random.below(all) };
+        let start = match self.order {
+            FrameOrder::Random if all > 0 => self.random.below(all),
+            FrameOrder::Random | FrameOrder::Ascending => 0,
+        };
         (0..all)
             .filter_map(|n| nth((start + n) % all))
             .find(|&page| {

@@ -10,7 +10,7 @@ use quell_sim::board::Board;
 use quell_sim::frames::{Choice, Frames, Placement, Refused};
 use quell_sim::os::{Os, TaskId};
 use quell_sim::pattern::{Lattice, Pattern};
-use quell_sim::profile::Profile;
+use quell_sim::profile::{FrameOrder, Profile};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -250,7 +250,7 @@ fn frames_have_all_the_colours_chosen() {
 fn small_pages_leave_room_for_large_ones() {
     let board = Board::of(profile("p4080")).unwrap();
     let large = board.profile.tlb.large_page.0;
-    let mut frames = Frames::of(board.memory(), large, 1);
+    let mut frames = Frames::of(board.memory(), large, FrameOrder::Random, 1);
     frames.allocate(256 * MIB, &Placement::Plain).unwrap();
     for _ in 0..8 {
         let region = frames.allocate(32 * MIB, &Placement::Huge).unwrap();

@@ -129,7 +129,7 @@ impl Os {
         let large = board.profile.tlb.large_page.0;
         Ok(Self {
             machine,
-            frames: Frames::of(board.memory(), large, seed),
+            frames: Frames::of(board.memory(), large, board.profile.os.frames, seed),
             costs: board.costs,
             now: 0,
             cores,

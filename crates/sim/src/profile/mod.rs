@@ -256,11 +256,34 @@ pub struct OsTimes {
     pub switch: Nanos,
     /// What the handler of a counter's interrupt takes of its core.
     pub interrupt: Nanos,
+    /// Which of the free page frames a program gets.
+    #[serde(default)]
+    pub frames: FrameOrder,
     /// Where the numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
     pub assumed: Assumed,
+}
+
+/// Which of the free page frames that would do a program gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FrameOrder {
+    /// Any, at random, as of a machine that has been up for long.
+    #[default]
+    Random,
+    /// The lowest, as of one that has just started.
+    Ascending,
+}
+
+impl std::fmt::Display for FrameOrder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Random => "random",
+            Self::Ascending => "ascending",
+        })
+    }
 }
 
 /// What a machine offers for keeping groups apart.

@@ -155,6 +155,7 @@ impl Profile {
             text("slice", &os.slice),
             text("switch", &os.switch),
             text("interrupt", &os.interrupt),
+            text("frames", &os.frames),
         ]);
         let m = &self.mechanisms;
         let names: Vec<&str> = m

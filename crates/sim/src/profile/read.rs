@@ -45,7 +45,7 @@ const TLB: &[&str] = &[
 ];
 const PREFETCHER: &[&str] = &["on", "streams", "degree", "distance"];
 const COUNTERS: &[&str] = &["delay"];
-const OS: &[&str] = &["slice", "switch", "interrupt"];
+const OS: &[&str] = &["slice", "switch", "interrupt", "frames"];
 const MECHANISMS: &[&str] = &["available", "ways", "mba", "exclusion"];
 
 #[derive(Default)]

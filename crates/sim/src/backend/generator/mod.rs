@@ -10,7 +10,7 @@ use quell_core::backend::Measurement;
 use quell_core::pace::{Pace, SPIN_NS};
 use quell_core::units::Nanos;
 use quell_core::windows::{Cut, LOOK_NS, Windows};
-use quell_core::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS};
+use quell_core::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, ns_per_line};
 use quell_model::Picos;
 
 use crate::machine::Counts;
@@ -34,7 +34,7 @@ enum Phase {
         end: Nanos,
         done: u64,
         counted: Counter,
-        windows: Windows,
+        windows: Box<Windows>,
     },
     /// Keeps its load up.
     Loads,
@@ -218,7 +218,7 @@ impl Load {
     fn cut(&self) -> Cut {
         match self.steps.judged {
             Judged::Time { .. } => Cut::AtLook,
-            Judged::Rate | Judged::Accesses => Cut::Evenly,
+            Judged::Rate { .. } | Judged::Accesses => Cut::Evenly,
         }
     }
 
@@ -243,7 +243,7 @@ impl Load {
         let (key, cut) = (key.of(Bell::Look), self.cut());
         match &mut self.phase {
             Phase::WarmsUp { until, duration } if now >= *until => {
-                let mut windows = Windows::new(duration.0, WINDOW.0, cut);
+                let mut windows = Box::new(Windows::new(duration.0, WINDOW.0, cut));
                 windows.begin(now.0, units);
                 let end = now.plus(*duration);
                 os.alarm(next(now, end, &windows, cut, now), key);
@@ -264,14 +264,14 @@ impl Load {
             } => {
                 windows.look(now.0, units, |units, ns| match steps.judged {
                     Judged::Time { accesses, .. } => ns as f64 / (units * accesses).max(1) as f64,
-                    Judged::Rate => (units * steps.bytes) as f64 * 1e3 / ns.max(1) as f64,
+                    Judged::Rate { .. } => (units * steps.bytes) as f64 * 1e3 / ns.max(1) as f64,
                     Judged::Accesses => units as f64 * 1e9 / ns.max(1) as f64,
                 });
                 if now < *end || windows.open() {
                     os.alarm(next(*begin, *end, windows, cut, now), key);
                     return None;
                 }
-                let mut metrics = metrics(&steps, windows.clone().into_values());
+                let mut metrics = metrics(&steps, (**windows).clone().into_values());
                 metrics.extend(counted.end(os, task));
                 let metrics = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
                 let measured = Measurement {
@@ -296,7 +296,10 @@ fn metrics(steps: &Steps, values: Vec<f64>) -> BTreeMap<&'static str, Vec<f64>> 
     // A time per access as a rate, and the other way round.
     let inverse = |unit: f64| values.iter().map(|v| unit / v.max(1e-3)).collect();
     match steps.judged {
-        Judged::Rate => [(BANDWIDTH_MB_S, values)].into(),
+        Judged::Rate { also_time: true } => {
+            [(LATENCY_NS, ns_per_line(&values)), (BANDWIDTH_MB_S, values)].into()
+        }
+        Judged::Rate { .. } => [(BANDWIDTH_MB_S, values)].into(),
         Judged::Accesses => [(LATENCY_NS, inverse(1e9)), (ACCESSES_PER_S, values)].into(),
         Judged::Time {
             accesses,

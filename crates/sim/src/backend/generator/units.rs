@@ -76,7 +76,7 @@ enum Phase {
         end: Nanos,
         done: u64,
         counted: Counter,
-        windows: Windows,
+        windows: Box<Windows>,
         /// Those that ended since the begin, and the last one before.
         units: Vec<Unit>,
     },
@@ -121,7 +121,7 @@ impl Units {
         let mut ended = os.take_units(task);
         match &mut self.phase {
             Phase::WarmsUp { until, duration } if now >= *until => {
-                let mut windows = Windows::new(duration.0, WINDOW.0, Cut::Evenly);
+                let mut windows = Box::new(Windows::new(duration.0, WINDOW.0, Cut::Evenly));
                 windows.begin(now.0, done);
                 let end = now.plus(*duration);
                 ended.drain(..ended.len().saturating_sub(1));
@@ -178,7 +178,7 @@ impl Units {
                     Job::Frames { stage, media, fps } => {
                         let model = &CallModel::USUAL;
                         frame_metrics(&mut metrics, &span, units, stage, (media, fps), model);
-                        let values = windows.clone().into_values();
+                        let values = (**windows).clone().into_values();
                         metrics.push((BANDWIDTH_MB_S, values));
                         ((done - *before) * LINE_BYTES, windows.length())
                     }

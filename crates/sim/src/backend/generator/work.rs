@@ -36,8 +36,8 @@ pub(super) enum Judged {
         accesses: u64,
         also_rate: bool,
     },
-    /// Program bytes per second.
-    Rate,
+    /// Program bytes per second; also as the time of 64 of them, where it is reported.
+    Rate { also_time: bool },
     /// Accesses per second, and the time of one.
     Accesses,
 }
@@ -104,7 +104,9 @@ impl Work {
         let rated = |accesses, bytes| Steps {
             accesses,
             bytes,
-            judged: Judged::Rate,
+            judged: Judged::Rate {
+                also_time: matches!(workload, Workload::Bandwidth { .. }),
+            },
             rate,
         };
         let visit = |operation| match operation {
