@@ -3,8 +3,8 @@
 
     scripts/calibrate.py p4080 [--quell target/release/quell] [further arguments of quell compare]
 
-What may vary, and over which values, stands below: only keys that the profile calls assumed. From the profile's values on, one key
-after the other is set to the value that comes nearest to the published unprotected rows, until a whole turn changes nothing. No row of a
+What may vary, and over which values, stands below: only keys that the profile calls assumed. From the profile's values on, one
+choice after the other is set to what comes nearest to the published unprotected rows, until a whole turn changes nothing. No row of a
 protected configuration is run or read. The result is printed, not written: whoever takes it over edits the profile and
 docs/calibration.md.
 """
@@ -19,20 +19,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Profile -> published unprotected rows (normalized; docs/calibration.md names the study), and the keys that may vary: section,
-# key, values as TOML.
+# Profile -> published unprotected rows (normalized; docs/calibration.md names the study), and what may vary: section, key,
+# value as TOML; a choice may set several keys at once.
 CASES = {
     "p4080": {
         "rows": {
             "p4080-4core": [0.41, 0.49, 0.50, 0.93],
             "p4080-8core": [0.37, 0.37, 0.30, 0.30, 0.30, 0.30, 0.82, 0.82],
         },
-        "keys": [
-            ("cache.L3", "latency", ["30", "40", "55", "70"]),
-            ("memory", "transit", ['"15ns"', '"30ns"', '"60ns"', '"90ns"']),
-            ("cores", "misses", ["4", "5", "8"]),
-            ("memory", "timing", ['"DDR3-1066"', '"DDR3-1333"']),
-        ],
+        "choices": {
+            "controllers": [
+                # Line by line in turn; one after the other.
+                {("memory", "channel"): "[6]", ("memory", "column"): '["7-13"]', ("memory", "row"): '["14-15", "20-31"]'},
+                {("memory", "channel"): "[31]", ("memory", "column"): '["6-12"]', ("memory", "row"): '["13-15", "20-30"]'},
+            ],
+            "L3 latency": [{("cache.L3", "latency"): n} for n in ("40", "55", "70", "85", "100")],
+            "transit": [{("memory", "transit"): n} for n in ('"15ns"', '"30ns"', '"60ns"')],
+            "misses": [{("cores", "misses"): n} for n in ("4", "5", "8")],
+            "timing": [{("memory", "timing"): n} for n in ('"DDR3-1066"', '"DDR3-1333"')],
+        },
     },
 }
 
@@ -102,19 +107,22 @@ def main():
     changed = True
     while changed:
         changed = False
-        for where, key, values in case["keys"]:
-            for new in values:
-                if new == value(text, where, key):
+        for what, choices in case["choices"].items():
+            for choice in choices:
+                if all(value(text, *place) == new for place, new in choice.items()):
                     continue
-                trial = varied(text, where, key, new)
+                trial = text
+                for place, new in choice.items():
+                    trial = varied(trial, *place, new)
                 found = error(rows(args, trial, case["rows"]), case["rows"])
-                print(f"  {where}.{key} = {new}: {found:.3f}", flush=True)
+                said = ", ".join(choice.values())
+                print(f"  {what} {said}: {found:.3f}", flush=True)
                 # A tie stays as it is.
                 if found < best - 0.001:
                     text, best, changed = trial, found, True
     print(f"nearest: mean absolute error {best:.3f}")
-    for where, key, _ in case["keys"]:
-        print(f"  {where}.{key} = {value(text, where, key)}")
+    for place in sorted({place for c in case["choices"].values() for one in c for place in one}):
+        print(f"  {'.'.join(place)} = {value(text, *place)}")
     for name, found in rows(args, text, case["rows"]).items():
         print(f"  {name}: " + " ".join(f"{x:.2f}" for x in found))
 

@@ -158,7 +158,7 @@ fn the_lattice_reads_one_grid_and_writes_the_other_in_38_streams() {
 fn frames_draw_the_published_demand() {
     const CLOCK: u64 = 357;
     for stage in [Stage::Call, Stage::Display] {
-        let mut frames = Pattern::Frames(Frames::new(stage, 64 << 20, CLOCK, 9));
+        let mut frames = Pattern::Frames(Frames::new(stage, 64 << 20, (CLOCK, 0), 9));
         let period = frames.period().expect("frames are due");
         let (mut due, mut now, mut busiest, mut bytes) = (0, 0, vec![0u64; 10_100], 0);
         let mut units = 0;
@@ -192,7 +192,7 @@ fn frames_draw_the_published_demand() {
 #[test]
 fn equal_seeds_give_equal_streams() {
     let digest = |seed| {
-        let mut frames = Pattern::Frames(Frames::new(Stage::Display, 1 << 24, 357, seed));
+        let mut frames = Pattern::Frames(Frames::new(Stage::Display, 1 << 24, (357, 0), seed));
         take(&mut frames, 1_000_000)
             .iter()
             .filter(|a| a.begins)

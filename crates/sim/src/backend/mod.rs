@@ -168,8 +168,12 @@ impl Sim {
             )));
         };
         let clock = self.board.description.clock;
-        let caches = self.machine.data_caches(first);
-        let work = Work::new(workload, &Place { caches, clock })?;
+        let place = Place {
+            caches: self.machine.data_caches(first),
+            clock,
+            latency: self.board.description.idle_latency(),
+        };
+        let work = Work::new(workload, &place)?;
         let refused = |why: &dyn std::fmt::Display| {
             BackendError(format!("subject '{}' cannot be started: {why}", spec.name))
         };

@@ -58,6 +58,16 @@ pub struct Description {
     pub prefetcher: Option<profile::Prefetcher>,
 }
 
+impl Description {
+    /// What a line of an open row takes that misses everywhere while nobody else asks for any.
+    #[must_use]
+    pub fn idle_latency(&self) -> Picos {
+        let lookups = self.levels.last().map_or(0, |&(_, cycles)| cycles);
+        let timing = &self.dram.timing;
+        u64::from(lookups) * self.clock + self.transit + timing.cycles(timing.cl + timing.burst)
+    }
+}
+
 /// What a core has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CoreCounts {

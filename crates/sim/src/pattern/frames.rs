@@ -1,9 +1,11 @@
 //! The two subjects of the video call (Gondi, Biswas, Yun): bursts of memory traffic, thirty a second.
 //!
 //! Method: the study gives demand alone as misses per millisecond over a second, of which mean and peak are published. A frame moves mean ÷
-//! frame rate bytes, line after line of a buffer too large for the caches, at the peak rate: so many compute cycles between lines that a
-//! machine which never makes it wait draws just the peak. Sizes of frames vary by a fifth, evenly, from the seed. The display's frame
-//! is two bursts merged, as the study saw it, so of two parts, the second one's buffer following the first one's.
+//! frame rate bytes, line after line of a buffer too large for the caches, at the peak rate. It asks for as few lines at a time as reach that peak on
+//! the idle machine (its latency × the peak), then waits for them, and computes for what is left of their share of time: so that what it draws alone
+//! is what was published, and beside others it waits for memory as much as a program of that demand can. Sizes of frames vary by a
+//! fifth, evenly, from the seed. The display's frame is two bursts merged, as the study saw it, so of two parts, the second one's
+//! buffer following the first one's.
 //!
 //! Deviations: the shape within a burst is flat (the published figure is a picture, not numbers); a quarter of the lines is
 //! written (assumed); no work of the caches' size beside the traffic.
@@ -49,7 +51,9 @@ pub struct Frames {
     stage: Stage,
     /// Lines of each burst's buffer.
     buffer: u64,
-    /// Core cycles per line, in 2^-16.
+    /// Lines asked for at a time.
+    together: u64,
+    /// Core cycles per line beside waiting, in 2^-16.
     pace: u64,
     /// Of the current pace, what is not yet a whole cycle.
     rest: u64,
@@ -61,15 +65,19 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// On a core with a clock period of `clock` picoseconds, over `bytes` of memory.
+    /// On a core with a clock period of `clock` picoseconds where an idle memory answers after `latency`, over `bytes` of memory.
     #[must_use]
-    pub fn new(stage: Stage, bytes: u64, clock: u64, seed: u64) -> Self {
+    pub fn new(stage: Stage, bytes: u64, (clock, latency): (u64, u64), seed: u64) -> Self {
         let (_, peak) = stage.demand();
-        let cycles = u128::from(LINE * SECOND) << 16;
+        // Picoseconds that a line may take.
+        let share = LINE * SECOND / peak;
+        let together = latency.div_ceil(share).max(1);
+        let left = u128::from(share.saturating_sub(latency / together)) << 16;
         Self {
             stage,
             buffer: (bytes / LINE / stage.bursts()).max(1),
-            pace: u64::try_from(cycles / u128::from(peak * clock.max(1))).unwrap_or(u64::MAX),
+            together,
+            pace: u64::try_from(left / u128::from(clock.max(1))).unwrap_or(u64::MAX),
             rest: 0,
             left: 0,
             frame: 0,
@@ -105,6 +113,7 @@ impl Frames {
         Access {
             address: line * LINE,
             write: self.at.is_multiple_of(4),
+            dependent: self.at.is_multiple_of(self.together),
             // The access itself takes a cycle.
             compute: compute.saturating_sub(1),
             begins,

@@ -67,6 +67,8 @@ pub(in super::super) struct Place {
     pub(in super::super) caches: Caches,
     /// Its clock period.
     pub(in super::super) clock: Picos,
+    /// After which an idle memory answers.
+    pub(in super::super) latency: Picos,
 }
 
 /// What a workload is on the simulated machine.
@@ -82,6 +84,7 @@ pub(in super::super) struct Work {
     pub(in super::super) priority: Option<u32>,
     pub(super) kind: Kind,
     clock: Picos,
+    latency: Picos,
     trace: Option<Replay>,
 }
 
@@ -237,6 +240,7 @@ impl Work {
             },
             kind,
             clock: place.clock,
+            latency: place.latency,
             trace,
         })
     }
@@ -318,7 +322,8 @@ impl Work {
     }
 
     fn frames(&self, stage: Stage) -> Pattern {
-        Pattern::Frames(Frames::new(stage, self.memory.0, self.clock, SEED))
+        let core = (self.clock, self.latency);
+        Pattern::Frames(Frames::new(stage, self.memory.0, core, SEED))
     }
 }
 
