@@ -146,7 +146,7 @@ fn hierarchies() {
 }
 
 fn dram() {
-    const COUNT: u64 = 200_000;
+    const COUNT: u64 = 1_000_000;
     let ddr3 = Config {
         ranks: 2,
         ..Config::ddr3(Timing::ddr3_1333())

@@ -10,6 +10,7 @@ pub(super) const CLOSED: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bank {
+    rank: u16,
     /// Rank and group in one: `rank * groups + group`.
     class: u16,
     pub(super) row: u32,
@@ -62,11 +63,11 @@ pub(super) struct Constraints {
     groups: usize,
     /// A fixed number, so that no index has to be checked.
     banks: [Bank; PLACES],
-    /// From a READ or WRITE at least to each kind of column command, by how the other bank lies; negative where what follows is
-    /// longer on its way to the bus.
-    after: [[[i64; COLUMNS]; 3]; 2],
+    /// From a READ or WRITE at least to each kind of column command, by how the other bank lies.
+    after: [[[Picos; COLUMNS]; 3]; 2],
     /// By rank and bank group, then kind: not before, for any bank there.
     floors: [Picos; FLOORS],
+    least_activate: Picos,
     /// Of each rank, when each of the last four activations leaves the window.
     windows: Vec<([Picos; 4], usize)>,
 }
@@ -81,6 +82,7 @@ impl Constraints {
             config.groups as usize,
         );
         let bank = |bank: usize| Bank {
+            rank: (bank / per_rank) as u16,
             class: (bank / per_rank * groups + bank % groups) as u16,
             row: CLOSED,
             activate: 0,
@@ -105,6 +107,7 @@ impl Constraints {
             after: [false, true]
                 .map(|write| [NEAR, SAME_RANK, OTHER_RANK].map(|how| after(t, write, how))),
             floors: [0; FLOORS],
+            least_activate: 0,
             windows: vec![([0; 4], 0); ranks],
         }
     }
@@ -128,20 +131,17 @@ impl Constraints {
     /// Before this no bank can be activated.
     #[inline]
     pub(super) fn least_activate(&self) -> Picos {
-        let classes = self.floors.chunks_exact(KINDS);
-        let all = classes.take(self.windows.len() * self.groups);
-        all.map(|floors| floors[ACTIVATE]).min().unwrap_or(0)
+        self.least_activate
     }
 
     pub(super) fn activate(&mut self, bank: usize, row: u32, at: Picos) {
         let t = &self.t;
         let state = &mut self.banks[bank % PLACES];
-        let class = usize::from(state.class);
+        let (rank, class) = (usize::from(state.rank), usize::from(state.class));
         state.row = row;
         state.column = at + t.rcd;
         state.precharge = at + t.ras;
         state.activate = at + t.ras + t.rp;
-        let rank = class / self.groups;
         let (window, oldest) = &mut self.windows[rank];
         window[*oldest % 4] = at + t.faw;
         *oldest = (*oldest + 1) % 4;
@@ -152,6 +152,9 @@ impl Constraints {
             let floor = &mut self.floors[(other * KINDS + ACTIVATE) % FLOORS];
             *floor = (*floor).max(window).max(at + apart);
         }
+        let classes = self.floors.chunks_exact(KINDS);
+        let all = classes.take(self.windows.len() * self.groups);
+        self.least_activate = all.map(|floors| floors[ACTIVATE]).min().unwrap_or(0);
     }
 
     /// The bank closes at `at`, which is not before its `precharge`.
@@ -172,19 +175,14 @@ impl Constraints {
         let state = &mut self.banks[bank % PLACES];
         state.precharge = state.precharge.max(at + self.t.close[write]);
         let class = usize::from(state.class);
-        let first = class - class % self.groups;
+        let first = usize::from(state.rank) * self.groups;
         let rank = first..first + self.groups;
         let classes = self.floors.chunks_exact_mut(KINDS);
         for (other, floors) in classes.take(self.windows.len() * self.groups).enumerate() {
-            let how = if other == class {
-                NEAR
-            } else if rank.contains(&other) {
-                SAME_RANK
-            } else {
-                OTHER_RANK
-            };
+            // NEAR, SAME_RANK or OTHER_RANK, without a branch to guess.
+            let how = usize::from(other != class) + usize::from(!rank.contains(&other));
             for (floor, &after) in floors[READ..].iter_mut().zip(&self.after[write][how]) {
-                *floor = (*floor).max(at.saturating_add_signed(after));
+                *floor = (*floor).max(at + after);
             }
         }
         at + self.t.data[write]
@@ -217,7 +215,7 @@ impl Constraints {
 }
 
 /// What lies at least between a READ or WRITE and each kind of column command to a bank that lies so.
-fn after(t: &Timing, write: bool, how: usize) -> [i64; COLUMNS] {
+fn after(t: &Timing, write: bool, how: usize) -> [Picos; COLUMNS] {
     let time = |cycles| t.cycles(cycles).cast_signed();
     let end = time(t.burst + if write { t.cwl } else { t.cl });
     let (ccd, wtr) = if how == NEAR {
@@ -245,8 +243,9 @@ fn after(t: &Timing, write: bool, how: usize) -> [i64; COLUMNS] {
                 read = read.max(end + time(wtr));
             }
         }
-        all[READ - 1 + kinds] = read;
-        all[WRITE - 1 + kinds] = written;
+        // Less than nothing where what follows is longer on its way to the bus, but it is not decided on before this.
+        all[READ - 1 + kinds] = read.max(0).cast_unsigned();
+        all[WRITE - 1 + kinds] = written.max(0).cast_unsigned();
     }
     all
 }

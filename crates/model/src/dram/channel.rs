@@ -558,8 +558,9 @@ impl Channel {
             let bank = banks.trailing_zeros() as usize % PLACES;
             banks &= banks - 1;
             let claim = &self.claims[bank];
-            // Few are older, so that this is mostly all.
-            if claim.order < order && claim.ready.max(self.constraints.floor(claim.fair)) <= by {
+            let fair = claim.ready.max(self.constraints.floor(claim.fair));
+            // Both sides worked out, so that no branch has to be guessed.
+            if (claim.order < order) & (fair <= by) {
                 (order, which) = (claim.order, bank);
             }
         }
