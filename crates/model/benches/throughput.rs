@@ -1,46 +1,17 @@
 //! How many accesses and requests per second of this computer's time: `cargo bench -p quell-model [-- NAME]`.
 //!
-//! Each line is the best and the median of some runs on one thread, per second of its CPU time where the kernel tells that: the
-//! best is what the code can do, the distance tells of the machine. Everything is deterministic, so the runs differ in nothing but time.
+//! Each line is the best and the median of some runs on one thread. Everything is deterministic, so they differ in nothing but time.
 
 use std::hint::black_box;
-use std::time::Instant;
 
+mod measure;
+
+use measure::bench;
+#[cfg(feature = "oracle")]
+use measure::{RUNS, chosen, of_all, rate};
 use quell_model::address::bits;
 use quell_model::cache::{Cache, Geometry, Hierarchy, Inclusion, Index, Level, Policy};
 use quell_model::dram::{Channel, Config, Request, Timing};
-
-const RUNS: usize = 5;
-
-/// The CPU time of this thread in seconds, without the time that others had the CPU (Linux); else the clock.
-fn cpu_seconds(since: Instant) -> f64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let nanos = stat.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
-    nanos.map_or_else(|| since.elapsed().as_secs_f64(), |ns| ns as f64 / 1e9)
-}
-
-/// Runs `work`, which does `count` things, and prints millions of them per second.
-fn bench(name: &str, what: &str, count: u64, mut work: impl FnMut()) {
-    let chosen = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
-    if chosen.is_some_and(|part| !name.contains(&part)) {
-        return;
-    }
-    work();
-    let mut rates: Vec<f64> = (0..RUNS)
-        .map(|_| {
-            let start = Instant::now();
-            let before = cpu_seconds(start);
-            work();
-            count as f64 / (cpu_seconds(start) - before) / 1e6
-        })
-        .collect();
-    rates.sort_by(f64::total_cmp);
-    println!(
-        "{name:<34} {:>8.1} M {what}/s   median {:>8.1}",
-        rates[RUNS - 1],
-        rates[RUNS / 2]
-    );
-}
 
 fn random(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;
@@ -145,55 +116,87 @@ fn hierarchies() {
     }
 }
 
-fn dram() {
-    const COUNT: u64 = 200_000;
-    let ddr3 = Config {
+/// Requests to one channel, as many of its reads outstanding as it says.
+#[derive(Clone, Copy)]
+struct Load {
+    outstanding: usize,
+    random_rows: bool,
+    writes: bool,
+}
+
+const STREAM: Load = Load {
+    outstanding: 40,
+    random_rows: false,
+    writes: false,
+};
+const RANDOM: Load = Load {
+    random_rows: true,
+    ..STREAM
+};
+const MIXED: Load = Load {
+    writes: true,
+    ..RANDOM
+};
+const CHASE: Load = Load {
+    outstanding: 1,
+    ..RANDOM
+};
+
+fn ddr3() -> Config {
+    Config {
         ranks: 2,
         ..Config::ddr3(Timing::ddr3_1333())
-    };
-    let ddr4 = Config::ddr4(Timing::ddr4_3200());
-    for (name, config, outstanding, random_rows, writes) in [
-        ("dram/DDR3 stream reads", &ddr3, 40, false, false),
-        ("dram/DDR3 random reads", &ddr3, 40, true, false),
-        ("dram/DDR3 random, a third writes", &ddr3, 40, true, true),
-        ("dram/DDR3 chase", &ddr3, 1, true, false),
-        ("dram/DDR4 random reads", &ddr4, 40, true, false),
-        ("dram/DDR4 random, a third writes", &ddr4, 40, true, true),
-    ] {
-        bench(name, "requests", COUNT, || {
-            let mut channel = Channel::new(config).expect("a real channel");
-            let (mut seed, mut now, mut done) = (1, 0, Vec::with_capacity(64));
-            for id in 0..COUNT {
-                let r = if random_rows {
-                    random(&mut seed)
-                } else {
-                    id / 8
-                };
-                let banks = u64::from(config.banks);
-                let request = Request {
-                    id,
-                    write: writes && id % 3 == 0,
-                    rank: (r / banks) as u32 % config.ranks,
-                    bank: (r % banks) as u32,
-                    row: (r >> 12) as u32 & 0x3fff,
-                    column: (r >> 40) as u32 & 0x78 | id as u32 & 7,
-                };
-                while channel.waiting().0 >= outstanding || !channel.has_room(request.write) {
-                    now = channel.next_event().expect("requests wait");
-                    done.clear();
-                    channel.advance(now, &mut done);
-                }
-                let _ = black_box(channel.enqueue(request, now));
-            }
-            black_box(channel.counts());
-        });
     }
 }
 
-/// The same requests through DRAMsim3, in the same run (`--features oracle`).
+fn ours(config: &Config, load: Load, count: u64) {
+    let mut channel = Channel::new(config).expect("a real channel");
+    let (mut seed, mut now, mut done) = (1, 0, Vec::with_capacity(64));
+    for id in 0..count {
+        let r = if load.random_rows {
+            random(&mut seed)
+        } else {
+            id / 8
+        };
+        let banks = u64::from(config.banks);
+        let request = Request {
+            id,
+            write: load.writes && id % 3 == 0,
+            rank: (r / banks) as u32 % config.ranks,
+            bank: (r % banks) as u32,
+            row: (r >> 12) as u32 & 0x3fff,
+            column: (r >> 40) as u32 & 0x78 | id as u32 & 7,
+        };
+        while channel.waiting().0 >= load.outstanding || !channel.has_room(request.write) {
+            now = channel.next_event().expect("requests wait");
+            done.clear();
+            channel.advance(now, &mut done);
+        }
+        let _ = black_box(channel.enqueue(request, now));
+    }
+    black_box(channel.counts());
+}
+
+fn dram() {
+    // Enough for the kernel, which tells CPU time by its ticks.
+    const COUNT: u64 = 1_000_000;
+    let ddr4 = Config::ddr4(Timing::ddr4_3200());
+    for (name, config, load) in [
+        ("dram/DDR3 stream reads", &ddr3(), STREAM),
+        ("dram/DDR3 random reads", &ddr3(), RANDOM),
+        ("dram/DDR3 random, a third writes", &ddr3(), MIXED),
+        ("dram/DDR3 chase", &ddr3(), CHASE),
+        ("dram/DDR4 random reads", &ddr4, RANDOM),
+        ("dram/DDR4 random, a third writes", &ddr4, MIXED),
+    ] {
+        bench(name, "requests", COUNT, || ours(config, load, COUNT));
+    }
+}
+
+/// The same load through DRAMsim3, a run of ours after each of its (`--features oracle`).
 #[cfg(feature = "oracle")]
 fn dramsim3() {
-    const COUNT: u64 = 50_000;
+    const COUNT: u64 = 100_000;
     // DDR3-1333 of two ranks; what it does not name is of no consequence here.
     const INI: &str = "[dram_structure]\nprotocol = DDR3\nbankgroups = 1\nbanks_per_group = 8\nrows = 16384\n\
         columns = 1024\ndevice_width = 8\nBL = 8\n[timing]\ntCK = 1.5\nCL = 9\nCWL = 7\ntRCD = 9\ntRP = 9\ntRAS = 24\n\
@@ -204,30 +207,45 @@ fn dramsim3() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
     let file = folder.join("throughput.ini");
     std::fs::write(&file, INI).expect("the build's own folder");
-    for (name, outstanding, random_rows, writes) in [
-        ("DRAMsim3/DDR3 stream reads", 40, false, false),
-        ("DRAMsim3/DDR3 random reads", 40, true, false),
-        ("DRAMsim3/DDR3 random, a third writes", 40, true, true),
-        ("DRAMsim3/DDR3 chase", 1, true, false),
-    ] {
-        bench(name, "requests", COUNT, || {
-            let mut memory = dramsim3::MemorySystem::new(&file, folder).expect("a real path");
-            let (mut seed, mut flying) = (1, 0);
-            for id in 0..COUNT {
-                let line = if random_rows {
-                    random(&mut seed) >> 38
-                } else {
-                    id
-                };
-                let write = writes && id % 3 == 0;
-                while !write && flying >= outstanding || !memory.can_add(line * 64, write) {
-                    memory.tick(|_, write| flying -= u64::from(!write));
-                }
-                memory.add(line * 64, write);
-                flying += u64::from(!write);
+    let theirs = |load: Load| {
+        let mut memory = dramsim3::MemorySystem::new(&file, folder).expect("a real path");
+        let (mut seed, mut flying) = (1, 0);
+        for id in 0..COUNT {
+            let line = if load.random_rows {
+                random(&mut seed) >> 38
+            } else {
+                id
+            };
+            let write = load.writes && id % 3 == 0;
+            while !write && flying >= load.outstanding || !memory.can_add(line * 64, write) {
+                memory.tick(|_, write| flying -= usize::from(!write));
             }
-            black_box(flying);
-        });
+            memory.add(line * 64, write);
+            flying += usize::from(!write);
+        }
+        black_box(flying);
+    };
+    for (name, load) in [
+        ("DRAMsim3/DDR3 stream reads", STREAM),
+        ("DRAMsim3/DDR3 random reads", RANDOM),
+        ("DRAMsim3/DDR3 random, a third writes", MIXED),
+        ("DRAMsim3/DDR3 chase", CHASE),
+    ] {
+        if !chosen(name) {
+            continue;
+        }
+        let rates = |_| {
+            let ours = rate(10 * COUNT, &mut || ours(&ddr3(), load, 10 * COUNT));
+            (ours, rate(COUNT, &mut || theirs(load)))
+        };
+        let pairs: Vec<(f64, f64)> = (0..RUNS).map(rates).collect();
+        let (best, median) = of_all(pairs.iter().map(|pair| pair.1).collect());
+        let ours = of_all(pairs.iter().map(|pair| pair.0).collect());
+        let ratio = of_all(pairs.iter().map(|(ours, theirs)| ours / theirs).collect());
+        println!(
+            "{name:<36} {best:>8.2} M requests/s   median {median:>8.2}   ours {:>6.1}   median {:>6.1}   {:>4.0} times as many",
+            ours.0, ours.1, ratio.1
+        );
     }
 }
 

@@ -2,7 +2,7 @@
 //! commands elsewhere in the rank and data on the bus demand. Every time here is "not before".
 
 use super::channel::MOST_BANKS;
-use super::timing::Config;
+use super::timing::{Config, Timing};
 use crate::Picos;
 
 /// The row of a closed bank.
@@ -10,8 +10,9 @@ pub(super) const CLOSED: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bank {
-    rank: usize,
-    group: usize,
+    rank: u16,
+    /// Rank and group in one: `rank * groups + group`.
+    class: u16,
     pub(super) row: u32,
     /// May be activated, once closed.
     pub(super) activate: Picos,
@@ -24,22 +25,22 @@ pub(super) struct Bank {
 /// The timing as times.
 #[derive(Clone, Copy, Debug)]
 struct Times {
-    cl: Picos,
-    cwl: Picos,
-    burst: Picos,
     rcd: Picos,
     rp: Picos,
     ras: Picos,
-    rtp: Picos,
-    wr: Picos,
-    ccd: [Picos; 2],
     rrd: [Picos; 2],
-    wtr: [Picos; 2],
     faw: Picos,
-    rtw: Picos,
-    rank_switch: Picos,
+    /// From a READ or WRITE to the end of its data.
+    data: [Picos; 2],
+    /// And to the bank's PRECHARGE.
+    close: [Picos; 2],
     rfc: Picos,
 }
+
+/// How a column command's bank lies to another's.
+const NEAR: usize = 0;
+const SAME_RANK: usize = 1;
+const OTHER_RANK: usize = 2;
 
 /// Kinds of command for which ranks and bank groups have a floor of their own.
 pub(super) const ACTIVATE: usize = 0;
@@ -47,19 +48,26 @@ pub(super) const READ: usize = 1;
 pub(super) const WRITE: usize = 2;
 /// Added to READ or WRITE: the same as if ranks could follow each other on the bus without a gap: who is older decides.
 pub(super) const FAIR: usize = 2;
-const KINDS: usize = 5;
-/// Floors there can be, rounded up to a power of two: of every kind one per bank group, of which there are at most
-/// as many as banks.
-const FLOORS: usize = (KINDS * MOST_BANKS as usize).next_power_of_two();
+/// READ, WRITE, and both without gaps.
+const COLUMNS: usize = 4;
+/// Places per rank and group: the above after ACTIVATE, and a power of two.
+const KINDS: usize = (1usize + COLUMNS).next_power_of_two();
+/// Banks there can be, and groups.
+pub(super) const PLACES: usize = MOST_BANKS as usize;
+const FLOORS: usize = KINDS * PLACES;
 
 #[derive(Clone, Debug)]
 pub(super) struct Constraints {
     t: Times,
     per_rank: usize,
     groups: usize,
-    pub(super) banks: Vec<Bank>,
-    /// By kind, then rank and bank group: not before, for any bank there.
+    /// A fixed number, so that no index has to be checked.
+    banks: [Bank; PLACES],
+    /// From a READ or WRITE at least to each kind of column command, by how the other bank lies.
+    after: [[[Picos; COLUMNS]; 3]; 2],
+    /// By rank and bank group, then kind: not before, for any bank there.
     floors: [Picos; FLOORS],
+    least_activate: Picos,
     /// Of each rank, when each of the last four activations leaves the window.
     windows: Vec<([Picos; 4], usize)>,
 }
@@ -73,46 +81,46 @@ impl Constraints {
             config.banks as usize,
             config.groups as usize,
         );
+        let bank = |bank: usize| Bank {
+            rank: (bank / per_rank) as u16,
+            class: (bank / per_rank * groups + bank % groups) as u16,
+            row: CLOSED,
+            activate: 0,
+            precharge: 0,
+            column: 0,
+        };
+        let data = [c(t.cl + t.burst), c(t.cwl + t.burst)];
         Self {
             t: Times {
-                cl: c(t.cl),
-                cwl: c(t.cwl),
-                burst: c(t.burst),
                 rcd: c(t.rcd),
                 rp: c(t.rp),
                 ras: c(t.ras),
-                rtp: c(t.rtp),
-                wr: c(t.wr),
-                ccd: [c(t.ccd_s), c(t.ccd_l)],
                 rrd: [c(t.rrd_s), c(t.rrd_l)],
-                wtr: [c(t.wtr_s), c(t.wtr_l)],
                 faw: c(t.faw),
-                rtw: c(t.rtw),
-                rank_switch: c(t.rank_switch),
+                data,
+                close: [c(t.rtp), data[1] + c(t.wr)],
                 rfc: c(t.rfc),
             },
             per_rank,
             groups,
-            banks: (0..ranks * per_rank)
-                .map(|bank| Bank {
-                    rank: bank / per_rank,
-                    group: bank % groups,
-                    row: CLOSED,
-                    activate: 0,
-                    precharge: 0,
-                    column: 0,
-                })
-                .collect(),
+            banks: std::array::from_fn(bank),
+            after: [false, true]
+                .map(|write| [NEAR, SAME_RANK, OTHER_RANK].map(|how| after(t, write, how))),
             floors: [0; FLOORS],
+            least_activate: 0,
             windows: vec![([0; 4], 0); ranks],
         }
+    }
+
+    #[inline]
+    pub(super) fn bank(&self, bank: usize) -> &Bank {
+        &self.banks[bank % PLACES]
     }
 
     /// Where the floor of a `kind` of command to `bank` is kept.
     #[inline]
     pub(super) fn floor_of(&self, kind: usize, bank: usize) -> u16 {
-        let Bank { rank, group, .. } = self.banks[bank];
-        ((kind * self.windows.len() + rank) * self.groups + group) as u16
+        self.bank(bank).class * KINDS as u16 + kind as u16
     }
 
     #[inline]
@@ -123,86 +131,61 @@ impl Constraints {
     /// Before this no bank can be activated.
     #[inline]
     pub(super) fn least_activate(&self) -> Picos {
-        let all = self.floors.iter().take(self.windows.len() * self.groups);
-        all.copied().min().unwrap_or(0)
-    }
-
-    fn raise(&mut self, kind: usize, rank: usize, group: usize, at: Picos) {
-        let place = (kind * self.windows.len() + rank) * self.groups + group;
-        self.floors[place] = self.floors[place].max(at);
+        self.least_activate
     }
 
     pub(super) fn activate(&mut self, bank: usize, row: u32, at: Picos) {
-        let t = self.t;
-        let state = &mut self.banks[bank];
-        let (rank, group) = (state.rank, state.group);
+        let t = &self.t;
+        let state = &mut self.banks[bank % PLACES];
+        let (rank, class) = (usize::from(state.rank), usize::from(state.class));
         state.row = row;
         state.column = at + t.rcd;
         state.precharge = at + t.ras;
         state.activate = at + t.ras + t.rp;
         let (window, oldest) = &mut self.windows[rank];
-        window[*oldest] = at + t.faw;
+        window[*oldest % 4] = at + t.faw;
         *oldest = (*oldest + 1) % 4;
         let window = window[*oldest];
-        for other in 0..self.groups {
-            let apart = t.rrd[usize::from(other == group)];
-            self.raise(ACTIVATE, rank, other, window.max(at + apart));
+        let first = rank * self.groups;
+        for other in first..first + self.groups {
+            let apart = t.rrd[usize::from(other == class)];
+            let floor = &mut self.floors[(other * KINDS + ACTIVATE) % FLOORS];
+            *floor = (*floor).max(window).max(at + apart);
         }
+        let classes = self.floors.chunks_exact(KINDS);
+        let all = classes.take(self.windows.len() * self.groups);
+        self.least_activate = all.map(|floors| floors[ACTIVATE]).min().unwrap_or(0);
     }
 
     /// The bank closes at `at`, which is not before its `precharge`.
     pub(super) fn close(&mut self, bank: usize, at: Picos) {
-        let state = &mut self.banks[bank];
+        let state = &mut self.banks[bank % PLACES];
         state.row = CLOSED;
         state.activate = state.activate.max(at + self.t.rp);
     }
 
     /// The earliest activation if the bank closes at `close`.
     pub(super) fn reopen(&self, bank: usize, close: Picos) -> Picos {
-        self.banks[bank].activate.max(close + self.t.rp)
+        self.bank(bank).activate.max(close + self.t.rp)
     }
 
     /// A read or write at `at`; returns when its data is over.
     pub(super) fn column(&mut self, bank: usize, write: bool, at: Picos) -> Picos {
-        let t = self.t;
-        let Bank { rank, group, .. } = self.banks[bank];
-        let end = at + t.burst + if write { t.cwl } else { t.cl };
-        let state = &mut self.banks[bank];
-        state.precharge = state
-            .precharge
-            .max(if write { end + t.wr } else { at + t.rtp });
-        let ranks = self.windows.len();
-        for other_rank in 0..ranks {
-            for other in 0..self.groups {
-                let near = usize::from(other == group);
-                for (kinds, gap) in [(0, t.rank_switch), (FAIR, 0)]
-                    .into_iter()
-                    .take(ranks.min(2))
-                {
-                    // When the data of the next command may begin, with and without a change of direction.
-                    let gap = if other_rank == rank { 0 } else { gap };
-                    let (same, turned) =
-                        (end + gap, end + if write { gap } else { t.rtw.max(gap) });
-                    let (mut read, mut written) = if write {
-                        (turned, same)
-                    } else {
-                        (same, turned)
-                    };
-                    read = read.saturating_sub(t.cl);
-                    written = written.saturating_sub(t.cwl);
-                    if other_rank == rank {
-                        let floor = if write { &mut written } else { &mut read };
-                        *floor = (*floor).max(at + t.ccd[near]);
-                        if write {
-                            read = read.max(end + t.wtr[near]);
-                        }
-                    }
-                    self.raise(READ + kinds, other_rank, other, read);
-                    self.raise(WRITE + kinds, other_rank, other, written);
-                }
+        let write = usize::from(write);
+        let state = &mut self.banks[bank % PLACES];
+        state.precharge = state.precharge.max(at + self.t.close[write]);
+        let class = usize::from(state.class);
+        let first = usize::from(state.rank) * self.groups;
+        let rank = first..first + self.groups;
+        let classes = self.floors.chunks_exact_mut(KINDS);
+        for (other, floors) in classes.take(self.windows.len() * self.groups).enumerate() {
+            // NEAR, SAME_RANK or OTHER_RANK, without a branch to guess.
+            let how = usize::from(other != class) + usize::from(!rank.contains(&other));
+            for (floor, &after) in floors[READ..].iter_mut().zip(&self.after[write][how]) {
+                *floor = (*floor).max(at + after);
             }
         }
-        end
+        at + self.t.data[write]
     }
 
     /// Closes the rank's open banks from `due` on, as early as each allows, telling `closed` of bank and time, and
@@ -216,16 +199,53 @@ impl Constraints {
         let banks = rank * self.per_rank..(rank + 1) * self.per_rank;
         let mut at = due;
         for bank in banks.clone() {
-            if self.banks[bank].row != CLOSED {
-                let close = self.banks[bank].precharge.max(due);
-                closed(bank, self.banks[bank].row, close);
+            let state = self.bank(bank);
+            if state.row != CLOSED {
+                let close = state.precharge.max(due);
+                closed(bank, state.row, close);
                 self.close(bank, close);
             }
-            at = at.max(self.banks[bank].activate);
+            at = at.max(self.bank(bank).activate);
         }
         for state in &mut self.banks[banks] {
             state.activate = at + self.t.rfc;
         }
         at
     }
+}
+
+/// What lies at least between a READ or WRITE and each kind of column command to a bank that lies so.
+fn after(t: &Timing, write: bool, how: usize) -> [Picos; COLUMNS] {
+    let time = |cycles| t.cycles(cycles).cast_signed();
+    let end = time(t.burst + if write { t.cwl } else { t.cl });
+    let (ccd, wtr) = if how == NEAR {
+        (t.ccd_l, t.wtr_l)
+    } else {
+        (t.ccd_s, t.wtr_s)
+    };
+    let mut all = [0; COLUMNS];
+    for (kinds, gap) in [(0, t.rank_switch), (FAIR, 0)] {
+        // When the data of the next command may begin, with and without a change of direction.
+        let gap = if how == OTHER_RANK { gap } else { 0 };
+        let same = end + time(gap);
+        let turned = end + time(if write { gap } else { t.rtw.max(gap) });
+        let (mut read, mut written) = if write {
+            (turned, same)
+        } else {
+            (same, turned)
+        };
+        read -= time(t.cl);
+        written -= time(t.cwl);
+        if how != OTHER_RANK {
+            let direction = if write { &mut written } else { &mut read };
+            *direction = (*direction).max(time(ccd));
+            if write {
+                read = read.max(end + time(wtr));
+            }
+        }
+        // Less than nothing where what follows is longer on its way to the bus, but it is not decided on before this.
+        all[READ - 1 + kinds] = read.max(0).cast_unsigned();
+        all[WRITE - 1 + kinds] = written.max(0).cast_unsigned();
+    }
+    all
 }

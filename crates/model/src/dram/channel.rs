@@ -1,6 +1,6 @@
 //! One channel: its queues and what it does next.
 
-use super::bank::{self, CLOSED, Constraints};
+use super::bank::{self, CLOSED, Constraints, PLACES};
 use super::queue::{END, Queue};
 use super::timing::Config;
 use super::{Command, Kind};
@@ -8,7 +8,6 @@ use crate::{Invalid, Picos};
 
 /// Banks of a channel fit in a word of bits.
 pub(super) const MOST_BANKS: u32 = 64;
-const PLACES: usize = MOST_BANKS as usize;
 
 /// A line to read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +101,8 @@ pub struct Channel {
     until: usize,
     flush: bool,
     constraints: Constraints,
-    proposals: Vec<Proposal>,
     /// Of each bank; a fixed number, so that no index has to be checked.
+    proposals: [Proposal; PLACES],
     claims: [Claim; PLACES],
     /// Banks that propose something.
     active: u64,
@@ -115,6 +114,11 @@ pub struct Channel {
     overtakes: u32,
     /// The next column command does so, too.
     overtaking: bool,
+    /// The earliest column command, and which bank's is the oldest that could come as early if ranks could follow each other
+    /// without a gap: kept from one decision to the next, because what comes between changes few of them.
+    column: Option<((Picos, usize), usize)>,
+    /// The earliest activation; kept likewise.
+    activate: Option<(Picos, usize)>,
     next: Option<(Picos, usize)>,
     refresh_due: Vec<Picos>,
     next_refresh: Picos,
@@ -150,7 +154,7 @@ impl Channel {
             until: 0,
             flush: false,
             constraints: Constraints::new(config),
-            proposals: vec![nothing; banks],
+            proposals: [nothing; PLACES],
             claims: [Claim {
                 ready: 0,
                 order: 0,
@@ -162,6 +166,8 @@ impl Channel {
             streaks: [vec![0; banks], vec![0; banks]],
             overtakes: 0,
             overtaking: false,
+            column: None,
+            activate: None,
             next: None,
             next_refresh: refresh_due[0],
             refresh_due,
@@ -204,12 +210,12 @@ impl Channel {
         if self.turn() {
             return Ok(Accepted::Queued);
         }
-        if request.write == self.draining {
+        if request.write == self.draining && !self.keeps(bank) {
             let claim = |channel: &Self| {
                 (
                     channel.active >> bank & 1,
                     channel.columns >> bank & 1,
-                    channel.claims[bank].order,
+                    channel.claims[bank % PLACES].order,
                 )
             };
             let before = claim(self);
@@ -329,7 +335,8 @@ impl Channel {
             return false;
         }
         self.draining = !self.draining;
-        for bank in 0..self.proposals.len() {
+        (self.column, self.activate) = (None, None);
+        for bank in 0..self.counts.len() {
             self.propose(bank);
         }
         self.pick();
@@ -337,15 +344,16 @@ impl Channel {
     }
 
     /// A row that was to be closed by now has been.
+    #[inline]
     fn settle(&mut self, bank: usize) {
-        if self.active >> bank & 1 == 1 && self.proposals[bank].close <= self.now {
+        if self.active >> bank & 1 == 1 && self.proposals[bank % PLACES].close <= self.now {
             self.close(bank);
         }
     }
 
     fn close(&mut self, bank: usize) {
-        let at = std::mem::replace(&mut self.proposals[bank].close, Picos::MAX);
-        let row = self.constraints.banks[bank].row;
+        let at = std::mem::replace(&mut self.proposals[bank % PLACES].close, Picos::MAX);
+        let row = self.constraints.bank(bank).row;
         Self::note(
             &mut self.log,
             self.config.banks,
@@ -359,9 +367,47 @@ impl Channel {
         self.counts[bank].conflicts += 1;
     }
 
+    /// Whether a request that has just come last cannot change what `bank` proposes, apart from when, because it proposes a
+    /// column command already, or an activation without a row being open that it could hit.
+    fn keeps(&mut self, bank: usize) -> bool {
+        let state = self.constraints.bank(bank);
+        let ready = if self.columns >> bank & 1 == 1 {
+            state.column
+        } else if self.active >> bank & 1 == 1 && state.row == CLOSED {
+            state.activate
+        } else {
+            return false;
+        };
+        let ready = ready.max(self.now);
+        let claim = &mut self.claims[bank % PLACES];
+        if ready != claim.ready {
+            claim.ready = ready;
+            // Up to the floor it is the floor that tells when.
+            if ready > self.constraints.floor(claim.fair) {
+                self.forget(bank);
+            }
+        }
+        true
+    }
+
+    /// The claim of `bank` changes: what was decided because of it is open again.
+    #[inline]
+    fn forget(&mut self, bank: usize) {
+        if let Some((earliest, fair)) = self.column
+            && self.columns >> bank & 1 == 1
+            && (earliest.1 == bank || fair == bank)
+        {
+            self.column = None;
+        }
+        if self.activate.is_some_and(|(_, earliest)| earliest == bank) {
+            self.activate = None;
+        }
+    }
+
     /// Finds out what `bank` would do next from now on.
     fn propose(&mut self, bank: usize) {
         self.settle(bank);
+        self.forget(bank);
         let queue = if self.draining {
             &self.writes
         } else {
@@ -373,7 +419,7 @@ impl Channel {
             return;
         };
         self.active |= 1 << bank;
-        let state = &self.constraints.banks[bank];
+        let state = self.constraints.bank(bank);
         let mut close = Picos::MAX;
         if state.row != CLOSED {
             if let Some((waiting, before)) = queue.first_of_row(bank, state.row)
@@ -386,18 +432,28 @@ impl Channel {
                     bank::READ
                 };
                 self.columns |= 1 << bank;
-                self.proposals[bank] = Proposal {
+                self.proposals[bank % PLACES] = Proposal {
                     activate: false,
                     row: state.row,
                     close,
                     before,
                 };
-                self.claims[bank] = Claim {
+                let claim = Claim {
                     ready: state.column.max(self.now),
                     floor: self.constraints.floor_of(kind, bank),
                     fair: self.constraints.floor_of(kind + bank::FAIR, bank),
                     order: waiting.order,
                 };
+                self.claims[bank % PLACES] = claim;
+                if let Some((earliest, fair)) = self.column {
+                    if self.before(&claim, earliest) {
+                        self.column = None;
+                    } else if claim.order < self.claims[fair % PLACES].order
+                        && claim.ready.max(self.constraints.floor(claim.fair)) <= earliest.0
+                    {
+                        self.column = Some((earliest, bank));
+                    }
+                }
                 return;
             }
             close = state.precharge.max(self.now);
@@ -408,37 +464,65 @@ impl Channel {
             self.constraints.reopen(bank, close)
         };
         self.columns &= !(1 << bank);
-        self.proposals[bank] = Proposal {
+        self.proposals[bank % PLACES] = Proposal {
             activate: true,
             row: head.row,
             close,
             before: END,
         };
-        self.claims[bank] = Claim {
+        let floor = self.constraints.floor_of(bank::ACTIVATE, bank);
+        let claim = Claim {
             ready: ready.max(self.now),
-            floor: self.constraints.floor_of(bank::ACTIVATE, bank),
-            fair: 0,
+            floor,
+            fair: floor,
             order: head.order,
         };
+        self.claims[bank % PLACES] = claim;
+        if let Some(earliest) = self.activate
+            && self.before(&claim, earliest)
+        {
+            self.activate = Some((self.time(&claim), bank));
+        }
+    }
+
+    /// When a claim can be met.
+    #[inline]
+    fn time(&self, claim: &Claim) -> Picos {
+        claim.ready.max(self.constraints.floor(claim.floor))
+    }
+
+    /// Whether a claim goes before the earliest so far.
+    #[inline]
+    fn before(&self, claim: &Claim, (at, bank): (Picos, usize)) -> bool {
+        (self.time(claim), claim.order) < (at, self.claims[bank % PLACES].order)
     }
 
     /// Which bank's command is next: the earliest column command (the oldest of all that could come if ranks followed each
     /// other without a gap, once enough have gone before it), or an activation that comes before that.
     fn pick(&mut self) {
-        let mut best = self.earliest(self.columns);
-        self.overtaking = false;
-        if self.config.ranks > 1 && self.columns != 0 {
-            let fair = self.oldest_by(best);
-            self.overtaking = best.1 != fair && self.overtakes < self.config.rank_streak;
-            if !self.overtaking {
-                let claim = &self.claims[fair];
-                best = (claim.ready.max(self.constraints.floor(claim.floor)), fair);
-            }
+        let (mut best, fair) = if let Some(known) = self.column {
+            known
+        } else {
+            let best = self.earliest(self.columns);
+            let fair = if self.config.ranks > 1 && self.columns != 0 {
+                self.oldest_by(best)
+            } else {
+                best.1
+            };
+            self.column = Some((best, fair));
+            (best, fair)
+        };
+        self.overtaking = best.1 != fair && self.overtakes < self.config.rank_streak;
+        if best.1 != fair && !self.overtaking {
+            best = (self.time(&self.claims[fair % PLACES]), fair);
         }
         // Mostly the rank's window is what activations wait for: then there is no need to look at them one by one.
         let activates = self.active & !self.columns;
         if activates != 0 && self.constraints.least_activate() < best.0 {
-            let activate = self.earliest(activates);
+            let activate = match self.activate {
+                Some(known) => known,
+                None => *self.activate.insert(self.earliest(activates)),
+            };
             if activate.0 < best.0 {
                 best = activate;
             }
@@ -455,7 +539,7 @@ impl Channel {
             let bank = banks.trailing_zeros() as usize % PLACES;
             banks &= banks - 1;
             let claim = &self.claims[bank];
-            let at = claim.ready.max(self.constraints.floor(claim.floor));
+            let at = self.time(claim);
             // In one number, so that no branch has to be guessed.
             let key = u128::from(at) << 64 | u128::from(claim.order);
             if key < best {
@@ -468,14 +552,15 @@ impl Channel {
     /// The oldest of the column commands that could come by the time of the earliest if there were no gaps between ranks.
     #[inline]
     fn oldest_by(&self, (by, earliest): (Picos, usize)) -> usize {
-        let (mut order, mut which) = (self.claims[earliest].order, earliest);
+        let (mut order, mut which) = (self.claims[earliest % PLACES].order, earliest);
         let mut banks = self.columns;
         while banks != 0 {
             let bank = banks.trailing_zeros() as usize % PLACES;
             banks &= banks - 1;
             let claim = &self.claims[bank];
-            // Few are older, so that this is mostly all.
-            if claim.order < order && claim.ready.max(self.constraints.floor(claim.fair)) <= by {
+            let fair = claim.ready.max(self.constraints.floor(claim.fair));
+            // Both sides worked out, so that no branch has to be guessed.
+            if (claim.order < order) & (fair <= by) {
                 (order, which) = (claim.order, bank);
             }
         }
@@ -491,13 +576,14 @@ impl Channel {
             close,
             before,
             ..
-        } = self.proposals[bank];
+        } = self.proposals[bank % PLACES];
         let banks = self.config.banks;
         if activate {
             if close != Picos::MAX {
                 self.close(bank);
             }
             self.constraints.activate(bank, row, at);
+            self.activate = None;
             self.counts[bank].activates += 1;
             Self::note(&mut self.log, banks, at, Kind::Activate, bank, row, 0);
             self.propose(bank);
@@ -517,6 +603,7 @@ impl Channel {
         }
         .take(bank, before);
         let end = self.constraints.column(bank, write, at);
+        self.column = None;
         let streak = &mut self.streaks[usize::from(write)][bank];
         *streak = if before == END { 0 } else { *streak + 1 };
         if write {
@@ -555,7 +642,7 @@ impl Channel {
         Self::note(log, banks, at, Kind::Refresh, first, 0, 0);
         self.refreshes += 1;
         for bank in first..first + banks as usize {
-            self.proposals[bank].close = Picos::MAX;
+            self.proposals[bank % PLACES].close = Picos::MAX;
             self.propose(bank);
         }
         self.refresh_due[rank] = due + self.config.timing.cycles(self.config.timing.refi);

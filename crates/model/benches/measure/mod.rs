@@ -1,0 +1,42 @@
+//! Work per second of CPU time: the best of some runs is what the code can do, its distance from the median tells of the machine.
+
+use std::time::Instant;
+
+pub const RUNS: usize = 5;
+
+/// The CPU time of this thread in seconds, without the time that others had the CPU (Linux); else the clock.
+fn cpu_seconds(since: Instant) -> f64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanos = stat.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
+    nanos.map_or_else(|| since.elapsed().as_secs_f64(), |ns| ns as f64 / 1e9)
+}
+
+/// Whether the command line asks for this.
+pub fn chosen(name: &str) -> bool {
+    let part = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    part.is_none_or(|part| name.contains(&part))
+}
+
+/// Runs `work`, which does `count` things: millions of them per second.
+pub fn rate(count: u64, work: &mut dyn FnMut()) -> f64 {
+    let start = Instant::now();
+    let before = cpu_seconds(start);
+    work();
+    count as f64 / (cpu_seconds(start) - before) / 1e6
+}
+
+/// The best and the median.
+pub fn of_all(mut rates: Vec<f64>) -> (f64, f64) {
+    rates.sort_by(f64::total_cmp);
+    (rates[rates.len() - 1], rates[rates.len() / 2])
+}
+
+/// Runs `work`, which does `count` things, and prints millions of them per second.
+pub fn bench(name: &str, what: &str, count: u64, mut work: impl FnMut()) {
+    if !chosen(name) {
+        return;
+    }
+    work();
+    let (best, median) = of_all((0..RUNS).map(|_| rate(count, &mut work)).collect());
+    println!("{name:<36} {best:>8.1} M {what}/s   median {median:>8.1}");
+}
