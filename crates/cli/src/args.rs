@@ -193,7 +193,7 @@ pub struct Compare {
     pub resume: Option<PathBuf>,
     /// On a simulated machine, so many cells at a time, each on a thread of its own; the result is the same for any number
     /// [default: the CPUs there are]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = jobs)]
     pub jobs: Option<NonZeroUsize>,
     /// Exit with 3 when an expectation of the experiment is not met
     #[arg(long)]
@@ -569,4 +569,10 @@ pub enum StageArg {
     Call,
     /// Composes what the call stage decoded
     Display,
+}
+
+/// How many cells at a time.
+fn jobs(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse()
+        .map_err(|_| "it is how many cells run at a time, 1 or more".to_owned())
 }

@@ -35,6 +35,13 @@ pub trait Arm {
     fn spans(&self) -> (Nanos, Nanos);
     /// What meters a bandwidth limit here; `None`, said aloud by the arm, where nothing does.
     fn meter(&self) -> Option<Meter>;
+    /// Prefers what is gathered now over whatever else runs on the machine, which no mechanism under test does: what it reaches is
+    /// measured next. Undoing takes it back.
+    fn prefer(&mut self) {}
+    /// By how much of itself a rate varies from one measurement to the next all the same, and how often one may be tried.
+    fn noise(&self) -> (f64, u32) {
+        (0.0, 1)
+    }
 }
 
 /// A test of every body, on the machine that `$arm` makes: a function from the body's name to an `Option` of an [`Arm`], `None` where the
@@ -181,6 +188,25 @@ fn until<T>(arm: &mut dyn Arm, wanted: impl Fn(&Seen) -> Option<T>) -> T {
         }
         assert!(now < latest, "it did not come; seen were {passed:?}");
     }
+}
+
+/// Tries, as often as the arm's noise allows, whether what `find` measures lies within the bounds, made wider by that noise.
+pub fn within(
+    arm: &mut dyn Arm,
+    what: &str,
+    (least, most): (f64, f64),
+    find: &mut dyn FnMut(&mut dyn Arm) -> f64,
+) {
+    let (noise, tries) = arm.noise();
+    let mut found = Vec::new();
+    for _ in 0..tries {
+        let one = find(arm);
+        if (least - noise..=most + noise).contains(&one) {
+            return;
+        }
+        found.push(one);
+    }
+    panic!("{what}: {found:?}, not {least} to {most} (noise {noise})");
 }
 
 /// Program bytes per second.

@@ -347,8 +347,8 @@ impl<'t> Reader<'t> {
             }
             Said::Missing(key) => {
                 let whole = path.key(key);
-                if self.seen.contains(&whole) {
-                    return; // It was there, and what was wrong with it has been said.
+                if self.seen.iter().any(|path| path.0.starts_with(&whole.0)) {
+                    return; // It was there, and what was wrong with it or within it has been said.
                 }
                 self.report(root, &whole, &format!("{whole} is missing"), None);
             }
@@ -399,6 +399,14 @@ impl Said {
                 "map" => "a table".to_owned(),
                 "sequence" => "a list".to_owned(),
                 other => other.replace('`', "'"),
+            };
+            let range = |most: u64| format!("a whole number from 0 to {most}");
+            let wanted = match wanted {
+                "u8" => range(u8::MAX.into()),
+                "u16" => range(u16::MAX.into()),
+                "u32" => range(u32::MAX.into()),
+                "u64" | "usize" => range(i64::MAX.unsigned_abs()),
+                other => other.to_owned(),
             };
             Self::Other(format!("{found} is not {wanted}"))
         } else {

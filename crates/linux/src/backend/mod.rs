@@ -99,6 +99,8 @@ pub struct Linux {
     on_drift: OnDrift,
     session: Option<Session>,
     groups: BTreeMap<String, Group>,
+    /// Where tasks of no group are confined to, while they are.
+    rest: Option<CpuSet>,
     throttlers: Vec<Regulated>,
     subjects: Vec<Subject>,
     next_beat: Nanos,
@@ -129,6 +131,7 @@ impl Linux {
             on_drift: OnDrift::default(),
             session: None,
             groups: BTreeMap::new(),
+            rest: None,
             throttlers: Vec::new(),
             subjects: Vec::new(),
             next_beat: Nanos(0),
@@ -186,6 +189,7 @@ impl Linux {
         }
         self.subjects.clear();
         self.groups.clear();
+        self.rest = None;
     }
 
     fn cached_inventory(&mut self) -> Result<&Inventory> {
@@ -260,9 +264,11 @@ impl Linux {
         };
         let group = self.groups.get(&subject.group);
         let doors = group.map(|g| g.home.doors()).unwrap_or_default();
-        let usual = match group {
-            Some(group) => group.cpus.clone(),
-            None => self.all_cpus()?,
+        // We ourselves may run anywhere, which whoever belongs to no group must not inherit.
+        let usual = match (group, &self.rest) {
+            (Some(group), _) => group.cpus.clone(),
+            (None, Some(rest)) => rest.clone(),
+            (None, None) => self.all_cpus()?,
         };
         let id = SubjectId(u32::try_from(self.subjects.len()).unwrap_or(u32::MAX));
         let birth = Birth {

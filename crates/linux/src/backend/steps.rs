@@ -203,6 +203,7 @@ impl Linux {
             processes: &processes,
         };
         let mut notes = cpuset::confine_rest(&mut self.hands()?, &cgroups, keep, cpus)?;
+        self.rest = Some(cpus.clone());
         // Our own process stays free, so that throttlers can be pinned anywhere; this thread keeps off.
         let _ = self.files.set_affinity(0, cpus);
         let all = self.all_cpus()?;

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use quell_core::mechanism::Mechanism;
 use quell_core::text::{Complaint, Path, suggestion};
 use quell_model::Invalid;
+use quell_model::address::gf2::Space;
 use quell_model::cache::{Cache, Hierarchy};
 use quell_model::dram::Dram;
 
@@ -126,12 +127,14 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     found.range(&at, "threads", cores.threads, 8);
     found.range(&at, "mhz", cores.mhz, 10_000);
     found.range(&at, "misses", cores.misses, 1024);
-    if cores.count.saturating_mul(cores.threads) > 64 {
+    let counted = found.0.is_empty();
+    if counted && cores.count.saturating_mul(cores.threads) > 64 {
         let why = format!(
             "{} cores of {} threads: at most 64 threads are possible",
             cores.count, cores.threads
         );
-        found.say(at.key("count"), why, None);
+        let remedy = "give fewer cores, or fewer threads each";
+        found.say(at.key("count"), why, Some(remedy));
     }
     let counted = found.0.is_empty();
     caches(profile, counted, &mut found);
@@ -186,18 +189,38 @@ fn caches(profile: &Profile, counted: bool, found: &mut Found) {
             let why = format!("lines of {} bytes: the model's memory moves 64", level.line);
             found.say(at.key("line"), why, None);
         }
-        if level.cores == 0 || !profile.cores.count.is_multiple_of(level.cores) {
+        if level.cores == 0 || counted && !profile.cores.count.is_multiple_of(level.cores) {
             let why = format!(
                 "{} cores share one: {} cores do not divide by that",
                 level.cores, profile.cores.count
             );
             found.say(at.key("cores"), why, None);
         }
+        if !(1..=64).contains(&level.ways) {
+            found.range(&at, "ways", level.ways, 64);
+            continue;
+        }
+        let mut space = Space::default();
+        let functions = level.set.0.iter().chain(&level.slice.0);
+        if let Some(mask) = functions.copied().find(|&mask| !space.insert(mask)) {
+            let key = if level.set.0.contains(&mask) {
+                "set"
+            } else {
+                "slice"
+            };
+            let why = format!(
+                "function {mask:#x} is the XOR of others: half of the sets would stay empty"
+            );
+            found.say(at.key(key), why, Some("remove or change it"));
+        }
         let built = level.geometry().and_then(|geometry| {
             Cache::new(&geometry, quell_model::cache::Policy::Lru, 1).map(|_| geometry)
         });
         match built {
-            Err(error) => found.invalid(at.key("size"), &error),
+            Err(error) => {
+                let remedy = "correct size, ways, line or the functions";
+                found.say(at.key("size"), error.to_string(), Some(remedy));
+            }
             Ok(geometry) if geometry.size() != level.size.0 => {
                 let why = format!(
                     "{} sets by the functions of {} ways of {} bytes are {} bytes, not {}",
@@ -234,7 +257,11 @@ fn memory(profile: &Profile, found: &mut Found) {
     let memory = &profile.memory;
     found.origin(&at, &memory.source, &memory.assumed, MEMORY);
     match memory.map().and_then(|map| Dram::new(map, &memory.dram())) {
-        Err(error) => found.invalid(at, &error),
+        Err(error) => {
+            // Of one field, or of the whole.
+            let field = error.what.strip_suffix(" function").map(|key| at.key(key));
+            found.invalid(field.unwrap_or(at), &error);
+        }
         Ok(_) if memory.reach() != memory.size.0 => {
             let why = format!(
                 "the functions tell {} apart, not {}",

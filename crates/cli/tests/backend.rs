@@ -1,0 +1,155 @@
+//! This machine keeps what every backend promises: the bodies of `quell-conformance`, with root; skipped aloud without.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use common::Machine;
+use quell_conformance::{Arm, conformance};
+use quell_core::backend::{Backend, SubjectId};
+use quell_core::cpuset::CpuSet;
+use quell_core::plan::Meter;
+use quell_core::units::Nanos;
+use quell_core::workload::{Caches, Workload};
+use quell_linux::backend::{Linux, Tools};
+use quell_linux::cgroup::{Cgroups, Controller, Version};
+use quell_linux::lock::RUN_ROOT;
+use quell_linux::session::WatchdogCommand;
+
+/// Field order is drop order: the hold ends before the machine is compared with what it was.
+struct Live {
+    linux: Linux,
+    pids: BTreeMap<SubjectId, u32>,
+    _nobody: Nobody,
+    machine: Machine,
+}
+
+/// On drop no generator runs any more.
+struct Nobody;
+
+impl Drop for Nobody {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(generators().collect::<Vec<_>>(), [], "born, number");
+        }
+    }
+}
+
+/// The generators that run: when they were born, and their numbers.
+fn generators() -> impl Iterator<Item = (u64, u32)> {
+    fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        Some((born(pid)?, pid))
+    })
+}
+
+fn generator(workload: &Workload, caches: &Caches) -> Vec<String> {
+    let json = serde_json::to_string(&workload.resolve(caches)).unwrap();
+    let program = env!("CARGO_BIN_EXE_quell").to_owned();
+    vec![program, "__generator".to_owned(), json]
+}
+
+/// When a generator that we started was born, in clock ticks since boot.
+fn born(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ours = fields[1].parse() == Ok(std::process::id());
+    let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let serves = String::from_utf8_lossy(&command).contains("__generator");
+    (ours && serves && fields[0] != "Z").then(|| fields[19].parse().unwrap())
+}
+
+impl Live {
+    /// The process behind a subject: the youngest generator of ours when it is first asked for.
+    fn pid(&mut self, subject: SubjectId) -> u32 {
+        if let Some(pid) = self.pids.get(&subject).filter(|pid| born(**pid).is_some()) {
+            return *pid;
+        }
+        let (_, pid) = generators().max().expect("a generator runs");
+        self.pids.insert(subject, pid);
+        pid
+    }
+}
+
+impl Arm for Live {
+    fn backend(&mut self) -> &mut dyn Backend {
+        &mut self.linux
+    }
+
+    fn found_on(&mut self, subject: SubjectId) -> CpuSet {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid(subject))).unwrap();
+        let list = status
+            .lines()
+            .find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+        list.unwrap().trim().parse().unwrap()
+    }
+
+    fn progress(&mut self, subject: SubjectId) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid(subject))).unwrap();
+        let (_, rest) = stat.rsplit_once(')').unwrap();
+        let ticks: Vec<u64> = rest
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .map(|field| field.parse().unwrap())
+            .collect();
+        ticks.iter().sum()
+    }
+
+    fn spans(&self) -> (Nanos, Nanos) {
+        (Nanos::millis(50), Nanos::millis(400))
+    }
+
+    fn meter(&self) -> Option<Meter> {
+        // Hardware events of a shared host are not there on every machine; CPU time is.
+        Some(Meter::Time)
+    }
+
+    fn prefer(&mut self) {
+        let cgroups = Cgroups::discover(&self.machine.kernel).unwrap();
+        let Some(cpu) = cgroups.of(Controller::Cpu) else {
+            return;
+        };
+        // The directory goes, and with it what it weighs.
+        let (file, most) = match cpu.version {
+            Version::V1 => ("cpu.shares", "262144"),
+            Version::V2 => ("cpu.weight", "10000"),
+        };
+        let path = format!("{}/quell.slice/{file}", cpu.mount);
+        fs::write(&path, most).unwrap_or_else(|e| panic!("{path}: {e}"));
+    }
+
+    fn noise(&self) -> (f64, u32) {
+        (0.25, 3)
+    }
+}
+
+fn live(test: &str) -> Option<Live> {
+    let mut machine = common::machine(test)?;
+    machine.remember();
+    let tools = Tools {
+        generator,
+        shared_cache: quell_workload::probe::shared_cache,
+        rates: |_, _| Err(std::io::Error::other("not measured in this test")),
+        traffic: quell_workload::measure::known_traffic,
+        watchdog: WatchdogCommand {
+            program: env!("CARGO_BIN_EXE_quell").into(),
+            arguments: vec!["__watchdog".into()],
+        },
+    };
+    Some(Live {
+        linux: Linux::new(Path::new(RUN_ROOT), tools).unwrap(),
+        pids: BTreeMap::new(),
+        _nobody: Nobody,
+        machine,
+    })
+}
+
+conformance!(live);
