@@ -6,12 +6,20 @@ use std::hint::black_box;
 
 mod measure;
 
-use measure::bench;
-#[cfg(feature = "oracle")]
 use measure::{RUNS, chosen, of_all, rate};
 use quell_model::address::bits;
 use quell_model::cache::{Cache, Geometry, Hierarchy, Inclusion, Index, Level, Policy};
 use quell_model::dram::{Channel, Config, Request, Timing};
+
+/// Runs `work`, which does `count` things, and prints millions of them per second.
+fn bench(name: &str, what: &str, count: u64, mut work: impl FnMut()) {
+    if !chosen(name) {
+        return;
+    }
+    work();
+    let (best, median) = of_all((0..RUNS).map(|_| rate(count, &mut work)).collect());
+    println!("{name:<36} {best:>8.1} M {what}/s   median {median:>8.1}");
+}
 
 fn random(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;

@@ -30,13 +30,3 @@ pub fn of_all(mut rates: Vec<f64>) -> (f64, f64) {
     rates.sort_by(f64::total_cmp);
     (rates[rates.len() - 1], rates[rates.len() / 2])
 }
-
-/// Runs `work`, which does `count` things, and prints millions of them per second.
-pub fn bench(name: &str, what: &str, count: u64, mut work: impl FnMut()) {
-    if !chosen(name) {
-        return;
-    }
-    work();
-    let (best, median) = of_all((0..RUNS).map(|_| rate(count, &mut work)).collect());
-    println!("{name:<36} {best:>8.1} M {what}/s   median {median:>8.1}");
-}
