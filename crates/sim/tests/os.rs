@@ -36,7 +36,7 @@ fn spawn(os: &mut Os, core: u32, priority: Option<u32>, pattern: Pattern, bytes:
 }
 
 fn frames(os: &mut Os, core: u32) -> TaskId {
-    let pattern = Pattern::Frames(Frames::new(Stage::Call, 16 * MIB, 357, 3));
+    let pattern = Pattern::Frames(Frames::new(Stage::Call, 16 * MIB, (357, 0), 3));
     spawn(os, core, None, pattern, 16 * MIB)
 }
 
