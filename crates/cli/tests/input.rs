@@ -176,7 +176,10 @@ fn options_that_make_no_sense_are_refused() {
         (
             &["compare", "neighbour", "--on", "sim:xeon-w3503"],
             2,
-            &["no machine profile 'xeon-w3503'", "did you mean 'xeon-w3530'?"],
+            &[
+                "no machine profile 'xeon-w3503'",
+                "did you mean 'xeon-w3530'?",
+            ],
         ),
     ];
     for (args, code, names) in cases {

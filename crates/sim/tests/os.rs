@@ -35,9 +35,11 @@ fn spawn(os: &mut Os, core: u32, priority: Option<u32>, pattern: Pattern, bytes:
     .unwrap()
 }
 
-fn frames(os: &mut Os, core: u32) -> TaskId {
-    let pattern = Pattern::Frames(Frames::new(Stage::Call, 16 * MIB, (357, 0), 3));
-    spawn(os, core, None, pattern, 16 * MIB)
+fn frames(os: &mut Os, cpu: u32) -> TaskId {
+    let board = Board::usual().unwrap();
+    let core = (board.description.clock, board.description.idle_latency());
+    let pattern = Pattern::Frames(Frames::new(Stage::Call, 16 * MIB, core, 3));
+    spawn(os, cpu, None, pattern, 16 * MIB)
 }
 
 #[test]
