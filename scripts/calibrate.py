@@ -33,6 +33,7 @@ CASES = {
                 {("memory", "channel"): "[6]", ("memory", "column"): '["7-13"]', ("memory", "row"): '["14-15", "20-31"]'},
                 {("memory", "channel"): "[31]", ("memory", "column"): '["6-12"]', ("memory", "row"): '["13-15", "20-30"]'},
             ],
+            "L3 replacement": [{("cache.L3", "replacement"): n} for n in ('"lru"', '"random"', '"bimodal"')],
             "L3 latency": [{("cache.L3", "latency"): n} for n in ("40", "55", "70", "85", "100")],
             "transit": [{("memory", "transit"): n} for n in ('"15ns"', '"30ns"', '"60ns"')],
             "misses": [{("cores", "misses"): n} for n in ("4", "5", "8")],

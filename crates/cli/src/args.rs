@@ -169,7 +169,7 @@ pub struct Status {
 pub struct Compare {
     /// A built-in experiment by name (neighbour, webrtc, p4080-paging, ladder), others by path
     pub experiment: String,
-    /// The machine to run on: linux, or a simulated one, sim or sim:PROFILE [default: the experiment's first]
+    /// The machine to run on: linux, or a simulated one, sim (the experiment's, if it names one) or sim:PROFILE [default: the experiment's first]
     #[arg(long, value_name = "BACKEND")]
     pub on: Option<On>,
     /// Print the result as JSON

@@ -20,13 +20,7 @@ use crate::target::{On, Target};
 pub fn run(args: &Compare) -> Result {
     let (text, name) = read(&args.experiment)?;
     let experiment = Experiment::parse(&text, &name).map_err(|all| problems(&all))?;
-    let on = match (&args.on, experiment.backends.first()) {
-        (Some(on), _) => on.clone(),
-        (None, Some(first)) => first
-            .parse()
-            .map_err(|why| usage(format!("{name}: backends: {why}")))?,
-        (None, None) => On::Linux,
-    };
+    let on = machine_of(args, &experiment, &name)?;
     let experiment = match &on {
         On::Linux => {
             if args.jobs.is_some() {
@@ -68,6 +62,23 @@ pub fn run(args: &Compare) -> Result {
     } else {
         Exit::Done
     })
+}
+
+/// The machine that is asked for, else the first that the experiment names. A bare `sim` is the simulated machine that the
+/// experiment names, if it does.
+fn machine_of(args: &Compare, experiment: &Experiment, name: &str) -> Result<On> {
+    let named = match &args.on {
+        None => experiment.backends.first(),
+        Some(On::Sim(None)) => experiment.backends.iter().find(|b| b.starts_with("sim")),
+        Some(_) => None,
+    };
+    match (named, &args.on) {
+        (Some(named), _) => named
+            .parse()
+            .map_err(|why| usage(format!("{name}: backends: {why}"))),
+        (None, Some(on)) => Ok(on.clone()),
+        (None, None) => Ok(On::Linux),
+    }
 }
 
 /// Refuses what only a simulated machine can run.

@@ -20,8 +20,8 @@ use crate::machine;
 pub enum On {
     /// This machine.
     Linux,
-    /// A simulated one: the name of its profile, or the path of one (with `/` or `.toml`).
-    Sim(String),
+    /// A simulated one: the name of its profile, or the path of one (with `/` or `.toml`); the usual one, where none is named.
+    Sim(Option<String>),
 }
 
 impl On {
@@ -29,7 +29,7 @@ impl On {
     pub fn name(&self) -> String {
         match self {
             Self::Linux => "linux".to_owned(),
-            Self::Sim(profile) => format!("sim:{profile}"),
+            Self::Sim(profile) => format!("sim:{}", profile.as_deref().unwrap_or(Board::USUAL)),
         }
     }
 
@@ -49,6 +49,7 @@ impl On {
                 Ok((Target::Linux(Box::new(backend)), machine))
             }
             Self::Sim(profile) => {
+                let profile = profile.as_deref().unwrap_or(Board::USUAL);
                 let board = Board::of(read(profile)?).map_err(failed)?;
                 let sim = || Sim::new(board.clone(), seed).map_err(failed);
                 let mut sims = (0..jobs.get()).map(|_| sim()).collect::<Result<Vec<_>>>()?;
@@ -86,10 +87,10 @@ impl FromStr for On {
         let (kind, profile) = text.split_once(':').unzip();
         match (kind.unwrap_or(text), profile) {
             ("linux", None) => Ok(Self::Linux),
-            ("sim", None) => Ok(Self::Sim(Board::USUAL.to_owned())),
-            ("sim", Some(profile)) if is_path(profile) => Ok(Self::Sim(profile.to_owned())),
+            ("sim", None) => Ok(Self::Sim(None)),
+            ("sim", Some(profile)) if is_path(profile) => Ok(Self::Sim(Some(profile.to_owned()))),
             ("sim", Some(profile)) => match Profile::built_in(profile) {
-                Ok(_) => Ok(Self::Sim(profile.to_owned())),
+                Ok(_) => Ok(Self::Sim(Some(profile.to_owned()))),
                 Err(unknown) => Err(format!(
                     "{unknown}; or the path of a file, such as ./{profile}.toml"
                 )),
@@ -137,12 +138,12 @@ mod tests {
 
     #[test]
     fn machines_are_read_as_written_and_unknown_ones_refused() {
-        let sim = On::Sim("xeon-w3530".to_owned());
         assert_eq!("linux".parse(), Ok(On::Linux));
-        assert_eq!("sim".parse(), Ok(sim.clone()));
-        assert_eq!("sim:xeon-w3530".parse(), Ok(sim));
+        assert_eq!("sim".parse(), Ok(On::Sim(None)));
+        assert_eq!(On::Sim(None).name(), "sim:xeon-w3530");
         for name in Profile::names().chain(["./mine.toml", "mine.toml"]) {
-            assert_eq!(format!("sim:{name}").parse(), Ok(On::Sim(name.to_owned())));
+            let sim = On::Sim(Some(name.to_owned()));
+            assert_eq!(format!("sim:{name}").parse(), Ok(sim));
         }
         for (text, told) in [
             ("sim:xeon-w3503", "did you mean 'xeon-w3530'?"),

@@ -83,6 +83,9 @@ pub struct Measurement {
     pub window_ns: u64,
     /// Program bytes moved in the span.
     pub bytes: u64,
+    /// Bytes read from memory for it in the span, prefetched ones included; absent where nobody sees them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// The span's real length.
     pub duration_ns: u64,
     /// When the span began, on the backend's clock, within milliseconds: filled in by the engine, which sent it off.

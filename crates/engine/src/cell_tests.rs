@@ -62,6 +62,7 @@ fn steady(metric: &'static str, value: f64) -> impl Fn(&Scene<'_>) -> Measuremen
         bytes: 1_000,
         duration_ns: scene.duration.0,
         begun: None,
+        memory_bytes: None,
     }
 }
 

@@ -399,7 +399,8 @@ fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
         .collect()
 }
 
-/// Group → bytes its generators moved ÷ what its limit grants, where all its members count their bytes.
+/// Group → bytes its generators moved ÷ what its limit grants, where all its members count their bytes. What is seen to come from
+/// memory counts before what a program moved: a buffer in a cache costs nobody bandwidth.
 fn achieved(
     setup: &Setup<'_>,
     configuration: &Configuration,
@@ -417,7 +418,7 @@ fn achieved(
             .filter(|i| configuration.group(i) == held.group)
             .map(|i| {
                 let m = measured.get(&i.name).filter(|_| i.subject.run.is_some())?;
-                (m.duration_ns > 0).then(|| m.bytes as f64 / m.duration_ns as f64 * 1e9)
+                (m.duration_ns > 0).then(|| m.memory_bytes.unwrap_or(m.bytes) as f64 / m.duration_ns as f64 * 1e9)
             })
             .collect();
         if let Some(rates) = rates.filter(|r| !r.is_empty() && rate.0 > 0) {

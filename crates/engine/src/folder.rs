@@ -504,6 +504,7 @@ mod tests {
             metrics: [("latency_ns".to_owned(), windows.to_vec())].into(),
             window_ns: 1_000,
             begun,
+            memory_bytes: None,
             ..Measurement::default()
         };
         for (round, span) in [

@@ -186,7 +186,7 @@ proptest! {
 
     /// What a requester fills stays within its mask, whatever the policy; what is locked stays.
     #[test]
-    fn fills_stay_within_the_mask(policy in prop_oneof![Just(Policy::Lru), Just(Policy::TreePlru)], ways in 1..13u32, steps in steps()) {
+    fn fills_stay_within_the_mask(policy in policies(), ways in 1..13u32, steps in steps()) {
         let all = (1u64 << ways) - 1;
         let mut cache = Cache::new(&Geometry { line: 64, ways, index: Index::Sets(4) }, policy, 3).unwrap();
         let mut masks = [all; 3];
@@ -218,7 +218,7 @@ proptest! {
         accesses in prop::collection::vec((0..2usize, 0..150u64, any::<bool>()), 1..800),
         last in prop_oneof![Just(Inclusion::Inclusive), Just(Inclusion::NonInclusive), Just(Inclusion::Exclusive)],
         middle in prop_oneof![Just(Inclusion::Inclusive), Just(Inclusion::NonInclusive)],
-        policy in prop_oneof![Just(Policy::Lru), Just(Policy::TreePlru)],
+        policy in policies(),
         mask in 1..64u64,
     ) {
         let level = |sets, ways, inclusion, cache_of: &[usize]| Level {
@@ -264,6 +264,37 @@ proptest! {
             }
         }
     }
+}
+
+fn policies() -> impl Strategy<Value = Policy> {
+    prop_oneof![
+        Just(Policy::Lru),
+        Just(Policy::TreePlru),
+        Just(Policy::Random),
+        Just(Policy::Bimodal)
+    ]
+}
+
+/// A loop over twice the cache. Least recently used: nothing is ever found. Random: a line survives each of the misses until it is
+/// wanted again with 1 - 1/lines, of which there are twice the lines times the miss rate, so h = exp(-2 (1 - h)), 0.203.
+/// Bimodal insertion: all but one or two ways of a set keep what settled there, half of the loop.
+#[test]
+fn a_loop_too_large_hits_as_often_as_each_policy_says() {
+    let rate = |policy| {
+        let mut cache = Cache::new(&Geometry::plain(1 << 20, 32, 64).unwrap(), policy, 1).unwrap();
+        let lines = 2 * (1 << 20) / 64;
+        let mut hits = 0;
+        for turn in 0..60 {
+            for line in 0..lines {
+                hits += u32::from(cache.access(line * 64, false, 0).0 && turn >= 50);
+            }
+        }
+        f64::from(hits) / (10 * lines) as f64
+    };
+    assert_eq!(rate(Policy::Lru), 0.0);
+    assert!((rate(Policy::Random) - 0.203).abs() < 0.01);
+    assert!((0.4..0.5).contains(&rate(Policy::Bimodal)));
+    assert_eq!(rate(Policy::Random), rate(Policy::Random));
 }
 
 #[test]

@@ -165,6 +165,7 @@ fn measure(
         bytes: done.steps * driver.load().step_bytes(),
         duration_ns: done.duration_ns,
         begun: None,
+        memory_bytes: None,
         account,
     }))
 }

@@ -238,6 +238,7 @@ impl Generator for Task {
             bytes: passes * self.pass_bytes(),
             duration_ns: clock::now() - begin,
             begun: None,
+            memory_bytes: None,
             account: None,
         }))
     }

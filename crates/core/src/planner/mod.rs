@@ -236,13 +236,15 @@ impl Draft<'_> {
         } else {
             "tasks of no group stay off the critical CPUs, your shell included"
         };
-        let kept = self.step(
-            Some(REST),
-            Mechanism::Cores,
-            Setting::ConfineRest { cpus: rest },
-            because,
-        );
-        let (interrupts, work) = self.quiet(&free);
+        // Nothing is free only where there is nobody else.
+        let kept = (!free.is_empty()).then(|| {
+            let set = Setting::ConfineRest { cpus: rest };
+            self.step(Some(REST), Mechanism::Cores, set, because)
+        });
+        let (interrupts, work) = match kept {
+            Some(_) => self.quiet(&free),
+            None => (None, None),
+        };
         for (name, id) in holders {
             let away = self.policy.groups.get(&name).map(Group::irqs_wanted) == Some(Irqs::Away);
             let (level, weakest) = match kind {
@@ -273,7 +275,8 @@ impl Draft<'_> {
                     }
                 )
             };
-            let mut held_by = vec![id, kept];
+            let mut held_by = vec![id];
+            held_by.extend(kept);
             held_by.extend(interrupts.filter(|_| away));
             held_by.extend(work);
             self.promises.push(Held {

@@ -371,6 +371,29 @@ fn cpus_that_do_not_exist_or_are_taken_are_refused() {
 }
 
 #[test]
+fn where_nobody_else_runs_critical_groups_may_take_every_cpu() {
+    let all = "[group.a]\nrole='critical'\ncommand=['a']\ncpus='0-1'\n";
+    let nobody = boards::simulated(machine(2, 1));
+    let plan = planned(all, &nobody);
+    let confined: Vec<_> = plan.steps.iter().map(|s| &s.set).collect();
+    assert!(
+        matches!(
+            confined[..],
+            [
+                Setting::Gather { .. },
+                Setting::Confine {
+                    exclusive: true,
+                    ..
+                }
+            ]
+        ),
+        "{confined:?}"
+    );
+    let beside = format!("{all}[group.b]\nrole='best-effort'\ncommand=['b']\n");
+    assert!(refused(&beside, &nobody).contains("nothing is left for anybody else"));
+}
+
+#[test]
 fn a_critical_group_is_alone_on_its_core_if_the_others_keep_one() {
     let plan = planned(PAIR, &machine(2, 2));
     assert_eq!(

@@ -123,6 +123,7 @@ fn steady(scene: &Scene<'_>, metric: &str, value: f64, bytes_per_s: f64) -> Meas
         bytes: (bytes_per_s * scene.duration.as_secs_f64()) as u64,
         duration_ns: scene.duration.0,
         begun: None,
+        memory_bytes: None,
     }
 }
 

@@ -315,7 +315,7 @@ impl Cache {
         state.dirty = state.dirty & !bit | u64::from(dirty) << way;
         self.tags[slot] = address >> self.line_shift;
         self.owners[slot] = requester;
-        self.replacement.touch(set, way);
+        self.replacement.filled(set, way);
         if let Some(victim) = victim {
             let counts = &mut self.counts[usize::from(victim.owner)];
             counts.lines -= 1;

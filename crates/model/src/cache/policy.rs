@@ -11,6 +11,13 @@ pub enum Policy {
     /// is no power of two, the ways missing at the tree's end count as not allowed. How real caches combine tree and fill
     /// mask is undisclosed: this is an assumption.
     TreePlru,
+    /// Any of the allowed ways leaves, drawn by a generator with a fixed seed: the same run after run.
+    Random,
+    /// Least recently used, but a line that is brought in is the next to leave until it is hit; one of 32 is brought in as the
+    /// most recently used, so that a new working set can settle (bimodal insertion: Qureshi et al., "Adaptive Insertion
+    /// Policies for High Performance Caching", ISCA 2007). What is streamed through such a cache displaces little, and
+    /// part of a loop that is too large for it stays.
+    Bimodal,
 }
 
 /// A policy's memory.
@@ -20,15 +27,32 @@ pub(super) enum Replacement {
     Lru { order: Vec<u8>, ways: usize },
     /// Per set one bit per node, node n's children being 2n and 2n + 1, the root 1: set if the victim is on the right.
     TreePlru { trees: Vec<u64>, leaves: usize },
+    /// The state of the generator (xorshift, Marsaglia).
+    Random { state: u64 },
+    /// As `Lru`, and how many lines were brought in.
+    Bimodal {
+        order: Vec<u8>,
+        ways: usize,
+        filled: u32,
+    },
 }
 
 impl Replacement {
     pub(super) fn new(policy: Policy, sets: usize, ways: usize) -> Self {
         let count = u8::try_from(ways).expect("invariant: at most 64 ways");
+        let order = || (0..sets).flat_map(|_| 0..count).collect();
         match policy {
             Policy::Lru => Self::Lru {
-                order: (0..sets).flat_map(|_| 0..count).collect(),
+                order: order(),
                 ways,
+            },
+            Policy::Random => Self::Random {
+                state: 0x9e37_79b9_7f4a_7c15,
+            },
+            Policy::Bimodal => Self::Bimodal {
+                order: order(),
+                ways,
+                filled: 0,
             },
             Policy::TreePlru => Self::TreePlru {
                 trees: vec![0; sets],
@@ -42,7 +66,8 @@ impl Replacement {
     #[expect(clippy::cast_possible_truncation, reason = "at most 64 ways")]
     pub(super) fn touch(&mut self, set: usize, way: usize) {
         match self {
-            Self::Lru { order, ways } => {
+            Self::Random { .. } => {}
+            Self::Lru { order, ways } | Self::Bimodal { order, ways, .. } => {
                 // Those before it move back by one; mostly there are none.
                 let mut moved = way as u8;
                 for place in &mut order[set * *ways..(set + 1) * *ways] {
@@ -70,11 +95,49 @@ impl Replacement {
         }
     }
 
+    /// A line was brought into `way`.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 64 ways")]
+    pub(super) fn filled(&mut self, set: usize, way: usize) {
+        let Self::Bimodal {
+            order,
+            ways,
+            filled,
+        } = self
+        else {
+            return self.touch(set, way);
+        };
+        *filled = filled.wrapping_add(1);
+        if filled.is_multiple_of(32) {
+            return self.touch(set, way);
+        }
+        // Those behind it move forward by one.
+        let mut moved = way as u8;
+        for place in order[set * *ways..(set + 1) * *ways].iter_mut().rev() {
+            std::mem::swap(place, &mut moved);
+            if usize::from(moved) == way {
+                break;
+            }
+        }
+    }
+
     /// Who leaves among `allowed`, which is not empty.
-    pub(super) fn victim(&self, set: usize, allowed: u64) -> usize {
+    pub(super) fn victim(&mut self, set: usize, allowed: u64) -> usize {
         match self {
-            Self::Lru { order, ways } => {
-                let order = &order[set * ways..(set + 1) * ways];
+            Self::Random { state } => {
+                *state ^= *state << 13;
+                *state ^= *state >> 7;
+                *state ^= *state << 17;
+                let mut left = (*state >> 32) % u64::from(allowed.count_ones());
+                let mut ways = allowed;
+                while left > 0 {
+                    ways &= ways - 1;
+                    left -= 1;
+                }
+                ways.trailing_zeros() as usize
+            }
+            Self::Lru { order, ways } | Self::Bimodal { order, ways, .. } => {
+                let order = &order[set * *ways..(set + 1) * *ways];
                 let last = order.iter().rev().find(|&&way| allowed >> way & 1 == 1);
                 usize::from(*last.expect("invariant: some way is allowed"))
             }

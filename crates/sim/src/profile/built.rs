@@ -133,6 +133,8 @@ impl CacheLevel {
             policy: match self.replacement {
                 Replacement::Lru => Policy::Lru,
                 Replacement::TreePlru => Policy::TreePlru,
+                Replacement::Random => Policy::Random,
+                Replacement::Bimodal => Policy::Bimodal,
             },
             inclusion: match self.inclusion {
                 Inclusive::NonInclusive => Inclusion::NonInclusive,

@@ -125,6 +125,10 @@ pub enum Replacement {
     Lru,
     /// [`quell_model::cache::Policy::TreePlru`].
     TreePlru,
+    /// [`quell_model::cache::Policy::Random`].
+    Random,
+    /// [`quell_model::cache::Policy::Bimodal`].
+    Bimodal,
 }
 
 /// See [`quell_model::cache::Inclusion`].

@@ -162,6 +162,7 @@ impl Work {
             bytes: self.bytes - record.bytes,
             duration_ns: clock::now() - record.begin,
             begun: None,
+            memory_bytes: None,
             account: None,
         })
     }

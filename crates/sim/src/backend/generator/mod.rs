@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use quell_core::backend::Measurement;
 use quell_core::pace::{Pace, SPIN_NS};
-use quell_core::units::Nanos;
+use quell_core::units::{LINE_BYTES, Nanos};
 use quell_core::windows::{Cut, LOOK_NS, Windows};
 use quell_core::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, ns_per_line};
 use quell_model::Picos;
@@ -80,6 +80,12 @@ impl Counter {
             before: os.counts(task),
             clock,
         }
+    }
+
+    /// Bytes read from memory for the task.
+    fn memory_bytes(&self, os: &Os, task: TaskId) -> u64 {
+        let (now, before) = (os.counts(task), self.before);
+        (now.misses - before.misses + now.prefetches - before.prefetches) * LINE_BYTES
     }
 
     /// `ipc` ([`Counts::ipc`]; without time on a core there is none) and `misses_per_ms`, lines that its accesses read from memory
@@ -280,6 +286,7 @@ impl Load {
                     bytes: (units - *done) * steps.bytes,
                     duration_ns: now.since(*begin).0,
                     begun: None,
+                    memory_bytes: Some(counted.memory_bytes(os, task)),
                     account: None,
                 };
                 self.phase = Phase::Loads;

@@ -193,6 +193,7 @@ impl Units {
                     bytes,
                     duration_ns: now.since(*begin).0,
                     begun: None,
+                    memory_bytes: Some(counted.memory_bytes(os, task)),
                     account: None,
                 };
                 self.phase = Phase::Loads;
