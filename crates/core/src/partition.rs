@@ -184,7 +184,7 @@ impl Colouring {
 
 /// Memory-bandwidth allocation, in the words of resctrl.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct MbaBounds {
     /// Classes of service, that of all other tasks included.
     pub classes: u32,
@@ -196,7 +196,7 @@ pub struct MbaBounds {
 
 /// Mechanisms that cannot be had together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Exclusion {
     /// One of them…
     pub mechanism: Mechanism,

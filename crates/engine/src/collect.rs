@@ -418,7 +418,8 @@ fn achieved(
             .filter(|i| configuration.group(i) == held.group)
             .map(|i| {
                 let m = measured.get(&i.name).filter(|_| i.subject.run.is_some())?;
-                (m.duration_ns > 0).then(|| m.memory_bytes.unwrap_or(m.bytes) as f64 / m.duration_ns as f64 * 1e9)
+                (m.duration_ns > 0)
+                    .then(|| m.memory_bytes.unwrap_or(m.bytes) as f64 / m.duration_ns as f64 * 1e9)
             })
             .collect();
         if let Some(rates) = rates.filter(|r| !r.is_empty() && rate.0 > 0) {

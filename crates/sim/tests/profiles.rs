@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use quell_core::mechanism::Mechanism;
 use quell_model::address::Colours;
 use quell_sim::Machine;
 use quell_sim::profile::Profile;
@@ -125,21 +124,6 @@ proptest! {
 }
 
 #[test]
-fn exclusions_are_the_machines_own() {
-    let p4080 = profile("p4080");
-    for other in [Mechanism::Sets, Mechanism::Banks] {
-        let reason = p4080.excluded(other, Mechanism::Ways).expect("excluded");
-        assert!(reason.contains("sequential"), "{reason}");
-        assert_eq!(p4080.excluded(Mechanism::Ways, other), Some(reason));
-    }
-    assert_eq!(p4080.excluded(Mechanism::Ways, Mechanism::Bandwidth), None);
-    assert_eq!(
-        profile("apollolake").excluded(Mechanism::Ways, Mechanism::Sets),
-        None
-    );
-}
-
-#[test]
 fn segments_become_ways() {
     let apollolake = profile("apollolake");
     let ways = apollolake
@@ -241,6 +225,11 @@ fn impossible_machines_are_refused_with_their_place() {
             "with = [\"sets\", \"banks\"]",
             "with = [\"mba\"]",
             "excludes 'mba', which is not in 'available'",
+        ),
+        (
+            "with = [\"sets\", \"banks\"]",
+            "without = [\"sets\", \"banks\"]",
+            "unknown key 'without' in mechanisms.exclusion[0]; known here: mechanism, with, reason",
         ),
     ] {
         let told = said(P4080, from, to);

@@ -28,7 +28,6 @@ use quell_core::units::{Bytes, LINE_BYTES};
 use quell_core::workload::{Operation, Pages};
 
 use crate::load::Driver;
-use crate::probe::USUAL_L2;
 use crate::resolved::Load;
 use crate::stream::{Stream, Way};
 use crate::{Error, affinity, clock, procfs};
@@ -97,11 +96,7 @@ impl Worker {
 /// When a CPU may not be used, or an eighth of the available memory does not hold twice the second-level cache for each.
 pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured> {
     let available = procfs::available_memory(Path::new("/proc"))?;
-    let mut l2 = USUAL_L2;
-    if let Some(cpu) = cpus.first() {
-        let size = procfs::second_level_cache(Path::new("/sys/devices/system/cpu"), cpu)?;
-        l2 = size.unwrap_or(l2);
-    }
+    let l2 = procfs::largest_l2(cpus.first())?;
     let buffers = buffers(llc, l2, cpus.len(), available)?;
     let spread = cpus.spread(buffers.cpus_alone);
     Ok(thread::scope(|scope| -> Result<Measured, Error> {

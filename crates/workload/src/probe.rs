@@ -18,7 +18,6 @@ mod lines;
 
 use std::hint::spin_loop;
 use std::io;
-use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -87,8 +86,6 @@ const BORDER: f64 = 0.5;
 const MOST_TURNS: u32 = 128;
 /// A repetition whose lines waited longer than this for their reader does not count.
 const FRESH_NS: u64 = 500_000;
-/// A second-level cache where the kernel does not tell its size.
-pub(crate) const USUAL_L2: Bytes = Bytes(2 << 20);
 /// A CPU that does not answer within this time is busy or throttled: nothing can be told.
 const PATIENCE_NS: u64 = 200_000_000;
 /// Longer than a half turn on a quiet machine. Who spins on a busy one uses up the CPU time that it needs next.
@@ -168,12 +165,7 @@ fn probe(a: CpuId, b: CpuId, look: fn(&Lines) -> f64) -> io::Result<Probed> {
     if !flush_is_known() {
         return Ok(Probed::default());
     }
-    let mut l2 = 0;
-    for cpu in [a, b] {
-        let size = procfs::second_level_cache(Path::new("/sys/devices/system/cpu"), cpu)?;
-        l2 = l2.max(size.unwrap_or(USUAL_L2).0);
-    }
-    let size = Bytes(lines::SAMPLED_BYTES + 2 * l2);
+    let size = Bytes(lines::SAMPLED_BYTES + 2 * procfs::largest_l2([a, b])?.0);
     let meeting = Meeting {
         // On one CPU the other side runs only while this one sleeps.
         spin_ns: if a == b { 0 } else { SPIN_NS },

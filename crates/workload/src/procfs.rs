@@ -162,6 +162,22 @@ fn range(line: &str) -> Option<(u64, u64)> {
     ))
 }
 
+/// A second-level cache where the kernel does not tell its size.
+const USUAL_L2: Bytes = Bytes(2 << 20);
+
+/// The largest second-level cache of any of these CPUs, a usual size where the kernel tells none.
+///
+/// # Errors
+/// As [`second_level_cache`].
+pub(crate) fn largest_l2(cpus: impl IntoIterator<Item = CpuId>) -> Result<Bytes, Error> {
+    let mut largest = None;
+    for cpu in cpus {
+        let size = second_level_cache(Path::new("/sys/devices/system/cpu"), cpu)?;
+        largest = largest.max(Some(size.unwrap_or(USUAL_L2)));
+    }
+    Ok(largest.unwrap_or(USUAL_L2))
+}
+
 /// The size of a CPU's second-level cache; `cpus` is `/sys/devices/system/cpu`.
 ///
 /// # Errors

@@ -129,14 +129,19 @@ fn steady(scene: &Scene<'_>, metric: &str, value: f64, bytes_per_s: f64) -> Meas
 
 /// A machine on which a neighbour at full rate makes a list of 15 ns take 150, and the whole drifts from cell to cell.
 fn fake() -> Fake {
+    drifting(0.01)
+}
+
+/// The same with a drift of so much from cell to cell.
+fn drifting(part: f64) -> Fake {
     let mut fake = Fake::new();
-    fake.generator("victim", |scene| {
+    fake.generator("victim", move |scene| {
         let hurt = if scene.beside.is_empty() {
             0.0
         } else {
             load(scene).1
         };
-        let drift = 1.0 + f64::from(scene.cell % 5) * 0.01;
+        let drift = 1.0 + f64::from(scene.cell % 5) * part;
         steady(scene, "latency_ns", (15.0 + 135.0 * hurt) * drift, 0.0)
     });
     fake.generator("neighbour", |scene| {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use super::*;
 use quell_core::record::Span;
@@ -203,21 +204,16 @@ fn the_real_planner_confines_groups_to_where_their_subjects_run() {
 
 /// The machine without drift: what is measured depends on the cell alone, not on how many were measured before.
 fn steady_fake() -> Fake {
-    let mut fake = Fake::new();
-    fake.generator("victim", |scene| {
-        let hurt = if scene.beside.is_empty() {
-            0.0
-        } else {
-            load(scene).1
-        };
-        steady(scene, "latency_ns", 15.0 + 135.0 * hurt, 0.0)
-    });
-    fake.generator("neighbour", |scene| {
-        let rate = PEAK * load(scene).0 * 0.99;
-        steady(scene, "bandwidth_mb_s", rate / 1e6, rate)
-    });
-    fake.report_throttling();
-    fake
+    drifting(0.0)
+}
+
+/// The folder of a run that a signal ended in the second of its two rounds: 13 cells a round take some 9 s.
+fn cut(runs: &Path) -> PathBuf {
+    let mut fake = steady_fake();
+    fake.stop_at(Nanos::secs(12), 2);
+    let out = options(2, Some(runs));
+    let done = attempt(&mut fake, &out, &mut NoProgress).unwrap();
+    done.folder.unwrap()
 }
 
 #[test]
@@ -279,13 +275,7 @@ fn an_interrupted_run_goes_on_where_it_ended_and_comes_to_the_same() {
 #[test]
 fn a_run_that_was_killed_goes_on_from_its_partial_folder() {
     let runs = tempfile::tempdir().unwrap();
-    let mut fake = steady_fake();
-    fake.stop_at(Nanos::secs(12), 2);
-    let out = options(2, Some(runs.path()));
-    let folder = attempt(&mut fake, &out, &mut NoProgress)
-        .unwrap()
-        .folder
-        .unwrap();
+    let folder = cut(runs.path());
     // As a kill leaves it: under the name with a dot, without result, a line half written.
     let partial = crate::resume::partial(&folder);
     fs::rename(&folder, &partial).unwrap();
@@ -316,13 +306,7 @@ fn a_run_that_was_killed_goes_on_from_its_partial_folder() {
 #[test]
 fn another_machine_is_no_machine_to_go_on_with() {
     let runs = tempfile::tempdir().unwrap();
-    let mut fake = steady_fake();
-    fake.stop_at(Nanos::secs(12), 2);
-    let out = options(2, Some(runs.path()));
-    let folder = attempt(&mut fake, &out, &mut NoProgress)
-        .unwrap()
-        .folder
-        .unwrap();
+    let folder = cut(runs.path());
     let mut again = options(2, None);
     again.resume = Some(&folder);
     let mut other = machine(2);

@@ -39,6 +39,19 @@ pub fn gather(
     home
 }
 
+/// The same with a journal of its own.
+pub fn gathered<'a>(
+    files: &'a dyn Files,
+    pid: u32,
+    controllers: &[Controller],
+) -> (Cgroups, Held<'a>, Home) {
+    let cgroups = Cgroups::discover(files).unwrap();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let home = gather(&mut hands, &cgroups, pid, controllers);
+    (cgroups, held, home)
+}
+
 /// A process and its descendants.
 pub fn family(files: &dyn Files, pid: u32) -> quell_linux::error::Result<Vec<procfs::Stat>> {
     let matcher = Matcher::new(files, GROUP, &[by_pid(pid)])?;
@@ -60,10 +73,8 @@ pub fn a_group_with_children_is_gathered_confined_and_put_back(arm: &mut dyn Arm
     let pid = arm.start(2);
     arm.remember();
     let files = arm.files();
-    let cgroups = Cgroups::discover(files).unwrap();
-    let mut held = Held::new(files);
+    let (cgroups, mut held, home) = gathered(files, pid, &ALL);
     let mut hands = Hands::new(files, &mut held.journal);
-    let home = gather(&mut hands, &cgroups, pid, &ALL);
     let (_, last) = ends(files);
     let confined = confine(
         &mut hands,
@@ -141,10 +152,8 @@ pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
     let pid = arm.start(0);
     arm.remember();
     let files = arm.files();
-    let cgroups = Cgroups::discover(files).unwrap();
-    let mut held = Held::new(files);
+    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpu]);
     let mut hands = Hands::new(files, &mut held.journal);
-    let home = gather(&mut hands, &cgroups, pid, &[Controller::Cpu]);
     let dir = home.places[0].dir.clone();
     let read = || -> Vec<String> {
         let names = ["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"];
@@ -256,10 +265,8 @@ pub fn undoing_twice_changes_nothing(arm: &mut dyn Arm) {
     let pid = arm.start(1);
     arm.remember();
     let files = arm.files();
-    let cgroups = Cgroups::discover(files).unwrap();
-    let mut held = Held::new(files);
+    let (cgroups, mut held, home) = gathered(files, pid, &ALL);
     let mut hands = Hands::new(files, &mut held.journal);
-    let home = gather(&mut hands, &cgroups, pid, &ALL);
     let (_, last) = ends(files);
     confine(
         &mut hands,

@@ -14,7 +14,7 @@ use quell_linux::undo::tasks_in;
 use quell_linux::{irq, workqueue};
 
 use crate::arms::{Held, compare, furnished};
-use crate::bodies::{ALL, GROUP, ends, family, gather};
+use crate::bodies::{ALL, GROUP, ends, family, gathered};
 
 const BOTH: [Flavour; 2] = [Flavour::V1, Flavour::V2];
 
@@ -41,14 +41,7 @@ fn children_born_while_their_parents_are_moved_are_collected() {
             }
         });
         let files: &dyn Files = &fake;
-        let cgroups = Cgroups::discover(files).unwrap();
-        let mut held = Held::new(files);
-        let home = gather(
-            &mut Hands::new(files, &mut held.journal),
-            &cgroups,
-            pid,
-            &ALL,
-        );
+        let (_, mut held, home) = gathered(files, pid, &ALL);
         let born = births.load(Ordering::SeqCst);
         assert!(born > 0);
         for place in &home.places {
@@ -120,14 +113,7 @@ fn a_task_that_ends_while_it_is_moved_is_no_error() {
             }
         });
         let files: &dyn Files = &fake;
-        let cgroups = Cgroups::discover(files).unwrap();
-        let mut held = Held::new(files);
-        let home = gather(
-            &mut Hands::new(files, &mut held.journal),
-            &cgroups,
-            pid,
-            &ALL,
-        );
+        let (_, mut held, home) = gathered(files, pid, &ALL);
         assert_eq!(tasks_in(files, &home.places[0].dir).unwrap(), [pid]);
         assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
     }
@@ -151,10 +137,8 @@ fn tasks_that_are_about_to_end_are_left_where_they_are() {
         let rest = quell_linux::topology::online(files)
             .unwrap()
             .difference(&last);
-        let cgroups = Cgroups::discover(files).unwrap();
-        let mut held = Held::new(files);
+        let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
         let mut hands = Hands::new(files, &mut held.journal);
-        let home = gather(&mut hands, &cgroups, pid, &[Controller::Cpuset]);
         assert_eq!(tasks_in(files, &home.places[0].dir).unwrap(), [pid]);
         let mems: CpuSet = "0".parse().unwrap();
         confine(&mut hands, &cgroups, &home, &last, &mems, false, &[]).unwrap();
@@ -307,10 +291,8 @@ fn a_partition_that_the_kernel_does_not_make_leaves_nothing_and_says_why() {
         .write("/sys/fs/cgroup/other/cpuset.cpus", "3")
         .unwrap();
     let before = fake.dump();
-    let cgroups = Cgroups::discover(files).unwrap();
-    let mut held = Held::new(files);
+    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
     let mut hands = Hands::new(files, &mut held.journal);
-    let home = gather(&mut hands, &cgroups, pid, &[Controller::Cpuset]);
     let mems: CpuSet = "0".parse().unwrap();
     let confined = confine(&mut hands, &cgroups, &home, &last, &mems, true, &[]).unwrap();
     assert!(!confined.partition);
@@ -334,10 +316,8 @@ fn a_cpuset_whose_parent_lacks_the_cpus_is_refused() {
     let fake = machine(Flavour::V2);
     let files: &dyn Files = &fake;
     let pid = fake.with(|m| m.spawn("victim"));
-    let cgroups = Cgroups::discover(files).unwrap();
-    let mut held = Held::new(files);
+    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
     let mut hands = Hands::new(files, &mut held.journal);
-    let home = gather(&mut hands, &cgroups, pid, &[Controller::Cpuset]);
     files
         .write("/sys/fs/cgroup/quell.slice/cpuset.cpus", "0-1")
         .unwrap();
@@ -364,10 +344,8 @@ fn newborns_of_the_root_are_kept_off_too_and_bound_kernel_threads_are_left() {
         let rest = quell_linux::topology::online(files)
             .unwrap()
             .difference(&last);
-        let cgroups = Cgroups::discover(files).unwrap();
-        let mut held = Held::new(files);
+        let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
         let mut hands = Hands::new(files, &mut held.journal);
-        let home = gather(&mut hands, &cgroups, pid, &[Controller::Cpuset]);
         let mems: CpuSet = "0".parse().unwrap();
         confine(&mut hands, &cgroups, &home, &last, &mems, false, &[]).unwrap();
         let born = Arc::new(AtomicU32::new(0));
@@ -408,11 +386,9 @@ fn a_partition_made_invalid_by_somebody_else_gives_its_cpus_back() {
     let files: &dyn Files = &fake;
     let pid = fake.with(|m| m.spawn("victim"));
     let before = fake.dump();
-    let cgroups = Cgroups::discover(files).unwrap();
     let (_, last) = ends(files);
-    let mut held = Held::new(files);
+    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
     let mut hands = Hands::new(files, &mut held.journal);
-    let home = gather(&mut hands, &cgroups, pid, &[Controller::Cpuset]);
     let mems: CpuSet = "0".parse().unwrap();
     let confined = confine(&mut hands, &cgroups, &home, &last, &mems, true, &[]).unwrap();
     assert!(confined.partition);

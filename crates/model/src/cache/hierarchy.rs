@@ -185,37 +185,20 @@ impl Hierarchy {
                         self.leave(n, core, victim, others);
                     }
                 }
-                Fill::Bypassed if n == nearest => {
-                    if dirty {
-                        self.leave(
-                            n,
-                            core,
-                            Victim {
+                Fill::Bypassed => {
+                    // What an inclusive level cannot hold nobody nearer may hold: the access goes past all of them.
+                    if n == nearest || level.inclusion == Inclusion::Inclusive {
+                        if dirty {
+                            let line = Victim {
                                 address,
                                 dirty,
                                 owner: requester,
-                            },
-                            0,
-                        );
+                            };
+                            self.leave(n, core, line, 0);
+                        }
+                        break;
                     }
                 }
-                // What an inclusive level cannot hold nobody nearer may hold: the access goes past all of them.
-                Fill::Bypassed if self.levels[n].inclusion == Inclusion::Inclusive => {
-                    if dirty {
-                        self.leave(
-                            n,
-                            core,
-                            Victim {
-                                address,
-                                dirty,
-                                owner: requester,
-                            },
-                            0,
-                        );
-                    }
-                    break;
-                }
-                Fill::Bypassed => {}
             }
         }
         found

@@ -1,7 +1,7 @@
 //! What JEDEC allows when: per bank which row is open and from when each command may come, per rank and bank group what
 //! commands elsewhere in the rank and data on the bus demand. Every time here is "not before".
 
-use super::channel::MOST_BANKS;
+use super::choice::MOST_BANKS;
 use super::timing::{Config, Timing};
 use crate::Picos;
 

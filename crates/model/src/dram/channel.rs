@@ -1,13 +1,11 @@
-//! One channel: its queues and what it does next.
+//! One channel: its queues, whether it reads or writes, and what becomes of the command that was chosen.
 
-use super::bank::{self, CLOSED, Constraints, PLACES};
-use super::queue::{END, Queue};
+use super::bank::Constraints;
+use super::choice::{Choice, Proposal};
+use super::queue::Queue;
 use super::timing::Config;
 use super::{Command, Kind};
 use crate::{Invalid, Picos};
-
-/// Banks of a channel fit in a word of bits.
-pub(super) const MOST_BANKS: u32 = 64;
 
 /// A line to read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,31 +62,6 @@ pub struct Counts {
     pub conflicts: u64,
 }
 
-/// What a bank proposes.
-#[derive(Clone, Copy, Debug)]
-struct Proposal {
-    /// An ACTIVATE of `row`; else a column command.
-    activate: bool,
-    row: u32,
-    /// When the row that is open is closed first; [`Picos::MAX`] if none is.
-    close: Picos,
-    /// The place before the request in its list.
-    before: u16,
-}
-
-/// What decides between proposals, apart from them because all are compared for every command.
-#[derive(Clone, Copy, Debug)]
-struct Claim {
-    /// Not before, as far as the bank alone is concerned.
-    ready: Picos,
-    /// Order of arrival.
-    order: u64,
-    /// Where the floor of the rest of the channel is kept.
-    floor: u16,
-    /// Where the same without gaps between ranks is kept, of column commands.
-    fair: u16,
-}
-
 /// One channel.
 #[derive(Clone, Debug)]
 pub struct Channel {
@@ -101,24 +74,7 @@ pub struct Channel {
     until: usize,
     flush: bool,
     constraints: Constraints,
-    /// Of each bank; a fixed number, so that no index has to be checked.
-    proposals: [Proposal; PLACES],
-    claims: [Claim; PLACES],
-    /// Banks that propose something.
-    active: u64,
-    /// Those of them that propose a column command.
-    columns: u64,
-    /// Of reads and of writes, per bank, how many requests have overtaken the oldest one.
-    streaks: [Vec<u32>; 2],
-    /// How many column commands have gone before an older one because it was on another rank.
-    overtakes: u32,
-    /// The next column command does so, too.
-    overtaking: bool,
-    /// The earliest column command, and which bank's is the oldest that could come as early if ranks could follow each other
-    /// without a gap: kept from one decision to the next, because what comes between changes few of them.
-    column: Option<((Picos, usize), usize)>,
-    /// The earliest activation; kept likewise.
-    activate: Option<(Picos, usize)>,
+    choice: Choice,
     next: Option<(Picos, usize)>,
     refresh_due: Vec<Picos>,
     next_refresh: Picos,
@@ -140,12 +96,6 @@ impl Channel {
         let refresh_due: Vec<Picos> = (1..=u64::from(config.ranks))
             .map(|n| interval * n / u64::from(config.ranks))
             .collect();
-        let nothing = Proposal {
-            activate: false,
-            row: 0,
-            close: Picos::MAX,
-            before: END,
-        };
         Ok(Self {
             now: 0,
             reads: Queue::new(config.reads, banks),
@@ -154,20 +104,7 @@ impl Channel {
             until: 0,
             flush: false,
             constraints: Constraints::new(config),
-            proposals: [nothing; PLACES],
-            claims: [Claim {
-                ready: 0,
-                order: 0,
-                floor: 0,
-                fair: 0,
-            }; PLACES],
-            active: 0,
-            columns: 0,
-            streaks: [vec![0; banks], vec![0; banks]],
-            overtakes: 0,
-            overtaking: false,
-            column: None,
-            activate: None,
+            choice: Choice::new(config),
             next: None,
             next_refresh: refresh_due[0],
             refresh_due,
@@ -210,18 +147,11 @@ impl Channel {
         if self.turn() {
             return Ok(Accepted::Queued);
         }
-        if request.write == self.draining && !self.keeps(bank) {
-            let claim = |channel: &Self| {
-                (
-                    channel.active >> bank & 1,
-                    channel.columns >> bank & 1,
-                    channel.claims[bank % PLACES].order,
-                )
-            };
-            let before = claim(self);
+        if request.write == self.draining && !self.choice.keeps(bank, &self.constraints, self.now) {
+            let before = self.choice.standing(bank);
             self.propose(bank);
             // Mostly the bank proposes what it did.
-            if claim(self) != before {
+            if self.choice.standing(bank) != before {
                 self.pick();
             }
         }
@@ -335,7 +265,7 @@ impl Channel {
             return false;
         }
         self.draining = !self.draining;
-        (self.column, self.activate) = (None, None);
+        self.choice.turn();
         for bank in 0..self.counts.len() {
             self.propose(bank);
         }
@@ -346,13 +276,13 @@ impl Channel {
     /// A row that was to be closed by now has been.
     #[inline]
     fn settle(&mut self, bank: usize) {
-        if self.active >> bank & 1 == 1 && self.proposals[bank % PLACES].close <= self.now {
+        if self.choice.closes_by(bank, self.now) {
             self.close(bank);
         }
     }
 
     fn close(&mut self, bank: usize) {
-        let at = std::mem::replace(&mut self.proposals[bank % PLACES].close, Picos::MAX);
+        let at = self.choice.closed(bank);
         let row = self.constraints.bank(bank).row;
         Self::note(
             &mut self.log,
@@ -367,204 +297,21 @@ impl Channel {
         self.counts[bank].conflicts += 1;
     }
 
-    /// Whether a request that has just come last cannot change what `bank` proposes, apart from when, because it proposes a
-    /// column command already, or an activation without a row being open that it could hit.
-    fn keeps(&mut self, bank: usize) -> bool {
-        let state = self.constraints.bank(bank);
-        let ready = if self.columns >> bank & 1 == 1 {
-            state.column
-        } else if self.active >> bank & 1 == 1 && state.row == CLOSED {
-            state.activate
-        } else {
-            return false;
-        };
-        let ready = ready.max(self.now);
-        let claim = &mut self.claims[bank % PLACES];
-        if ready != claim.ready {
-            claim.ready = ready;
-            // Up to the floor it is the floor that tells when.
-            if ready > self.constraints.floor(claim.fair) {
-                self.forget(bank);
-            }
-        }
-        true
-    }
-
-    /// The claim of `bank` changes: what was decided because of it is open again.
-    #[inline]
-    fn forget(&mut self, bank: usize) {
-        if let Some((earliest, fair)) = self.column
-            && self.columns >> bank & 1 == 1
-            && (earliest.1 == bank || fair == bank)
-        {
-            self.column = None;
-        }
-        if self.activate.is_some_and(|(_, earliest)| earliest == bank) {
-            self.activate = None;
-        }
-    }
-
     /// Finds out what `bank` would do next from now on.
     fn propose(&mut self, bank: usize) {
         self.settle(bank);
-        self.forget(bank);
         let queue = if self.draining {
             &self.writes
         } else {
             &self.reads
         };
-        let Some(head) = queue.head(bank) else {
-            self.active &= !(1 << bank);
-            self.columns &= !(1 << bank);
-            return;
-        };
-        self.active |= 1 << bank;
-        let state = self.constraints.bank(bank);
-        let mut close = Picos::MAX;
-        if state.row != CLOSED {
-            if let Some((waiting, before)) = queue.first_of_row(bank, state.row)
-                && (before == END
-                    || self.streaks[usize::from(self.draining)][bank] < self.config.streak)
-            {
-                let kind = if self.draining {
-                    bank::WRITE
-                } else {
-                    bank::READ
-                };
-                self.columns |= 1 << bank;
-                self.proposals[bank % PLACES] = Proposal {
-                    activate: false,
-                    row: state.row,
-                    close,
-                    before,
-                };
-                let claim = Claim {
-                    ready: state.column.max(self.now),
-                    floor: self.constraints.floor_of(kind, bank),
-                    fair: self.constraints.floor_of(kind + bank::FAIR, bank),
-                    order: waiting.order,
-                };
-                self.claims[bank % PLACES] = claim;
-                if let Some((earliest, fair)) = self.column {
-                    if self.before(&claim, earliest) {
-                        self.column = None;
-                    } else if claim.order < self.claims[fair % PLACES].order
-                        && claim.ready.max(self.constraints.floor(claim.fair)) <= earliest.0
-                    {
-                        self.column = Some((earliest, bank));
-                    }
-                }
-                return;
-            }
-            close = state.precharge.max(self.now);
-        }
-        let ready = if close == Picos::MAX {
-            state.activate
-        } else {
-            self.constraints.reopen(bank, close)
-        };
-        self.columns &= !(1 << bank);
-        self.proposals[bank % PLACES] = Proposal {
-            activate: true,
-            row: head.row,
-            close,
-            before: END,
-        };
-        let floor = self.constraints.floor_of(bank::ACTIVATE, bank);
-        let claim = Claim {
-            ready: ready.max(self.now),
-            floor,
-            fair: floor,
-            order: head.order,
-        };
-        self.claims[bank % PLACES] = claim;
-        if let Some(earliest) = self.activate
-            && self.before(&claim, earliest)
-        {
-            self.activate = Some((self.time(&claim), bank));
-        }
+        self.choice
+            .propose(bank, queue, self.draining, &self.constraints, self.now);
     }
 
-    /// When a claim can be met.
-    #[inline]
-    fn time(&self, claim: &Claim) -> Picos {
-        claim.ready.max(self.constraints.floor(claim.floor))
-    }
-
-    /// Whether a claim goes before the earliest so far.
-    #[inline]
-    fn before(&self, claim: &Claim, (at, bank): (Picos, usize)) -> bool {
-        (self.time(claim), claim.order) < (at, self.claims[bank % PLACES].order)
-    }
-
-    /// Which bank's command is next: the earliest column command (the oldest of all that could come if ranks followed each
-    /// other without a gap, once enough have gone before it), or an activation that comes before that.
+    /// Finds out which bank's command is next.
     fn pick(&mut self) {
-        let (mut best, fair) = if let Some(known) = self.column {
-            known
-        } else {
-            let best = self.earliest(self.columns);
-            let fair = if self.config.ranks > 1 && self.columns != 0 {
-                self.oldest_by(best)
-            } else {
-                best.1
-            };
-            self.column = Some((best, fair));
-            (best, fair)
-        };
-        self.overtaking = best.1 != fair && self.overtakes < self.config.rank_streak;
-        if best.1 != fair && !self.overtaking {
-            best = (self.time(&self.claims[fair % PLACES]), fair);
-        }
-        // Mostly the rank's window is what activations wait for: then there is no need to look at them one by one.
-        let activates = self.active & !self.columns;
-        if activates != 0 && self.constraints.least_activate() < best.0 {
-            let activate = match self.activate {
-                Some(known) => known,
-                None => *self.activate.insert(self.earliest(activates)),
-            };
-            if activate.0 < best.0 {
-                best = activate;
-            }
-        }
-        // Fairness may have held back what could have come before now; it does not come in the past.
-        self.next = (self.active != 0).then_some((best.0.max(self.now), best.1));
-    }
-
-    /// Which of `banks` has the earliest claim, the oldest of equals, and when.
-    #[inline]
-    fn earliest(&self, mut banks: u64) -> (Picos, usize) {
-        let (mut best, mut which) = (u128::MAX, 0);
-        while banks != 0 {
-            let bank = banks.trailing_zeros() as usize % PLACES;
-            banks &= banks - 1;
-            let claim = &self.claims[bank];
-            let at = self.time(claim);
-            // In one number, so that no branch has to be guessed.
-            let key = u128::from(at) << 64 | u128::from(claim.order);
-            if key < best {
-                (best, which) = (key, bank);
-            }
-        }
-        ((best >> 64) as Picos, which)
-    }
-
-    /// The oldest of the column commands that could come by the time of the earliest if there were no gaps between ranks.
-    #[inline]
-    fn oldest_by(&self, (by, earliest): (Picos, usize)) -> usize {
-        let (mut order, mut which) = (self.claims[earliest % PLACES].order, earliest);
-        let mut banks = self.columns;
-        while banks != 0 {
-            let bank = banks.trailing_zeros() as usize % PLACES;
-            banks &= banks - 1;
-            let claim = &self.claims[bank];
-            let fair = claim.ready.max(self.constraints.floor(claim.fair));
-            // Both sides worked out, so that no branch has to be guessed.
-            if (claim.order < order) & (fair <= by) {
-                (order, which) = (claim.order, bank);
-            }
-        }
-        which
+        self.next = self.choice.pick(&self.constraints, self.now);
     }
 
     fn issue(&mut self, done: &mut Vec<Completion>) {
@@ -575,26 +322,20 @@ impl Channel {
             row,
             close,
             before,
-            ..
-        } = self.proposals[bank % PLACES];
+        } = *self.choice.proposal(bank);
         let banks = self.config.banks;
         if activate {
             if close != Picos::MAX {
                 self.close(bank);
             }
             self.constraints.activate(bank, row, at);
-            self.activate = None;
+            self.choice.activated();
             self.counts[bank].activates += 1;
             Self::note(&mut self.log, banks, at, Kind::Activate, bank, row, 0);
             self.propose(bank);
             self.pick();
             return;
         }
-        self.overtakes = if self.overtaking {
-            self.overtakes + 1
-        } else {
-            0
-        };
         let write = self.draining;
         let waiting = if write {
             &mut self.writes
@@ -603,9 +344,7 @@ impl Channel {
         }
         .take(bank, before);
         let end = self.constraints.column(bank, write, at);
-        self.column = None;
-        let streak = &mut self.streaks[usize::from(write)][bank];
-        *streak = if before == END { 0 } else { *streak + 1 };
+        self.choice.served(bank, write);
         if write {
             self.counts[bank].writes += 1;
             Self::note(&mut self.log, banks, at, Kind::Write, bank, row, waiting.id);
@@ -642,7 +381,7 @@ impl Channel {
         Self::note(log, banks, at, Kind::Refresh, first, 0, 0);
         self.refreshes += 1;
         for bank in first..first + banks as usize {
-            self.proposals[bank % PLACES].close = Picos::MAX;
+            self.choice.closed(bank);
             self.propose(bank);
         }
         self.refresh_due[rank] = due + self.config.timing.cycles(self.config.timing.refi);

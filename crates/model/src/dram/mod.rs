@@ -20,6 +20,7 @@
 
 mod bank;
 mod channel;
+mod choice;
 mod queue;
 mod timing;
 

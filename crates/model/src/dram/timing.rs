@@ -3,7 +3,7 @@
 //! Public configurations disagree, so a profile names the one it uses. Known disagreements: DRAMsim3 and zsim run
 //! DDR3-1333 at 10-10-10; zsim's DDR3-1066 has tRAS and tFAW 18; Ramulator gives tRFC 360 ns for 8 Gb DDR4, DRAMsim3 350.
 
-use super::channel::MOST_BANKS;
+use super::choice::MOST_BANKS;
 use crate::{Invalid, Picos};
 
 /// Parameters of one speed grade, density and width. Cycles of the command clock unless stated.

@@ -8,7 +8,7 @@ use quell_core::inventory::{
     Simulated,
 };
 use quell_core::mechanism::{Level, Mechanism};
-use quell_core::partition::{Colouring, Exclusion, Mask, MbaBounds, Partitions, WayPartition};
+use quell_core::partition::{Colouring, Mask, Partitions, WayPartition};
 use quell_core::units::{Bytes, Share};
 
 use quell_model::address::Colours;
@@ -206,19 +206,7 @@ fn partitions(profile: &Profile) -> Partitions {
         joint: both
             .then(|| colouring(&Colours::new(shared.rows(), PAGE_SHIFT)))
             .flatten(),
-        mba: m.mba.as_ref().map(|mba| MbaBounds {
-            classes: mba.classes,
-            least: mba.least,
-            step: mba.step,
-        }),
-        exclusions: m
-            .exclusion
-            .iter()
-            .map(|exclusion| Exclusion {
-                mechanism: exclusion.mechanism,
-                with: exclusion.with.clone(),
-                reason: exclusion.reason.clone(),
-            })
-            .collect(),
+        mba: m.mba.clone(),
+        exclusions: m.exclusion.clone(),
     }
 }

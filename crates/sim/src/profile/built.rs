@@ -1,12 +1,11 @@
 //! What a profile makes: the hardware to build, the colours that its pages have.
 
-use quell_core::mechanism::Mechanism;
 use quell_model::address::{AddressMap, Colours, Fields};
 use quell_model::cache::{Geometry, Inclusion, Index, Level, Policy};
 use quell_model::dram::{Config, Timing};
 use quell_model::{Invalid, Picos};
 
-use super::{CacheLevel, Cores, Exclusion, Grade, Inclusive, Memory, Profile, Replacement, Ways};
+use super::{CacheLevel, Cores, Grade, Inclusive, Memory, Profile, Replacement, Ways};
 use crate::Description;
 
 impl Profile {
@@ -97,17 +96,6 @@ impl Profile {
         let nearer = Colours::new(&nearer.collect::<Vec<_>>(), page_shift);
         let sparing = all.sparing(&nearer);
         if sparing.bits() == 0 { all } else { sparing }
-    }
-
-    /// Why two mechanisms cannot be had together here, if so.
-    #[must_use]
-    pub fn excluded(&self, one: Mechanism, other: Mechanism) -> Option<&str> {
-        let both = |e: &&Exclusion| {
-            e.mechanism == one && e.with.contains(&other)
-                || e.mechanism == other && e.with.contains(&one)
-        };
-        let found = self.mechanisms.exclusion.iter().find(both)?;
-        Some(&found.reason)
     }
 }
 

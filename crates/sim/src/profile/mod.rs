@@ -12,6 +12,7 @@ mod read;
 use std::collections::BTreeMap;
 
 use quell_core::mechanism::Mechanism;
+use quell_core::partition::{Exclusion, MbaBounds};
 use quell_core::text::Problem;
 use quell_core::units::{Bytes, Nanos};
 use serde::Deserialize;
@@ -299,7 +300,7 @@ pub struct Mechanisms {
     /// Way partition.
     pub ways: Option<Ways>,
     /// Memory-bandwidth allocation.
-    pub mba: Option<Mba>,
+    pub mba: Option<MbaBounds>,
     /// What cannot be had together.
     #[serde(default)]
     pub exclusion: Vec<Exclusion>,
@@ -326,30 +327,6 @@ pub struct Ways {
     /// Masks may have holes.
     #[serde(default)]
     pub sparse: bool,
-}
-
-/// Memory-bandwidth allocation, in the words of resctrl.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Mba {
-    /// Classes of service.
-    pub classes: u32,
-    /// Least percentage.
-    pub least: u32,
-    /// Steps of percentages.
-    pub step: u32,
-}
-
-/// Mechanisms that cannot be had together.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Exclusion {
-    /// One of them…
-    pub mechanism: Mechanism,
-    /// … with any of these.
-    pub with: Vec<Mechanism>,
-    /// Why, as a plan says it.
-    pub reason: String,
 }
 
 fn one() -> u32 {

@@ -1,8 +1,9 @@
 //! Where every number of a profile comes from, and the numbers as reports show them.
 
 use quell_core::inventory::Parameter;
+use quell_core::partition::MbaBounds;
 
-use super::{Assumed, BitFunctions, Mba, Profile, Ways};
+use super::{Assumed, BitFunctions, Profile, Ways};
 
 /// Where a number comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,7 +166,7 @@ impl Profile {
             .collect();
         let mut values = vec![("available", names.join(" "))];
         values.extend(m.ways.as_ref().map(|ways| ("ways", ways.to_string())));
-        values.extend(m.mba.as_ref().map(|mba| ("mba", mba.to_string())));
+        values.extend(m.mba.as_ref().map(|mba| ("mba", bounds(mba))));
         all.push(values);
         all
     }
@@ -195,12 +196,9 @@ impl std::fmt::Display for Ways {
     }
 }
 
-impl std::fmt::Display for Mba {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} classes, from {} % in steps of {} %",
-            self.classes, self.least, self.step
-        )
-    }
+fn bounds(mba: &MbaBounds) -> String {
+    format!(
+        "{} classes, from {} % in steps of {} %",
+        mba.classes, mba.least, mba.step
+    )
 }

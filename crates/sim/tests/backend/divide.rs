@@ -51,11 +51,14 @@ fn what_can_be_divided_follows_from_the_profile() {
     assert_eq!(bits(&p4080.sets.clone().unwrap().functions), [14, 15]);
     assert!(p4080.joint.is_none() && p4080.lock.is_none());
     assert_eq!((p4080.ways[0].level, p4080.ways[0].bits), (3, 32));
-    let why = p4080.excluded(Mechanism::Banks, Mechanism::Ways);
-    assert!(why.is_some_and(|why| why.contains("sequential")));
+    for other in [Mechanism::Sets, Mechanism::Banks] {
+        let why = p4080.excluded(other, Mechanism::Ways);
+        assert!(why.is_some_and(|why| why.contains("sequential")));
+    }
 
     let apollolake = fast(&mut sim_of("apollolake"));
     assert_eq!(apollolake.partitions.lock, Some(2));
+    assert_eq!(apollolake.partitions.exclusions, []);
     let caches = apollolake.caches.iter().filter(|cache| cache.level == 2);
     assert_eq!(caches.count(), 2, "one per module");
     // Both threads of a core are known to be.

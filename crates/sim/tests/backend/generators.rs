@@ -244,21 +244,22 @@ fn a_call_alone_shows_every_frame_and_beside_streams_fewer_later() {
         (290.0..400.0).contains(&demand),
         "{demand} MB/s: 342, and a fifth more or less per frame"
     );
-    // Calibrated on this row.
+    // Chosen by hand for this row of the study.
     let rtt = mean(&solo, "rtt_ms");
     assert!((rtt / 1.85 - 1.0).abs() < 0.1, "{rtt} ms");
     let stream = "bandwidth:write,size=32MiB";
     let beside = call(&["frames-display", stream, stream]);
     let of = |metric| (mean(&solo, metric), mean(&beside, metric));
+    // Packets wait for a frame that takes longer than its period.
     for metric in ["rtt_ms", "encode_ms"] {
         let (alone, slowed) = of(metric);
         assert!(
-            slowed > 1.1 * alone,
+            slowed > 3.0 * alone,
             "{metric}: {alone} alone, {slowed} beside"
         );
     }
     let (alone, slowed) = of("frames_per_s");
-    assert!(slowed <= alone + 0.5, "{alone} alone, {slowed} beside");
+    assert!(slowed < 0.9 * alone, "{alone} alone, {slowed} beside");
 }
 
 #[test]
