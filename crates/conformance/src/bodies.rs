@@ -4,6 +4,7 @@ use quell_core::backend::{Action, SubjectId};
 use quell_core::cpuset::CpuSet;
 use quell_core::mechanism::Mechanism;
 use quell_core::plan::{Meter, Regulation, Setting};
+use quell_core::policy::Split;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::{
@@ -143,6 +144,8 @@ fn regulation(cpus: &CpuSet, meter: Meter, limit: Rate, peak: Rate) -> Regulatio
         peak,
         stop_cost: Nanos(0),
         longest: Nanos::millis(5),
+        pooling: None,
+        split: Split::Even,
     }
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::{ColourChoice, Divides, Mask};
+use crate::policy::{After, Split};
 use crate::task::TaskMatch;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 
@@ -141,7 +142,24 @@ pub enum Meter {
     Time,
 }
 
-/// The plain regulator of one group: a budget per CPU and period, reservation only.
+/// The budgets of several CPUs in one pool, and periods that begin together
+/// ([`PooledRegulator`](crate::control::pooled::PooledRegulator)). All regulations of a plan that are pooled share one pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Pooling {
+    /// What a CPU is predicted not to draw is given to the others.
+    pub reclaim: bool,
+    /// What happens once everybody has drawn all there is.
+    pub after: After,
+    /// Weight of the newest period in the prediction.
+    pub predictor: Share,
+    /// How much is taken from the pool at a time.
+    pub quantum: Lines,
+    /// The budget is a cap. If not, these CPUs are never stopped: they only give what they do not draw of it.
+    pub capped: bool,
+}
+
+/// The regulator of one group: a budget per CPU and period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Regulation {
@@ -159,6 +177,12 @@ pub struct Regulation {
     pub stop_cost: Nanos,
     /// The longest uninterrupted throttle.
     pub longest: Nanos,
+    /// How its CPUs' budgets go together with those of others. Absent: each by itself, reservation only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<Pooling>,
+    /// How the sum of the budgets is spread over the CPUs: by demand, again and again, or evenly.
+    #[serde(default, skip_serializing_if = "Split::is_even")]
+    pub split: Split,
 }
 
 /// A promise the policy makes to or about a group.

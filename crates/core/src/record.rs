@@ -49,6 +49,9 @@ pub enum Event {
         throttled_ns: u64,
         /// Lines counted.
         lines: u64,
+        /// What went through the pool, where its budget is in one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pooled: Option<Pooled>,
     },
     /// What the kernel accounted to a group's threads since the last such event, by looks at them.
     Spent {
@@ -73,6 +76,52 @@ pub enum Event {
         /// Its exit status as a shell reports it.
         status: i32,
     },
+}
+
+/// What a CPU gave to the pool of budgets and had from it. Lines, but for the misses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Pooled {
+    /// Granted within the budgets of periods that began on time.
+    pub guaranteed: u64,
+    /// Given away.
+    pub donated: u64,
+    /// Of that, taken back.
+    pub taken_back: u64,
+    /// Had from what others gave.
+    pub reclaimed: u64,
+    /// Times that what it needed back was gone.
+    pub missed: u64,
+    /// Granted twice by that: at most what it had given.
+    pub granted_twice: u64,
+    /// Had beyond all budgets: granted in periods that began early, or drawn freely once everybody had drawn all there was.
+    pub best_effort: u64,
+}
+
+impl Pooled {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        self.each(other, u64::saturating_add)
+    }
+
+    /// What has been added since `before`.
+    #[must_use]
+    pub fn less(self, before: Self) -> Self {
+        self.each(before, u64::saturating_sub)
+    }
+
+    fn each(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            guaranteed: with(self.guaranteed, other.guaranteed),
+            donated: with(self.donated, other.donated),
+            taken_back: with(self.taken_back, other.taken_back),
+            reclaimed: with(self.reclaimed, other.reclaimed),
+            missed: with(self.missed, other.missed),
+            granted_twice: with(self.granted_twice, other.granted_twice),
+            best_effort: with(self.best_effort, other.best_effort),
+        }
+    }
 }
 
 /// What the kernel accounts to threads. Seen by looking at them from time to time: what lived between two looks is

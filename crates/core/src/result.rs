@@ -17,6 +17,7 @@ use crate::inventory::Inventory;
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{GroupId, Promise, Refusal};
 use crate::policy::Role;
+use crate::record::Pooled;
 use crate::stats::Interval;
 
 /// What the times in a result are.
@@ -192,6 +193,9 @@ pub struct Totals {
     /// Time throttled, summed over CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled_ns: Option<u64>,
+    /// What went through the pool of budgets, summed over CPUs; absent where none was pooled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooled: Option<Pooled>,
     /// From overflow to throttled, where the overflow interrupted a program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reaction_user: Option<Reaction>,

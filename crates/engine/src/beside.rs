@@ -14,7 +14,6 @@ use std::time::Duration;
 use std::vec;
 
 use quell_core::backend::Backend;
-use quell_core::control::bandwidth::Fast;
 use quell_core::cpuset::CpuId;
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
@@ -70,9 +69,7 @@ impl Tape {
                 Entry::Decisions(cpu, mut decisions, missed) => {
                     for decision in &mut decisions {
                         decision.at = on_record(decision.at);
-                        if let Fast::ThrottleUntil(until) = &mut decision.what {
-                            *until = on_record(*until);
-                        }
+                        decision.what = decision.what.on_clock(&on_record);
                     }
                     sink.decisions(cpu, &decisions, missed);
                 }

@@ -12,6 +12,7 @@ use quell_core::cpuset::CpuId;
 use quell_core::inventory::{Availability, Inventory};
 use quell_core::mechanism::Mechanism;
 use quell_core::plan::{Meter, Regulation, Setting, Step, StepId};
+use quell_core::policy::Split;
 use quell_core::units::{Lines, Nanos, Share};
 
 const GROUP: &str = "calibration";
@@ -48,6 +49,8 @@ pub fn stop_cost(
         peak: rates.peak_cpu,
         stop_cost: Nanos(0),
         longest: Nanos::millis(5),
+        pooling: None,
+        split: Split::Even,
     };
     let budget = regulation.budget.time_at(regulation.peak);
     let said = measure(backend, regulation, watch(cpu.id));

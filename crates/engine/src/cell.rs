@@ -18,7 +18,7 @@ use quell_core::control::bandwidth::Fast;
 use quell_core::cpuset::CpuId;
 use quell_core::experiment::RUN_TIME;
 use quell_core::policy::NumberPattern;
-use quell_core::record::{Decision, Event};
+use quell_core::record::{Decision, Event, Pooled};
 use quell_core::units::Nanos;
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +79,8 @@ pub struct Throttling {
     pub throttles: u64,
     /// Time throttled.
     pub throttled_ns: u64,
+    /// What went through the pool of budgets.
+    pub pooled: Option<Pooled>,
     /// From overflow to throttled in ns, where a program was interrupted.
     pub reactions_user: Vec<f64>,
     /// The same, where the kernel was.
@@ -93,12 +95,26 @@ impl Throttling {
         self.overflows += other.overflows;
         self.throttles += other.throttles;
         self.throttled_ns += other.throttled_ns;
+        self.pool(other.pooled);
         self.reactions_user.extend(other.reactions_user);
         self.reactions_kernel.extend(other.reactions_kernel);
         self.stops.extend(other.stops);
     }
 
+    fn pool(&mut self, more: Option<Pooled>) {
+        if let Some(more) = more {
+            self.pooled = Some(self.pooled.unwrap_or_default().plus(more));
+        }
+    }
+
     fn decided(&mut self, cpu: CpuId, decision: &Decision) {
+        if matches!(decision.what, Fast::NewPeriod(_) | Fast::RunFreeUntil(_)) {
+            // Where budgets are pooled a stop may end before its time.
+            let last = self.stops.iter_mut().rev().find(|stop| stop.cpu == cpu);
+            if let Some(stop) = last {
+                stop.until_ns = stop.until_ns.min(decision.at.0);
+            }
+        }
         if let Fast::ThrottleUntil(until) = decision.what {
             self.stops.push(Stop {
                 cpu,
@@ -459,12 +475,14 @@ impl Script for Cell {
                 overflows,
                 throttles,
                 throttled_ns,
+                pooled,
                 ..
             }) => {
                 let sum = self.throttling.get_or_insert_default();
                 sum.overflows += overflows;
                 sum.throttles += throttles;
                 sum.throttled_ns += throttled_ns;
+                sum.pool(pooled);
             }
             Seen::Decisions(cpu, decisions, _) => {
                 let sum = self.throttling.get_or_insert_default();

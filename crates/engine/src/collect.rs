@@ -221,6 +221,7 @@ impl<'s> Collected<'s> {
             overflows: throttling.map(|t| t.overflows),
             throttles: throttling.map(|t| t.throttles),
             throttled_ns: throttling.map(|t| t.throttled_ns),
+            pooled: throttling.and_then(|t| t.pooled),
             reaction_user: throttling.and_then(|t| reaction(&t.reactions_user)),
             reaction_kernel: throttling.and_then(|t| reaction(&t.reactions_kernel)),
         };

@@ -287,6 +287,7 @@ impl Backend for Fake {
                         throttles: 10,
                         throttled_ns: 9_000,
                         lines: 64,
+                        pooled: None,
                     };
                     self.push(at, Seen::Event(event));
                 }
@@ -370,6 +371,7 @@ pub fn machine(cpus: u32) -> Inventory {
             time_meter: true,
             realtime: Ok(()),
             cpu_max: true,
+            pooled: false,
             kernel_floor: Share::percent(5),
             counter_users: Vec::new(),
         },

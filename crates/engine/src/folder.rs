@@ -334,6 +334,9 @@ impl Folder {
                 Fast::ThrottleUntil(until) => {
                     write!(file, "{at},{used},throttle,,{},", since(until))?;
                 }
+                Fast::RunFreeUntil(until) => {
+                    write!(file, "{at},{used},free,,{},", since(until))?;
+                }
             }
             match decision.reaction {
                 Some((late, true)) => writeln!(file, "{},kernel", late.0)?,

@@ -56,6 +56,7 @@ impl Ring {
             Fast::Rearm(lines) => (0, lines.0),
             Fast::NewPeriod(lines) => (1, lines.0),
             Fast::ThrottleUntil(until) => (2, until.0),
+            Fast::RunFreeUntil(until) => (3, until.0),
         };
         let mode = match decision.reaction {
             None => 0,
@@ -91,7 +92,8 @@ impl Ring {
                 what: match flags & KIND {
                     0 => Fast::Rearm(Lines(argument)),
                     1 => Fast::NewPeriod(Lines(argument)),
-                    _ => Fast::ThrottleUntil(Nanos(argument)),
+                    2 => Fast::ThrottleUntil(Nanos(argument)),
+                    _ => Fast::RunFreeUntil(Nanos(argument)),
                 },
                 reaction: (flags & SEEN != 0).then_some((Nanos(reaction), flags & KERNEL != 0)),
             });
@@ -114,9 +116,10 @@ mod tests {
         Decision {
             at: Nanos(number),
             used: Lines(number * 2),
-            what: match number % 3 {
+            what: match number % 5 {
                 0 => Fast::Rearm(Lines(7)),
                 1 => Fast::NewPeriod(Lines(8)),
+                2 => Fast::RunFreeUntil(Nanos(number + 2)),
                 _ => Fast::ThrottleUntil(Nanos(number + 1)),
             },
             reaction: match number % 4 {

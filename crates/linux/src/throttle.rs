@@ -250,6 +250,8 @@ impl Task {
             });
             let lines = match what {
                 Fast::Rearm(lines) | Fast::NewPeriod(lines) => lines,
+                // For pooled budgets only, which are refused here.
+                Fast::RunFreeUntil(_) => regulator.begin(now, used),
                 Fast::ThrottleUntil(until) => {
                     stats.throttles.fetch_add(1, Ordering::Relaxed);
                     let stopped = self.stop_until(until);

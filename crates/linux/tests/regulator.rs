@@ -16,6 +16,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use quell_core::plan::{Meter as Kind, Regulation};
+use quell_core::policy::Split;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::lock::Lock;
@@ -161,6 +162,8 @@ impl Busy {
             peak: PEAK,
             stop_cost: Nanos(0),
             longest: Nanos::millis(5),
+            pooling: None,
+            split: Split::Even,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::matrix;
 use crate::text::{
     Style, Table, TableCell, Tone, count, normalized, number, percent, spread, unit,
 };
-use crate::throttling::{LEGEND, throttling};
+use crate::throttling::{LEGEND, POOLED, pooled, throttling};
 use crate::verdict::{spoken_for, verdict};
 use crate::view::View;
 
@@ -55,6 +55,11 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
         out.push('\n');
         out.push_str(&table.render(style));
         out.push_str(&style.wrap("", "", LEGEND));
+    }
+    if let Some(table) = pooled(result) {
+        out.push('\n');
+        out.push_str(&table.render(style));
+        out.push_str(&style.wrap("", "", POOLED));
     }
     out.push_str(&left_out(result, style));
     out.push_str(&expectations(result, style));

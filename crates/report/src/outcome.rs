@@ -158,6 +158,7 @@ mod tests {
                 throttles: 7,
                 throttled_ns: 6_500_000,
                 lines: 0,
+                pooled: None,
             },
             Event::Spent {
                 group: "victim".into(),

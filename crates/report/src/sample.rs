@@ -8,7 +8,7 @@ use quell_core::mechanism::{Level, Mechanism};
 use quell_core::plan::{
     GroupPlan, Held, Meter, Plan, Promise, Refusal, Regulation, Setting, Step, StepId,
 };
-use quell_core::policy::Role;
+use quell_core::policy::{Role, Split};
 use quell_core::record::{COMPARE_SCHEMA, CpuTimes, Event, Record, Span, Stamped, Stop};
 use quell_core::result::{
     Better, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult, Reaction,
@@ -454,6 +454,8 @@ pub(crate) fn plan() -> Plan {
                     peak: Rate(37_500_000_000),
                     stop_cost: Nanos(0),
                     longest: Nanos::millis(5),
+                    pooling: None,
+                    split: Split::Even,
                 }),
                 "the limit of 3.75GB/s on one CPU",
             ),

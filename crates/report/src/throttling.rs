@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use quell_core::record::{Event, Stamped};
 use quell_core::result::{CompareResult, Reaction};
+use quell_core::units::LINE_BYTES;
 
 use crate::text::{Table, TableCell, list, number, thousands};
 
@@ -40,6 +41,51 @@ pub(crate) fn throttling(result: &CompareResult) -> Option<Table> {
         left: Vec::new(),
     })
 }
+
+/// One row per configuration whose budgets were pooled. `None`: none were.
+pub(crate) fn pooled(result: &CompareResult) -> Option<Table> {
+    let rows: Vec<Vec<TableCell>> = result
+        .configurations
+        .iter()
+        .filter_map(|c| {
+            let pooled = c.totals.pooled?;
+            let cells = f64::from(c.totals.cells.max(1));
+            let mb =
+                |lines: u64| TableCell::new(number(lines as f64 * LINE_BYTES as f64 / 1e6 / cells));
+            Some(vec![
+                TableCell::new(&c.name),
+                mb(pooled.guaranteed),
+                mb(pooled.donated),
+                mb(pooled.taken_back),
+                mb(pooled.reclaimed),
+                TableCell::new(number(pooled.missed as f64 / cells)),
+                mb(pooled.granted_twice),
+                mb(pooled.best_effort),
+            ])
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        head: [
+            "pooled budgets, MB per cell",
+            "guaranteed",
+            "given",
+            "taken back",
+            "taken",
+            "misses",
+            "granted twice",
+            "best effort",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows,
+        left: Vec::new(),
+    })
+}
+
+/// What that table's columns mean.
+pub(crate) const POOLED: &str = "guaranteed: granted within the budgets. given: by CPUs that were predicted not to draw it; what is \
+    neither taken back nor taken expires. A miss: what a CPU gave was gone when it needed it; it was granted twice then. best effort: \
+    beyond all budgets, once everybody had drawn all there was.";
 
 /// What the table's last columns mean.
 pub(crate) const LEGEND: &str = "late: from the counter's overflow to the decision to throttle, median / 99th percentile, by \

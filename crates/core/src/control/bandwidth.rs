@@ -20,6 +20,21 @@ pub enum Fast {
     NewPeriod(Lines),
     /// The budget went sooner than a period: stop the CPU until then, and call [`CpuRegulator::begin`].
     ThrottleUntil(Nanos),
+    /// All that may be drawn has been, by everybody in the pool, or this CPU has no cap: run on uncounted until then, and
+    /// call [`PooledRegulator::begin`](super::pooled::PooledRegulator::begin).
+    RunFreeUntil(Nanos),
+}
+
+impl Fast {
+    /// The same on another clock.
+    #[must_use]
+    pub fn on_clock(self, clock: impl FnOnce(Nanos) -> Nanos) -> Self {
+        match self {
+            Self::ThrottleUntil(until) => Self::ThrottleUntil(clock(until)),
+            Self::RunFreeUntil(until) => Self::RunFreeUntil(clock(until)),
+            Self::Rearm(_) | Self::NewPeriod(_) => self,
+        }
+    }
 }
 
 /// The longest time a debt may stop a CPU. Beyond it (the throttler itself was kept from running) the rest of the
@@ -64,6 +79,17 @@ impl CpuRegulator {
                 .saturating_sub(used.0.saturating_sub(self.base))
                 .max(1),
         )
+    }
+
+    /// The budget from now on.
+    pub fn set_budget(&mut self, budget: Lines) {
+        self.budget = budget.0.max(1);
+    }
+
+    /// The budget.
+    #[must_use]
+    pub fn budget(&self) -> Lines {
+        Lines(self.budget)
     }
 
     /// Lines of debt forgiven since the beginning ([`LONGEST_DEBT`]).
@@ -211,6 +237,7 @@ mod tests {
                         at.now = until.0;
                         cpu.begin(until, Lines(at.used)).0
                     }
+                    shared @ Fast::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
                 };
                 prop_assert!((1..=BUDGET.0).contains(&armed));
             }
@@ -231,6 +258,7 @@ mod tests {
                         at.now = until.0 + wake;
                         cpu.begin(Nanos(at.now), Lines(at.used)).0
                     }
+                    shared @ Fast::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
                 };
             }
             let due = at.now / PERIOD.0 * BUDGET.0;

@@ -5,7 +5,7 @@ use crate::inventory::{Measured, MeterKind};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{Held, Meter, Promise, Regulation, Setting, StepId};
 use crate::policy::{
-    Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role, Sustainable,
+    Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role, Split, Sustainable,
 };
 use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
@@ -13,6 +13,7 @@ use super::Draft;
 use super::cpus::on;
 use super::mba;
 use super::others::floor;
+use super::pooling::{self, Budget};
 use super::quota::{cpu_time, quota};
 use super::reserves::{judge_reserves, reserves, spare_of};
 use super::together::{sibling_note, stopped_together, throttled_along};
@@ -33,22 +34,16 @@ pub(super) struct Limited {
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
     let mut limited: Vec<Limited> = Vec::new();
+    pooling::refuse_unbuilt(draft);
     let reserved = reserves(draft);
     let spare = spare_of(draft, &reserved);
     for (name, group) in &policy.groups {
         if let Some(share) = group.limit.cpu_time {
             cpu_time(draft, name, share);
         }
-        let explicit = group.limit.bandwidth;
-        let wanted = match explicit {
-            Some(wanted) => resolve(draft, name, "limit.bandwidth", wanted),
-            None => spare
-                .as_ref()
-                .and_then(|s| s.iter().find(|w| w.group == *name))
-                .cloned(),
-        };
+        let wanted = pooling::budget(draft, name, group, spare.as_deref());
         if let Some(wanted) = wanted
-            && let Some(done) = limit(draft, name, group, &wanted, explicit)
+            && let Some(done) = limit(draft, name, group, &wanted, group.limit.bandwidth)
         {
             let along = wanted.with.iter().map(|with| Limited {
                 group: with.clone(),
@@ -62,6 +57,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
     stopped_together(draft, &limited);
     rest_allowed(draft, &limited);
+    pooling::notes(draft);
     judge_reserves(draft, &reserved, &limited);
 }
 
@@ -100,6 +96,18 @@ pub(super) struct Wanted {
     pub(super) of: Option<Rate>,
     /// Groups that have this limit together with the first.
     pub(super) with: Vec<String>,
+    pub(super) budget: Budget,
+}
+
+impl Wanted {
+    /// The key that asks for it.
+    pub(super) fn key(&self) -> String {
+        let key = match self.budget {
+            Budget::Limit | Budget::Spare => "limit",
+            Budget::Strict | Budget::Reserve => "reserve",
+        };
+        format!("group.{}.{key}.bandwidth", self.group)
+    }
 }
 
 /// A rate that was calculated, down to what a person reads: whole MB/s, below 1 GB/s whole kB/s.
@@ -132,6 +140,7 @@ pub(super) fn resolve(
                 origin: String::new(),
                 of: None,
                 with: Vec::new(),
+                budget: Budget::Limit,
             });
         }
         // Refused as "not yet" before.
@@ -152,6 +161,7 @@ pub(super) fn resolve(
             },
             of: Some(rate),
             with: Vec::new(),
+            budget: Budget::Limit,
         }),
         None => {
             draft.refuse(
@@ -184,8 +194,13 @@ fn limit(
 ) -> Option<Limited> {
     let mechanism = draft.policy.mechanisms.bandwidth;
     let rate = wanted.rate;
-    let key = format!("group.{name}.limit.bandwidth");
-    if group.role == Role::Exempt || !group.allows(Permission::Throttle) {
+    let key = wanted.key();
+    // `strict` is the permission to stop whoever has drawn its reserve, and who has no cap is never stopped.
+    let allowed = match wanted.budget {
+        Budget::Limit | Budget::Spare => group.allows(Permission::Throttle),
+        Budget::Strict | Budget::Reserve => true,
+    };
+    if group.role == Role::Exempt || !allowed {
         if explicit.is_some() || group.role == Role::BestEffort {
             let remedy = "add \"throttle\" to the group's `allow`, or leave the limit out";
             draft.refuse(
@@ -214,7 +229,8 @@ fn limit(
     }
     let each = Rate(rate.0 / cpus.len() as u64);
     let share = Share::ratio(each.0, peak.0);
-    if share >= Share::WHOLE {
+    let pooling = pooling::pooling(&draft.policy.regulator, wanted.budget);
+    if share >= Share::WHOLE && pooling.is_none() {
         draft.notes.push(format!(
             "group {name}: the limit of {rate}{} needs no step: {} cannot draw more ({} for each CPU)",
             wanted.origin,
@@ -245,6 +261,14 @@ fn limit(
                 mba::beside(draft, name, wanted, &done);
             }
             Some(done)
+        }
+        Err(why) if pooling.is_some() => {
+            draft.refuse(
+                key,
+                format!("its budget cannot be pooled: {why}"),
+                Some("leave regulator.reclaim and regulator.after out".to_owned()),
+            );
+            None
         }
         Err(why) if mechanism.insists() => {
             draft.refuse(
@@ -334,9 +358,10 @@ fn regulate(
     let (period, longest) = (keys.period, keys.longest);
     let kernel = draft.machine.means.kernel_floor;
     let floor = floor(draft.policy, draft.machine);
-    if share < floor {
+    let capped = wanted.budget != Budget::Reserve;
+    if capped && share < floor {
         draft.refuse(
-            format!("group.{name}.limit.bandwidth"),
+            wanted.key(),
             format!(
                 "{rate}{origin} is {each} {places}: {part} of its time at the peak of {peak}, below the floor of \
                  {floor}, which the kernel gives ordinary tasks whatever a throttler does: the limit would leak",
@@ -360,7 +385,7 @@ fn regulate(
     let budget = Lines::at(each, period);
     if budget.0 == 0 {
         draft.refuse(
-            format!("group.{name}.limit.bandwidth"),
+            wanted.key(),
             format!(
                 "{rate} over {} CPUs is less than one line of {LINE_BYTES} bytes per {period}",
                 cpus.len()
@@ -369,26 +394,53 @@ fn regulate(
         );
         return None;
     }
-    let along = throttled_along(draft, name, &cpus);
+    let along = if capped {
+        throttled_along(draft, name, &cpus)
+    } else {
+        Vec::new()
+    };
+    let pooling = pooling::pooling(&draft.policy.regulator, wanted.budget);
+    let split = draft.policy.regulator.split.unwrap_or_default();
     let (mut level, mut weakest) = worth(draft, meter, &cpus);
     let measured = draft.machine.measured.as_ref();
     if let Some(doubt) = measured.and_then(Measured::doubt) {
         level = Level::Estimated;
         weakest = Some(weakest.map_or(doubt.clone(), |why| format!("{why}; {doubt}")));
     }
-    if share < kernel {
+    if capped && share < kernel {
         level = Level::None;
         weakest = Some(format!(
             "{share} of a CPU is below the {kernel} that the kernel gives ordinary tasks whatever we do"
         ));
     }
     let because = format!(
-        "limit {rate}{}{}: {} of one CPU's peak ({})",
+        "{} {rate}{}{}: {} of one CPU's peak ({}){}{}",
+        if wanted.budget == Budget::Limit || wanted.budget == Budget::Spare {
+            "limit"
+        } else {
+            "reserve"
+        },
         wanted.origin,
-        if cpus.len() > 1 { ", split evenly" } else { "" },
+        match split {
+            Split::Even if cpus.len() > 1 => ", split evenly",
+            _ => "",
+        },
         about(share),
         rounded(peak),
+        if capped {
+            ""
+        } else {
+            "; it is counted and never stopped"
+        },
+        pooling::because(
+            pooling.as_ref(),
+            if cpus.len() > 1 { split } else { Split::Even }
+        ),
     );
+    if weakest.is_none() {
+        weakest = pooling::weakest(pooling.as_ref());
+    }
+    let shared = pooling.is_some();
     let regulation = Regulation {
         cpus: cpus.clone(),
         budget,
@@ -402,6 +454,8 @@ fn regulate(
             .and_then(|m| m.stop_cost)
             .unwrap_or_default(),
         longest,
+        pooling,
+        split: if cpus.len() > 1 { split } else { Split::Even },
     };
     let id = draft.step(
         Some(name),
@@ -423,6 +477,10 @@ fn regulate(
             group.throttled_along = along;
         }
     }
+    if !capped {
+        // No limit on this group, and none that others' reserves could rest on.
+        return None;
+    }
     if longest > Nanos::millis(5) {
         draft.notes.push(format!(
             "one uninterrupted stop may last {longest}: calls elsewhere that wait for this CPU's kernel workers (madvise, \
@@ -430,9 +488,16 @@ fn regulate(
         ));
     }
     sibling_note(draft, name, &cpus);
-    draft
-        .promises
-        .push(limit_held(name, rate, level, Some(id), weakest.clone()));
+    if shared {
+        draft.notes.push(format!(
+            "group {name} draws more than {rate} where others leave what is theirs, or all have drawn all there is: \
+             so nothing is promised about its limit"
+        ));
+    } else {
+        draft
+            .promises
+            .push(limit_held(name, rate, level, Some(id), weakest.clone()));
+    }
     Some(Limited {
         group: name.to_owned(),
         rate,

@@ -3,7 +3,7 @@
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
 //! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
-//! turns rates into budgets, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`together`] tells who
+//! turns rates into budgets, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`together`] tells who
 //! stops with whom, [`sharing`] who shares a cache.
 
 mod allot;
@@ -14,6 +14,7 @@ mod cpus;
 mod mba;
 mod others;
 mod partition;
+mod pooling;
 mod quota;
 mod reserves;
 mod sharing;

@@ -220,7 +220,7 @@ impl Others<'_> {
     fn regulated(&self, name: &str, group: &Group) -> bool {
         let slowed = |g: &Group| g.role == Role::BestEffort && g.allows(Permission::Throttle);
         let mechanisms = &self.policy.mechanisms;
-        group.limit.bandwidth.is_some()
+        self.policy.cap(group).is_some()
             && slowed(group)
             && mechanisms.bandwidth.regulates()
             && !mechanisms.deny.contains(&Mechanism::Bandwidth)
@@ -256,7 +256,7 @@ impl Others<'_> {
         };
         (1..=cpus).rev().find(|n| {
             let n = *n as u64;
-            let rate = match group.limit.bandwidth {
+            let rate = match self.policy.cap(group) {
                 Some(Bandwidth::Rate(rate)) => rate,
                 Some(Bandwidth::Share(share)) => draw(n).part(share),
                 _ => return false,

@@ -10,6 +10,7 @@ use crate::units::Rate;
 use super::Draft;
 use super::bandwidth::{Limited, Wanted, resolve, rounded};
 use super::cpus::on;
+use super::pooling::Budget;
 use super::together::counted_as_one;
 
 pub(super) fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {
@@ -51,7 +52,7 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
         .policy
         .groups
         .iter()
-        .filter(|(_, g)| g.role == Role::BestEffort && g.limit.bandwidth.is_none())
+        .filter(|(_, g)| g.role == Role::BestEffort && draft.policy.cap(g).is_none())
         .collect();
     let kept = |name: &str| {
         reserved
@@ -112,6 +113,7 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
             origin,
             of: None,
             with: names.collect(),
+            budget: Budget::Spare,
         }
     };
     Some(parts.into_iter().map(wanted).collect())

@@ -9,6 +9,7 @@ mod boards;
 mod mba;
 mod measured;
 mod parts;
+mod pooling;
 mod stranger;
 
 /// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20 GB/s together.
@@ -57,6 +58,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             time_meter: true,
             realtime: Ok(()),
             cpu_max: true,
+            pooled: false,
             kernel_floor: Share::percent(6),
             counter_users: Vec::new(),
         },

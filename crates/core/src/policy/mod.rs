@@ -75,6 +75,16 @@ const fn estimated() -> Level {
 }
 
 impl Policy {
+    /// What caps a group's bandwidth: its limit; with `strict` else its reserve.
+    #[must_use]
+    pub fn cap(&self, group: &Group) -> Option<Bandwidth> {
+        let strict = self.regulator.strict && group.role != Role::Exempt;
+        group
+            .limit
+            .bandwidth
+            .or(group.reserve.bandwidth.filter(|_| strict))
+    }
+
     /// A policy with every default and no group.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {

@@ -1,7 +1,7 @@
 //! What the language says and this version does not do. A key is refused when it asks for something unbuilt, not for
 //! standing there with the value that is done anyway.
 
-use super::sections::{Adapt, After, PressureController, RegulatorKeys, Split};
+use super::sections::{Adapt, PressureController, RegulatorKeys};
 use super::values::{Bandwidth, Source};
 use super::{Group, Policy};
 use crate::plan::Refusal;
@@ -86,51 +86,12 @@ fn group_keys(list: &mut Vec<Refusal>, at: &str, group: &Group) {
 }
 
 fn regulator_keys(list: &mut Vec<Refusal>, keys: &RegulatorKeys) {
-    let mut key = |given: bool, key: &str, what: &str, remedy: &str| {
-        if given {
-            refuse(list, &format!("regulator.{key}"), what, Some(remedy));
-        }
-    };
-    key(
-        keys.reclaim,
-        "reclaim",
-        "giving unused budget to others",
-        "use false",
-    );
-    key(
-        keys.after != After::Wait,
-        "after",
-        "running on after all budgets are spent",
-        "use \"wait\"",
-    );
-    key(
-        keys.adapt != Adapt::Off,
-        "adapt",
-        "moving reserves with a target",
-        "use \"off\"",
-    );
-    key(
-        keys.strict,
-        "strict",
-        "a reserve as its group's cap",
-        "use false, and give the group a limit",
-    );
-    key(
-        keys.split == Some(Split::Demand),
-        "split",
-        "spreading a budget by demand",
-        "use \"even\", or remove the key",
-    );
-    key(
-        keys.predictor.is_some(),
-        "predictor",
-        "predicting demand",
-        "remove the key",
-    );
-    key(
-        keys.quantum.is_some(),
-        "quantum",
-        "the pool of unused budget",
-        "remove the key",
-    );
+    if keys.adapt != Adapt::Off {
+        refuse(
+            list,
+            "regulator.adapt",
+            "moving reserves with a target",
+            Some("use \"off\""),
+        );
+    }
 }

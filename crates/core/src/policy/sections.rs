@@ -168,13 +168,22 @@ pub enum Adapt {
 }
 
 /// How a group's budget is spread over its CPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
     /// By demand.
     Demand,
     /// Evenly, as in MemGuard.
+    #[default]
     Even,
+}
+
+impl Split {
+    /// Evenly.
+    #[must_use]
+    pub fn is_even(&self) -> bool {
+        *self == Self::Even
+    }
 }
 
 /// What counts memory traffic.

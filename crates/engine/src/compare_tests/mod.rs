@@ -5,7 +5,7 @@
 use quell_core::backend::Measurement;
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::plan::{GroupPlan, Held, Promise, Regulation, Setting, Step, StepId};
-use quell_core::policy::{Bandwidth, CpusWanted};
+use quell_core::policy::{Bandwidth, CpusWanted, Split};
 use quell_core::result::{CompareResult, ConfigurationResult};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
@@ -72,6 +72,8 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
                 peak: Rate(10_000_000_000),
                 stop_cost: Nanos(0),
                 longest: Nanos::millis(5),
+                pooling: None,
+                split: Split::Even,
             };
             let id = step(Mechanism::Bandwidth, Setting::Regulate(regulation));
             promises.push((Promise::LimitBandwidth { rate }, Level::Estimated, id));

@@ -47,6 +47,7 @@ impl Linux {
                 throttles,
                 throttled_ns,
                 lines,
+                pooled: None,
             };
             seen.insert(0, Seen::Event(event));
             regulated.take();

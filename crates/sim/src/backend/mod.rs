@@ -19,7 +19,6 @@ use quell_core::backend::{
     Action, Backend, BackendError, Observation, Probe, Program, Seen, SubjectId, SubjectSpec,
     Undone,
 };
-use quell_core::control::bandwidth::Fast;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::Inventory;
 use quell_core::plan::{Meter, REST, Regulation, Setting, Step};
@@ -237,12 +236,13 @@ impl Sim {
                 throttles: now.throttles - before.throttles,
                 throttled_ns: now.throttled_ns - before.throttled_ns,
                 lines: now.lines - before.lines,
+                pooled: now
+                    .pooled
+                    .map(|all| all.less(before.pooled.unwrap_or_default())),
             }));
             for decision in &mut decisions {
                 decision.at = booted.plus(decision.at);
-                if let Fast::ThrottleUntil(until) = &mut decision.what {
-                    *until = booted.plus(*until);
-                }
+                decision.what = decision.what.on_clock(|at| booted.plus(at));
             }
             if !decisions.is_empty() {
                 seen.push(Seen::Decisions(*cpu, decisions, 0));

@@ -2,7 +2,7 @@
 //! handler.
 //!
 //! Method: a queue of tasks per core, served in turn by time slices; tasks with a priority go before those without and
-//! run until they sleep, as SCHED_FIFO does. The regulator is [`CpuRegulator`], the same that Linux' throttlers run: a
+//! run until they sleep, as SCHED_FIFO does. The regulators are those of the core, the same that Linux' throttlers run: a
 //! core's counter is armed with what is left of the budget; when it overflows an interrupt comes after a delay, in which
 //! the core goes on (so that overshoot is there, as on hardware); its handler asks the regulator and stops the core. A task whose next
 //! unit of work is not due sleeps until it is, without the latency of a timer.
@@ -10,7 +10,8 @@
 //! Deviations from Linux: a task stays on the core it was started on (the one of those it may use that has the fewest
 //! tasks); slices are equal whatever a task has had before; who wakes goes before those without a priority at once; there
 //! is no other kernel work, and the only interrupts are those of the counters. A stop is not broken by pauses for kernel workers
-//! (`regulator.longest`): there are none.
+//! (`regulator.longest`): there are none. Where budgets are pooled, a period begins on all their cores in the same instant, each losing
+//! the time of an interrupt; so do cores that are stopped and let go by another one.
 
 mod classes;
 mod quota;
@@ -19,6 +20,7 @@ mod regulator;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
+use quell_core::control::pool::SharedPool;
 use quell_core::cpuset::CpuSet;
 use quell_core::units::Nanos;
 use quell_model::{Invalid, Picos};
@@ -29,8 +31,8 @@ use crate::machine::{Counts, Machine, Program, Raised, Unit};
 use crate::pattern::Pattern;
 use classes::Classes;
 use quota::Quota;
-use regulator::Regulated;
 pub use regulator::Throttled;
+use regulator::{Regulated, Splits};
 
 /// Picoseconds per nanosecond.
 const PS: Picos = 1_000;
@@ -68,6 +70,8 @@ pub enum Notice {
 enum Due {
     Interrupt(usize),
     Release(usize),
+    Period,
+    Split(usize),
     Wake(TaskId),
     Quota(u8),
     Refill(u8),
@@ -112,6 +116,8 @@ pub struct Os {
     cores: Vec<Core>,
     classes: Classes,
     quotas: BTreeMap<u8, Quota>,
+    pool: Option<SharedPool>,
+    splits: Vec<Splits>,
     tasks: BTreeMap<TaskId, Task>,
     born: u32,
     events: BinaryHeap<Reverse<(Picos, Due)>>,
@@ -135,6 +141,8 @@ impl Os {
             cores,
             classes: Classes::new(&board.description.levels),
             quotas: BTreeMap::new(),
+            pool: None,
+            splits: Vec::new(),
             tasks: BTreeMap::new(),
             born: 0,
             events: BinaryHeap::new(),
@@ -365,6 +373,8 @@ impl Os {
         match due {
             Due::Interrupt(core) => self.interrupt(core),
             Due::Release(core) => self.release(core),
+            Due::Period => self.period(),
+            Due::Split(which) => self.split(which),
             Due::Quota(class) => self.quota_used(class),
             Due::Refill(class) => self.refill(class),
             Due::Wake(id) => {

@@ -1,10 +1,15 @@
-//! The regulator's side of the operating system: budgets, the counters' interrupts, stopped cores.
+//! The regulators' side of the operating system: budgets, the counters' interrupts, the timer of pooled budgets, stopped cores.
 
 use std::cmp::Reverse;
 
 use quell_core::control::bandwidth::{CpuRegulator, Fast};
+use quell_core::control::pool::Pool;
+use quell_core::control::pool::SharedPool;
+use quell_core::control::pooled::PooledRegulator;
+use quell_core::control::split::ByDemand;
 use quell_core::plan::Regulation;
-use quell_core::record::Decision;
+use quell_core::policy::Split;
+use quell_core::record::{Decision, Pooled};
 use quell_core::units::{Lines, Nanos};
 
 use super::{Due, Os, PS};
@@ -20,12 +25,38 @@ pub struct Throttled {
     pub throttled_ns: u64,
     /// Lines counted until the last interrupt.
     pub lines: u64,
+    /// What went through the pool, where its budget is in one.
+    pub pooled: Option<Pooled>,
+}
+
+#[derive(Debug)]
+enum Regulator {
+    /// By itself, its periods beginning when it next overflows.
+    Alone(CpuRegulator),
+    /// In the pool.
+    Pooled(PooledRegulator),
+}
+
+impl Regulator {
+    fn budget(&self) -> Lines {
+        match self {
+            Self::Alone(regulator) => regulator.budget(),
+            Self::Pooled(regulator) => regulator.budget(),
+        }
+    }
+
+    fn set_budget(&mut self, budget: Lines) {
+        match self {
+            Self::Alone(regulator) => regulator.set_budget(budget),
+            Self::Pooled(regulator) => regulator.set_budget(budget),
+        }
+    }
 }
 
 /// A regulated core.
 #[derive(Debug)]
 pub(super) struct Regulated {
-    regulator: CpuRegulator,
+    regulator: Regulator,
     /// Since when it has been stopped.
     stopped: Option<Nanos>,
     did: Throttled,
@@ -36,20 +67,43 @@ impl Regulated {
     pub(super) fn stops(&self) -> bool {
         self.stopped.is_some()
     }
+
+    fn pooled(&mut self) -> Option<&mut PooledRegulator> {
+        match &mut self.regulator {
+            Regulator::Pooled(regulator) => Some(regulator),
+            Regulator::Alone(_) => None,
+        }
+    }
+}
+
+/// A budget that is split again by demand.
+#[derive(Debug)]
+pub(super) struct Splits {
+    cores: Vec<usize>,
+    by: ByDemand,
 }
 
 impl Os {
     /// Regulates the cores of `regulation` from now on; one that is regulated already, by the new budget.
     pub fn regulate(&mut self, regulation: &Regulation) {
         let now = self.now();
-        for cpu in regulation.cpus.iter() {
-            let core = usize::try_from(cpu).unwrap_or(usize::MAX);
-            if core >= self.cores.len() {
-                continue;
-            }
+        let cores: Vec<usize> = regulation
+            .cpus
+            .iter()
+            .filter_map(|cpu| usize::try_from(cpu).ok())
+            .filter(|core| *core < self.cores.len())
+            .collect();
+        let (budget, period) = (regulation.budget, regulation.period);
+        for core in cores.iter().copied() {
             let used = self.used(core);
-            let regulator = CpuRegulator::new(regulation.budget, regulation.period, now, used);
-            self.machine.arm(core, Some(regulator.left(used).0));
+            let regulator = match &regulation.pooling {
+                Some(rules) => Regulator::Pooled(PooledRegulator::new(rules, budget, period)),
+                None => {
+                    let regulator = CpuRegulator::new(budget, period, now, used);
+                    self.machine.arm(core, Some(regulator.left(used).0));
+                    Regulator::Alone(regulator)
+                }
+            };
             self.cores[core].regulated = Some(Regulated {
                 regulator,
                 stopped: None,
@@ -57,6 +111,45 @@ impl Os {
                 decisions: Vec::new(),
             });
         }
+        if regulation.pooling.is_some() {
+            self.fill_pool();
+        }
+        if regulation.split == Split::Demand && cores.len() > 1 {
+            let total = Lines(budget.0.saturating_mul(cores.len() as u64));
+            let used = cores.iter().map(|core| self.used(*core)).collect();
+            let by = ByDemand::new(total, period, now, used);
+            let due = Due::Split(self.splits.len());
+            self.events.push(Reverse((by.next().0 * PS, due)));
+            self.splits.push(Splits { cores, by });
+        }
+    }
+
+    /// Pools the budgets of all cores that are to be: from now on, since another one is.
+    fn fill_pool(&mut self) {
+        let cores = self.pooled_cores();
+        for core in &cores {
+            if let Some(pooled) = self.pooled(*core) {
+                *pooled = pooled.afresh();
+            }
+        }
+        let first = self.pool.is_none();
+        self.pool = Some(SharedPool::new(cores.len(), self.now()));
+        for core in cores {
+            self.join(core);
+        }
+        if first {
+            self.events.push(Reverse((self.now, Due::Period)));
+        }
+    }
+
+    fn pooled_cores(&mut self) -> Vec<usize> {
+        (0..self.cores.len())
+            .filter(|core| self.pooled(*core).is_some())
+            .collect()
+    }
+
+    fn pooled(&mut self, core: usize) -> Option<&mut PooledRegulator> {
+        self.cores[core].regulated.as_mut()?.pooled()
     }
 
     /// What the regulator of a core has done, and its decisions since the last time they were taken.
@@ -67,6 +160,7 @@ impl Os {
         if let Some(since) = regulated.stopped {
             did.throttled_ns += now.since(since).0;
         }
+        did.pooled = regulated.pooled().map(|pooled| pooled.did());
         Some((did, std::mem::take(&mut regulated.decisions)))
     }
 
@@ -78,33 +172,72 @@ impl Os {
     pub(super) fn interrupt(&mut self, core: usize) {
         self.charge(core);
         let (now, used) = (self.now(), self.used(core));
-        let cost = self.costs.interrupt.0 * PS;
         let delay = self.costs.interrupt_delay;
         let Some(regulated) = &mut self.cores[core].regulated else {
             return;
         };
         regulated.did.overflows += 1;
         regulated.did.lines = used.0;
-        let what = regulated.regulator.overflow(now, used);
+        let before = self.pool.as_ref().map(SharedPool::period);
+        let what = match (&mut regulated.regulator, &self.pool) {
+            (Regulator::Pooled(regulator), Some(pool)) => regulator.overflow(now, used, pool),
+            (Regulator::Alone(regulator), _) => regulator.overflow(now, used),
+            (Regulator::Pooled(_), None) => return,
+        };
         regulated.decisions.push(Decision {
             at: now,
             used,
             what,
             reaction: Some((delay, false)),
         });
-        match what {
-            Fast::Rearm(lines) | Fast::NewPeriod(lines) => {
-                self.machine.arm(core, Some(lines.0));
-                self.machine.delay(core, self.now + cost);
-            }
-            Fast::ThrottleUntil(until) => {
-                regulated.did.throttles += 1;
-                regulated.stopped = Some(now);
-                self.machine.halt(core, self.now);
-                let at = (until.0 * PS).max(self.now + cost);
-                self.events.push(Reverse((at, Due::Release(core))));
+        let alone = matches!(regulated.regulator, Regulator::Alone(_));
+        self.follow(core, what);
+        if let (true, Fast::ThrottleUntil(until)) = (alone, what) {
+            let at = (until.0 * PS).max(self.now + self.costs.interrupt.0 * PS);
+            self.events.push(Reverse((at, Due::Release(core))));
+        }
+        let shared = |pool: &SharedPool| {
+            let period = pool.period();
+            Some(period) != before || pool.is_free(period)
+        };
+        if !alone && self.pool.as_ref().is_some_and(shared) {
+            for other in self.pooled_cores() {
+                if other != core {
+                    self.join(other);
+                }
             }
         }
+    }
+
+    /// Does what a regulator has decided.
+    fn follow(&mut self, core: usize, what: Fast) {
+        let now = self.now();
+        let busy = self.now + self.costs.interrupt.0 * PS;
+        let Some(regulated) = &mut self.cores[core].regulated else {
+            return;
+        };
+        let lines = match what {
+            Fast::Rearm(lines) | Fast::NewPeriod(lines) => Some(lines.0),
+            Fast::RunFreeUntil(_) => None,
+            Fast::ThrottleUntil(_) => {
+                if regulated.stopped.is_none() {
+                    regulated.did.throttles += 1;
+                    regulated.stopped = Some(now);
+                    self.machine.halt(core, self.now);
+                }
+                return;
+            }
+        };
+        self.machine.arm(core, lines);
+        let Some(since) = regulated.stopped.take() else {
+            self.machine.delay(core, busy);
+            return;
+        };
+        regulated.did.throttled_ns += now.since(since).0;
+        self.machine.resume(core, self.now);
+        self.cores[core].charged = self.now;
+        self.expect_quota(core);
+        self.tell_running(core);
     }
 
     /// A core's stop is over.
@@ -113,14 +246,74 @@ impl Os {
         let Some(regulated) = &mut self.cores[core].regulated else {
             return;
         };
-        if let Some(since) = regulated.stopped.take() {
-            regulated.did.throttled_ns += now.since(since).0;
+        if let Regulator::Alone(regulator) = &mut regulated.regulator {
+            let lines = regulator.begin(now, used);
+            self.follow(core, Fast::NewPeriod(lines));
         }
-        let lines = regulated.regulator.begin(now, used);
-        self.machine.arm(core, Some(lines.0));
-        self.machine.resume(core, self.now);
-        self.cores[core].charged = self.now;
-        self.expect_quota(core);
-        self.tell_running(core);
+    }
+
+    /// A core sees what has become of the period: a new one has begun, or all may run.
+    fn join(&mut self, core: usize) {
+        self.charge(core);
+        let (now, used) = (self.now(), self.used(core));
+        let (Some(pool), Some(regulated)) = (&self.pool, &mut self.cores[core].regulated) else {
+            return;
+        };
+        let Regulator::Pooled(regulator) = &mut regulated.regulator else {
+            return;
+        };
+        let what = regulator.begin(now, used, pool);
+        // For the record a period is news only where it ends or begins a stop.
+        if regulated.stopped.is_some() || !matches!(what, Fast::Rearm(_) | Fast::NewPeriod(_)) {
+            regulated.decisions.push(Decision {
+                at: now,
+                used,
+                what,
+                reaction: None,
+            });
+        }
+        self.follow(core, what);
+    }
+
+    /// The timer of the pool: a period is over, unless one has begun early meanwhile.
+    pub(super) fn period(&mut self) {
+        let now = self.now();
+        let cores = self.pooled_cores();
+        let end = |os: &mut Self| {
+            let first = cores.first().copied();
+            first.and_then(|core| os.pooled(core)).map(|r| r.end())
+        };
+        if end(self).is_some_and(|end| now >= end) {
+            for core in &cores {
+                self.join(*core);
+            }
+        }
+        if let Some(end) = end(self) {
+            let at = (end.0 * PS).max(self.now + 1);
+            self.events.push(Reverse((at, Due::Period)));
+        }
+    }
+
+    /// A group's budget is split again.
+    pub(super) fn split(&mut self, which: usize) {
+        let now = self.now();
+        let Some(splits) = self.splits.get(which) else {
+            return;
+        };
+        let used = splits.cores.iter().map(|core| self.used(*core)).collect();
+        let budget = |core: &usize| {
+            let regulated = self.cores[*core].regulated.as_ref();
+            regulated.map_or(Lines(0), |r| r.regulator.budget())
+        };
+        let budgets: Vec<Lines> = splits.cores.iter().map(budget).collect();
+        let splits = &mut self.splits[which];
+        let parts = splits.by.step(now, used, &budgets);
+        for (core, part) in splits.cores.iter().zip(parts) {
+            if let Some(regulated) = &mut self.cores[*core].regulated {
+                regulated.regulator.set_budget(part);
+            }
+        }
+        let next = splits.by.next().0 * PS;
+        self.events.push(Reverse((next, Due::Split(which))));
     }
 }

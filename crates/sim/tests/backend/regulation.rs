@@ -3,6 +3,7 @@
 use quell_core::backend::{Backend, BackendError};
 use quell_core::control::bandwidth::Fast;
 use quell_core::plan::{Meter, Regulation, Setting};
+use quell_core::policy::Split;
 use quell_core::units::{LINE_BYTES, Lines, Nanos, Rate};
 use quell_sim::Sim;
 use quell_sim::board::Board;
@@ -20,6 +21,8 @@ fn regulation(limit: Rate, on: &str) -> Regulation {
         peak: Rate(8_000_000_000),
         stop_cost: Nanos(0),
         longest: Nanos::millis(5),
+        pooling: None,
+        split: Split::Even,
     }
 }
 

@@ -1,0 +1,181 @@
+//! Budgets that go together: what each group's budget is, and whether what it does not draw is of use to others.
+//!
+//! A limit that was written is a limit: it is held by itself, and nothing is added to it. What the reserves leave to
+//! the best-effort groups, and with `strict` the reserves themselves, are budgets that can be pooled (MemGuard's dynamic modes,
+//! [`crate::control::pooled`]). A reserve that is no cap only gives: its CPUs are counted and never stopped.
+
+use crate::plan::{Pooling, Setting, Step};
+use crate::policy::{After, Group, RegulatorKeys, Role, Split};
+use crate::units::{Bytes, LINE_BYTES, Lines, Share};
+
+use super::Draft;
+use super::bandwidth::{Wanted, resolve};
+
+/// Why a group has a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Budget {
+    /// Its policy limits it.
+    Limit,
+    /// It gets what the reserves leave.
+    Spare,
+    /// Its reserve is its cap, too (`strict`).
+    Strict,
+    /// Its reserve is what it gives from; it is no cap.
+    Reserve,
+}
+
+const QUANTUM: Bytes = Bytes(64 << 10);
+
+/// The weight of the newest period in MemGuard's own predictor.
+const PREDICTOR: f64 = 0.5;
+
+/// What a group's budget is to be, if it is to have one.
+pub(super) fn budget(
+    draft: &mut Draft<'_>,
+    name: &str,
+    group: &Group,
+    spare: Option<&[Wanted]>,
+) -> Option<Wanted> {
+    let keys = &draft.policy.regulator;
+    if let Some(wanted) = group.limit.bandwidth {
+        return resolve(draft, name, "limit.bandwidth", wanted);
+    }
+    let gives = keys.reclaim && group.role == Role::Critical;
+    if let Some(wanted) = group.reserve.bandwidth
+        && group.role != Role::Exempt
+        && (keys.strict || gives)
+    {
+        let budget = if keys.strict {
+            Budget::Strict
+        } else {
+            Budget::Reserve
+        };
+        let wanted = resolve(draft, name, "reserve.bandwidth", wanted)?;
+        let origin = match budget {
+            Budget::Strict => format!("{}, which is its cap, too (strict)", wanted.origin),
+            _ => wanted.origin,
+        };
+        return Some(Wanted {
+            budget,
+            origin,
+            ..wanted
+        });
+    }
+    spare?.iter().find(|w| w.group == *name).cloned()
+}
+
+/// How the budget is pooled, as the policy says.
+pub(super) fn pooling(keys: &RegulatorKeys, budget: Budget) -> Option<Pooling> {
+    let pooled = keys.reclaim || keys.after != After::Wait;
+    (pooled && budget != Budget::Limit).then(|| Pooling {
+        reclaim: keys.reclaim,
+        after: keys.after,
+        predictor: fraction(keys.predictor.unwrap_or(PREDICTOR)),
+        quantum: Lines((keys.quantum.unwrap_or(QUANTUM).0 / LINE_BYTES).max(1)),
+        capped: budget != Budget::Reserve,
+    })
+}
+
+/// A weight between 0 and 1, as checked.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "between 0 and a million"
+)]
+fn fraction(weight: f64) -> Share {
+    Share((weight.clamp(0.0, 1.0) * Share::WHOLE.0 as f64).round() as u64)
+}
+
+/// What the machine's regulators cannot do of what the policy asks for.
+pub(super) fn refuse_unbuilt(draft: &mut Draft<'_>) {
+    if draft.machine.means.pooled {
+        return;
+    }
+    let keys = &draft.policy.regulator;
+    let asked = [
+        (
+            keys.reclaim,
+            "reclaim",
+            "budget that nobody draws is not given to others",
+            "use false",
+        ),
+        (
+            keys.after != After::Wait,
+            "after",
+            "nobody is told when all budgets are spent",
+            "use \"wait\"",
+        ),
+        (
+            keys.split == Some(Split::Demand),
+            "split",
+            "a budget is not split again by demand",
+            "use \"even\", or remove the key",
+        ),
+    ];
+    for (asked, key, what, remedy) in asked {
+        if asked {
+            draft.refuse(
+                format!("regulator.{key}"),
+                format!("not yet: on this machine every CPU's regulator works by itself: {what}"),
+                Some(format!("{remedy}, or try it on a simulated machine")),
+            );
+        }
+    }
+}
+
+/// What the step does besides holding a budget, for its `because`.
+pub(super) fn because(pooling: Option<&Pooling>, split: Split) -> String {
+    let mut text = String::new();
+    if split == Split::Demand {
+        text.push_str("; split again and again by what each CPU draws");
+    }
+    let Some(pooling) = pooling else {
+        return text;
+    };
+    if pooling.reclaim {
+        let kib = pooling.quantum.0 * LINE_BYTES / 1024;
+        text.push_str(&format!(
+            "; what a CPU is predicted not to draw (newest period weighs {}) goes to the others, {kib} KiB at a time, and comes back \
+             when it is needed",
+            pooling.predictor
+        ));
+    }
+    match pooling.after {
+        After::Wait => {}
+        After::Spare => {
+            text.push_str("; once all budgets are spent all run on until the period ends")
+        }
+        After::Proportional => {
+            text.push_str("; once all budgets are spent a new period begins at once");
+        }
+    }
+    text
+}
+
+/// What a reserve that rests on a pooled budget is exposed to.
+pub(super) fn weakest(pooling: Option<&Pooling>) -> Option<String> {
+    pooling.filter(|p| p.reclaim).map(|_| {
+        "a loop holds it, after the fact; what a group gave away may be in use for the rest of the period in which it wakes (a \
+         counted miss)"
+            .to_owned()
+    })
+}
+
+/// Sharing that cannot begin, or that has nobody to give.
+pub(super) fn notes(draft: &mut Draft<'_>) {
+    let keys = &draft.policy.regulator;
+    let pooled = |step: &Step| matches!(&step.set, Setting::Regulate(r) if r.pooling.is_some());
+    let asked = keys.reclaim || keys.after != After::Wait;
+    if asked && draft.refusals.is_empty() && !draft.steps.iter().any(pooled) {
+        draft.notes.push(
+            "regulator.reclaim and regulator.after change nothing here: no group has a budget from reserves (limits that are written are \
+             held as written)"
+                .to_owned(),
+        );
+    } else if keys.after != After::Wait && !keys.reclaim {
+        draft.notes.push(
+            "without reclaim nothing beyond the budgets is shared while any regulated CPU has some of its own left, idle ones included"
+                .to_owned(),
+        );
+    }
+}
