@@ -71,6 +71,10 @@ fn the_video_call_has_the_names_that_scripts_rely_on() {
         "mg-ro@600-1ms",
         "mg-ro@400-1ms",
         "mg-ro@400-10ms",
+        "mg-ps@600-1ms",
+        "mg-br@400-1ms",
+        "mg-br-ps@600-1ms",
+        "mg-br-ps@400-10ms",
     ] {
         assert!(names.contains(&name), "{name} is not among {names:?}");
     }

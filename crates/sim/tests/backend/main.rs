@@ -11,6 +11,7 @@ mod determinism;
 mod divide;
 mod generators;
 mod partition;
+mod pooling;
 mod regulation;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,137 @@
+//! Budgets in one pool: what a neighbour gets while the critical group sleeps, and what is left of it when that wakes.
+
+use quell_core::backend::{Action, Backend, Observation, Seen};
+use quell_core::plan::{Meter, Pooling, Regulation, Setting};
+use quell_core::policy::{After, Split};
+use quell_core::record::{Event, Pooled};
+use quell_core::units::{Lines, Nanos, Rate, Share};
+
+use crate::{cpus, group, rate, sim, step, subject};
+
+const PERIOD: Nanos = Nanos::millis(1);
+const RESERVE: Rate = Rate(1_000_000_000);
+const NOISE: Rate = Rate(500_000_000);
+
+/// How the two CPUs of a cell fared, rates in bytes per second.
+struct Cell {
+    /// The neighbour's rate while the critical group slept, and afterwards.
+    alone: f64,
+    beside: f64,
+    /// The critical group's, from the moment it woke.
+    critical: f64,
+    /// What its CPU gave and took.
+    pooled: Pooled,
+}
+
+fn regulation(on: &str, limit: Rate, pooling: Option<Pooling>) -> Setting {
+    Setting::Regulate(Regulation {
+        cpus: cpus(on),
+        budget: Lines::at(limit, PERIOD),
+        period: PERIOD,
+        meter: Meter::Hardware,
+        peak: Rate(8_000_000_000),
+        stop_cost: Nanos(0),
+        longest: Nanos::millis(5),
+        pooling,
+        split: Split::Even,
+    })
+}
+
+/// A stream on CPU 1; after ten periods another one wakes on CPU 0, which has had a reserve all the while.
+fn cell(reclaim: bool, after: After) -> Cell {
+    const IDLE: Nanos = Nanos::millis(10);
+    const AWAKE: Nanos = Nanos::millis(6);
+    let mut sim = sim();
+    let pooling = (reclaim || after != After::Wait).then_some(Pooling {
+        reclaim,
+        after,
+        predictor: Share::percent(75),
+        quantum: Lines(256),
+        capped: true,
+    });
+    for (name, on, limit) in [("critical", "0", RESERVE), ("noise", "1", NOISE)] {
+        group(&mut sim, name, on, false);
+        sim.apply(&step(name, regulation(on, limit, pooling.clone())))
+            .unwrap();
+    }
+    let stream = "bandwidth:write,size=32MiB";
+    let [noise, critical] = [("noise", "1"), ("critical", "0")]
+        .map(|(name, on)| sim.start(&subject(name, stream, Some(on))).unwrap());
+    let mut go = |sim: &mut quell_sim::Sim, subject, warmup, duration| {
+        sim.act(&Action::Go {
+            subject,
+            warmup,
+            duration,
+        })
+        .unwrap();
+    };
+    let mut pooled = Pooled::default();
+    let mut result = |sim: &mut quell_sim::Sim, of| {
+        let latest = sim.now().plus(Nanos::secs(1));
+        let mut found = None;
+        let mut seen = Observation::new();
+        while found.is_none() {
+            assert!(sim.wait(latest, &mut seen).unwrap() < latest, "no result");
+            for one in seen.drain(..) {
+                match one {
+                    Seen::Result(id, measured) if id == of => found = Some(rate(&measured)),
+                    Seen::Event(Event::Throttle {
+                        cpu: 0,
+                        pooled: Some(new),
+                        ..
+                    }) => pooled = pooled.plus(new),
+                    _ => {}
+                }
+            }
+        }
+        found.unwrap()
+    };
+    go(&mut sim, noise, Nanos::millis(6), Nanos::millis(4));
+    let alone = result(&mut sim, noise);
+    assert_eq!(sim.now(), IDLE);
+    go(&mut sim, noise, Nanos::millis(2), AWAKE);
+    go(&mut sim, critical, Nanos(0), AWAKE);
+    let critical = result(&mut sim, critical);
+    let beside = result(&mut sim, noise);
+    Cell {
+        alone,
+        beside,
+        critical,
+        pooled,
+    }
+}
+
+#[test]
+fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
+    let reservation = cell(false, After::Wait);
+    let reclaim = cell(true, After::Wait);
+    let shared = cell(true, After::Proportional);
+    let near = |rate: f64, of: u64| (0.95..=1.05).contains(&(rate / of as f64));
+
+    // While it sleeps: its own budget, both, and more than both.
+    assert!(near(reservation.alone, NOISE.0), "{}", reservation.alone);
+    let both = NOISE.0 + RESERVE.0;
+    assert!(near(reclaim.alone, both), "{}", reclaim.alone);
+    assert!(shared.alone > 1.2 * both as f64, "{}", shared.alone);
+
+    // Awake it has its reserve back, but for what of it was in use in one period: a miss, counted.
+    // (In six periods' time there may be seven budgets.)
+    for critical in [reservation.critical, reclaim.critical] {
+        let of_reserve = critical / RESERVE.0 as f64;
+        assert!((0.95..=1.2).contains(&of_reserve), "{of_reserve}");
+    }
+    assert!(near(reclaim.beside, NOISE.0), "{}", reclaim.beside);
+    let did = reclaim.pooled;
+    assert!(did.missed <= 1 && did.donated > 0, "{did:?}");
+    assert!(did.granted_twice <= Lines::at(RESERVE, PERIOD).0);
+
+    // Sharing begins when both have drawn their budgets: more for both, and none of it guaranteed.
+    assert!(
+        shared.critical > 1.2 * RESERVE.0 as f64,
+        "{}",
+        shared.critical
+    );
+    assert!(shared.beside > 1.2 * NOISE.0 as f64, "{}", shared.beside);
+    assert!(shared.pooled.best_effort > 0);
+    assert_eq!(reclaim.pooled.best_effort, 0);
+}
