@@ -12,7 +12,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         .iter()
         .filter_map(|(table, legend)| Some(html_table(table.as_ref()?, legend)))
         .collect();
-    (!body.is_empty()).then(|| Section {
+    (!body.is_empty()).then_some(Section {
         id: "throttling",
         title: "What the regulators did",
         body,
