@@ -391,12 +391,7 @@ fn what_is_not_built_is_refused_by_its_key() {
             "group.detector.reserve.memory",
             "group.detector.reserve.files",
             "group.batch.limit.memory",
-            "regulator.reclaim",
-            "regulator.after",
             "regulator.adapt",
-            "regulator.split",
-            "regulator.predictor",
-            "regulator.quantum",
             "pressure.controller",
         ]
     );

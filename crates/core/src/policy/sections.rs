@@ -207,15 +207,18 @@ pub struct RegulatorKeys {
     pub period: Nanos,
     /// The longest uninterrupted throttle.
     pub longest: Nanos,
-    /// Whether unused budget is given to others; false = reservation only.
+    /// Whether budget that a CPU is predicted not to draw is given to the others; it comes back when it is needed. Among groups with
+    /// a reserve and those that get what reserves leave; a limit that is written stays one. False = reservation only.
     pub reclaim: bool,
-    /// What happens when all budgets are spent early.
+    /// What happens once all budgets are spent before the period ends: all wait, all run freely until it ends, or a new period
+    /// begins at once.
     pub after: After,
     /// Whether reserves follow the target.
     pub adapt: Adapt,
-    /// Whether a reserve is also its group's cap (as in MemGuard). By default a critical group is never throttled.
+    /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By default a critical group is
+    /// never throttled.
     pub strict: bool,
-    /// How a group's budget is spread over its CPUs: "demand" or "even".
+    /// How a group's budget is spread over its CPUs: "demand" (again every ten periods, by what each drew) or "even", the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
     /// What counts memory traffic.

@@ -19,7 +19,7 @@ skip = [{ budget = "600", period = "10ms" }]
 regulator = { split = "even", strict = true }
 [configuration.mg.axis.mode]
 ro = {}
-br-ps = { regulator.reclaim = true, regulator.after = "proportional" }
+br-ps = { regulator.reclaim = true, regulator.after = "proportional", regulator.adapt = "deadline" }
 [configuration.mg.axis.budget]
 600 = { group.db.reserve.bandwidth = "600MB/s" }
 400 = { group.db.reserve.bandwidth = "400MB/s" }
@@ -67,7 +67,7 @@ br-ps = { regulator.reclaim = true, regulator.after = "proportional" }
     );
     // What is not built is refused per configuration; the others can run.
     assert!(not_yet(&experiment.configurations()[0].policy).is_empty());
-    assert!(not_yet(last).iter().any(|r| r.key == "regulator.reclaim"));
+    assert!(not_yet(last).iter().any(|r| r.key == "regulator.adapt"));
 }
 
 /// Two subjects of one group, where they share a CPU, have a group each where something is divided between them.
