@@ -57,7 +57,7 @@ fn cell(reclaim: bool, after: After) -> Cell {
     let stream = "bandwidth:write,size=32MiB";
     let [noise, critical] = [("noise", "1"), ("critical", "0")]
         .map(|(name, on)| sim.start(&subject(name, stream, Some(on))).unwrap());
-    let mut go = |sim: &mut quell_sim::Sim, subject, warmup, duration| {
+    let go = |sim: &mut quell_sim::Sim, subject, warmup, duration| {
         sim.act(&Action::Go {
             subject,
             warmup,
