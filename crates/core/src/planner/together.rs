@@ -87,7 +87,8 @@ pub(super) fn throttled_along(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> V
 /// A throttler is no quiet neighbour to the other thread of its core.
 pub(super) fn sibling_note(draft: &mut Draft<'_>, name: &str, cpus: &CpuSet) {
     let machine = draft.machine;
-    for (other, _) in draft.policy.with_role(Role::Critical) {
+    let critical = draft.policy.with_role(Role::Critical);
+    for (other, _) in critical.filter(|(other, _)| *other != name) {
         let critical = draft.division.of(other).cpus.clone();
         let beside: CpuSet = machine
             .cpus
