@@ -309,13 +309,22 @@ fn decisions(folder: &Path) -> Result<Vec<(CpuId, PathBuf)>, ReadError> {
 }
 
 fn stops(path: &Path, text: &str) -> Result<Vec<Stop>, ReadError> {
-    let mut all = Vec::new();
+    let mut all: Vec<Stop> = Vec::new();
     for (line, row) in rows(path, text, |head| head == DECISIONS_HEAD)? {
-        let [at, _, "throttle", _, until, ..] = row[..] else {
-            continue;
-        };
-        let [from_ns, until_ns] = numbers(path, line, &[at, until])?;
-        all.push(Stop { from_ns, until_ns });
+        match row[..] {
+            [at, _, "throttle", _, until, ..] => {
+                let [from_ns, until_ns] = numbers(path, line, &[at, until])?;
+                all.push(Stop { from_ns, until_ns });
+            }
+            // Where budgets are pooled a stop may end before its time.
+            [at, _, "new-period" | "free", ..] => {
+                let [at] = numbers(path, line, &[at])?;
+                if let Some(last) = all.last_mut() {
+                    last.until_ns = last.until_ns.min(at);
+                }
+            }
+            _ => {}
+        }
     }
     Ok(all)
 }
@@ -438,6 +447,13 @@ mod tests {
             until_ns: 8,
         };
         assert_eq!(stops(path, &text).unwrap(), [stop]);
+        // Let go before its time, by a period that began early; what comes later changes nothing.
+        let let_go = format!("{text}6,9,new-period,5,,,\n20,14,free,,30,,\n");
+        let stop = Stop {
+            until_ns: 6,
+            ..stop
+        };
+        assert_eq!(stops(path, &let_go).unwrap(), [stop]);
     }
 
     proptest::proptest! {
