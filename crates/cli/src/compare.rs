@@ -20,7 +20,8 @@ use crate::target::{On, Target};
 pub fn run(args: &Compare) -> Result {
     let (text, name) = read(&args.experiment)?;
     let experiment = Experiment::parse(&text, &name).map_err(|all| problems(&all))?;
-    let on = machine_of(args, &experiment, &name)?;
+    let on = machine_of(args.on.as_ref(), &experiment.backends)
+        .map_err(|why| usage(format!("{name}: backends: {why}")))?;
     let experiment = match &on {
         On::Linux => {
             if args.jobs.is_some() {
@@ -66,16 +67,14 @@ pub fn run(args: &Compare) -> Result {
 
 /// The machine that is asked for, else the first that the experiment names. A bare `sim` is the simulated machine that the
 /// experiment names, if it does.
-fn machine_of(args: &Compare, experiment: &Experiment, name: &str) -> Result<On> {
-    let named = match &args.on {
-        None => experiment.backends.first(),
-        Some(On::Sim(None)) => experiment.backends.iter().find(|b| b.starts_with("sim")),
+fn machine_of(asked: Option<&On>, backends: &[String]) -> std::result::Result<On, String> {
+    let named = match asked {
+        None => backends.first(),
+        Some(On::Sim(None)) => backends.iter().find(|b| b.starts_with("sim")),
         Some(_) => None,
     };
-    match (named, &args.on) {
-        (Some(named), _) => named
-            .parse()
-            .map_err(|why| usage(format!("{name}: backends: {why}"))),
+    match (named, asked) {
+        (Some(named), _) => named.parse(),
         (None, Some(on)) => Ok(on.clone()),
         (None, None) => Ok(On::Linux),
     }
@@ -230,5 +229,29 @@ fn read(name: &str) -> Result<(String, String)> {
                 known.join(", ")
             )))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_sim_is_the_machine_that_the_experiment_names() {
+        let both = ["linux".to_owned(), "sim:p4080".to_owned()];
+        let on = |asked: Option<&str>, backends: &[String]| {
+            let asked = asked.map(|text| text.parse::<On>().unwrap());
+            machine_of(asked.as_ref(), backends).map(|on| on.name())
+        };
+        for (asked, is) in [
+            (None, "linux"),
+            (Some("sim"), "sim:p4080"),
+            (Some("sim:apollolake"), "sim:apollolake"),
+            (Some("linux"), "linux"),
+        ] {
+            assert_eq!(on(asked, &both).as_deref(), Ok(is), "{asked:?}");
+        }
+        assert_eq!(on(Some("sim"), &both[..1]).as_deref(), Ok("sim:xeon-w3530"));
+        assert!(on(None, &["sim:p4081".to_owned()]).is_err());
     }
 }

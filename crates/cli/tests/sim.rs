@@ -147,26 +147,6 @@ fn an_experiment_leaves_a_record_that_says_it_was_simulated() {
 }
 
 #[test]
-fn a_bare_sim_is_the_machine_that_the_experiment_names() {
-    let dir = tempfile::tempdir().unwrap();
-    tiny(dir.path());
-    let both = r#"backends = ["linux", "sim:./tiny.toml"]"#;
-    let text = EXPERIMENT.replace(r#"backends = ["sim"]"#, both);
-    std::fs::write(dir.path().join("small.toml"), text).unwrap();
-    let words = [
-        "compare",
-        "small.toml",
-        "--on",
-        "sim",
-        "--rounds",
-        "1",
-        "--json",
-    ];
-    let result: serde_json::Value = serde_json::from_str(&done(dir.path(), &words)).unwrap();
-    assert_eq!(result["backend"], "sim:./tiny.toml");
-}
-
-#[test]
 fn the_number_of_threads_shows_nowhere() {
     let dir = tempfile::tempdir().unwrap();
     tiny(dir.path());
