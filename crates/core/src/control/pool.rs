@@ -343,7 +343,7 @@ mod tests {
     }
 }
 
-/// Every interleaving of two or three CPUs, by loom: `RUSTFLAGS="--cfg loom" cargo test -p quell-core --release pool`.
+/// Every interleaving of two or three CPUs, by loom: `RUSTFLAGS="--cfg loom" cargo test -p quell-core --release --lib control::pool`.
 #[cfg(all(test, loom))]
 mod interleavings {
     use super::*;

@@ -341,6 +341,6 @@ impl PooledRegulator {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "pooled_tests.rs"]
 mod tests;
