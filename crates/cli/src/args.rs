@@ -167,7 +167,7 @@ pub struct Status {
 /// `quell compare`
 #[derive(Debug, clap::Args)]
 pub struct Compare {
-    /// A built-in experiment by name (neighbour, webrtc, p4080-paging, ladder), others by path
+    /// A built-in experiment by name (neighbour, webrtc, p4080-4core, …: a wrong name lists them), others by path
     pub experiment: String,
     /// The machine to run on: linux, or a simulated one, sim (the experiment's, if it names one) or sim:PROFILE [default: the experiment's first]
     #[arg(long, value_name = "BACKEND")]

@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 
 use quell_core::control::bandwidth::{CpuRegulator, Fast};
-use quell_core::control::pool::Pool;
-use quell_core::control::pool::SharedPool;
+use quell_core::control::pool::{Pool, SharedPool};
 use quell_core::control::pooled::PooledRegulator;
 use quell_core::control::split::ByDemand;
 use quell_core::plan::Regulation;

@@ -1,14 +1,14 @@
 //! Budgets in one pool: what a neighbour gets while the critical group sleeps, and what is left of it when that wakes.
 
 use quell_core::backend::{Action, Backend, Observation, Seen};
-use quell_core::plan::{Meter, Pooling, Regulation, Setting};
-use quell_core::policy::{After, Split};
+use quell_core::plan::{Pooling, Regulation, Setting};
+use quell_core::policy::After;
 use quell_core::record::{Event, Pooled};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
-use crate::{cpus, group, rate, sim, step, subject};
+use crate::regulation::{PERIOD, regulation};
+use crate::{group, rate, sim, step, subject};
 
-const PERIOD: Nanos = Nanos::millis(1);
 const RESERVE: Rate = Rate(1_000_000_000);
 const NOISE: Rate = Rate(500_000_000);
 
@@ -21,20 +21,6 @@ struct Cell {
     critical: f64,
     /// What its CPU gave and took.
     pooled: Pooled,
-}
-
-fn regulation(on: &str, limit: Rate, pooling: Option<Pooling>) -> Setting {
-    Setting::Regulate(Regulation {
-        cpus: cpus(on),
-        budget: Lines::at(limit, PERIOD),
-        period: PERIOD,
-        meter: Meter::Hardware,
-        peak: Rate(8_000_000_000),
-        stop_cost: Nanos(0),
-        longest: Nanos::millis(5),
-        pooling,
-        split: Split::Even,
-    })
 }
 
 /// A stream on CPU 1; after ten periods another one wakes on CPU 0, which has had a reserve all the while.
@@ -51,7 +37,11 @@ fn cell(reclaim: bool, after: After) -> Cell {
     });
     for (name, on, limit) in [("critical", "0", RESERVE), ("noise", "1", NOISE)] {
         group(&mut sim, name, on, false);
-        sim.apply(&step(name, regulation(on, limit, pooling.clone())))
+        let regulation = Regulation {
+            pooling: pooling.clone(),
+            ..regulation(limit, on)
+        };
+        sim.apply(&step(name, Setting::Regulate(regulation)))
             .unwrap();
     }
     let stream = "bandwidth:write,size=32MiB";

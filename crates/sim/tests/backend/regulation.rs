@@ -10,9 +10,9 @@ use quell_sim::board::Board;
 
 use crate::{Outcome, cpus, group, measure, rate, sim, step, subject};
 
-const PERIOD: Nanos = Nanos::millis(1);
+pub(crate) const PERIOD: Nanos = Nanos::millis(1);
 
-fn regulation(limit: Rate, on: &str) -> Regulation {
+pub(crate) fn regulation(limit: Rate, on: &str) -> Regulation {
     Regulation {
         cpus: cpus(on),
         budget: Lines::at(limit, PERIOD),
