@@ -10,6 +10,7 @@
 pub mod address;
 pub mod cache;
 pub mod dram;
+pub mod host;
 
 /// Simulated time or a span of it, in picoseconds: every DRAM clock period in use is close to a whole number of them,
 /// and 64 bits last for half a year.

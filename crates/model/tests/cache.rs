@@ -196,7 +196,7 @@ proptest! {
                 Step::Access { line, write, who } if cache.lookup(line * 64, write, who).is_none() => {
                     let mask = masks[usize::from(who)];
                     match cache.fill(line * 64, write, who) {
-                        Fill::Done { slot, .. } => prop_assert!(mask >> (slot as u32 % ways) & 1 == 1),
+                        Fill::Done { slot, .. } => prop_assert!(mask >> (slot as u32 % ways.next_multiple_of(8)) & 1 == 1),
                         Fill::Bypassed => prop_assert!(mask == 0 || !locked.is_empty()),
                     }
                 }
@@ -208,6 +208,23 @@ proptest! {
                 _ => {}
             }
             prop_assert!(locked.iter().all(|line| cache.is_locked(line * 64)));
+        }
+    }
+
+    /// Wherever the addresses are: long ones, and those that begin short and become long.
+    #[test]
+    fn addresses_of_any_length_are_told_apart(policy in policies(), far in 38..58u32, steps in steps()) {
+        let geometry = Geometry { line: 64, ways: 4, index: Index::Sets(4) };
+        let [mut near, mut away] = [0, 1].map(|_| Cache::new(&geometry, policy, 3).unwrap());
+        for (n, step) in steps.into_iter().enumerate() {
+            let Step::Access { line, write, who } = step else { continue };
+            // Odd lines go far away, and none of them before the tenth step.
+            let line = if n < 10 { line & !1 } else { line };
+            let there = (line * 64) | (line & 1) << far;
+            let (here, there) = (near.access(line * 64, write, who), away.access(there, write, who));
+            prop_assert_eq!(here.0, there.0);
+            let home = there.1.map(|line| Victim { address: line.address & ((1 << far) - 1), ..line });
+            prop_assert_eq!(here.1, home);
         }
     }
 

@@ -5,10 +5,14 @@
 #[path = "../../model/benches/measure/mod.rs"]
 mod measure;
 
+use std::io::Cursor;
+use std::process::Command;
+
 use measure::{RUNS, chosen, of_all, rate};
 use quell_sim::board::Board;
 use quell_sim::frames::{Frames, Placement};
-use quell_sim::pattern::{ParallelLists, Pattern};
+use quell_sim::pattern::{ParallelLists, Pattern, Replay};
+use quell_sim::trace::import_lackey;
 use quell_sim::{Description, Machine};
 
 const KIB: u64 = 1 << 10;
@@ -64,6 +68,21 @@ fn bench(description: &Description, name: &str, programs: Vec<(Pattern, u64)>) {
     );
 }
 
+/// A real program's accesses, recorded here; `None` without valgrind.
+fn recorded(program: &[&str]) -> Option<Replay> {
+    let folder = std::env::temp_dir().join(format!("quell-bench-{}", std::process::id()));
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=lackey", "--trace-mem=yes"]);
+    valgrind.arg(format!("--log-file={}", folder.display()));
+    let done = valgrind.args(program).output();
+    let lackey = std::fs::read(&folder);
+    let _ = std::fs::remove_file(&folder);
+    done.ok().filter(|done| done.status.success())?;
+    let mut trace = Vec::new();
+    import_lackey(Cursor::new(lackey.ok()?), "lackey", &mut trace).ok()?;
+    Replay::read(Cursor::new(trace), "lackey").ok()
+}
+
 fn main() {
     let board = Board::usual().expect("the usual machine");
     let of = &board.description;
@@ -78,6 +97,15 @@ fn main() {
     bench(of, "one core/list in L3", vec![list(1536 * KIB)]);
     bench(of, "four cores/lists in L1", vec![list(16 * KIB); 4]);
     bench(of, "four cores/lists in L3", vec![list(1024 * KIB); 4]);
+    match recorded(&["sort", "Cargo.toml"]) {
+        Some(program) => {
+            let bytes = program.bytes();
+            let program = (Pattern::Replay(program), bytes);
+            bench(of, "one core/sort, recorded", vec![program.clone()]);
+            bench(of, "four cores/sort, recorded", vec![program; 4]);
+        }
+        None => println!("sort, recorded: left out, valgrind is not to be had"),
+    }
     let few = [vec![list(160 * KIB); 3], vec![list(32 * MIB)]].concat();
     bench(of, "four cores/L2, one in memory", few);
     bench(of, "four cores/streams of reads", vec![stream(false); 4]);

@@ -9,7 +9,7 @@
 //! Deviations from hardware: no coherence. A line written by one core and read by another is right only in levels that
 //! both share, so give the cores memory of their own or read-only memory in common. Instruction fetches are not modelled.
 
-use super::{Cache, Counts, Fill, Geometry, Policy, Victim};
+use super::{Cache, Counts, Fill, Geometry, Place, Policy, Victim};
 use crate::Invalid;
 
 /// What a level holds with regard to the levels nearer to the cores.
@@ -36,19 +36,69 @@ pub struct Level {
     pub cache_of: Vec<usize>,
 }
 
+/// One cache and what its level knows of the lines in it.
 #[derive(Clone, Debug)]
-struct State {
-    caches: Vec<Cache>,
+struct Node {
+    cache: Cache,
     inclusion: Inclusion,
-    cache_of: Vec<usize>,
-    /// Of inclusive levels, by cache and slot: the cores that asked for the line.
-    askers: Vec<Vec<u64>>,
+    /// Of an inclusive level.
+    askers: Option<Askers>,
 }
+
+/// By slot, the cores that asked for the line: a bit each, in as few bytes as they take.
+#[derive(Clone, Debug)]
+struct Askers {
+    bytes: Vec<u8>,
+    width: usize,
+}
+
+impl Askers {
+    fn new(slots: usize, cores: usize) -> Self {
+        let width = cores.div_ceil(8);
+        Self {
+            bytes: vec![0; slots * width],
+            width,
+        }
+    }
+
+    #[inline]
+    fn add(&mut self, slot: usize, core: usize) {
+        self.bytes[slot * self.width + core / 8] |= 1 << (core % 8);
+    }
+
+    fn of(&self, slot: usize) -> u64 {
+        let bytes = &self.bytes[slot * self.width..][..self.width];
+        bytes
+            .iter()
+            .rev()
+            .fold(0, |all, &byte| all << 8 | u64::from(byte))
+    }
+
+    /// Only `core` from now on; who it was.
+    #[inline]
+    fn replace(&mut self, slot: usize, core: usize) -> u64 {
+        let before = self.of(slot);
+        self.bytes[slot * self.width..][..self.width].fill(0);
+        self.add(slot, core);
+        before
+    }
+}
+
+/// More levels no processor has.
+const MOST_LEVELS: usize = 4;
 
 /// Levels of caches, nearest to the cores first.
 #[derive(Clone, Debug)]
 pub struct Hierarchy {
-    levels: Vec<State>,
+    /// All caches, level by level.
+    nodes: Vec<Node>,
+    /// By core, which of them it uses at each level.
+    paths: Vec<[usize; MOST_LEVELS]>,
+    levels: usize,
+    /// Where each level's begin in there, and where the last one's end.
+    begins: Vec<usize>,
+    /// Some level is exclusive.
+    exclusive: bool,
     writebacks: Vec<u64>,
 }
 
@@ -65,8 +115,15 @@ impl Hierarchy {
                 format!("{cores} cores at its first level: 1 to 64 are possible"),
             ));
         }
+        if levels.len() > MOST_LEVELS {
+            return Err(Invalid::new(
+                "cache hierarchy",
+                format!("{} levels: up to {MOST_LEVELS} are possible", levels.len()),
+            ));
+        }
         let line = levels[0].geometry.line;
-        let mut states = Vec::with_capacity(levels.len());
+        let (mut nodes, mut begins) = (Vec::new(), vec![0]);
+        let mut paths = vec![[0; MOST_LEVELS]; cores];
         for (n, level) in (1..).zip(levels) {
             let wrong = |reason| Err(Invalid::new(format!("cache level {n}"), reason));
             if level.cache_of.len() != cores {
@@ -89,20 +146,24 @@ impl Hierarchy {
             }
             let cache = Cache::new(&level.geometry, level.policy, requesters)
                 .map_err(|e| Invalid::new(format!("cache level {n}: {}", e.what), e.reason))?;
-            let slots = if level.inclusion == Inclusion::Inclusive && n > 1 {
-                cache.slots()
-            } else {
-                0
-            };
-            states.push(State {
-                caches: vec![cache; caches],
+            let remembers = level.inclusion == Inclusion::Inclusive && n > 1;
+            let node = Node {
+                askers: remembers.then(|| Askers::new(cache.slots(), cores)),
+                cache,
                 inclusion: level.inclusion,
-                cache_of: level.cache_of.clone(),
-                askers: vec![vec![0; slots]; caches],
-            });
+            };
+            for (path, cache) in paths.iter_mut().zip(&level.cache_of) {
+                path[n - 1] = nodes.len() + cache;
+            }
+            nodes.extend(vec![node; caches]);
+            begins.push(nodes.len());
         }
         Ok(Self {
-            levels: states,
+            exclusive: levels.iter().any(|l| l.inclusion == Inclusion::Exclusive),
+            levels: levels.len(),
+            nodes,
+            paths,
+            begins,
             writebacks: Vec::with_capacity(4 * levels.len()),
         })
     }
@@ -113,81 +174,80 @@ impl Hierarchy {
     #[inline]
     pub fn access(&mut self, core: usize, requester: u8, address: u64, write: bool) -> usize {
         self.writebacks.clear();
-        let first = &mut self.levels[0];
-        if first.caches[first.cache_of[core]]
-            .lookup(address, write, requester)
-            .is_some()
-        {
+        let cache = &mut self.nodes[self.paths[core][0]].cache;
+        let place = cache.place_of(address);
+        if cache.lookup_at(place, write, requester).is_some() {
             return 0;
         }
-        self.look_beyond(0, core, requester, address, write)
+        self.look_beyond((0, place), core, requester, address, write)
     }
 
     /// Fetches a line ahead of its use into the levels from `nearest` on; else as [`Hierarchy::access`]. A line that is there is left as it is.
     pub fn prefetch(&mut self, nearest: usize, core: usize, requester: u8, address: u64) -> usize {
         self.writebacks.clear();
-        let there = |level: &State| {
-            level.caches[level.cache_of[core]]
-                .slot_of(address)
-                .is_some()
-        };
-        if let Some(level) = self.levels[..=nearest].iter().position(there) {
+        let path = self.paths[core];
+        let there = |&node: &usize| self.nodes[node].cache.slot_of(address).is_some();
+        if let Some(level) = path[..=nearest].iter().position(there) {
             return level;
         }
-        self.look_beyond(nearest, core, requester, address, false)
+        let place = self.nodes[path[nearest]].cache.place_of(address);
+        self.look_beyond((nearest, place), core, requester, address, false)
     }
 
-    /// An access that missed in the levels up to `nearest`, into which it is filled.
+    /// An access that missed in the levels up to `nearest`, into which it is filled at `place`.
     fn look_beyond(
         &mut self,
-        nearest: usize,
+        (nearest, place): (usize, Place),
         core: usize,
         requester: u8,
         address: u64,
         write: bool,
     ) -> usize {
-        let memory = self.levels.len();
-        let mut found = memory;
+        let path = self.paths[core];
+        let mut places = [place; MOST_LEVELS];
+        let mut found = self.levels;
         let mut dirty = write;
-        for (n, level) in self.levels.iter_mut().enumerate().skip(nearest + 1) {
-            let which = level.cache_of[core];
-            let Some(slot) = level.caches[which].lookup(address, false, requester) else {
+        for n in nearest + 1..self.levels.min(MOST_LEVELS) {
+            let node = &mut self.nodes[path[n]];
+            places[n] = node.cache.place_of(address);
+            let Some(slot) = node.cache.lookup_at(places[n], false, requester) else {
                 continue;
             };
-            match level.inclusion {
+            match node.inclusion {
                 // A locked line stays where it is locked.
-                Inclusion::Exclusive if level.caches[which].is_locked(address) => {}
+                Inclusion::Exclusive if node.cache.is_locked(address) => {}
                 Inclusion::Exclusive => {
-                    dirty |= level.caches[which]
-                        .remove(address)
-                        .is_some_and(|line| line.dirty)
+                    dirty |= node.cache.remove(address).is_some_and(|line| line.dirty);
                 }
-                Inclusion::Inclusive => level.askers[which][slot] |= 1 << core,
-                Inclusion::NonInclusive => {}
+                Inclusion::Inclusive | Inclusion::NonInclusive => {
+                    if let Some(askers) = &mut node.askers {
+                        askers.add(slot, core);
+                    }
+                }
             }
             found = n;
             break;
         }
-        for n in (nearest..found).rev() {
-            if n > nearest && self.levels[n].inclusion == Inclusion::Exclusive {
+        for n in (nearest..found.min(MOST_LEVELS)).rev() {
+            let node = &mut self.nodes[path[n]];
+            if n > nearest && node.inclusion == Inclusion::Exclusive {
                 continue;
             }
-            let level = &mut self.levels[n];
-            let which = level.cache_of[core];
-            match level.caches[which].fill(address, dirty && n == nearest, requester) {
+            let dirty_here = dirty && n == nearest;
+            match node.cache.fill_at(places[n], dirty_here, requester) {
                 Fill::Done { slot, victim } => {
-                    let others = if level.askers[which].is_empty() {
-                        0
-                    } else {
-                        std::mem::replace(&mut level.askers[which][slot], 1 << core)
-                    };
-                    if let Some(victim) = victim {
+                    let askers = node.askers.as_mut();
+                    let others = askers.map_or(0, |askers| askers.replace(slot, core));
+                    // Mostly it leaves no trace.
+                    if let Some(victim) = victim
+                        && (victim.dirty || others != 0 || self.exclusive)
+                    {
                         self.leave(n, core, victim, others);
                     }
                 }
                 Fill::Bypassed => {
                     // What an inclusive level cannot hold nobody nearer may hold: the access goes past all of them.
-                    if n == nearest || level.inclusion == Inclusion::Inclusive {
+                    if n == nearest || node.inclusion == Inclusion::Inclusive {
                         if dirty {
                             let line = Victim {
                                 address,
@@ -210,34 +270,32 @@ impl Hierarchy {
             while askers != 0 {
                 let asker = askers.trailing_zeros() as usize;
                 askers &= askers - 1;
-                for level in &mut self.levels[..n] {
-                    let copy = level.caches[level.cache_of[asker]].remove(victim.address);
+                for &node in &self.paths[asker][..n] {
+                    let copy = self.nodes[node].cache.remove(victim.address);
                     victim.dirty |= copy.is_some_and(|copy| copy.dirty);
                 }
             }
             n += 1;
-            let Some(level) = self.levels.get_mut(n) else {
+            if n == self.levels {
                 if victim.dirty {
                     self.writebacks.push(victim.address);
                 }
                 return;
-            };
-            let exclusive = level.inclusion == Inclusion::Exclusive;
-            if !victim.dirty && !exclusive {
+            }
+            let node = &mut self.nodes[self.paths[core][n]];
+            if !victim.dirty && node.inclusion != Inclusion::Exclusive {
                 return;
             }
-            let which = level.cache_of[core];
-            let cache = &mut level.caches[which];
-            if cache.slot_of(victim.address).is_some() {
+            if node.cache.slot_of(victim.address).is_some() {
                 if victim.dirty {
-                    cache.mark_dirty(victim.address);
+                    node.cache.mark_dirty(victim.address);
                 }
                 return;
             }
-            match cache.fill(victim.address, victim.dirty, victim.owner) {
+            match node.cache.fill(victim.address, victim.dirty, victim.owner) {
                 Fill::Done { slot, victim: next } => {
-                    if !level.askers[which].is_empty() {
-                        askers = std::mem::replace(&mut level.askers[which][slot], 1 << core);
+                    if let Some(of) = &mut node.askers {
+                        askers = of.replace(slot, core);
                     }
                     let Some(next) = next else { return };
                     victim = next;
@@ -251,18 +309,21 @@ impl Hierarchy {
     /// stores past the caches. (What other cores alone see they do not share with it: programs have memory of their own.)
     pub fn flush(&mut self, core: usize, address: u64) -> bool {
         self.writebacks.clear();
-        let own = self.levels.iter_mut();
-        let lines = own.filter_map(|level| level.caches[level.cache_of[core]].remove(address));
-        lines.fold(false, |dirty, line| dirty | line.dirty)
+        let own = self.paths[core][..self.levels].iter();
+        own.fold(false, |dirty, &node| {
+            let line = self.nodes[node].cache.remove(address);
+            dirty | line.is_some_and(|line| line.dirty)
+        })
     }
 
     /// Has the line of `address` unchanged from now on in all caches that `core` sees, as it is written back; whether any had it
     /// changed.
     pub fn write_back(&mut self, core: usize, address: u64) -> bool {
         self.writebacks.clear();
-        let own = self.levels.iter_mut();
-        let were = own.map(|level| level.caches[level.cache_of[core]].clean(address));
-        were.fold(false, |dirty, was| dirty | was)
+        let own = self.paths[core][..self.levels].iter();
+        own.fold(false, |dirty, &node| {
+            dirty | self.nodes[node].cache.clean(address)
+        })
     }
 
     /// What the last access pushed out to memory: addresses of lines, at most one per level.
@@ -274,20 +335,18 @@ impl Hierarchy {
     /// Number of levels.
     #[must_use]
     pub fn levels(&self) -> usize {
-        self.levels.len()
+        self.levels
     }
 
     /// The cache of `core` at `level`.
     #[must_use]
     pub fn cache(&self, level: usize, core: usize) -> &Cache {
-        let level = &self.levels[level];
-        &level.caches[level.cache_of[core]]
+        &self.nodes[self.paths[core][..self.levels][level]].cache
     }
 
     /// The same, to set masks. (To lock lines use [`Hierarchy::lock`].)
     pub fn cache_mut(&mut self, level: usize, core: usize) -> &mut Cache {
-        let level = &mut self.levels[level];
-        &mut level.caches[level.cache_of[core]]
+        &mut self.nodes[self.paths[core][..self.levels][level]].cache
     }
 
     /// Locks a line into `ways` of `core`'s cache at `level` ([`Cache::lock`]); what leaves for it leaves as ever
@@ -304,19 +363,19 @@ impl Hierarchy {
         requester: u8,
     ) -> Result<(), Invalid> {
         self.writebacks.clear();
-        let state = &mut self.levels[level];
-        let which = state.cache_of[core];
-        let before = state.caches[which].slot_of(address).map_or(0, |slot| {
-            state.askers[which].get(slot).copied().unwrap_or(0)
-        });
-        let victim = state.caches[which].lock(address, ways, requester)?;
-        let slot = state.caches[which].slot_of(address);
-        let askers = match slot.and_then(|slot| state.askers[which].get_mut(slot)) {
-            Some(askers) => std::mem::replace(askers, before | 1 << core),
-            None => 0,
-        };
+        let node = &mut self.nodes[self.paths[core][..self.levels][level]];
+        let before = node.cache.slot_of(address);
+        let victim = node.cache.lock(address, ways, requester)?;
+        let mut others = 0;
+        if let Some((slot, askers)) = node.cache.slot_of(address).zip(node.askers.as_mut()) {
+            let own = before.map_or(0, |slot| askers.of(slot));
+            others = askers.replace(slot, core);
+            (0..64)
+                .filter(|core| own >> core & 1 == 1)
+                .for_each(|core| askers.add(slot, core));
+        }
         if let Some(victim) = victim {
-            self.leave(level, core, victim, askers);
+            self.leave(level, core, victim, others);
         }
         Ok(())
     }
@@ -324,11 +383,10 @@ impl Hierarchy {
     /// The counts of `requester` at `level`, all caches of the level together.
     #[must_use]
     pub fn counts(&self, level: usize, requester: u8) -> Counts {
-        self.levels[level]
-            .caches
+        self.nodes[self.begins[level]..self.begins[level + 1]]
             .iter()
-            .fold(Counts::default(), |sum, cache| {
-                let c = cache.counts(requester);
+            .fold(Counts::default(), |sum, node| {
+                let c = node.cache.counts(requester);
                 Counts {
                     hits: sum.hits + c.hits,
                     misses: sum.misses + c.misses,

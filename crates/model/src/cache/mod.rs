@@ -1,6 +1,6 @@
 //! Set-associative caches with fill masks, locked lines and write-back; hierarchies of them in [`Hierarchy`].
 //!
-//! Method: one tag per line, and per set one word each of valid, dirty and locked ways. A line is looked for in *all* ways
+//! Method: one tag per line, and per set one word each of valid, dirty and locked ways and one for the policy. A line is looked for in *all* ways
 //! of its set; a requester's fill mask restricts only which ways a miss may *fill*, as Intel's manual describes cache
 //! allocation (SDM volume 3, "Cache Allocation Technology": a mask limits allocation, hits occur anywhere). A locked line
 //! is hit like any other and never evicted: the effect of pseudo-locking and of line locking on processors that have it.
@@ -13,6 +13,7 @@
 
 mod hierarchy;
 mod policy;
+mod tags;
 
 pub use hierarchy::{Hierarchy, Inclusion, Level};
 pub use policy::Policy;
@@ -20,9 +21,7 @@ pub use policy::Policy;
 use crate::Invalid;
 use crate::address::Functions;
 use policy::Replacement;
-
-/// The tag of no line: line numbers are shorter than an address.
-const NONE: u64 = u64::MAX;
+use tags::Tags;
 
 /// Which set a line belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,6 +143,13 @@ pub struct Victim {
     pub owner: u8,
 }
 
+/// Where a cache looks for an address and fills it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    set: usize,
+    line: u64,
+}
+
 /// What a fill did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
@@ -177,11 +183,15 @@ pub struct Counts {
     pub lines: u64,
 }
 
+/// What is known of a set besides its tags; never across two lines of the host's cache.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(align(32))]
 struct Set {
     valid: u64,
     dirty: u64,
     locked: u64,
+    /// The policy's.
+    order: u64,
 }
 
 /// One cache.
@@ -190,7 +200,9 @@ pub struct Cache {
     index: SetIndex,
     line_shift: u32,
     ways: usize,
-    tags: Vec<u64>,
+    /// Slots from one set to the next.
+    row: usize,
+    tags: Tags,
     owners: Vec<u8>,
     sets: Vec<Set>,
     replacement: Replacement,
@@ -229,13 +241,19 @@ impl Cache {
         let sets =
             usize::try_from(geometry.sets()).expect("invariant: checked to be fewer than 2^32");
         let all = u64::MAX >> (64 - geometry.ways);
+        let tags = Tags::new(sets, ways);
+        let set = Set {
+            order: Replacement::first(policy),
+            ..Set::default()
+        };
         Ok(Self {
             index,
             line_shift,
             ways,
-            tags: vec![NONE; sets * ways],
-            owners: vec![0; sets * ways],
-            sets: vec![Set::default(); sets],
+            row: Tags::row(ways),
+            owners: vec![0; tags.len()],
+            tags,
+            sets: vec![set; sets],
             replacement: Replacement::new(policy, sets, ways),
             masks: vec![all; requesters],
             counts: vec![Counts::default(); requesters],
@@ -259,40 +277,58 @@ impl Cache {
 
     #[inline]
     fn find(&self, set: usize, line: u64) -> Option<usize> {
-        let base = set * self.ways;
-        self.tags[base..base + self.ways]
-            .iter()
-            .position(|&tag| tag == line)
+        self.tags.find(set * self.row, self.row, line)
+    }
+
+    /// Where `address` belongs.
+    #[inline]
+    pub(crate) fn place_of(&self, address: u64) -> Place {
+        Place {
+            set: self.set_of(address),
+            line: address >> self.line_shift,
+        }
     }
 
     /// Looks `address` up for `requester`: on a hit the line becomes the most recently used, dirty if `write`, and its
     /// slot is returned. A miss is counted and changes nothing.
     #[inline]
     pub fn lookup(&mut self, address: u64, write: bool, requester: u8) -> Option<usize> {
-        let set = self.set_of(address);
+        self.lookup_at(self.place_of(address), write, requester)
+    }
+
+    #[inline]
+    pub(crate) fn lookup_at(
+        &mut self,
+        Place { set, line }: Place,
+        write: bool,
+        requester: u8,
+    ) -> Option<usize> {
+        let found = self.find(set, line);
         let counts = &mut self.counts[usize::from(requester)];
-        let base = set * self.ways;
-        let line = address >> self.line_shift;
-        let Some(way) = self.tags[base..base + self.ways]
-            .iter()
-            .position(|&tag| tag == line)
-        else {
+        let Some(way) = found else {
             counts.misses += 1;
             return None;
         };
         counts.hits += 1;
-        if write {
-            self.sets[set].dirty |= 1 << way;
-        }
-        self.replacement.touch(set, way);
-        Some(base + way)
+        let state = &mut self.sets[set];
+        state.dirty |= u64::from(write) << way;
+        self.replacement.touch(&mut state.order, set, way);
+        Some(set * self.row + way)
     }
 
     /// Brings the line of `address`, which must not be in the cache, in for `requester`: into a free way that its mask
     /// allows or else in place of the victim among the allowed ones that are not locked.
     pub fn fill(&mut self, address: u64, dirty: bool, requester: u8) -> Fill {
-        let set = self.set_of(address);
-        let base = set * self.ways;
+        self.fill_at(self.place_of(address), dirty, requester)
+    }
+
+    #[inline(always)]
+    pub(crate) fn fill_at(
+        &mut self,
+        Place { set, line }: Place,
+        dirty: bool,
+        requester: u8,
+    ) -> Fill {
         let state = &mut self.sets[set];
         let allowed = self.masks[usize::from(requester)] & !state.locked;
         if allowed == 0 {
@@ -301,21 +337,23 @@ impl Cache {
         }
         let free = allowed & !state.valid;
         let way = if free == 0 {
-            self.replacement.victim(set, allowed)
+            self.replacement.replace(&mut state.order, set, allowed)
         } else {
-            free.trailing_zeros() as usize
+            let way = free.trailing_zeros() as usize;
+            self.replacement.filled(&mut state.order, set, way);
+            way
         };
-        let (slot, bit) = (base + way, 1u64 << way);
-        let victim = (free == 0).then(|| Victim {
-            address: self.tags[slot] << self.line_shift,
+        let (slot, bit) = (set * self.row + way, 1u64 << way);
+        let gone = if free == 0 { self.tags.get(slot) } else { None };
+        let victim = gone.map(|line| Victim {
+            address: line << self.line_shift,
             dirty: state.dirty & bit != 0,
             owner: self.owners[slot],
         });
         state.valid |= bit;
         state.dirty = state.dirty & !bit | u64::from(dirty) << way;
-        self.tags[slot] = address >> self.line_shift;
+        self.tags.set(slot, line);
         self.owners[slot] = requester;
-        self.replacement.filled(set, way);
         if let Some(victim) = victim {
             let counts = &mut self.counts[usize::from(victim.owner)];
             counts.lines -= 1;
@@ -365,18 +403,19 @@ impl Cache {
     /// Takes the line of `address` out, locked or not; returns what it was.
     pub fn remove(&mut self, address: u64) -> Option<Victim> {
         let set = self.set_of(address);
-        let way = self.find(set, address >> self.line_shift)?;
-        let (slot, bit) = (set * self.ways + way, 1u64 << way);
+        let line = address >> self.line_shift;
+        let way = self.find(set, line)?;
+        let (slot, bit) = (set * self.row + way, 1u64 << way);
         let state = &mut self.sets[set];
         let victim = Victim {
-            address: self.tags[slot] << self.line_shift,
+            address: line << self.line_shift,
             dirty: state.dirty & bit != 0,
             owner: self.owners[slot],
         };
         state.valid &= !bit;
         state.dirty &= !bit;
         state.locked &= !bit;
-        self.tags[slot] = NONE;
+        self.tags.clear(slot);
         self.counts[usize::from(victim.owner)].lines -= 1;
         Some(victim)
     }
@@ -434,7 +473,7 @@ impl Cache {
                     return Ok(None);
                 };
                 gone = victim;
-                slot - set * self.ways
+                slot - set * self.row
             }
         };
         self.sets[set].locked |= 1 << way;
@@ -457,7 +496,7 @@ impl Cache {
     pub fn slot_of(&self, address: u64) -> Option<usize> {
         let set = self.set_of(address);
         self.find(set, address >> self.line_shift)
-            .map(|way| set * self.ways + way)
+            .map(|way| set * self.row + way)
     }
 
     /// Whether the line of `address` is in and locked.
@@ -470,24 +509,17 @@ impl Cache {
 
     /// Everything in the cache, by slot.
     pub fn lines(&self) -> impl Iterator<Item = (usize, Victim)> + '_ {
-        self.tags
-            .iter()
-            .enumerate()
-            .filter(|&(_, &tag)| tag != NONE)
-            .map(|(slot, &tag)| {
-                let dirty = self.sets[slot / self.ways].dirty >> (slot % self.ways) & 1 == 1;
-                (
-                    slot,
-                    Victim {
-                        address: tag << self.line_shift,
-                        dirty,
-                        owner: self.owners[slot],
-                    },
-                )
-            })
+        (0..self.tags.len()).filter_map(|slot| {
+            let line = Victim {
+                address: self.tags.get(slot)? << self.line_shift,
+                dirty: self.sets[slot / self.row].dirty >> (slot % self.row) & 1 == 1,
+                owner: self.owners[slot],
+            };
+            Some((slot, line))
+        })
     }
 
-    /// Number of slots: sets × ways.
+    /// Slot numbers are below this. Each set begins at a multiple of eight, so that some may stand for no way.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.tags.len()

@@ -20,55 +20,77 @@ pub enum Policy {
     Bimodal,
 }
 
-/// A policy's memory.
+/// A policy's memory, beside one word per set that the cache keeps with the rest of the set.
 #[derive(Clone, Debug)]
 pub(super) enum Replacement {
-    /// Per set its ways, the most recently used first: a byte per line, so that large caches stay small here.
-    Lru { order: Vec<u8>, ways: usize },
-    /// Per set one bit per node, node n's children being 2n and 2n + 1, the root 1: set if the victim is on the right.
-    TreePlru { trees: Vec<u64>, leaves: usize },
+    /// The ways, the most recently used first.
+    Lru(Order),
+    /// One bit per node, node n's children being 2n and 2n + 1, the root 1: set if the victim is on the right.
+    TreePlru { leaves: usize, used: Vec<Path> },
     /// The state of the generator (xorshift, Marsaglia).
     Random { state: u64 },
     /// As `Lru`, and how many lines were brought in.
-    Bimodal {
-        order: Vec<u8>,
-        ways: usize,
-        filled: u32,
-    },
+    Bimodal { order: Order, filled: u32 },
 }
 
-impl Replacement {
-    pub(super) fn new(policy: Policy, sets: usize, ways: usize) -> Self {
+/// What a use of one way does to the nodes above it.
+#[derive(Clone, Debug)]
+pub(super) struct Path {
+    keep: u64,
+    set: u64,
+}
+
+impl Path {
+    /// Of the way at this leaf.
+    fn new(leaf: usize) -> Self {
+        let mut path = Self { keep: !0, set: 0 };
+        let mut node = leaf;
+        while node > 1 {
+            let parent = node / 2;
+            path.keep &= !(1 << parent);
+            // Used on the right: points left.
+            path.set |= (!node as u64 & 1) << parent;
+            node = parent;
+        }
+        path
+    }
+}
+
+/// The ways of each set in an order.
+#[derive(Clone, Debug)]
+pub(super) enum Order {
+    /// Up to sixteen ways: four bits each in the set's word, the first place lowest.
+    Word { ways: usize },
+    /// More: a byte each, set after set.
+    Bytes { order: Vec<u8>, ways: usize },
+}
+
+/// Sixteen places of four bits: place n holds n.
+const IN_ORDER: u64 = 0xfedc_ba98_7654_3210;
+const LOW_BITS: u64 = 0x1111_1111_1111_1111;
+
+impl Order {
+    fn new(sets: usize, ways: usize) -> Self {
         let count = u8::try_from(ways).expect("invariant: at most 64 ways");
-        let order = || (0..sets).flat_map(|_| 0..count).collect();
-        match policy {
-            Policy::Lru => Self::Lru {
-                order: order(),
-                ways,
-            },
-            Policy::Random => Self::Random {
-                state: 0x9e37_79b9_7f4a_7c15,
-            },
-            Policy::Bimodal => Self::Bimodal {
-                order: order(),
-                ways,
-                filled: 0,
-            },
-            Policy::TreePlru => Self::TreePlru {
-                trees: vec![0; sets],
-                leaves: ways.next_power_of_two(),
-            },
+        if ways <= 16 {
+            Self::Word { ways }
+        } else {
+            let order = (0..sets).flat_map(|_| 0..count).collect();
+            Self::Bytes { order, ways }
         }
     }
 
-    /// `way` was used.
+    /// Moves `way` to the first place; those before it go back by one.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "at most 64 ways")]
-    pub(super) fn touch(&mut self, set: usize, way: usize) {
+    fn bring_forward(&mut self, word: &mut u64, set: usize, way: usize) {
         match self {
-            Self::Random { .. } => {}
-            Self::Lru { order, ways } | Self::Bimodal { order, ways, .. } => {
-                // Those before it move back by one; mostly there are none.
+            Self::Word { .. } => {
+                let at = place(*word, way);
+                let before = *word & ((1 << at) - 1);
+                *word = *word & (!0 << at) << 4 | before << 4 | way as u64;
+            }
+            Self::Bytes { order, ways } => {
                 let mut moved = way as u8;
                 for place in &mut order[set * *ways..(set + 1) * *ways] {
                     std::mem::swap(place, &mut moved);
@@ -77,52 +99,140 @@ impl Replacement {
                     }
                 }
             }
-            Self::TreePlru { trees, leaves } => {
-                let mut node = *leaves + way;
-                let mut tree = trees[set];
-                while node > 1 {
-                    let parent = node / 2;
-                    // Used on the right: point left.
-                    tree = if node & 1 == 1 {
-                        tree & !(1 << parent)
-                    } else {
-                        tree | 1 << parent
-                    };
-                    node = parent;
+        }
+    }
+
+    /// Moves `way` to the last place; those behind it come forward by one.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 64 ways")]
+    fn put_back(&mut self, word: &mut u64, set: usize, way: usize) {
+        match self {
+            Self::Word { ways } => {
+                let (at, last) = (place(*word, way), 4 * (*ways - 1));
+                // Beyond the last place nothing moves.
+                let beyond = *word & (!0 << last) << 4;
+                let behind = (*word ^ beyond) >> at >> 4;
+                *word = beyond | (way as u64) << last | behind << at | *word & ((1 << at) - 1);
+            }
+            Self::Bytes { order, ways } => {
+                let mut moved = way as u8;
+                for place in order[set * *ways..(set + 1) * *ways].iter_mut().rev() {
+                    std::mem::swap(place, &mut moved);
+                    if usize::from(moved) == way {
+                        break;
+                    }
                 }
-                trees[set] = tree;
+            }
+        }
+    }
+
+    /// The last of `allowed`, which is not empty.
+    #[inline]
+    fn last(&self, word: u64, set: usize, allowed: u64) -> usize {
+        match self {
+            Self::Word { ways } => {
+                let mut at = 4 * (*ways - 1);
+                loop {
+                    let way = (word >> at & 15) as usize;
+                    if allowed >> way & 1 == 1 || at == 0 {
+                        return way;
+                    }
+                    at -= 4;
+                }
+            }
+            Self::Bytes { order, ways } => {
+                let order = &order[set * *ways..(set + 1) * *ways];
+                let last = order.iter().rev().find(|&&way| allowed >> way & 1 == 1);
+                usize::from(*last.expect("invariant: some way is allowed"))
+            }
+        }
+    }
+}
+
+/// At which bit the place of `way` begins.
+#[inline]
+fn place(word: u64, way: usize) -> u32 {
+    let differs = word ^ (way as u64 * LOW_BITS);
+    // The highest bit of each place that is zero, and maybe of some above the first such.
+    let equal = differs.wrapping_sub(LOW_BITS) & !differs & (LOW_BITS << 3);
+    equal.trailing_zeros() & 0x3c
+}
+
+impl Replacement {
+    pub(super) fn new(policy: Policy, sets: usize, ways: usize) -> Self {
+        match policy {
+            Policy::Lru => Self::Lru(Order::new(sets, ways)),
+            Policy::Random => Self::Random {
+                state: 0x9e37_79b9_7f4a_7c15,
+            },
+            Policy::Bimodal => Self::Bimodal {
+                order: Order::new(sets, ways),
+                filled: 0,
+            },
+            Policy::TreePlru => {
+                let leaves = ways.next_power_of_two();
+                let used = (0..ways).map(|way| Path::new(leaves + way)).collect();
+                Self::TreePlru { leaves, used }
+            }
+        }
+    }
+
+    /// What the word of a set is at first.
+    pub(super) fn first(policy: Policy) -> u64 {
+        match policy {
+            Policy::Lru | Policy::Bimodal => IN_ORDER,
+            Policy::TreePlru | Policy::Random => 0,
+        }
+    }
+
+    /// `way` was used.
+    #[inline]
+    pub(super) fn touch(&mut self, word: &mut u64, set: usize, way: usize) {
+        match self {
+            Self::Random { .. } => {}
+            Self::Lru(order) | Self::Bimodal { order, .. } => order.bring_forward(word, set, way),
+            Self::TreePlru { used, .. } => {
+                let path = &used[way];
+                *word = *word & path.keep | path.set;
             }
         }
     }
 
     /// A line was brought into `way`.
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "at most 64 ways")]
-    pub(super) fn filled(&mut self, set: usize, way: usize) {
-        let Self::Bimodal {
-            order,
-            ways,
-            filled,
-        } = self
-        else {
-            return self.touch(set, way);
+    pub(super) fn filled(&mut self, word: &mut u64, set: usize, way: usize) {
+        let Self::Bimodal { order, filled } = self else {
+            return self.touch(word, set, way);
         };
         *filled = filled.wrapping_add(1);
         if filled.is_multiple_of(32) {
-            return self.touch(set, way);
-        }
-        // Those behind it move forward by one.
-        let mut moved = way as u8;
-        for place in order[set * *ways..(set + 1) * *ways].iter_mut().rev() {
-            std::mem::swap(place, &mut moved);
-            if usize::from(moved) == way {
-                break;
-            }
+            order.bring_forward(word, set, way);
+        } else {
+            order.put_back(word, set, way);
         }
     }
 
+    /// A line is brought in where one leaves that is in `allowed`, which is not empty; in which way.
+    #[inline]
+    pub(super) fn replace(&mut self, word: &mut u64, set: usize, allowed: u64) -> usize {
+        if let Self::Lru(Order::Word { ways }) = self {
+            let last = 4 * (*ways - 1);
+            let way = (*word >> last & 15) as usize;
+            if allowed >> way & 1 == 1 {
+                // The last comes first, all others go back by one.
+                let beyond = *word & (!0 << last) << 4;
+                *word = beyond | (*word ^ beyond) << 4 & !((!0 << last) << 4) | way as u64;
+                return way;
+            }
+        }
+        let way = self.victim(*word, set, allowed);
+        self.filled(word, set, way);
+        way
+    }
+
     /// Who leaves among `allowed`, which is not empty.
-    pub(super) fn victim(&mut self, set: usize, allowed: u64) -> usize {
+    #[inline]
+    fn victim(&mut self, word: u64, set: usize, allowed: u64) -> usize {
         match self {
             Self::Random { state } => {
                 *state ^= *state << 13;
@@ -136,23 +246,59 @@ impl Replacement {
                 }
                 ways.trailing_zeros() as usize
             }
-            Self::Lru { order, ways } | Self::Bimodal { order, ways, .. } => {
-                let order = &order[set * *ways..(set + 1) * *ways];
-                let last = order.iter().rev().find(|&&way| allowed >> way & 1 == 1);
-                usize::from(*last.expect("invariant: some way is allowed"))
+            Self::Lru(order) | Self::Bimodal { order, .. } => order.last(word, set, allowed),
+            Self::TreePlru { leaves, .. } if allowed.count_ones() as usize == *leaves => {
+                let mut node = 1;
+                while node < *leaves {
+                    node = 2 * node + (word >> node & 1) as usize;
+                }
+                node - *leaves
             }
-            Self::TreePlru { trees, leaves } => {
-                let tree = trees[set];
+            Self::TreePlru { leaves, .. } => {
                 let (mut node, mut low, mut width) = (1, 0, *leaves);
                 while width > 1 {
                     width /= 2;
                     let half = (1u64 << width) - 1;
                     let (left, right) = (allowed >> low & half, allowed >> (low + width) & half);
-                    let go_right = right != 0 && (left == 0 || tree >> node & 1 == 1);
+                    let go_right = right != 0 && (left == 0 || word >> node & 1 == 1);
                     node = 2 * node + usize::from(go_right);
                     low += if go_right { width } else { 0 };
                 }
                 low
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is packed into a word does as bytes do, for every number of ways that fits.
+    #[test]
+    fn a_word_of_places_is_a_row_of_bytes() {
+        let mut random = 1u64;
+        for ways in 1..=16 {
+            let mut word = Order::Word { ways };
+            let mut bytes = Order::Bytes {
+                order: (0..16).take(ways).collect(),
+                ways,
+            };
+            let mut packed = IN_ORDER;
+            for _ in 0..2000 {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                let (way, allowed) = ((random >> 40) as usize % ways, random >> 20);
+                if random >> 60 < 11 {
+                    word.bring_forward(&mut packed, 0, way);
+                    bytes.bring_forward(&mut 0, 0, way);
+                } else {
+                    word.put_back(&mut packed, 0, way);
+                    bytes.put_back(&mut 0, 0, way);
+                }
+                let allowed = allowed & ((1 << ways) - 1) | 1 << way;
+                assert_eq!(word.last(packed, 0, allowed), bytes.last(0, 0, allowed));
             }
         }
     }

@@ -215,6 +215,8 @@ pub struct Machine {
     /// Lines to prefetch.
     fetch: Vec<u64>,
     cores: Vec<Core>,
+    /// When each core acts next, while the machine runs.
+    acts: Vec<Picos>,
     messages: BinaryHeap<Reverse<Message>>,
     numbers: u64,
     done: Vec<Completion>,
@@ -281,6 +283,7 @@ impl Machine {
             gaps: vec![0; CLASSES],
             fetch: Vec::new(),
             cores: (0..cores).map(core).collect(),
+            acts: vec![Picos::MAX; cores],
             messages: BinaryHeap::new(),
             numbers: 0,
             done: Vec::new(),
@@ -465,6 +468,15 @@ fn pace(description: &Description, lookups: Picos) -> Picos {
 }
 
 impl Core {
+    /// When it acts next if nothing comes to it: never, where it waits.
+    fn acts(&self) -> Picos {
+        if self.state == State::Ready && !self.halted {
+            self.time
+        } else {
+            Picos::MAX
+        }
+    }
+
     /// What its program computes stops at `at`, and the time it has been active is told.
     fn suspend(&mut self, at: Picos) {
         if self.halted {

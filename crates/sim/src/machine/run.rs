@@ -14,20 +14,20 @@ use super::{Ahead, CORE_BITS, Kind, LEVELS, Machine, Message, Raised, State};
 impl Machine {
     /// Runs all that happens before `end`, or until a core has something to tell.
     pub fn run(&mut self, end: Picos) -> Option<Raised> {
+        for n in 0..self.cores.len() {
+            self.acts[n] = self.cores[n].acts();
+        }
         loop {
             let dram = self.dram.next_event().unwrap_or(Picos::MAX);
             let message = self
                 .messages
                 .peek()
                 .map_or(Picos::MAX, |Reverse(message)| message.at);
-            let (mut first, mut second) = ((Picos::MAX, usize::MAX), Picos::MAX);
-            for (n, core) in self.cores.iter().enumerate() {
-                if core.state == State::Ready && !core.halted {
-                    if core.time < first.0 {
-                        (second, first) = (first.0, (core.time, n));
-                    } else {
-                        second = second.min(core.time);
-                    }
+            let (mut first, mut second) = ((Picos::MAX, 0), Picos::MAX);
+            for (n, &at) in self.acts.iter().enumerate() {
+                second = second.min(at.max(first.0));
+                if at < first.0 {
+                    first = (at, n);
                 }
             }
             let now = dram.min(message).min(first.0);
@@ -39,11 +39,13 @@ impl Machine {
             } else if message == now {
                 if let Some(Reverse(message)) = self.messages.pop() {
                     self.deliver(message);
+                    self.acts[message.core] = self.cores[message.core].acts();
                 }
             } else {
                 // Nobody else acts before this.
                 let limit = dram.min(message).min(second).min(end);
                 let raised = self.act(first.1, limit);
+                self.acts[first.1] = self.cores[first.1].acts();
                 if raised.is_some() {
                     return raised;
                 }
