@@ -146,6 +146,7 @@ fn regulation(cpus: &CpuSet, meter: Meter, limit: Rate, peak: Rate) -> Regulatio
         longest: Nanos::millis(5),
         pooling: None,
         split: Split::Even,
+        least: Lines(0),
     }
 }
 

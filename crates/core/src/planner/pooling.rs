@@ -36,30 +36,26 @@ pub(super) fn budget(
     group: &Group,
     spare: Option<&[Wanted]>,
 ) -> Option<Wanted> {
-    let keys = &draft.policy.regulator;
-    if let Some(wanted) = group.limit.bandwidth {
-        return resolve(draft, name, "limit.bandwidth", wanted);
-    }
-    let gives = keys.reclaim && group.role == Role::Critical;
-    if let Some(wanted) = group.reserve.bandwidth
-        && group.role != Role::Exempt
-        && (keys.strict || gives)
-    {
-        let budget = if keys.strict {
-            Budget::Strict
-        } else {
-            Budget::Reserve
-        };
-        let wanted = resolve(draft, name, "reserve.bandwidth", wanted)?;
-        let origin = match budget {
-            Budget::Strict => format!("{}, which is its cap, too (strict)", wanted.origin),
-            _ => wanted.origin,
-        };
+    if let Some(cap) = draft.policy.cap(group) {
+        if group.limit.bandwidth.is_some() {
+            return resolve(draft, name, "limit.bandwidth", cap);
+        }
+        let wanted = resolve(draft, name, "reserve.bandwidth", cap)?;
+        let origin = format!("{}, which is its cap, too (strict)", wanted.origin);
+        let budget = Budget::Strict;
         return Some(Wanted {
             budget,
             origin,
             ..wanted
         });
+    }
+    if let Some(wanted) = group.reserve.bandwidth
+        && draft.policy.regulator.reclaim
+        && group.role == Role::Critical
+    {
+        let wanted = resolve(draft, name, "reserve.bandwidth", wanted)?;
+        let budget = Budget::Reserve;
+        return Some(Wanted { budget, ..wanted });
     }
     spare?.iter().find(|w| w.group == *name).cloned()
 }
@@ -84,43 +80,6 @@ pub(super) fn pooling(keys: &RegulatorKeys, budget: Budget) -> Option<Pooling> {
 )]
 fn fraction(weight: f64) -> Share {
     Share((weight.clamp(0.0, 1.0) * Share::WHOLE.0 as f64).round() as u64)
-}
-
-/// What the machine's regulators cannot do of what the policy asks for.
-pub(super) fn refuse_unbuilt(draft: &mut Draft<'_>) {
-    if draft.machine.means.pooled {
-        return;
-    }
-    let keys = &draft.policy.regulator;
-    let asked = [
-        (
-            keys.reclaim,
-            "reclaim",
-            "budget that nobody draws is not given to others",
-            "use false",
-        ),
-        (
-            keys.after != After::Wait,
-            "after",
-            "nobody is told when all budgets are spent",
-            "use \"wait\"",
-        ),
-        (
-            keys.split == Some(Split::Demand),
-            "split",
-            "a budget is not split again by demand",
-            "use \"even\", or remove the key",
-        ),
-    ];
-    for (asked, key, what, remedy) in asked {
-        if asked {
-            draft.refuse(
-                format!("regulator.{key}"),
-                format!("not yet: on this machine every CPU's regulator works by itself: {what}"),
-                Some(format!("{remedy}, or try it on a simulated machine")),
-            );
-        }
-    }
 }
 
 /// What the step does besides holding a budget, for its `because`.

@@ -58,7 +58,6 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             time_meter: true,
             realtime: Ok(()),
             cpu_max: true,
-            pooled: false,
             kernel_floor: Share::percent(6),
             counter_users: Vec::new(),
         },
@@ -553,10 +552,4 @@ fn percentages_of_an_unmeasured_machine_are_refused() {
     unmeasured.measured = None;
     let text = refused(&format!("{PAIR}limit.bandwidth = '20%'\n"), &unmeasured);
     assert!(text.contains("quell doctor --deep"), "{text}");
-}
-
-#[test]
-fn what_is_not_built_is_refused_by_its_key() {
-    let text = refused(&format!("regulator.reclaim = true\n{PAIR}"), &machine(2, 1));
-    assert!(text.contains("regulator.reclaim: not yet"), "{text}");
 }

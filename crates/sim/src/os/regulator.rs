@@ -84,7 +84,7 @@ impl Os {
         if regulation.split == Split::Demand && cores.len() > 1 {
             let total = Lines(regulation.budget.0.saturating_mul(cores.len() as u64));
             let used = cores.iter().map(|core| self.used(*core)).collect();
-            let by = ByDemand::new(total, regulation.period, now, used);
+            let by = ByDemand::new(total, regulation.least, regulation.period, now, used);
             let due = Due::Split(self.splits.len());
             self.events.push(Reverse((by.next().0 * PS, due)));
             self.splits.push(Splits { cores, by });

@@ -21,12 +21,6 @@ command = ['c']
 cpus = 1
 ";
 
-fn pooled_machine() -> Inventory {
-    let mut machine = machine(4, 1);
-    machine.means.pooled = true;
-    machine
-}
-
 fn regulations(plan: &Plan) -> BTreeMap<String, Regulation> {
     let steps = plan.steps.iter();
     steps
@@ -65,7 +59,7 @@ fn with_reclaim_a_reserve_gives_and_is_no_cap() {
     let text = format!(
         "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.reclaim = true\nregulator.after = 'proportional'\nregulator.predictor = 0.25\n{RESERVES}"
     );
-    let plan = planned(&text, &pooled_machine());
+    let plan = planned(&text, &machine(4, 1));
     let regulations = regulations(&plan);
     let call = regulations["call"].pooling.clone().expect("pooled");
     assert!(!call.capped && call.reclaim);
@@ -100,7 +94,7 @@ fn a_limit_that_is_written_is_not_pooled() {
     let text = format!(
         "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.reclaim = true\n{RESERVES}limit.bandwidth = '2GB/s'\n"
     );
-    let plan = planned(&text, &pooled_machine());
+    let plan = planned(&text, &machine(4, 1));
     let regulations = regulations(&plan);
     assert!(regulations["more"].pooling.is_none());
     assert!(regulations["corun"].pooling.is_some());
@@ -114,22 +108,10 @@ fn a_limit_that_is_written_is_not_pooled() {
 #[test]
 fn a_budget_is_split_by_demand_where_there_is_more_than_one_cpu() {
     let text = format!(
-        "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.split = 'demand'\nregulator.strict = true\n{RESERVES}"
+        "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.strict = true\n{RESERVES}"
     );
-    let plan = planned(&text, &pooled_machine());
+    let plan = planned(&text, &machine(4, 1));
     let regulations = regulations(&plan);
     assert_eq!(regulations["corun"].split, Split::Demand);
     assert_eq!(regulations["call"].split, Split::Even);
-}
-
-#[test]
-fn a_machine_whose_regulators_work_alone_refuses_aloud() {
-    for (key, said) in [
-        ("reclaim = true", "regulator.reclaim: not yet"),
-        ("after = 'spare'", "regulator.after: not yet"),
-        ("split = 'demand'", "regulator.split: not yet"),
-    ] {
-        let text = refused(&format!("regulator.{key}\n{RESERVES}"), &machine(4, 1));
-        assert!(text.contains(said), "{text}");
-    }
 }
