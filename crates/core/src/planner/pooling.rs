@@ -4,12 +4,14 @@
 //! the best-effort groups, and with `strict` the reserves themselves, are budgets that can be pooled (MemGuard's dynamic modes,
 //! [`crate::control::pooled`]). A reserve that is no cap only gives: its CPUs are counted and never stopped.
 
-use crate::plan::{Pooling, Setting, Step};
+use crate::cpuset::CpuSet;
+use crate::plan::{Pooling, Regulation, Setting};
 use crate::policy::{After, Group, RegulatorKeys, Role, Split};
 use crate::units::{Bytes, LINE_BYTES, Lines, Share};
 
 use super::Draft;
 use super::bandwidth::{Wanted, resolve};
+use super::cpus::on;
 
 /// Why a group has a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,9 +125,35 @@ pub(super) fn weakest(pooling: Option<&Pooling>) -> Option<String> {
 /// Sharing that cannot begin, or that has nobody to give.
 pub(super) fn notes(draft: &mut Draft<'_>) {
     let keys = &draft.policy.regulator;
-    let pooled = |step: &Step| matches!(&step.set, Setting::Regulate(r) if r.pooling.is_some());
+    let pooled: Vec<&Regulation> = draft
+        .steps
+        .iter()
+        .filter_map(|step| match &step.set {
+            Setting::Regulate(regulation) => Some(regulation),
+            _ => None,
+        })
+        .filter(|regulation| regulation.pooling.is_some())
+        .collect();
+    if let Some(one) = pooled.first() {
+        let cpus = pooled
+            .iter()
+            .fold(CpuSet::new(), |all, r| all.union(&r.cpus));
+        let idle = if pooled
+            .iter()
+            .all(|r| r.pooling.as_ref().is_some_and(|p| p.capped))
+        {
+            "idle or not"
+        } else {
+            "idle or not, the critical ones too"
+        };
+        draft.notes.push(format!(
+            "the budgets of {} are pooled: each of these CPUs is interrupted at the start of every period ({}), {idle}",
+            on(&cpus),
+            one.period
+        ));
+    }
     let asked = keys.reclaim || keys.after != After::Wait;
-    if asked && draft.refusals.is_empty() && !draft.steps.iter().any(pooled) {
+    if asked && draft.refusals.is_empty() && pooled.is_empty() {
         draft.notes.push(
             "regulator.reclaim and regulator.after change nothing here: no group has a budget from reserves (limits that are written are \
              held as written)"

@@ -202,7 +202,7 @@ fn a_limit_becomes_a_budget_per_cpu_and_period() {
 }
 
 #[test]
-fn a_group_on_several_cpus_has_its_budget_split_evenly() {
+fn a_group_on_several_cpus_begins_with_an_even_part_on_each() {
     let plan = planned(
         &format!("{PAIR}limit.bandwidth = '6GB/s'\n"),
         &machine(4, 1),
