@@ -3,8 +3,8 @@
 use quell_core::backend::{Action, SubjectId};
 use quell_core::cpuset::CpuSet;
 use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Meter, Regulation, Setting};
-use quell_core::policy::Split;
+use quell_core::plan::{Meter, Pooling, Regulation, Setting};
+use quell_core::policy::{After, Split};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::{
@@ -146,6 +146,59 @@ fn regulation(cpus: &CpuSet, meter: Meter, limit: Rate, peak: Rate) -> Regulatio
         longest: Nanos::millis(5),
         pooling: None,
         split: Split::Even,
+        least: Lines(0),
+    }
+}
+
+/// A group that sleeps has a reserve; its neighbour draws what it leaves with reclaim, not without, and with sharing more than both.
+pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
+    let Some(meter) = arm.meter() else { return };
+    if !offers(arm, Mechanism::Bandwidth) {
+        return;
+    }
+    let (first, others) = divided(arm);
+    let second = CpuSet::from_iter(others.first());
+    let (warmup, duration) = arm.spans();
+    // The neighbour's rate; `free`: both CPUs are regulated to a fifth of it.
+    let stream = |arm: &mut dyn Arm, free: Option<f64>, reclaim, after| {
+        for (name, cpus) in [("a", &first), ("b", &second)] {
+            gather(arm, name);
+            confine(arm, name, cpus, false);
+            let Some(free) = free else { continue };
+            let pooling = Some(Pooling {
+                reclaim,
+                after,
+                predictor: Share::WHOLE,
+                quantum: Lines(256),
+                capped: true,
+            });
+            let set = Setting::Regulate(Regulation {
+                pooling,
+                ..regulation(cpus, meter, of(free * 0.2), of(free))
+            });
+            arm.backend()
+                .apply(&step(name, Mechanism::Bandwidth, set))
+                .unwrap();
+        }
+        arm.prefer();
+        started(arm, &subject("a", WORK, Some(&first)));
+        let id = started(arm, &subject("b", STREAM, Some(&second)));
+        let found = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
+        arm.backend().undo().unwrap();
+        found
+    };
+    within(arm, "with reclaim, of its own", (1.6, 3.0), &mut |arm| {
+        let free = stream(arm, None, false, After::Wait);
+        let own = stream(arm, Some(free), false, After::Wait);
+        stream(arm, Some(free), true, After::Wait) / own
+    });
+    for after in [After::Spare, After::Proportional] {
+        let what = format!("{after:?} sharing, of both");
+        within(arm, &what, (1.3, 2.6), &mut |arm| {
+            let free = stream(arm, None, false, After::Wait);
+            let both = stream(arm, Some(free), true, After::Wait);
+            stream(arm, Some(free), true, after) / both
+        });
     }
 }
 

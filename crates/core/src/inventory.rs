@@ -226,10 +226,6 @@ pub struct Means {
     pub realtime: Result<(), String>,
     /// The CPU-time quota (`cpu.max` or `cpu.cfs_quota_us`) can be written.
     pub cpu_max: bool,
-    /// Whether its regulators share budgets: among CPUs (reclaim, spare and proportional sharing), and over a group's CPUs by
-    /// demand.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub pooled: bool,
     /// CPU time the kernel gives ordinary tasks beside a real-time spinner (real-time throttling, fair server):
     /// regulation below this leaks.
     pub kernel_floor: Share,

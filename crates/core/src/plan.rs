@@ -181,8 +181,11 @@ pub struct Regulation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
     /// How the sum of the budgets is spread over the CPUs: by demand, again and again, or evenly.
-    #[serde(default, skip_serializing_if = "Split::is_even")]
+    #[serde(default = "Split::even", skip_serializing_if = "Split::is_even")]
     pub split: Split,
+    /// Lines per period that every CPU keeps when the budget is split by demand: what can be held there.
+    #[serde(default, skip_serializing_if = "Lines::is_zero")]
+    pub least: Lines,
 }
 
 /// A promise the policy makes to or about a group.

@@ -112,14 +112,47 @@ impl Pooled {
     }
 
     fn each(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
+        let (one, other) = (self.to_array(), other.to_array());
+        Self::from_array(std::array::from_fn(|i| with(one[i], other[i])))
+    }
+
+    /// How many figures there are.
+    pub const FIELDS: usize = 7;
+
+    /// The figures, in the order of the fields.
+    #[must_use]
+    pub const fn to_array(self) -> [u64; Self::FIELDS] {
+        [
+            self.guaranteed,
+            self.donated,
+            self.taken_back,
+            self.reclaimed,
+            self.missed,
+            self.granted_twice,
+            self.best_effort,
+        ]
+    }
+
+    /// The same, back.
+    #[must_use]
+    pub const fn from_array(figures: [u64; Self::FIELDS]) -> Self {
+        let [
+            guaranteed,
+            donated,
+            taken_back,
+            reclaimed,
+            missed,
+            granted_twice,
+            best_effort,
+        ] = figures;
         Self {
-            guaranteed: with(self.guaranteed, other.guaranteed),
-            donated: with(self.donated, other.donated),
-            taken_back: with(self.taken_back, other.taken_back),
-            reclaimed: with(self.reclaimed, other.reclaimed),
-            missed: with(self.missed, other.missed),
-            granted_twice: with(self.granted_twice, other.granted_twice),
-            best_effort: with(self.best_effort, other.best_effort),
+            guaranteed,
+            donated,
+            taken_back,
+            reclaimed,
+            missed,
+            granted_twice,
+            best_effort,
         }
     }
 }

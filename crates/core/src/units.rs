@@ -359,6 +359,10 @@ impl fmt::Display for Share {
 pub struct Lines(pub u64);
 
 impl Lines {
+    pub(crate) const fn is_zero(&self) -> bool {
+        self.0 == 0
+    }
+
     /// The lines a rate moves in a span, rounded down.
     #[must_use]
     pub fn at(rate: Rate, span: Nanos) -> Self {

@@ -128,7 +128,7 @@ fn the_reference_is_read_key_by_key() {
             reclaim: true,
             after: After::Proportional,
             adapt: Adapt::Deadline,
-            split: Some(Split::Demand),
+            split: Split::Demand,
             predictor: Some(0.5),
             quantum: Some(Bytes(64 << 10)),
             ..RegulatorKeys::default()

@@ -51,6 +51,7 @@ pub fn stop_cost(
         longest: Nanos::millis(5),
         pooling: None,
         split: Split::Even,
+        least: Lines(0),
     };
     let budget = regulation.budget.time_at(regulation.peak);
     let said = measure(backend, regulation, watch(cpu.id));

@@ -371,7 +371,6 @@ pub fn machine(cpus: u32) -> Inventory {
             time_meter: true,
             realtime: Ok(()),
             cpu_max: true,
-            pooled: false,
             kernel_floor: Share::percent(5),
             counter_users: Vec::new(),
         },

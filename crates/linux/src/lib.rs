@@ -24,6 +24,7 @@ pub mod lock;
 pub mod meter;
 pub mod perf;
 pub mod pmu;
+pub mod pool;
 mod probe;
 pub mod procfs;
 pub mod remaining;

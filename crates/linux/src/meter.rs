@@ -20,6 +20,9 @@ const SHORTEST: Nanos = Nanos::micros(10);
 /// the group that goes before the throttler (a deadline task) may have run on.
 const MOST_CREDIT: Nanos = Nanos::micros(100);
 
+/// Longer than any period.
+const NEVER: u64 = u64::MAX >> 2;
+
 /// The fewest events an event meter is armed with: it wakes repeatedly, and must not do so without end.
 const FEWEST: Lines = Lines(256);
 
@@ -28,14 +31,17 @@ pub const MOST_EVENTS: usize = 2;
 
 /// Something that counts lines on one CPU and wakes its reader.
 pub trait Meter: Send {
-    /// Wakes pollers after so many more lines.
-    fn arm(&mut self, lines: Lines) -> io::Result<()>;
+    /// Wakes pollers after so many more lines. `taken`: the CPU was taken from the group, by an overflow or a stop, and is given
+    /// back to it now; what that costs it is credited.
+    fn arm(&mut self, lines: Lines, taken: bool) -> io::Result<()>;
+    /// Wakes nobody until it is armed again.
+    fn rest(&mut self) -> io::Result<()>;
     /// The reader was woken: by which overflow, if the kernel recorded one.
     fn woken(&mut self) -> io::Result<Option<Overflow>>;
     /// Lines so far, and whether the counters were counting all the time.
     fn read(&mut self) -> io::Result<(Lines, bool)>;
     /// What to poll.
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS];
 }
 
 /// CPU time × peak single-CPU rate. Two events on the same clock: one counts for ever, the other wakes once each time
@@ -80,11 +86,18 @@ impl TimeMeter {
 }
 
 impl Meter for TimeMeter {
-    fn arm(&mut self, lines: Lines) -> io::Result<()> {
+    /// Whether a period that begins while the group runs takes the CPU from it cannot be told from its beginning while the
+    /// group sleeps, where nothing is charged: nothing is credited then, and the bound stays one.
+    fn arm(&mut self, lines: Lines, taken: bool) -> io::Result<()> {
         self.armed = self.readings()?;
-        self.credit += self.cost.0;
-        let span = lines.time_at(self.peak).plus(self.cost);
+        let cost = if taken { self.cost } else { Nanos(0) };
+        self.credit += cost.0;
+        let span = lines.time_at(self.peak).plus(cost);
         self.alarm.arm(span.0.max(SHORTEST.0))
+    }
+
+    fn rest(&mut self) -> io::Result<()> {
+        self.alarm.arm(NEVER)
     }
 
     /// The alarm stopped counting when it rang, the clock went on until the group was switched out. If a program was
@@ -109,8 +122,8 @@ impl Meter for TimeMeter {
         ))
     }
 
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.alarm.as_fd()]
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
+        [Some(self.alarm.as_fd()), None]
     }
 }
 
@@ -137,7 +150,7 @@ impl EventMeter {
 }
 
 impl Meter for EventMeter {
-    fn arm(&mut self, lines: Lines) -> io::Result<()> {
+    fn arm(&mut self, lines: Lines, _: bool) -> io::Result<()> {
         // With several events each is armed with its part: whichever comes first, the sum is looked at and, if it
         // is not there yet, all are armed anew with what is left.
         let part = lines
@@ -145,6 +158,10 @@ impl Meter for EventMeter {
             .div_ceil(self.events.len().max(1) as u64)
             .max(FEWEST.0);
         self.events.iter().try_for_each(|event| event.arm(part))
+    }
+
+    fn rest(&mut self) -> io::Result<()> {
+        self.events.iter().try_for_each(|event| event.arm(NEVER))
     }
 
     /// The newest overflow of all events: the one that woke.
@@ -167,7 +184,7 @@ impl Meter for EventMeter {
         Ok((Lines(sum), running))
     }
 
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.events.iter().map(AsFd::as_fd).collect()
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
+        std::array::from_fn(|i| self.events.get(i).map(AsFd::as_fd))
     }
 }

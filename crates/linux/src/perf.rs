@@ -6,10 +6,10 @@
 //! kernel overwrites it and nobody has to consume it. What it writes there, the time of the overflow and the mode it
 //! interrupted, is the kernel's own witness of how late its reader is.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use quell_core::cpuset::CpuId;
@@ -125,6 +125,8 @@ pub struct Event {
     wake: Wake,
     /// Kept mapped for as long as the event is polled.
     ring: Option<Ring>,
+    /// One that wakes once: how much had been recorded when it was last armed.
+    armed: Cell<Option<u64>>,
 }
 
 /// The event's control page and one page of records.
@@ -138,11 +140,16 @@ struct Ring {
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// The newest record, unless the kernel wrote another meanwhile.
-    fn newest(&self) -> Option<Overflow> {
+    /// How much was recorded since the beginning, in bytes.
+    fn head(&self) -> &AtomicU64 {
         // SAFETY: the control page is mapped for as long as `self` lives, `DATA_HEAD` lies in it and is aligned; the
         // kernel writes it whole.
-        let head = unsafe { &*self.address.cast::<u8>().add(DATA_HEAD).cast::<AtomicU64>() };
+        unsafe { &*self.address.cast::<u8>().add(DATA_HEAD).cast::<AtomicU64>() }
+    }
+
+    /// The newest record, unless the kernel wrote another meanwhile.
+    fn newest(&self) -> Option<Overflow> {
+        let head = self.head();
         let end = head.load(Ordering::Acquire);
         let page = self.length as u64 / 2;
         let begin = usize::try_from(page + end.checked_sub(RECORD_BYTES)? % page).ok()?;
@@ -231,7 +238,12 @@ impl Event {
         // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let ring = if samples { Some(map_ring(&fd)?) } else { None };
-        let event = Self { fd, wake, ring };
+        let event = Self {
+            fd,
+            wake,
+            ring,
+            armed: Cell::new(None),
+        };
         if wake != Wake::Once {
             event.ioctl(IOC_ENABLE, 0)?;
         }
@@ -249,11 +261,16 @@ impl Event {
         }
     }
 
-    /// Wakes pollers after another `period` events, counted from now.
+    /// Wakes pollers after another `period` events, counted from now, whether or not it was armed and has not woken them yet.
+    ///
+    /// One that wakes once is enabled for one overflow more each time it is refreshed, and so it is refreshed only after it
+    /// has overflowed: else it would ring again and again. What is asked of it and what it does must happen on its own CPU,
+    /// where neither can come between the other.
     pub fn arm(&self, period: u64) -> io::Result<()> {
         let period = period.max(1);
         self.ioctl(IOC_PERIOD, &raw const period as u64)?;
-        if self.wake == Wake::Once {
+        let recorded = self.ring.as_ref().map(|r| r.head().load(Ordering::Acquire));
+        if self.wake == Wake::Once && self.armed.replace(recorded) != recorded {
             self.ioctl(IOC_REFRESH, 1)
         } else {
             Ok(())

@@ -167,7 +167,6 @@ pub fn probe(
         time_meter: time.is_ok(),
         realtime,
         cpu_max: root && cgroups.of(Controller::Cpu).is_some(),
-        pooled: false,
         kernel_floor: topology::kernel_floor(files)?.safe,
         counter_users: topology::counter_users(files)?,
     };

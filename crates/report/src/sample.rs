@@ -456,6 +456,7 @@ pub(crate) fn plan() -> Plan {
                     longest: Nanos::millis(5),
                     pooling: None,
                     split: Split::Even,
+                    least: Lines(0),
                 }),
                 "the limit of 3.75GB/s on one CPU",
             ),

@@ -26,6 +26,12 @@ pub enum Fast {
 }
 
 impl Fast {
+    /// Whether the CPU is to be stopped.
+    #[must_use]
+    pub fn stops(self) -> bool {
+        matches!(self, Self::ThrottleUntil(_))
+    }
+
     /// The same on another clock.
     #[must_use]
     pub fn on_clock(self, clock: impl FnOnce(Nanos) -> Nanos) -> Self {

@@ -2,10 +2,12 @@
 //! have nothing left. Shared by the regulators of all CPUs, and the only thing that they share.
 //!
 //! Method: MemGuard's global budget (Yun et al., RTAS 2013, section III-C), kept without locks. What must be seen
-//! together lies in one word, changed by compare-and-exchange: a tag of the period, how many members have spent all they
-//! may, and the lines to be had. So "everybody is out of budget and nothing is left" is one load of one word, exactly one
-//! caller of [`Pool::spend`] learns it first, and a CPU that is late and still in the last period can neither take from
-//! this one's lines nor lose any of its own in it unseen.
+//! together lies in one word, changed by compare-and-exchange: a tag of the period, how many members have something left,
+//! and the lines to be had. So "everybody is out of budget and nothing is left" is one load of one word, and a CPU that is
+//! late and still in the last period can neither take from this one's lines nor lose any of its own in it unseen.
+//!
+//! Members come and go while the others run. Whoever does so may be counted once too often in the period in which it
+//! does, never once too little: sharing may begin later for it, not sooner.
 
 #[cfg(all(loom, test))]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -60,12 +62,18 @@ pub trait Pool {
     fn period(&self) -> Period;
     /// Begins the period `to` after `from`, unless somebody else was first. Returns the current one.
     fn renew(&self, from: Period, to: Period) -> Period;
+    /// A member more, with something left in every period until it says otherwise.
+    fn join(&self);
+    /// A member less, which had something `left` in `period` or had not.
+    fn leave(&self, period: Period, left: bool);
     /// A member has `lines` to give away.
     fn give(&self, period: Period, lines: Lines);
     /// A member takes up to `want`. Whoever is counted as spent takes itself out of that count first ([`Pool::hold`]).
     fn take(&self, period: Period, want: Lines) -> Lines;
-    /// A member has nothing left. `true`: it was the last, and the pool is empty.
-    fn spend(&self, period: Period) -> bool;
+    /// Whether there is anything to take.
+    fn offers(&self, period: Period) -> bool;
+    /// A member has nothing left.
+    fn spend(&self, period: Period);
     /// A member that was counted as spent is about to have something again.
     fn hold(&self, period: Period);
     /// Whether every member has spent what it had, and the pool is empty.
@@ -82,14 +90,15 @@ const LINES: u64 = (1 << LINES_BITS) - 1;
 const COUNTS: u64 = (1 << COUNT_BITS) - 1;
 const TAGS: u64 = (1 << (64 - LINES_BITS - COUNT_BITS)) - 1;
 
-/// The most members whose being spent can be counted; with more, sharing what is left never begins.
-pub const MOST_MEMBERS: u64 = COUNTS;
+/// So many members, or more, cannot be counted: then sharing what is left never begins.
+const TOO_MANY: u64 = COUNTS;
 
-/// The word: tag of the period, members that are spent, lines to be had (2^30 lines = 68 GB; what goes beyond expires).
+/// The word: tag of the period, members that have something left, lines to be had (2^30 lines = 68 GB; what goes beyond
+/// expires).
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct State {
     tag: u64,
-    spent: u64,
+    having: u64,
     lines: u64,
 }
 
@@ -97,39 +106,38 @@ impl State {
     const fn unpack(word: u64) -> Self {
         Self {
             tag: word >> (LINES_BITS + COUNT_BITS),
-            spent: word >> LINES_BITS & COUNTS,
+            having: word >> LINES_BITS & COUNTS,
             lines: word & LINES,
         }
     }
 
     const fn pack(self) -> u64 {
-        self.tag << (LINES_BITS + COUNT_BITS) | self.spent << LINES_BITS | self.lines
+        self.tag << (LINES_BITS + COUNT_BITS) | self.having << LINES_BITS | self.lines
     }
 
-    /// This state as a member sees it that is in `period`: an older one's is over, and leaves so many lines unused.
-    /// `None`: the member is late.
-    const fn seen_in(self, period: Period) -> Option<(Self, u64)> {
-        let tag = period.tag();
-        if tag == self.tag {
-            return Some((self, 0));
-        }
-        // Tags wrap: the nearer way round tells which is the older.
-        if tag.wrapping_sub(self.tag) & TAGS <= TAGS / 2 {
-            let fresh = Self {
-                tag,
-                spent: 0,
-                lines: 0,
-            };
-            return Some((fresh, self.lines));
-        }
-        None
+    /// Whether it is of a period before that of `tag`. Tags wrap: the nearer way round tells which is the older.
+    const fn before(self, tag: u64) -> bool {
+        tag != self.tag && tag.wrapping_sub(self.tag) & TAGS <= TAGS / 2
+    }
+
+    fn one_more(self) -> Self {
+        let having = (self.having + 1).min(TOO_MANY);
+        Self { having, ..self }
+    }
+
+    fn one_less(self) -> Self {
+        let having = match self.having {
+            TOO_MANY => TOO_MANY,
+            some => some.saturating_sub(1),
+        };
+        Self { having, ..self }
     }
 }
 
 /// The pool of threads and of simulated cores alike. Fixed in size; nothing in it waits or allocates.
 #[derive(Debug)]
 pub struct SharedPool {
-    members: u64,
+    members: AtomicU64,
     period: AtomicU64,
     state: AtomicU64,
     free: AtomicU64,
@@ -140,20 +148,20 @@ pub struct SharedPool {
 const NEVER: u64 = u64::MAX;
 
 impl SharedPool {
-    /// A pool of so many members, its first period beginning at `start`.
+    /// A pool without members, its first period beginning at `start`.
     #[must_use]
-    pub fn new(members: usize, start: Nanos) -> Self {
+    pub fn new(start: Nanos) -> Self {
         let first = Period {
             start,
             early: false,
         };
         let state = State {
             tag: first.tag(),
-            spent: 0,
+            having: 0,
             lines: 0,
         };
         Self {
-            members: members as u64,
+            members: AtomicU64::new(0),
             period: AtomicU64::new(first.pack()),
             state: AtomicU64::new(state.pack()),
             free: AtomicU64::new(NEVER),
@@ -173,6 +181,21 @@ impl SharedPool {
         Lines(State::unpack(self.state.load(Ordering::Acquire)).lines)
     }
 
+    /// The word as a member sees it that is in `period`: an older one's is over, and leaves so many lines unused. `None`: the
+    /// member is late.
+    fn seen_in(&self, period: Period, word: u64) -> Option<(State, u64)> {
+        let (state, tag) = (State::unpack(word), period.tag());
+        if state.tag == tag {
+            return Some((state, 0));
+        }
+        let fresh = || State {
+            tag,
+            having: self.members.load(Ordering::Acquire).min(TOO_MANY),
+            lines: 0,
+        };
+        state.before(tag).then(|| (fresh(), state.lines))
+    }
+
     /// Changes the word as a member sees it that is in `period`; what its change leaves of an older period, or the change
     /// itself says is too much, expires. `None`: the member is late, and nothing was changed.
     fn change(
@@ -182,7 +205,7 @@ impl SharedPool {
     ) -> Option<(State, State)> {
         let mut word = self.state.load(Ordering::Acquire);
         loop {
-            let (before, left) = State::unpack(word).seen_in(period)?;
+            let (before, left) = self.seen_in(period, word)?;
             let (after, over) = change(before);
             match self.state.compare_exchange_weak(
                 word,
@@ -199,10 +222,6 @@ impl SharedPool {
                 Err(now) => word = now,
             }
         }
-    }
-
-    const fn spent_up(&self, state: State) -> bool {
-        state.lines == 0 && state.spent == self.members
     }
 }
 
@@ -221,6 +240,59 @@ impl Pool for SharedPool {
             Ok(_) => to,
             Err(now) => Period::unpack(now),
         }
+    }
+
+    /// Counted among the members first: whoever begins the state of a period meanwhile counts it. In a state that was there
+    /// already it is counted here.
+    fn join(&self) {
+        self.members.fetch_add(1, Ordering::AcqRel);
+        loop {
+            let period = self.period();
+            let word = self.state.load(Ordering::Acquire);
+            // Late by a moment: a newer period has just begun.
+            let Some((state, left)) = self.seen_in(period, word) else {
+                continue;
+            };
+            let begun = State::unpack(word).tag == period.tag();
+            let state = if begun { state.one_more() } else { state };
+            let set = self.state.compare_exchange(
+                word,
+                state.pack(),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            if set.is_ok() {
+                self.expired.fetch_add(left, Ordering::AcqRel);
+                return;
+            }
+        }
+    }
+
+    /// Taken out of the state first, and of the members then.
+    fn leave(&self, period: Period, left: bool) {
+        let tag = period.tag();
+        let mut word = self.state.load(Ordering::Acquire);
+        loop {
+            let state = State::unpack(word);
+            // Whoever has not begun a period that others have is counted in it.
+            let counted = if state.tag == tag {
+                left
+            } else {
+                !state.before(tag)
+            };
+            if !counted {
+                break;
+            }
+            let less = state.one_less().pack();
+            match self
+                .state
+                .compare_exchange_weak(word, less, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => break,
+                Err(now) => word = now,
+            }
+        }
+        self.members.fetch_sub(1, Ordering::AcqRel);
     }
 
     fn give(&self, period: Period, lines: Lines) {
@@ -246,24 +318,22 @@ impl Pool for SharedPool {
         Lines(taken.map_or(0, |(before, after)| before.lines - after.lines))
     }
 
-    fn spend(&self, period: Period) -> bool {
-        let done = self.change(period, |state| {
-            let spent = (state.spent + 1).min(COUNTS);
-            (State { spent, ..state }, 0)
-        });
-        done.is_some_and(|(_, after)| self.spent_up(after))
+    fn offers(&self, period: Period) -> bool {
+        let state = State::unpack(self.state.load(Ordering::Acquire));
+        state.tag == period.tag() && state.lines > 0
+    }
+
+    fn spend(&self, period: Period) {
+        self.change(period, |state| (state.one_less(), 0));
     }
 
     fn hold(&self, period: Period) {
-        self.change(period, |state| {
-            let spent = state.spent.saturating_sub(1);
-            (State { spent, ..state }, 0)
-        });
+        self.change(period, |state| (state.one_more(), 0));
     }
 
     fn all_spent(&self, period: Period) -> bool {
         let state = State::unpack(self.state.load(Ordering::Acquire));
-        state.tag == period.tag() && self.spent_up(state)
+        state.tag == period.tag() && state.lines == 0 && state.having == 0
     }
 
     fn set_free(&self, period: Period) {
@@ -288,9 +358,17 @@ mod tests {
         }
     }
 
+    /// Of two members.
+    fn pool() -> SharedPool {
+        let pool = SharedPool::new(Nanos(0));
+        pool.join();
+        pool.join();
+        pool
+    }
+
     #[test]
     fn what_is_given_can_be_taken_once() {
-        let pool = SharedPool::new(2, Nanos(0));
+        let pool = pool();
         pool.give(period(0), Lines(30));
         assert_eq!(pool.take(period(0), Lines(20)), Lines(20));
         assert_eq!(pool.take(period(0), Lines(20)), Lines(10));
@@ -299,7 +377,7 @@ mod tests {
 
     #[test]
     fn what_nobody_took_expires_with_its_period() {
-        let pool = SharedPool::new(2, Nanos(0));
+        let pool = pool();
         pool.give(period(0), Lines(30));
         assert_eq!(pool.renew(period(0), period(1)), period(1));
         // Whoever is late gets nothing of the new period, and what it gives is of no use to anybody.
@@ -311,7 +389,7 @@ mod tests {
 
     #[test]
     fn one_of_two_who_would_begin_a_period_does() {
-        let pool = SharedPool::new(2, Nanos(0));
+        let pool = pool();
         let early = period(0).early(Nanos(300_000));
         assert!(early.early);
         assert_eq!(pool.renew(period(0), early), early);
@@ -329,17 +407,60 @@ mod tests {
 
     #[test]
     fn all_are_spent_when_the_last_is_and_the_pool_is_empty() {
-        let pool = SharedPool::new(2, Nanos(0));
+        let pool = pool();
         pool.give(period(0), Lines(10));
-        assert!(!pool.spend(period(0)));
-        assert!(!pool.spend(period(0)), "ten lines are left");
+        pool.spend(period(0));
+        pool.spend(period(0));
+        assert!(!pool.all_spent(period(0)), "ten lines are left");
         pool.hold(period(0));
         assert_eq!(pool.take(period(0), Lines(10)), Lines(10));
         assert!(!pool.all_spent(period(0)));
-        assert!(pool.spend(period(0)));
+        pool.spend(period(0));
         assert!(pool.all_spent(period(0)));
         pool.renew(period(0), period(1));
         assert!(!pool.all_spent(period(1)), "nobody has begun it");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_member_that_left() {
+        for (left, begun) in [(true, true), (false, true), (true, false)] {
+            let pool = pool();
+            pool.spend(period(0));
+            if !left {
+                pool.spend(period(0));
+            }
+            if begun {
+                pool.leave(period(0), left);
+                assert!(pool.all_spent(period(0)), "left with something: {left}");
+            }
+            pool.renew(period(0), period(1));
+            pool.give(period(1), Lines(1));
+            pool.take(period(1), Lines(1));
+            if !begun {
+                // It was late, and is counted in the period that the others have begun.
+                pool.leave(period(0), left);
+            }
+            assert!(!pool.all_spent(period(1)));
+            pool.spend(period(1));
+            assert!(pool.all_spent(period(1)), "left with something: {left}");
+        }
+    }
+
+    #[test]
+    fn a_member_that_joins_is_waited_for() {
+        let pool = pool();
+        pool.spend(period(0));
+        pool.spend(period(0));
+        pool.join();
+        assert!(!pool.all_spent(period(0)));
+        pool.spend(period(0));
+        assert!(pool.all_spent(period(0)));
+        pool.renew(period(0), period(1));
+        for _ in 0..3 {
+            assert!(!pool.all_spent(period(1)));
+            pool.spend(period(1));
+        }
+        assert!(pool.all_spent(period(1)));
     }
 }
 
@@ -359,11 +480,17 @@ mod interleavings {
         early: false,
     };
 
+    fn pool(members: usize) -> Arc<SharedPool> {
+        let pool = Arc::new(SharedPool::new(Nanos(0)));
+        (0..members).for_each(|_| pool.join());
+        pool
+    }
+
     /// Nothing is taken twice and nothing is lost, also across the end of a period.
     #[test]
     fn donations_are_conserved() {
         loom::model(|| {
-            let pool = Arc::new(SharedPool::new(2, Nanos(0)));
+            let pool = pool(2);
             pool.give(ONE, Lines(10));
             let other = Arc::clone(&pool);
             let late = thread::spawn(move || other.take(ONE, Lines(7)).0);
@@ -380,12 +507,12 @@ mod interleavings {
         });
     }
 
-    /// Of two who are spent at the same time exactly one learns that it was the last, and never while lines are to be had
-    /// or held.
+    /// Of two who are spent at the same time the last, at least, sees that all are, and nobody while lines are to be had or
+    /// held.
     #[test]
-    fn one_learns_that_all_are_spent() {
+    fn somebody_learns_that_all_are_spent() {
         loom::model(|| {
-            let pool = Arc::new(SharedPool::new(2, Nanos(0)));
+            let pool = pool(2);
             pool.give(ONE, Lines(5));
             let run = |pool: Arc<SharedPool>| {
                 let mut held = 0;
@@ -393,7 +520,8 @@ mod interleavings {
                     let got = pool.take(ONE, Lines(3)).0;
                     held += got;
                     if got == 0 {
-                        return (held, pool.spend(ONE));
+                        pool.spend(ONE);
+                        return (held, pool.all_spent(ONE));
                     }
                 }
             };
@@ -402,7 +530,50 @@ mod interleavings {
             let here = run(Arc::clone(&pool));
             let there = there.join().unwrap();
             assert_eq!(here.0 + there.0, 5);
-            assert!(here.1 != there.1, "exactly one");
+            assert!(here.1 || there.1);
+        });
+    }
+
+    /// One leaves while the other spends all it has and the next period begins: it is never waited for afterwards for
+    /// longer than a period, and the other is never taken for spent while it is not.
+    #[test]
+    fn who_leaves_is_counted_no_longer() {
+        loom::model(|| {
+            let pool = pool(2);
+            let other = Arc::clone(&pool);
+            let leaves = thread::spawn(move || {
+                other.spend(ONE);
+                other.leave(ONE, false);
+            });
+            assert!(!pool.all_spent(ONE), "it has not spent anything");
+            pool.renew(ONE, TWO);
+            pool.give(TWO, Lines(1));
+            assert!(!pool.all_spent(TWO));
+            pool.take(TWO, Lines(1));
+            assert!(!pool.all_spent(TWO), "it has not spent anything");
+            leaves.join().unwrap();
+            let three = TWO.early(Nanos(1_500_000));
+            pool.renew(TWO, three);
+            pool.spend(three);
+            assert!(pool.all_spent(three));
+        });
+    }
+
+    /// One joins while the other begins the next period and spends what it has in it.
+    #[test]
+    fn who_joins_is_waited_for() {
+        loom::model(|| {
+            let pool = pool(1);
+            let other = Arc::clone(&pool);
+            let joins = thread::spawn(move || {
+                other.join();
+                let in_two = other.period() == TWO;
+                in_two && other.all_spent(TWO)
+            });
+            pool.renew(ONE, TWO);
+            pool.spend(TWO);
+            assert!(!joins.join().unwrap(), "it has not spent anything");
+            assert!(!pool.all_spent(TWO));
         });
     }
 
@@ -410,20 +581,21 @@ mod interleavings {
     #[test]
     fn who_holds_lines_is_not_spent() {
         loom::model(|| {
-            let pool = Arc::new(SharedPool::new(2, Nanos(0)));
+            let pool = pool(2);
             pool.give(ONE, Lines(2));
             pool.spend(ONE);
             let other = Arc::clone(&pool);
             let greedy = thread::spawn(move || {
                 let got = other.take(ONE, Lines(1)).0;
-                (got, other.spend(ONE))
+                other.spend(ONE);
+                got
             });
             pool.hold(ONE);
             let got = pool.take(ONE, Lines(2)).0;
             let early = pool.all_spent(ONE);
             assert!(got == 0 || !early, "it holds {got}");
             pool.spend(ONE);
-            let (taken, _) = greedy.join().unwrap();
+            let taken = greedy.join().unwrap();
             assert_eq!(taken + got + pool.left().0, 2);
         });
     }
@@ -432,7 +604,7 @@ mod interleavings {
     #[test]
     fn one_period_begins() {
         loom::model(|| {
-            let pool = Arc::new(SharedPool::new(2, Nanos(0)));
+            let pool = pool(2);
             let other = Arc::clone(&pool);
             let there = thread::spawn(move || other.renew(ONE, ONE.early(Nanos(300_000))));
             let here = pool.renew(ONE, TWO);

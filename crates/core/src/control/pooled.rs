@@ -25,7 +25,8 @@
 //! **Deviations from MemGuard.** After a miss it lifts the cap until the period ends; here it is lifted to the budget, so that
 //! what a miss grants twice is bounded. It leaves idle CPUs out when it asks whether all are exhausted; here an idle CPU
 //! counts as spent only when it has given all it had away, so that without reclaim nothing is shared while anybody has
-//! budget left. What is taken back grows with what has been drawn in the period (from a quantum up), so that
+//! budget left. But no counter of an idle CPU stands still (interrupts, the throttler's own waking), so "all" is all but
+//! [`NOISE`], which it keeps, and whose use wakes nobody. What is taken back grows with what has been drawn in the period (from a quantum up), so that
 //! a CPU that wakes for a moment leaves the others what they have. A CPU that is not capped (a critical group's by default) is
 //! never stopped: its reserve is what it gives from, and beyond it it runs on.
 //!
@@ -40,6 +41,9 @@ use crate::plan::Pooling;
 use crate::policy::After;
 use crate::record::Pooled;
 use crate::units::{Lines, Nanos, Share};
+
+/// What an idle CPU keeps, in parts of its budget; never more than a quantum.
+const NOISE: u64 = 32;
 
 /// The regulator of one member of a pool.
 #[derive(Clone, Debug)]
@@ -69,7 +73,7 @@ pub struct PooledRegulator {
 }
 
 impl PooledRegulator {
-    /// A regulator with `budget` lines per `length`. It draws nothing until [`Self::begin`].
+    /// A regulator with `budget` lines per `length`. It draws nothing until [`Self::begin`], with which it joins the pool.
     /// Until it has been seen to draw less it is predicted to draw all of its budget.
     #[must_use]
     pub fn new(rules: &Pooling, budget: Lines, length: Nanos) -> Self {
@@ -91,12 +95,6 @@ impl PooledRegulator {
             forgiven: 0,
             did: Pooled::default(),
         }
-    }
-
-    /// The same, as it was made: for another pool.
-    #[must_use]
-    pub fn afresh(&self) -> Self {
-        Self::new(&self.rules, Lines(self.next_budget), Nanos(self.length))
     }
 
     /// The budget from the next period on.
@@ -135,8 +133,39 @@ impl PooledRegulator {
         Lines(self.grant - self.twice)
     }
 
+    /// The period it is in; none before it has joined.
+    #[must_use]
+    pub fn period(&self) -> Option<Period> {
+        self.period
+    }
+
+    /// Of a CPU that is stopped: whether asking [`Self::overflow`] again may end its stop before its time, because another
+    /// period has begun, all may run, somebody who came late has given something, or all are spent.
+    #[must_use]
+    pub fn news(&self, pool: &impl Pool) -> bool {
+        let Some(period) = self.period else {
+            return true;
+        };
+        pool.period() != period
+            || pool.is_free(period)
+            || (self.rules.reclaim && pool.offers(period))
+            || (self.rules.after != After::Wait && pool.all_spent(period))
+    }
+
+    /// The CPU is regulated no more: it leaves the pool, with what of its gift is still there, and nobody waits for it any longer.
+    pub fn leave(&mut self, pool: &impl Pool) {
+        if let Some(period) = self.period.take() {
+            let back = pool.take(period, Lines(std::mem::take(&mut self.lent))).0;
+            self.did.taken_back += back;
+            pool.leave(period, !self.spent);
+        }
+    }
+
     /// A period may have begun: joins the current one, or begins the next when it is time. In the same period nothing changes.
     pub fn begin(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Fast {
+        if self.period.is_none() {
+            pool.join();
+        }
         let mut current = pool.period();
         let over = now.since(current.start).0 / self.length;
         if over > 0 {
@@ -160,11 +189,10 @@ impl PooledRegulator {
             pool.give(current, Lines(self.lent));
             self.did.donated += self.lent;
         }
-        if kept == 0 && debt == 0 {
-            // It looks idle. The first line that it draws tells otherwise.
+        if self.lent > 0 && kept <= self.noise() {
+            // It looks idle. What it draws beyond the noise tells otherwise.
             self.spent = true;
             pool.spend(current);
-            return Fast::NewPeriod(Lines(1));
         }
         match self.decide(used, pool) {
             Fast::Rearm(lines) => Fast::NewPeriod(lines),
@@ -196,10 +224,16 @@ impl PooledRegulator {
     /// What this CPU keeps of its budget. The debt is demand like any other.
     fn kept(&self, debt: u64) -> u64 {
         if self.rules.reclaim {
-            self.budget.min(self.predicted.saturating_add(debt))
+            let demand = self.predicted.saturating_add(debt);
+            self.budget.min(demand.max(self.noise()))
         } else {
             self.budget
         }
+    }
+
+    /// What an idle CPU's counter may count.
+    fn noise(&self) -> u64 {
+        (self.budget / NOISE).min(self.rules.quantum.0).max(1)
     }
 
     fn grant(&mut self, lines: u64) {
@@ -261,15 +295,8 @@ impl PooledRegulator {
         if spent < self.grant {
             return Fast::Rearm(Lines(self.grant - spent));
         }
-        if self.spent && (self.lent == 0 || spent == 0) {
-            // Nothing came back since it was asked last; or it still lies idle.
-            return if spent == 0 {
-                Fast::Rearm(Lines(1))
-            } else {
-                self.exhausted(used, period, pool)
-            };
-        }
-        if self.rules.reclaim {
+        // Where it has asked already, and nothing has come since, it need not ask again.
+        if self.rules.reclaim && !(self.spent && self.lent == 0 && !pool.offers(period)) {
             self.have(period, pool);
             self.reclaim(spent, period, pool);
             if spent < self.grant {

@@ -13,7 +13,7 @@ const HUNGRY: u64 = 15;
 /// What a CPU keeps beyond what it drew, in parts of it: a quarter.
 const MARGIN: u64 = 4;
 
-/// The least that every CPU keeps, in parts of an even share: an eighth.
+/// The least that every CPU keeps, in parts of an even share: an eighth, or what the plan says if that is more.
 const LEAST: u64 = 8;
 
 /// How often a budget is split again: so many periods, and no less than [`SHORTEST`].
@@ -26,17 +26,19 @@ const SHORTEST: Nanos = Nanos::millis(10);
 #[derive(Clone, Debug)]
 pub struct ByDemand {
     total: Lines,
+    least: Lines,
     period: Nanos,
     at: Nanos,
     seen: Vec<Lines>,
 }
 
 impl ByDemand {
-    /// `total` lines per `period`, of CPUs whose counters read `used`.
+    /// `total` lines per `period`, of CPUs whose counters read `used`, each of which keeps `least` at least.
     #[must_use]
-    pub fn new(total: Lines, period: Nanos, now: Nanos, used: Vec<Lines>) -> Self {
+    pub fn new(total: Lines, least: Lines, period: Nanos, now: Nanos, used: Vec<Lines>) -> Self {
         Self {
             total,
+            least,
             period: Nanos(period.0.max(1)),
             at: now,
             seen: used,
@@ -67,7 +69,7 @@ impl ByDemand {
             })
             .collect();
         (self.at, self.seen) = (now, used);
-        by_demand(self.total, &drew)
+        by_demand(self.total, self.least, &drew)
     }
 }
 
@@ -90,14 +92,14 @@ pub fn even(total: Lines, cpus: usize) -> Vec<Lines> {
         .collect()
 }
 
-/// The split by demand: the sum is `total`.
+/// The split by demand: the sum is `total`, and every CPU keeps `least`, if all of them can.
 #[must_use]
-pub fn by_demand(total: Lines, drew: &[Drew]) -> Vec<Lines> {
-    let least = even(Lines(total.0 / LEAST), drew.len());
+pub fn by_demand(total: Lines, least: Lines, drew: &[Drew]) -> Vec<Lines> {
     let wants: Vec<Option<u64>> = drew
         .iter()
-        .zip(&least)
-        .map(|(cpu, least)| {
+        .zip(even(Lines(total.0 / LEAST), drew.len()))
+        .map(|(cpu, part)| {
+            let least = part.max(least);
             let hungry = cpu.lines.0.saturating_mul(16) >= cpu.budget.0.saturating_mul(HUNGRY);
             let want = cpu.lines.0.saturating_add(cpu.lines.0 / MARGIN);
             (!hungry).then_some(want.max(least.0))
@@ -136,25 +138,34 @@ mod tests {
 
     #[test]
     fn what_one_leaves_the_other_gets() {
-        let split = by_demand(Lines(1_000), &drew(&[(500, 100), (500, 500)]));
+        let split = by_demand(Lines(1_000), Lines(0), &drew(&[(500, 100), (500, 500)]));
         assert_eq!(split, [Lines(125), Lines(875)]);
     }
 
     #[test]
     fn two_who_want_more_get_the_same_whatever_they_had() {
-        let split = by_demand(Lines(1_000), &drew(&[(100, 100), (900, 900)]));
+        let split = by_demand(Lines(1_000), Lines(0), &drew(&[(100, 100), (900, 900)]));
         assert_eq!(split, [Lines(500), Lines(500)]);
     }
 
     #[test]
     fn who_sleeps_keeps_an_eighth_of_its_even_part() {
-        let split = by_demand(Lines(1_600), &drew(&[(800, 0), (800, 800)]));
+        let split = by_demand(Lines(1_600), Lines(0), &drew(&[(800, 0), (800, 800)]));
         assert_eq!(split, [Lines(100), Lines(1_500)]);
     }
 
     #[test]
+    fn who_sleeps_keeps_what_can_be_held() {
+        let drew = drew(&[(800, 0), (800, 800)]);
+        let split = by_demand(Lines(1_600), Lines(240), &drew);
+        assert_eq!(split, [Lines(240), Lines(1_360)]);
+        let split = by_demand(Lines(1_600), Lines(900), &drew);
+        assert_eq!(split, [Lines(800), Lines(800)]);
+    }
+
+    #[test]
     fn what_nobody_wants_is_spread_evenly() {
-        let split = by_demand(Lines(1_000), &drew(&[(500, 200), (500, 100)]));
+        let split = by_demand(Lines(1_000), Lines(0), &drew(&[(500, 200), (500, 100)]));
         assert_eq!(split, [Lines(563), Lines(437)]);
     }
 
@@ -162,13 +173,14 @@ mod tests {
         #[test]
         fn the_sum_is_conserved_and_everybody_keeps_something(
             total in 8u64..1_000_000,
+            least in 0u64..100_000,
             list in proptest::collection::vec((0u64..1_000_000, 0u64..2_000_000), 1..12),
         ) {
-            let split = by_demand(Lines(total), &drew(&list));
+            let split = by_demand(Lines(total), Lines(least), &drew(&list));
             prop_assert_eq!(split.iter().map(|l| l.0).sum::<u64>(), total);
-            let least = even(Lines(total / LEAST), list.len());
-            for (part, least) in split.iter().zip(least) {
-                prop_assert!(part.0 + 1 >= least.0, "{} below {}", part.0, least.0);
+            let least = least.max(total / LEAST / list.len() as u64).min(total / list.len() as u64);
+            for part in &split {
+                prop_assert!(part.0 + 1 >= least, "{} below {}", part.0, least);
             }
             prop_assert_eq!(even(Lines(total), list.len()).iter().map(|l| l.0).sum::<u64>(), total);
         }
@@ -189,7 +201,7 @@ mod tests {
                     .zip(&demands)
                     .map(|(budget, demand)| Drew { budget: *budget, lines: Lines(budget.0.min(*demand)) })
                     .collect();
-                budgets = by_demand(Lines(total), &seen);
+                budgets = by_demand(Lines(total), Lines(0), &seen);
             }
             for (budget, demand) in budgets.iter().zip(&demands) {
                 prop_assert!(budget.0 >= *demand, "{} below {}", budget.0, demand);

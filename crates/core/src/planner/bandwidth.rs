@@ -34,7 +34,6 @@ pub(super) struct Limited {
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
     let mut limited: Vec<Limited> = Vec::new();
-    pooling::refuse_unbuilt(draft);
     let reserved = reserves(draft);
     let spare = spare_of(draft, &reserved);
     for (name, group) in &policy.groups {
@@ -400,7 +399,10 @@ fn regulate(
         Vec::new()
     };
     let pooling = pooling::pooling(&draft.policy.regulator, wanted.budget);
-    let split = draft.policy.regulator.split.unwrap_or_default();
+    let split = match cpus.len() {
+        1 => Split::Even,
+        _ => draft.policy.regulator.split,
+    };
     let (mut level, mut weakest) = worth(draft, meter, &cpus);
     let measured = draft.machine.measured.as_ref();
     if let Some(doubt) = measured.and_then(Measured::doubt) {
@@ -432,10 +434,7 @@ fn regulate(
         } else {
             "; it is counted and never stopped"
         },
-        pooling::because(
-            pooling.as_ref(),
-            if cpus.len() > 1 { split } else { Split::Even }
-        ),
+        pooling::because(pooling.as_ref(), split),
     );
     if weakest.is_none() {
         weakest = pooling::weakest(pooling.as_ref());
@@ -455,7 +454,11 @@ fn regulate(
             .unwrap_or_default(),
         longest,
         pooling,
-        split: if cpus.len() > 1 { split } else { Split::Even },
+        split,
+        least: match split {
+            Split::Even => Lines(0),
+            Split::Demand => Lines::at(peak.part(floor), period).min(budget),
+        },
     };
     let id = draft.step(
         Some(name),

@@ -4,12 +4,14 @@
 //! the best-effort groups, and with `strict` the reserves themselves, are budgets that can be pooled (MemGuard's dynamic modes,
 //! [`crate::control::pooled`]). A reserve that is no cap only gives: its CPUs are counted and never stopped.
 
-use crate::plan::{Pooling, Setting, Step};
+use crate::cpuset::CpuSet;
+use crate::plan::{Pooling, Regulation, Setting};
 use crate::policy::{After, Group, RegulatorKeys, Role, Split};
 use crate::units::{Bytes, LINE_BYTES, Lines, Share};
 
 use super::Draft;
 use super::bandwidth::{Wanted, resolve};
+use super::cpus::on;
 
 /// Why a group has a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,30 +38,26 @@ pub(super) fn budget(
     group: &Group,
     spare: Option<&[Wanted]>,
 ) -> Option<Wanted> {
-    let keys = &draft.policy.regulator;
-    if let Some(wanted) = group.limit.bandwidth {
-        return resolve(draft, name, "limit.bandwidth", wanted);
-    }
-    let gives = keys.reclaim && group.role == Role::Critical;
-    if let Some(wanted) = group.reserve.bandwidth
-        && group.role != Role::Exempt
-        && (keys.strict || gives)
-    {
-        let budget = if keys.strict {
-            Budget::Strict
-        } else {
-            Budget::Reserve
-        };
-        let wanted = resolve(draft, name, "reserve.bandwidth", wanted)?;
-        let origin = match budget {
-            Budget::Strict => format!("{}, which is its cap, too (strict)", wanted.origin),
-            _ => wanted.origin,
-        };
+    if let Some(cap) = draft.policy.cap(group) {
+        if group.limit.bandwidth.is_some() {
+            return resolve(draft, name, "limit.bandwidth", cap);
+        }
+        let wanted = resolve(draft, name, "reserve.bandwidth", cap)?;
+        let origin = format!("{}, which is its cap, too (strict)", wanted.origin);
+        let budget = Budget::Strict;
         return Some(Wanted {
             budget,
             origin,
             ..wanted
         });
+    }
+    if let Some(wanted) = group.reserve.bandwidth
+        && draft.policy.regulator.reclaim
+        && group.role == Role::Critical
+    {
+        let wanted = resolve(draft, name, "reserve.bandwidth", wanted)?;
+        let budget = Budget::Reserve;
+        return Some(Wanted { budget, ..wanted });
     }
     spare?.iter().find(|w| w.group == *name).cloned()
 }
@@ -84,43 +82,6 @@ pub(super) fn pooling(keys: &RegulatorKeys, budget: Budget) -> Option<Pooling> {
 )]
 fn fraction(weight: f64) -> Share {
     Share((weight.clamp(0.0, 1.0) * Share::WHOLE.0 as f64).round() as u64)
-}
-
-/// What the machine's regulators cannot do of what the policy asks for.
-pub(super) fn refuse_unbuilt(draft: &mut Draft<'_>) {
-    if draft.machine.means.pooled {
-        return;
-    }
-    let keys = &draft.policy.regulator;
-    let asked = [
-        (
-            keys.reclaim,
-            "reclaim",
-            "budget that nobody draws is not given to others",
-            "use false",
-        ),
-        (
-            keys.after != After::Wait,
-            "after",
-            "nobody is told when all budgets are spent",
-            "use \"wait\"",
-        ),
-        (
-            keys.split == Some(Split::Demand),
-            "split",
-            "a budget is not split again by demand",
-            "use \"even\", or remove the key",
-        ),
-    ];
-    for (asked, key, what, remedy) in asked {
-        if asked {
-            draft.refuse(
-                format!("regulator.{key}"),
-                format!("not yet: on this machine every CPU's regulator works by itself: {what}"),
-                Some(format!("{remedy}, or try it on a simulated machine")),
-            );
-        }
-    }
 }
 
 /// What the step does besides holding a budget, for its `because`.
@@ -164,9 +125,35 @@ pub(super) fn weakest(pooling: Option<&Pooling>) -> Option<String> {
 /// Sharing that cannot begin, or that has nobody to give.
 pub(super) fn notes(draft: &mut Draft<'_>) {
     let keys = &draft.policy.regulator;
-    let pooled = |step: &Step| matches!(&step.set, Setting::Regulate(r) if r.pooling.is_some());
+    let pooled: Vec<&Regulation> = draft
+        .steps
+        .iter()
+        .filter_map(|step| match &step.set {
+            Setting::Regulate(regulation) => Some(regulation),
+            _ => None,
+        })
+        .filter(|regulation| regulation.pooling.is_some())
+        .collect();
+    if let Some(one) = pooled.first() {
+        let cpus = pooled
+            .iter()
+            .fold(CpuSet::new(), |all, r| all.union(&r.cpus));
+        let idle = if pooled
+            .iter()
+            .all(|r| r.pooling.as_ref().is_some_and(|p| p.capped))
+        {
+            "idle or not"
+        } else {
+            "idle or not, the critical ones too"
+        };
+        draft.notes.push(format!(
+            "the budgets of {} are pooled: each of these CPUs is interrupted at the start of every period ({}), {idle}",
+            on(&cpus),
+            one.period
+        ));
+    }
     let asked = keys.reclaim || keys.after != After::Wait;
-    if asked && draft.refusals.is_empty() && !draft.steps.iter().any(pooled) {
+    if asked && draft.refusals.is_empty() && pooled.is_empty() {
         draft.notes.push(
             "regulator.reclaim and regulator.after change nothing here: no group has a budget from reserves (limits that are written are \
              held as written)"

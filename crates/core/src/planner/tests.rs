@@ -58,7 +58,6 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             time_meter: true,
             realtime: Ok(()),
             cpu_max: true,
-            pooled: false,
             kernel_floor: Share::percent(6),
             counter_users: Vec::new(),
         },
@@ -203,7 +202,7 @@ fn a_limit_becomes_a_budget_per_cpu_and_period() {
 }
 
 #[test]
-fn a_group_on_several_cpus_has_its_budget_split_evenly() {
+fn a_group_on_several_cpus_begins_with_an_even_part_on_each() {
     let plan = planned(
         &format!("{PAIR}limit.bandwidth = '6GB/s'\n"),
         &machine(4, 1),
@@ -553,10 +552,4 @@ fn percentages_of_an_unmeasured_machine_are_refused() {
     unmeasured.measured = None;
     let text = refused(&format!("{PAIR}limit.bandwidth = '20%'\n"), &unmeasured);
     assert!(text.contains("quell doctor --deep"), "{text}");
-}
-
-#[test]
-fn what_is_not_built_is_refused_by_its_key() {
-    let text = refused(&format!("regulator.reclaim = true\n{PAIR}"), &machine(2, 1));
-    assert!(text.contains("regulator.reclaim: not yet"), "{text}");
 }

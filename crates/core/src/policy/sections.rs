@@ -172,13 +172,17 @@ pub enum Adapt {
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
     /// By demand.
+    #[default]
     Demand,
     /// Evenly, as in MemGuard.
-    #[default]
     Even,
 }
 
 impl Split {
+    pub(crate) const fn even() -> Self {
+        Self::Even
+    }
+
     /// Evenly.
     #[must_use]
     pub fn is_even(&self) -> bool {
@@ -218,9 +222,9 @@ pub struct RegulatorKeys {
     /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By default a critical group is
     /// never throttled.
     pub strict: bool,
-    /// How a group's budget is spread over its CPUs: "demand" (again every ten periods, by what each drew) or "even", the default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub split: Option<Split>,
+    /// How a group's budget is spread over its CPUs: "demand" (again and again, by what each drew: no sooner than after ten periods and
+    /// 10 ms) or "even".
+    pub split: Split,
     /// What counts memory traffic.
     pub meter: MeterWanted,
     /// The rate that percentages refer to and reserves must fit into: measured (of the
@@ -246,7 +250,7 @@ impl Default for RegulatorKeys {
             after: After::Wait,
             adapt: Adapt::Off,
             strict: false,
-            split: None,
+            split: Split::default(),
             meter: MeterWanted::Auto,
             sustainable: Sustainable::Auto,
             predictor: None,

@@ -55,7 +55,7 @@ br-ps = { regulator.reclaim = true, regulator.after = "proportional", regulator.
             last.regulator.split,
             last.regulator.strict
         ),
-        (After::Proportional, Some(Split::Even), true)
+        (After::Proportional, Split::Even, true)
     );
     assert_eq!(
         last.groups["db"].reserve.bandwidth,

@@ -74,6 +74,7 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
                 longest: Nanos::millis(5),
                 pooling: None,
                 split: Split::Even,
+                least: Lines(0),
             };
             let id = step(Mechanism::Bandwidth, Setting::Regulate(regulation));
             promises.push((Promise::LimitBandwidth { rate }, Level::Estimated, id));

@@ -13,13 +13,14 @@ use std::sync::atomic::Ordering;
 use quell_core::backend::{
     Action, Backend, BackendError, Observation, Probe, Program, SubjectId, SubjectSpec, Undone,
 };
+use quell_core::control::split::ByDemand;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Inventory, Measured};
-use quell_core::plan::{Plan, Step};
+use quell_core::plan::{Plan, Regulation, Step};
 use quell_core::policy::OnDrift;
-use quell_core::record::{CpuTimes, Decision};
+use quell_core::record::{CpuTimes, Decision, Pooled};
 use quell_core::task::TaskMatch;
-use quell_core::units::{Bytes, Nanos};
+use quell_core::units::{Bytes, Lines, Nanos};
 use quell_core::workload::{Caches, Workload};
 
 use crate::cgroup::Cgroups;
@@ -27,6 +28,7 @@ use crate::children::{Birth, Subject};
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::pmu::{self, Counting, Traffic};
+use crate::pool::Pool;
 use crate::root::{Files, Kernel};
 use crate::session::{Session, WatchdogCommand};
 use crate::spent::Ledger;
@@ -62,6 +64,7 @@ struct Regulated {
     throttler: Throttler,
     /// What the record has been told of it: overflows, throttles, time, lines.
     told: [u64; 4],
+    told_pooled: Pooled,
     /// Decisions taken out of its ring and not told yet, and how many were told to be lost.
     decisions: Vec<Decision>,
     missed: u64,
@@ -85,6 +88,42 @@ impl Regulated {
     }
 }
 
+/// A group's budget that is split again by what its CPUs draw.
+struct Splits {
+    cpus: CpuSet,
+    by: ByDemand,
+}
+
+impl Splits {
+    fn new(regulation: &Regulation, now: Nanos) -> Self {
+        let cpus = regulation.cpus.clone();
+        let total = Lines(regulation.budget.0.saturating_mul(cpus.len() as u64));
+        let used = vec![Lines(0); cpus.len()];
+        let by = ByDemand::new(total, regulation.least, regulation.period, now, used);
+        Self { cpus, by }
+    }
+
+    /// Splits it, when it is time. A CPU that has not used a budget up since it was last looked at has drawn nothing, as far
+    /// as is known.
+    fn again(&mut self, throttlers: &[Regulated], now: Nanos) {
+        if now < self.by.next() {
+            return;
+        }
+        let of = |cpu| {
+            throttlers
+                .iter()
+                .map(|r| &r.throttler)
+                .find(|t| t.cpu == cpu)
+        };
+        let throttlers: Vec<&Throttler> = self.cpus.iter().filter_map(of).collect();
+        let used = throttlers.iter().map(|t| t.lines()).collect();
+        let budgets: Vec<Lines> = throttlers.iter().map(|t| t.budget()).collect();
+        for (throttler, part) in throttlers.iter().zip(self.by.step(now, used, &budgets)) {
+            throttler.set_budget(part);
+        }
+    }
+}
+
 /// This machine.
 pub struct Linux {
     files: Kernel,
@@ -102,6 +141,9 @@ pub struct Linux {
     /// Where tasks of no group are confined to, while they are.
     rest: Option<CpuSet>,
     throttlers: Vec<Regulated>,
+    /// What they share.
+    pool: Option<Arc<Pool>>,
+    splits: Vec<Splits>,
     subjects: Vec<Subject>,
     next_beat: Nanos,
     next_look: Nanos,
@@ -133,6 +175,8 @@ impl Linux {
             groups: BTreeMap::new(),
             rest: None,
             throttlers: Vec::new(),
+            pool: None,
+            splits: Vec::new(),
             subjects: Vec::new(),
             next_beat: Nanos(0),
             next_look: Nanos(0),
@@ -177,6 +221,8 @@ impl Linux {
     /// Ends throttlers and programs.
     fn release(&mut self) {
         self.throttlers.clear();
+        self.splits.clear();
+        self.pool = None;
         // What hangs is waited for longer than the lease lasts: the watchdog must not take the run away meanwhile.
         let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
         let mut beat = || {

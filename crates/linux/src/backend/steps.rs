@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use quell_core::cpuset::CpuSet;
 use quell_core::plan::{Meter as MeterKind, REST, Regulation, Setting, Step};
+use quell_core::policy::Split;
+use quell_core::record::Pooled;
 use quell_core::task::TaskMatch;
 
-use super::{Group, Linux, Regulated};
+use super::{Group, Linux, Regulated, Splits};
 use crate::cgroup::Controller;
 use crate::change::Hands;
 use crate::cpuset::Keep;
@@ -16,12 +18,14 @@ use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::meter::{EventMeter, Meter, TimeMeter};
 use crate::pmu::{self, Counting};
+use crate::pool::Pool;
 use crate::root::Files;
 use crate::session::Session;
 use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
 use crate::throttle::Throttler;
 use crate::{cpumax, cpuset, irq, perf, remaining, rt, workqueue};
+
 impl Linux {
     pub(super) fn apply_step(&mut self, step: &Step) -> Result<Vec<String>> {
         self.beat_if_due()?;
@@ -231,6 +235,7 @@ impl Linux {
             std::process::id(),
             &regulation.cpus,
         )?;
+        let pool = self.pool()?;
         for cpu in regulation.cpus.iter() {
             let failed = |what: &str, e: std::io::Error| {
                 Error::refused_with(
@@ -266,16 +271,30 @@ impl Linux {
             };
             let lease = Arc::clone(self.session()?.0.lease());
             let permit = Arc::new(move |now| lease.is_held(now));
-            let throttler = Throttler::start(cpu, regulation, meter, permit)
+            let throttler = Throttler::start(cpu, regulation, meter, permit, &pool)
                 .map_err(|e| failed("no throttler", e))?;
             self.throttlers.push(Regulated {
                 group: name.to_owned(),
                 throttler,
                 told: [0; 4],
+                told_pooled: Pooled::default(),
                 decisions: Vec::new(),
                 missed: 0,
             });
         }
+        if regulation.split == Split::Demand {
+            self.splits.push(Splits::new(regulation, rt::now()));
+        }
         Ok(())
+    }
+
+    /// What the throttlers of this hold share.
+    fn pool(&mut self) -> Result<Arc<Pool>> {
+        if let Some(pool) = &self.pool {
+            return Ok(Arc::clone(pool));
+        }
+        let cpus = self.all_cpus()?.iter().next_back();
+        let new = Arc::new(Pool::new(cpus.map_or(0, |c| c as usize + 1)));
+        Ok(Arc::clone(self.pool.insert(new)))
     }
 }

@@ -30,6 +30,9 @@ impl Linux {
         };
         publish(session, &self.throttlers);
         self.throttlers.iter_mut().for_each(Regulated::take);
+        for splits in &mut self.splits {
+            splits.again(&self.throttlers, now);
+        }
         session.beat(&self.files, &self.cgroups, now)
     }
 
@@ -40,6 +43,8 @@ impl Linux {
             let [overflows, throttles, throttled_ns, lines] =
                 std::array::from_fn(|i| now[i] - regulated.told[i]);
             regulated.told = now;
+            let did = regulated.throttler.pooled();
+            let before = std::mem::replace(&mut regulated.told_pooled, did.unwrap_or_default());
             let event = Event::Throttle {
                 cpu: regulated.throttler.cpu,
                 group: regulated.group.clone(),
@@ -47,7 +52,7 @@ impl Linux {
                 throttles,
                 throttled_ns,
                 lines,
-                pooled: None,
+                pooled: did.map(|did| did.less(before)),
             };
             seen.insert(0, Seen::Event(event));
             regulated.take();
@@ -113,6 +118,9 @@ impl Linux {
             publish(session, &self.throttlers);
         }
         self.throttlers.retain(|r| !lost.contains(&r.throttler.cpu));
+        // What is left of a group's CPUs keeps what it has.
+        self.splits
+            .retain(|s| !s.cpus.iter().any(|cpu| lost.contains(&cpu)));
         let matched: Vec<String> = self
             .groups
             .iter()

@@ -93,7 +93,6 @@ pub(crate) fn machine() -> Inventory {
             time_meter: true,
             realtime: Ok(()),
             cpu_max: true,
-            pooled: false,
             kernel_floor: Share::percent(5),
             counter_users: Vec::new(),
         },

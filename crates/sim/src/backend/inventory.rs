@@ -66,7 +66,6 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             time_meter: false,
             realtime: Ok(()),
             cpu_max: profile.mechanisms.available.contains(&Mechanism::CpuMax),
-            pooled: true,
             kernel_floor: Share(0),
             counter_users: Vec::new(),
         },

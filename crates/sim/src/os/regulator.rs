@@ -2,9 +2,9 @@
 
 use std::cmp::Reverse;
 
-use quell_core::control::bandwidth::{CpuRegulator, Fast};
-use quell_core::control::pool::{Pool, SharedPool};
-use quell_core::control::pooled::PooledRegulator;
+use quell_core::control::Regulator;
+use quell_core::control::bandwidth::Fast;
+use quell_core::control::pool::Pool;
 use quell_core::control::split::ByDemand;
 use quell_core::plan::Regulation;
 use quell_core::policy::Split;
@@ -28,30 +28,6 @@ pub struct Throttled {
     pub pooled: Option<Pooled>,
 }
 
-#[derive(Debug)]
-enum Regulator {
-    /// By itself, its periods beginning when it next overflows.
-    Alone(CpuRegulator),
-    /// In the pool.
-    Pooled(PooledRegulator),
-}
-
-impl Regulator {
-    fn budget(&self) -> Lines {
-        match self {
-            Self::Alone(regulator) => regulator.budget(),
-            Self::Pooled(regulator) => regulator.budget(),
-        }
-    }
-
-    fn set_budget(&mut self, budget: Lines) {
-        match self {
-            Self::Alone(regulator) => regulator.set_budget(budget),
-            Self::Pooled(regulator) => regulator.set_budget(budget),
-        }
-    }
-}
-
 /// A regulated core.
 #[derive(Debug)]
 pub(super) struct Regulated {
@@ -65,13 +41,6 @@ pub(super) struct Regulated {
 impl Regulated {
     pub(super) fn stops(&self) -> bool {
         self.stopped.is_some()
-    }
-
-    fn pooled(&mut self) -> Option<&mut PooledRegulator> {
-        match &mut self.regulator {
-            Regulator::Pooled(regulator) => Some(regulator),
-            Regulator::Alone(_) => None,
-        }
     }
 }
 
@@ -92,63 +61,52 @@ impl Os {
             .filter_map(|cpu| usize::try_from(cpu).ok())
             .filter(|core| *core < self.cores.len())
             .collect();
-        let (budget, period) = (regulation.budget, regulation.period);
+        let first = self.pooled_cores().is_empty();
         for core in cores.iter().copied() {
             let used = self.used(core);
-            let regulator = match &regulation.pooling {
-                Some(rules) => Regulator::Pooled(PooledRegulator::new(rules, budget, period)),
-                None => {
-                    let regulator = CpuRegulator::new(budget, period, now, used);
-                    self.machine.arm(core, Some(regulator.left(used).0));
-                    Regulator::Alone(regulator)
-                }
-            };
+            self.leave(core);
             self.cores[core].regulated = Some(Regulated {
-                regulator,
+                regulator: Regulator::new(regulation, now, used),
                 stopped: None,
                 did: Throttled::default(),
                 decisions: Vec::new(),
             });
+            if regulation.pooling.is_none() {
+                self.machine.arm(core, Some(regulation.budget.0.max(1)));
+            }
         }
         if regulation.pooling.is_some() {
-            self.fill_pool();
+            if first {
+                self.events.push(Reverse((self.now, Due::Period)));
+            }
+            cores.iter().for_each(|core| self.join(*core));
         }
         if regulation.split == Split::Demand && cores.len() > 1 {
-            let total = Lines(budget.0.saturating_mul(cores.len() as u64));
+            let total = Lines(regulation.budget.0.saturating_mul(cores.len() as u64));
             let used = cores.iter().map(|core| self.used(*core)).collect();
-            let by = ByDemand::new(total, period, now, used);
+            let by = ByDemand::new(total, regulation.least, regulation.period, now, used);
             let due = Due::Split(self.splits.len());
             self.events.push(Reverse((by.next().0 * PS, due)));
             self.splits.push(Splits { cores, by });
         }
     }
 
-    /// Pools the budgets of all cores that are to be: from now on, since another one is.
-    fn fill_pool(&mut self) {
-        let cores = self.pooled_cores();
-        for core in &cores {
-            if let Some(pooled) = self.pooled(*core) {
-                *pooled = pooled.afresh();
-            }
-        }
-        let first = self.pool.is_none();
-        self.pool = Some(SharedPool::new(cores.len(), self.now()));
-        for core in cores {
-            self.join(core);
-        }
-        if first {
-            self.events.push(Reverse((self.now, Due::Period)));
+    /// A core's regulator, if it has one, makes way for another.
+    fn leave(&mut self, core: usize) {
+        if let Some(old) = &mut self.cores[core].regulated {
+            old.regulator.leave(&self.pool);
         }
     }
 
-    fn pooled_cores(&mut self) -> Vec<usize> {
+    fn pooled_cores(&self) -> Vec<usize> {
         (0..self.cores.len())
-            .filter(|core| self.pooled(*core).is_some())
+            .filter(|core| self.is_pooled(*core))
             .collect()
     }
 
-    fn pooled(&mut self, core: usize) -> Option<&mut PooledRegulator> {
-        self.cores[core].regulated.as_mut()?.pooled()
+    fn is_pooled(&self, core: usize) -> bool {
+        let regulated = self.cores[core].regulated.as_ref();
+        regulated.is_some_and(|r| matches!(r.regulator, Regulator::Pooled(_)))
     }
 
     /// What the regulator of a core has done, and its decisions since the last time they were taken.
@@ -159,7 +117,7 @@ impl Os {
         if let Some(since) = regulated.stopped {
             did.throttled_ns += now.since(since).0;
         }
-        did.pooled = regulated.pooled().map(|pooled| pooled.did());
+        did.pooled = regulated.regulator.did();
         Some((did, std::mem::take(&mut regulated.decisions)))
     }
 
@@ -177,29 +135,22 @@ impl Os {
         };
         regulated.did.overflows += 1;
         regulated.did.lines = used.0;
-        let before = self.pool.as_ref().map(SharedPool::period);
-        let what = match (&mut regulated.regulator, &self.pool) {
-            (Regulator::Pooled(regulator), Some(pool)) => regulator.overflow(now, used, pool),
-            (Regulator::Alone(regulator), _) => regulator.overflow(now, used),
-            (Regulator::Pooled(_), None) => return,
-        };
+        let before = self.pool.period();
+        let what = regulated.regulator.overflow(now, used, &self.pool);
         regulated.decisions.push(Decision {
             at: now,
             used,
             what,
             reaction: Some((delay, false)),
         });
-        let alone = matches!(regulated.regulator, Regulator::Alone(_));
         self.follow(core, what);
+        let alone = !self.is_pooled(core);
         if let (true, Fast::ThrottleUntil(until)) = (alone, what) {
             let at = (until.0 * PS).max(self.now + self.costs.interrupt.0 * PS);
             self.events.push(Reverse((at, Due::Release(core))));
         }
-        let shared = |pool: &SharedPool| {
-            let period = pool.period();
-            Some(period) != before || pool.is_free(period)
-        };
-        if !alone && self.pool.as_ref().is_some_and(shared) {
+        let period = self.pool.period();
+        if !alone && (period != before || self.pool.is_free(period)) {
             for other in self.pooled_cores() {
                 if other != core {
                     self.join(other);
@@ -245,23 +196,18 @@ impl Os {
         let Some(regulated) = &mut self.cores[core].regulated else {
             return;
         };
-        if let Regulator::Alone(regulator) = &mut regulated.regulator {
-            let lines = regulator.begin(now, used);
-            self.follow(core, Fast::NewPeriod(lines));
-        }
+        let what = regulated.regulator.begin(now, used, &self.pool);
+        self.follow(core, what);
     }
 
     /// A core sees what has become of the period: a new one has begun, or all may run.
     fn join(&mut self, core: usize) {
         self.charge(core);
         let (now, used) = (self.now(), self.used(core));
-        let (Some(pool), Some(regulated)) = (&self.pool, &mut self.cores[core].regulated) else {
+        let Some(regulated) = &mut self.cores[core].regulated else {
             return;
         };
-        let Regulator::Pooled(regulator) = &mut regulated.regulator else {
-            return;
-        };
-        let what = regulator.begin(now, used, pool);
+        let what = regulated.regulator.begin(now, used, &self.pool);
         // For the record a period is news only where it ends or begins a stop.
         if regulated.stopped.is_some() || !matches!(what, Fast::Rearm(_) | Fast::NewPeriod(_)) {
             regulated.decisions.push(Decision {
@@ -278,9 +224,10 @@ impl Os {
     pub(super) fn period(&mut self) {
         let now = self.now();
         let cores = self.pooled_cores();
-        let end = |os: &mut Self| {
+        let end = |os: &Self| {
             let first = cores.first().copied();
-            first.and_then(|core| os.pooled(core)).map(|r| r.end())
+            let regulated = os.cores[first?].regulated.as_ref()?;
+            regulated.regulator.period().map(|(_, end)| end)
         };
         if end(self).is_some_and(|end| now >= end) {
             for core in &cores {

@@ -2,12 +2,12 @@
 
 use quell_core::backend::{Action, Backend, Observation, Seen};
 use quell_core::plan::{Pooling, Regulation, Setting};
-use quell_core::policy::After;
+use quell_core::policy::{After, Split};
 use quell_core::record::{Event, Pooled};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::regulation::{PERIOD, regulation};
-use crate::{group, rate, sim, step, subject};
+use crate::{group, measure, rate, sim, step, subject};
 
 const RESERVE: Rate = Rate(1_000_000_000);
 const NOISE: Rate = Rate(500_000_000);
@@ -91,6 +91,37 @@ fn cell(reclaim: bool, after: After) -> Cell {
     }
 }
 
+/// Two streams of one group; the second begins when the first has run alone for 30 ms. Both together alone, and each afterwards.
+fn split(by: Split) -> [f64; 3] {
+    let mut sim = sim();
+    group(&mut sim, "noise", "0-1", false);
+    let regulation = Regulation {
+        split: by,
+        ..regulation(NOISE, "0-1")
+    };
+    sim.apply(&step("noise", Setting::Regulate(regulation)))
+        .unwrap();
+    let stream = "bandwidth:write,size=32MiB";
+    let [one, two] = ["0", "1"].map(|on| sim.start(&subject("noise", stream, Some(on))).unwrap());
+    let alone = measure(&mut sim, &[one], Nanos::millis(30), Nanos::millis(10));
+    let alone = rate(&alone.results[&one]);
+    let both = measure(&mut sim, &[one, two], Nanos::millis(30), Nanos::millis(10));
+    [alone, rate(&both.results[&one]), rate(&both.results[&two])]
+}
+
+#[test]
+fn a_budget_goes_where_it_is_drawn() {
+    let of = |rate: f64| rate / (2.0 * NOISE.0 as f64);
+    let [alone, one, two] = split(Split::Even).map(of);
+    assert!((0.47..=0.53).contains(&alone), "{alone}");
+    assert!((0.94..=1.05).contains(&(one + two)), "{one} + {two}");
+    // All but an eighth of the other's part; and back again when that wakes.
+    let [alone, one, two] = split(Split::Demand).map(of);
+    assert!((0.88..=0.97).contains(&alone), "{alone}");
+    assert!((0.94..=1.05).contains(&(one + two)), "{one} + {two}");
+    assert!((0.9..=1.1).contains(&(one / two)), "{one} to {two}");
+}
+
 #[test]
 fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let reservation = cell(false, After::Wait);
@@ -114,6 +145,10 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let did = reclaim.pooled;
     assert!(did.missed <= 1 && did.donated > 0, "{did:?}");
     assert!(did.granted_twice <= Lines::at(RESERVE, PERIOD).0);
+
+    let spare = cell(true, After::Spare);
+    assert!(spare.alone > 1.2 * both as f64, "{}", spare.alone);
+    assert!(spare.pooled.best_effort > 0);
 
     // Sharing begins when both have drawn their budgets: more for both, and none of it guaranteed.
     assert!(

@@ -23,6 +23,7 @@ pub(crate) fn regulation(limit: Rate, on: &str) -> Regulation {
         longest: Nanos::millis(5),
         pooling: None,
         split: Split::Even,
+        least: Lines(0),
     }
 }
 

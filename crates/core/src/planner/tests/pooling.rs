@@ -3,6 +3,7 @@
 use super::*;
 use crate::plan::Regulation;
 use crate::policy::{After, Split};
+use proptest::prelude::*;
 
 /// Two groups with reserves on a machine of four CPUs whose regulators work together.
 const RESERVES: &str = "[group.call]
@@ -20,12 +21,6 @@ role = 'best-effort'
 command = ['c']
 cpus = 1
 ";
-
-fn pooled_machine() -> Inventory {
-    let mut machine = machine(4, 1);
-    machine.means.pooled = true;
-    machine
-}
 
 fn regulations(plan: &Plan) -> BTreeMap<String, Regulation> {
     let steps = plan.steps.iter();
@@ -65,7 +60,7 @@ fn with_reclaim_a_reserve_gives_and_is_no_cap() {
     let text = format!(
         "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.reclaim = true\nregulator.after = 'proportional'\nregulator.predictor = 0.25\n{RESERVES}"
     );
-    let plan = planned(&text, &pooled_machine());
+    let plan = planned(&text, &machine(4, 1));
     let regulations = regulations(&plan);
     let call = regulations["call"].pooling.clone().expect("pooled");
     assert!(!call.capped && call.reclaim);
@@ -100,7 +95,7 @@ fn a_limit_that_is_written_is_not_pooled() {
     let text = format!(
         "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.reclaim = true\n{RESERVES}limit.bandwidth = '2GB/s'\n"
     );
-    let plan = planned(&text, &pooled_machine());
+    let plan = planned(&text, &machine(4, 1));
     let regulations = regulations(&plan);
     assert!(regulations["more"].pooling.is_none());
     assert!(regulations["corun"].pooling.is_some());
@@ -114,22 +109,110 @@ fn a_limit_that_is_written_is_not_pooled() {
 #[test]
 fn a_budget_is_split_by_demand_where_there_is_more_than_one_cpu() {
     let text = format!(
-        "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.split = 'demand'\nregulator.strict = true\n{RESERVES}"
+        "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.strict = true\n{RESERVES}"
     );
-    let plan = planned(&text, &pooled_machine());
+    let plan = planned(&text, &machine(4, 1));
     let regulations = regulations(&plan);
     assert_eq!(regulations["corun"].split, Split::Demand);
+    // An eighth of a budget may be less than can be held.
+    let floor = machine(4, 1)
+        .measured
+        .unwrap()
+        .peak_cpu
+        .part(Share::percent(6));
+    assert!(regulations["corun"].least >= Lines::at(floor, Nanos::millis(1)));
     assert_eq!(regulations["call"].split, Split::Even);
+    let even = text.replace("strict = true", "strict = true\nregulator.split = 'even'");
+    let plan = planned(&even, &machine(4, 1));
+    assert_eq!(self::regulations(&plan)["corun"].split, Split::Even);
 }
 
 #[test]
-fn a_machine_whose_regulators_work_alone_refuses_aloud() {
-    for (key, said) in [
-        ("reclaim = true", "regulator.reclaim: not yet"),
-        ("after = 'spare'", "regulator.after: not yet"),
-        ("split = 'demand'", "regulator.split: not yet"),
-    ] {
-        let text = refused(&format!("regulator.{key}\n{RESERVES}"), &machine(4, 1));
-        assert!(text.contains(said), "{text}");
+fn pooling_says_whom_it_wakes() {
+    let text = format!(
+        "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.reclaim = true\n{RESERVES}"
+    );
+    let plan = planned(&text, &machine(4, 1));
+    assert!(
+        told(
+            &plan,
+            "interrupted at the start of every period (1ms), idle or not, the critical ones too"
+        ),
+        "{:?}",
+        plan.notes
+    );
+}
+
+/// `regulator` keys, and a group of each role with CPUs of its own or among the others', with or without a reserve or a limit.
+fn policies() -> impl Strategy<Value = String> {
+    let cpus = prop_oneof![
+        Just(""),
+        Just("cpus = 1\n"),
+        Just("cpus = 2\n"),
+        Just("cpus = 'any'\n")
+    ];
+    let rates = prop_oneof![
+        Just(""),
+        Just("reserve.bandwidth = '2GB/s'\n"),
+        Just("limit.bandwidth = '3GB/s'\n"),
+        Just("reserve.bandwidth = '1GB/s'\nlimit.bandwidth = '3GB/s'\n"),
+    ];
+    let after = prop_oneof![Just("wait"), Just("spare"), Just("proportional")];
+    let group = (cpus, rates);
+    (any::<(bool, bool)>(), after, [group.clone(), group], any::<bool>()).prop_map(
+        |((reclaim, strict), after, groups, reserve)| {
+            let mut text = format!(
+                "require = 'none'\nregulator.sustainable = '8GB/s'\nregulator.reclaim = {reclaim}\nregulator.strict = {strict}\nregulator.after = '{after}'\n"
+            );
+            let reserve = if reserve { "reserve.bandwidth = '2GB/s'\n" } else { "" };
+            text.push_str(&format!(
+                "[group.exempt]\nrole = 'exempt'\ncommand = ['a']\n{reserve}"
+            ));
+            let roles = ["critical", "best-effort"];
+            for (role, (cpus, rates)) in roles.iter().zip(groups) {
+                text.push_str(&format!("[group.{role}]\nrole = '{role}'\ncommand = ['a']\n{cpus}{rates}"));
+            }
+            text
+        },
+    )
+}
+
+proptest! {
+    /// An exempt group is never counted, and nobody is stopped where it runs.
+    #[test]
+    fn an_exempt_group_is_never_touched(text in policies()) {
+        let machine = machine(4, 1);
+        let Ok(plan) = crate::planner::plan(&policy(&text), &machine) else {
+            return Ok(());
+        };
+        let regulations = regulations(&plan);
+        prop_assert!(!regulations.contains_key("exempt"), "{text}");
+        let own = plan.cpus("exempt").unwrap();
+        for (group, regulation) in &regulations {
+            let capped = regulation.pooling.as_ref().is_none_or(|p| p.capped);
+            let shared = own.intersection(&regulation.cpus);
+            prop_assert!(!capped || shared.is_empty(), "{group} on CPUs {shared}: {text}");
+        }
     }
+}
+
+#[test]
+fn beside_an_exempt_group_budgets_are_pooled_where_it_does_not_run() {
+    let text = "require = 'none'\nregulator = { sustainable = '8GB/s', reclaim = true, strict = true }\n[group.exempt]\nrole = 'exempt'\n\
+                command = ['a']\n[group.call]\nrole = 'critical'\ncommand = ['b']\ncpus = 1\nreserve.bandwidth = '2GB/s'\n";
+    let plan = planned(text, &machine(4, 1));
+    let regulations = regulations(&plan);
+    assert_eq!(regulations.keys().collect::<Vec<_>>(), ["call"]);
+    let own = plan.cpus("exempt").unwrap();
+    assert!(
+        regulations["call"].pooling.is_some()
+            && own.intersection(&regulations["call"].cpus).is_empty()
+    );
+    // Where it does run nobody is stopped: what the reserve leaves cannot be held.
+    let text = format!("{text}[group.more]\nrole = 'best-effort'\ncommand = ['c']\n");
+    let said = refused(&text, &machine(4, 1));
+    assert!(
+        said.contains("cannot be pooled: group exempt (exempt) also runs on CPU"),
+        "{said}"
+    );
 }

@@ -6,9 +6,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod pooled;
+
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +24,7 @@ use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::lock::Lock;
 use quell_linux::meter::{EventMeter, Meter, TimeMeter};
 use quell_linux::perf::{self, Event, EventCode, SW_MINOR_FAULTS, Scope, TYPE_SOFTWARE, Wake};
+use quell_linux::pool::Pool;
 use quell_linux::root::Kernel;
 use quell_linux::rt;
 use quell_linux::throttle::{Lost, Permit, Throttler};
@@ -33,12 +36,17 @@ struct Busy {
     child: Child,
     dir: PathBuf,
     cpu: u32,
-    _lock: Lock,
+    _lock: Arc<Lock>,
 }
 
 impl Busy {
     /// A shell loop, which reads once in a while, on the highest CPU, in a perf_event cgroup of its own; or `None` with the reason said.
     fn start(name: &str) -> Option<Self> {
+        Self::several(name, 1)?.pop()
+    }
+
+    /// The same on so many CPUs, the highest ones.
+    fn several(name: &str, cpus: usize) -> Option<Vec<Self>> {
         let skip = |why: &str| {
             eprintln!("SKIPPED {name}: {why}");
             None
@@ -58,14 +66,21 @@ impl Busy {
             &std::env::temp_dir().join("quell-tests"),
             name,
             Duration::from_secs(120),
-        )
-        .unwrap();
-        let cpu = rustix::thread::sched_getaffinity(None)
-            .map(|s| (0..1024).rev().find(|c| s.is_set(*c)))
-            .unwrap()?;
+        );
+        let lock = Arc::new(lock.unwrap());
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let found: Vec<usize> = (0..1024).rev().filter(|c| allowed.is_set(*c)).collect();
+        if found.len() < cpus {
+            return skip(&format!("needs {cpus} CPUs"));
+        }
+        let own = PathBuf::from(hierarchy.own_dir());
+        let on = |cpu: &usize| Self::on(*cpu, name, &own, &lock);
+        Some(found[..cpus].iter().map(on).collect())
+    }
+
+    fn on(cpu: usize, name: &str, own: &Path, lock: &Arc<Lock>) -> Self {
         let cpu = u32::try_from(cpu).unwrap();
-        let dir = PathBuf::from(hierarchy.own_dir())
-            .join(format!("quell-test-{name}-{}", std::process::id()));
+        let dir = own.join(format!("quell-test-{name}-{}-{cpu}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         let child = Command::new("/bin/sh")
             .args([
@@ -78,14 +93,21 @@ impl Busy {
             child,
             dir,
             cpu,
-            _lock: lock,
+            _lock: Arc::clone(lock),
         };
         fs::write(busy.dir.join("cgroup.procs"), busy.child.id().to_string()).unwrap();
         let mut only = rustix::thread::CpuSet::new();
         only.set(cpu as usize);
         let pid = rustix::process::Pid::from_child(&busy.child);
         rustix::thread::sched_setaffinity(Some(pid), &only).unwrap();
-        Some(busy)
+        // Before whatever else runs here.
+        rustix::process::setpriority_process(Some(pid), -20).unwrap();
+        busy
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
     }
 
     /// CPU time the kernel says the process has had.
@@ -164,13 +186,14 @@ impl Busy {
             longest: Nanos::millis(5),
             pooling: None,
             split: Split::Even,
+            least: Lines(0),
         }
     }
 
     /// Limits it to a share of the CPU, for as long as `permit` says.
     fn throttle_while(&self, share: Share, period: Nanos, permit: Permit) -> Throttler {
         let regulation = self.regulation(share, period);
-        Throttler::start(self.cpu, &regulation, self.meter(), permit).unwrap()
+        Throttler::start(self.cpu, &regulation, self.meter(), permit, &pool()).unwrap()
     }
 
     fn throttle(&self, share: Share, period: Nanos) -> Throttler {
@@ -183,6 +206,11 @@ impl Busy {
         sleep(span);
         self.cpu_time().since(from).0 as f64 / rt::now().since(began).0 as f64
     }
+}
+
+/// Of a hold of its own.
+fn pool() -> Arc<Pool> {
+    Arc::new(Pool::new(1024))
 }
 
 /// What a busy process did.
@@ -295,6 +323,22 @@ fn without_permission_nothing_is_throttled_any_more() {
 }
 
 #[test]
+fn a_budget_can_be_changed_while_it_is_held() {
+    let Some(busy) = Busy::start("budget") else {
+        return;
+    };
+    let throttler = busy.throttle(Share::percent(10), Nanos::millis(5));
+    let low = busy.share_over(Duration::from_millis(300));
+    throttler.set_budget(Lines::at(PEAK.part(Share::percent(40)), Nanos::millis(5)));
+    let high = busy.share_above(2.0 * low, Duration::from_millis(300));
+    assert!(high > 2.0 * low && high < 0.45, "from {low} to {high}");
+    throttler.set_budget(Lines::at(PEAK.part(Share::percent(10)), Nanos::millis(5)));
+    sleep(Duration::from_millis(20));
+    let again = busy.share_over(Duration::from_millis(300));
+    assert!(again < 0.5 * high, "{again} after {high}");
+}
+
+#[test]
 fn an_ended_throttler_leaves_the_cpu_free() {
     let Some(busy) = Busy::start("drop") else {
         return;
@@ -318,8 +362,19 @@ fn a_throttler_that_finds_itself_on_another_cpu_ends() {
     };
     let throttler = busy.throttle(Share::percent(10), Nanos::millis(1));
     sleep(Duration::from_millis(50));
-    // As a shrunk cpuset or a CPU going offline would: the thread is moved from outside.
-    let name = format!("quell/{}", busy.cpu);
+    throttler_goes_to(busy.cpu, other);
+    for _ in 0..100 {
+        if throttler.lost().is_some() {
+            break;
+        }
+        sleep(Duration::from_millis(50));
+    }
+    assert_eq!(throttler.lost(), Some(Lost::WrongCpu));
+}
+
+/// As a shrunk cpuset or a CPU going offline would do it: the thread is moved from outside.
+fn throttler_goes_to(cpu: u32, other: usize) {
+    let name = format!("quell/{cpu}");
     let tid = fs::read_dir("/proc/self/task")
         .unwrap()
         .filter_map(|t| t.ok()?.file_name().to_str()?.parse::<i32>().ok())
@@ -331,13 +386,6 @@ fn a_throttler_that_finds_itself_on_another_cpu_ends() {
     let mut set = rustix::thread::CpuSet::new();
     set.set(other);
     rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(tid), &set).unwrap();
-    for _ in 0..100 {
-        if throttler.lost().is_some() {
-            break;
-        }
-        sleep(Duration::from_millis(50));
-    }
-    assert_eq!(throttler.lost(), Some(Lost::WrongCpu));
 }
 
 /// The event path on a counter that every kernel has: page faults of everybody on the CPU, one fault one line.
@@ -351,7 +399,7 @@ fn an_event_meter_counts_everybody_on_its_cpu_and_wakes() {
         config: SW_MINOR_FAULTS,
     };
     let mut meter = EventMeter::open(&[code], busy.cpu).unwrap();
-    meter.arm(Lines(1_000)).unwrap();
+    meter.arm(Lines(1_000), false).unwrap();
     let before = meter.read().unwrap();
     // 16 MiB touched page by page on that CPU: 4096 faults.
     let cpu = busy.cpu;
@@ -370,7 +418,7 @@ fn an_event_meter_counts_everybody_on_its_cpu_and_wakes() {
     );
     let descriptors = meter.descriptors();
     let mut polled = [rustix::event::PollFd::from_borrowed_fd(
-        descriptors[0],
+        descriptors[0].unwrap(),
         rustix::event::PollFlags::IN,
     )];
     assert_eq!(
@@ -405,4 +453,17 @@ fn an_alarm_rings_once() {
     busy.ran(Nanos::millis(20));
     let second = alarm.read().unwrap().value;
     assert_eq!(first, second, "the alarm went on counting after it rang");
+    // Armed again and again before it rings, as at the start of every period, it still rings once.
+    for _ in 0..100 {
+        alarm.arm(1_000_000_000).unwrap();
+        busy.ran(Nanos::micros(20));
+    }
+    let before = alarm.read().unwrap().value;
+    alarm.arm(10_000).unwrap();
+    busy.ran(Nanos::millis(5));
+    let counted = alarm.read().unwrap().value - before;
+    assert!(
+        (10_000..500_000).contains(&counted),
+        "it counted {counted} ns: it rang more than once"
+    );
 }

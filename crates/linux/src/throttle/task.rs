@@ -1,0 +1,309 @@
+//! What a throttler's thread does: it sleeps, asks the regulator, and does as it says.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+
+use quell_core::control::Regulator;
+use quell_core::control::bandwidth::Fast;
+use quell_core::control::pool::Period;
+use quell_core::cpuset::CpuId;
+use quell_core::record::Decision;
+use quell_core::units::{Lines, Nanos};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::{BREATH, LOOK, Lost, Permit, Shared};
+use crate::meter::{MOST_EVENTS, Meter};
+use crate::pool::{Bed, Pool};
+use crate::rt;
+
+/// Why a thread that slept or stopped its CPU goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Woken {
+    /// The end is asked for.
+    ToEnd,
+    /// The counter overflowed.
+    ByCounter,
+    /// The time has come, or another period has begun.
+    ByTime,
+    /// Something has happened in the pool that may end the stop.
+    ByPool,
+}
+
+/// A CPU that is stopped.
+struct Stopped {
+    since: Nanos,
+    until: Nanos,
+}
+
+pub(super) struct Task {
+    pub(super) cpu: CpuId,
+    pub(super) regulator: Regulator,
+    pub(super) longest: Nanos,
+    /// What the meter read last.
+    pub(super) used: Lines,
+    /// With what the meter was armed, and what it read then.
+    pub(super) armed: Option<(Lines, Lines)>,
+    pub(super) meter: Box<dyn Meter>,
+    pub(super) permit: Permit,
+    pub(super) shared: Arc<Shared>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) bed: Arc<Bed>,
+}
+
+impl Task {
+    /// The thread, from its first moment; tells when it is where it should be.
+    pub(super) fn run(mut self, ready: &Sender<io::Result<()>>) {
+        let prepared = self.prepare();
+        let go = prepared.is_ok();
+        let _ = ready.send(prepared);
+        if !go {
+            return;
+        }
+        let ended = self.regulate();
+        self.regulator.leave(&self.pool.budgets);
+        if let Err(lost) = ended {
+            let code = match lost {
+                Lost::WrongCpu => 1,
+                Lost::NotPermitted => 2,
+                Lost::Meter => 3,
+            };
+            self.shared.stats.lost.store(code, Ordering::Release);
+        }
+    }
+
+    fn prepare(&self) -> io::Result<()> {
+        rt::pin(self.cpu)?;
+        rt::fifo(rt::THROTTLER_PRIORITY)?;
+        if rt::current_cpu() != self.cpu {
+            return Err(io::Error::other(format!(
+                "the throttler could not be brought onto CPU {}",
+                self.cpu
+            )));
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), Lost> {
+        match self.meter.read() {
+            Ok((lines, true)) => self.used = lines,
+            _ => return Err(Lost::Meter),
+        }
+        Ok(())
+    }
+
+    fn regulate(&mut self) -> Result<(), Lost> {
+        self.read()?;
+        let budgets = &self.pool.budgets;
+        let mut what = self.regulator.begin(rt::now(), self.used, budgets);
+        let mut stopped: Option<Stopped> = None;
+        let mut woken = Woken::ByTime;
+        loop {
+            let taken = woken == Woken::ByCounter || stopped.is_some();
+            woken = match what {
+                Fast::ThrottleUntil(until) => {
+                    let now = rt::now();
+                    let since = stopped.map_or(now, |s| s.since);
+                    stopped = Some(Stopped { since, until });
+                    self.stop_until(until)?
+                }
+                Fast::Rearm(lines) | Fast::NewPeriod(lines) => {
+                    stopped = None;
+                    self.arm(lines, taken)?;
+                    self.sleep()?
+                }
+                Fast::RunFreeUntil(_) => {
+                    stopped = None;
+                    self.armed = None;
+                    self.meter.rest().map_err(|_| Lost::Meter)?;
+                    self.sleep()?
+                }
+            };
+            if woken == Woken::ToEnd {
+                return Ok(());
+            }
+            what = self.decide(woken, stopped.as_ref())?;
+        }
+    }
+
+    /// Asks the regulator, and tells what it said.
+    fn decide(&mut self, woken: Woken, stopped: Option<&Stopped>) -> Result<Fast, Lost> {
+        let overflow = match woken {
+            Woken::ByCounter => self.meter.woken().map_err(|_| Lost::Meter)?,
+            _ => None,
+        };
+        self.read()?;
+        let (now, used) = (rt::now(), self.used);
+        let budget = Lines(self.shared.budget.load(Ordering::Relaxed));
+        if budget != self.regulator.budget() {
+            self.regulator.set_budget(budget);
+        }
+        let before = self.regulator.period();
+        let budgets = &self.pool.budgets;
+        let what = match woken {
+            Woken::ByTime | Woken::ToEnd => self.regulator.begin(now, used, budgets),
+            Woken::ByCounter | Woken::ByPool => self.regulator.overflow(now, used, budgets),
+        };
+        if let Some((period, _)) = self.regulator.period()
+            && period.early
+            && before.is_none_or(|(before, _)| before != period)
+        {
+            self.pool.wake_for(period);
+        }
+        let stats = &self.shared.stats;
+        stats.lines.store(used.0, Ordering::Relaxed);
+        stats
+            .forgiven
+            .store(self.regulator.forgiven().0, Ordering::Relaxed);
+        if let Some(did) = self.regulator.did() {
+            stats.tell_pooled(did);
+        }
+        if woken == Woken::ByCounter {
+            stats.overflows.fetch_add(1, Ordering::Relaxed);
+        }
+        if stopped.is_none() && what.stops() {
+            stats.throttles.fetch_add(1, Ordering::Relaxed);
+        }
+        // For the record a period is news only where it ends, begins or prolongs a stop.
+        let news = match (stopped, what) {
+            (None, _) => what.stops() || matches!(what, Fast::RunFreeUntil(_)),
+            (Some(s), Fast::ThrottleUntil(until)) => until != s.until,
+            (Some(_), _) => before.is_some(),
+        };
+        if news || woken == Woken::ByCounter {
+            stats.decisions.push(&Decision {
+                at: now,
+                used,
+                what,
+                reaction: overflow.map(|o| (now.since(o.at), o.kernel)),
+            });
+        }
+        Ok(what)
+    }
+
+    fn arm(&mut self, lines: Lines, taken: bool) -> Result<(), Lost> {
+        let arm = (lines, self.used);
+        // Of a CPU that drew nothing since, nothing has to be changed.
+        if taken || self.armed != Some(arm) {
+            self.armed = Some(arm);
+            self.meter.arm(lines, taken).map_err(|_| Lost::Meter)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the period that this CPU is in goes on.
+    fn goes_on(&self, period: Period, end: Nanos, now: Nanos) -> bool {
+        now < end && self.pool.is_in(period)
+    }
+
+    /// Sleeps until the counter overflows, or the period is over.
+    fn sleep(&self) -> Result<Woken, Lost> {
+        let mut watched: [PollFd<'_>; 1 + MOST_EVENTS] =
+            std::array::from_fn(|_| PollFd::new(&self.bed.wake, PollFlags::IN));
+        let mut meters = 0;
+        for (slot, meter) in watched[1..]
+            .iter_mut()
+            .zip(self.meter.descriptors().into_iter().flatten())
+        {
+            *slot = PollFd::from_borrowed_fd(meter, PollFlags::IN);
+            meters += 1;
+        }
+        let watched = &mut watched[..=meters];
+        loop {
+            let mut span = LOOK;
+            if let Some((period, end)) = self.regulator.period() {
+                self.bed.lies_down(period);
+                let now = rt::now();
+                if !self.goes_on(period, end, now) {
+                    self.bed.rises();
+                    self.here()?;
+                    return Ok(Woken::ByTime);
+                }
+                span = span.min(end.since(now));
+            }
+            let timeout = Timespec {
+                tv_sec: 0,
+                tv_nsec: i64::try_from(span.0).unwrap_or(i64::MAX),
+            };
+            let polled = rustix::event::poll(watched, Some(&timeout));
+            self.bed.rises();
+            if self.shared.stop.load(Ordering::Acquire) {
+                return Ok(Woken::ToEnd);
+            }
+            match polled {
+                // The kernel wakes a thread whose CPU is gone on another one.
+                Ok(0) => self.here()?,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return Err(Lost::Meter),
+                Ok(_) => {
+                    let (bell, meters) = watched.split_at(1);
+                    let gone = PollFlags::HUP | PollFlags::ERR;
+                    // Such a descriptor belongs to an event in error state or to a CPU that went away.
+                    if meters.iter().any(|w| w.revents().intersects(gone)) {
+                        return Err(Lost::Meter);
+                    }
+                    if bell[0].revents().contains(PollFlags::IN) {
+                        self.bed.heard();
+                    }
+                    if meters.iter().any(|w| w.revents().contains(PollFlags::IN)) {
+                        return Ok(Woken::ByCounter);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where it should be.
+    fn here(&self) -> Result<(), Lost> {
+        if rt::current_cpu() == self.cpu {
+            Ok(())
+        } else {
+            Err(Lost::WrongCpu)
+        }
+    }
+
+    /// Keeps the CPU until `until`, or until there is news.
+    fn stop_until(&self, until: Nanos) -> Result<Woken, Lost> {
+        let began = rt::now();
+        let woken = self.keep_until(until);
+        self.shared
+            .stats
+            .throttled_ns
+            .fetch_add(rt::now().since(began).0, Ordering::Relaxed);
+        woken
+    }
+
+    fn keep_until(&self, until: Nanos) -> Result<Woken, Lost> {
+        loop {
+            let leg = until.min(rt::now().plus(self.longest));
+            let woken = self.spin_until(leg)?;
+            if woken != Woken::ByTime || leg == until {
+                return Ok(woken);
+            }
+            std::thread::sleep(std::time::Duration::from_nanos(BREATH.0));
+        }
+    }
+
+    fn spin_until(&self, until: Nanos) -> Result<Woken, Lost> {
+        loop {
+            let now = rt::now();
+            if now >= until {
+                return Ok(Woken::ByTime);
+            }
+            self.here()?;
+            if self.shared.stop.load(Ordering::Acquire) {
+                return Ok(Woken::ToEnd);
+            }
+            if !(self.permit)(now) {
+                return Err(Lost::NotPermitted);
+            }
+            if self.regulator.news(&self.pool.budgets) {
+                return Ok(Woken::ByPool);
+            }
+            for _ in 0..4 {
+                rt::relax();
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Budgets in one pool, on two CPUs of this machine, with the time meter: shares of CPU time as the kernel accounts for them.
+//!
+//! Others, and the host, may take a CPU away in any span, so shares are compared with those of the same run, and a span is tried again.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use quell_core::plan::{Pooling, Regulation};
+use quell_core::policy::After;
+use quell_core::record::Pooled;
+use quell_core::units::{Lines, Nanos, Share};
+use quell_linux::throttle::{Lost, Throttler};
+
+use crate::{Busy, pool, throttler_goes_to};
+
+/// Of each CPU's time.
+const BUDGET: f64 = 0.15;
+const SPAN: Duration = Duration::from_millis(400);
+
+/// Two busy CPUs whose budgets are pooled.
+struct Pair {
+    sleeper: Busy,
+    neighbour: Busy,
+}
+
+impl Pair {
+    fn start(name: &str) -> Option<Self> {
+        let mut both = Busy::several(name, 2)?;
+        Some(Self {
+            sleeper: both.pop()?,
+            neighbour: both.pop()?,
+        })
+    }
+
+    fn throttle(&self, reclaim: bool, after: After) -> [Throttler; 2] {
+        let pool = pool();
+        [&self.sleeper, &self.neighbour].map(|busy| {
+            let regulation = Regulation {
+                pooling: Some(Pooling {
+                    reclaim,
+                    after,
+                    predictor: Share::percent(50),
+                    // 50 µs at this peak.
+                    quantum: Lines(50_000),
+                    capped: true,
+                }),
+                ..busy.regulation(Share::percent(15), Nanos::millis(5))
+            };
+            Throttler::start(
+                busy.cpu,
+                &regulation,
+                busy.meter(),
+                Arc::new(|_| true),
+                &pool,
+            )
+            .unwrap()
+        })
+    }
+
+    /// The neighbour's share while the other sleeps: the nearest to `wanted` of a few spans, or the first within it.
+    fn alone(&self, reclaim: bool, after: After, wanted: (f64, f64)) -> f64 {
+        self.sleeper.signal(rustix::process::Signal::STOP);
+        let mut found = f64::NAN;
+        for _ in 0..5 {
+            let throttlers = self.throttle(reclaim, after);
+            sleep(Duration::from_millis(100));
+            found = self.neighbour.share_over(SPAN);
+            assert!(throttlers.iter().all(|t| t.lost().is_none()));
+            if (wanted.0..=wanted.1).contains(&found) {
+                break;
+            }
+        }
+        self.sleeper.signal(rustix::process::Signal::CONT);
+        found
+    }
+}
+
+#[test]
+fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
+    let Some(pair) = Pair::start("reclaim") else {
+        return;
+    };
+    let holds = |what: &str, found: f64, (least, most): (f64, f64)| {
+        eprintln!("{what}: {found:.3} of a CPU");
+        assert!(
+            (least..=most).contains(&found),
+            "{what}: {found}, not {least} to {most}"
+        );
+    };
+    // While it sleeps: its own budget, both, and more than both.
+    let bounds = (0.75 * BUDGET, 1.06 * BUDGET);
+    let own = pair.alone(false, After::Wait, bounds);
+    holds("its own", own, bounds);
+    let bounds = (1.6 * own, 2.1 * BUDGET);
+    let both = pair.alone(true, After::Wait, bounds);
+    holds("both", both, bounds);
+    for after in [After::Spare, After::Proportional] {
+        let bounds = (1.5 * both, 1.0);
+        holds(
+            &format!("{after:?}"),
+            pair.alone(true, after, bounds),
+            bounds,
+        );
+    }
+
+    // Awake it has its budget back, whatever the neighbour would draw, and the neighbour has no more than its own, but for what
+    // was granted twice.
+    let mut seen = Vec::new();
+    let held = (0..5).any(|_| {
+        pair.sleeper.signal(rustix::process::Signal::STOP);
+        let throttlers = pair.throttle(true, After::Wait);
+        sleep(Duration::from_millis(200));
+        pair.sleeper.signal(rustix::process::Signal::CONT);
+        let before = throttlers.each_ref().map(|t| t.pooled().unwrap());
+        let had = [&pair.sleeper, &pair.neighbour].map(Busy::cpu_time);
+        let began = quell_linux::rt::now();
+        sleep(SPAN);
+        let wall = quell_linux::rt::now().since(began).as_secs_f64();
+        let shares = [(&pair.sleeper, had[0]), (&pair.neighbour, had[1])]
+            .map(|(busy, had)| busy.cpu_time().since(had).as_secs_f64() / wall);
+        let did: Pooled = throttlers[0].pooled().unwrap().less(before[0]);
+        let twice = did.granted_twice as f64 / 1e9 / wall;
+        seen.push((shares, did));
+        assert!(
+            before[0].donated > 0,
+            "it gave nothing while it slept: {before:?}"
+        );
+        assert!(
+            did.missed as f64 * 0.0005 <= wall,
+            "a miss in every other period: {did:?}"
+        );
+        shares[0] >= 0.75 * BUDGET && shares.iter().all(|share| *share <= 1.08 * BUDGET + twice)
+    });
+    assert!(held, "{seen:?}");
+    eprintln!("awake: {:?}", seen.last());
+}
+
+/// One whose throttler ends leaves the pool: the other does not wait for it to spend a budget that nobody holds any more.
+#[test]
+fn nobody_waits_for_a_cpu_that_is_regulated_no_more() {
+    let Some(pair) = Pair::start("leave") else {
+        return;
+    };
+    pair.sleeper.signal(rustix::process::Signal::STOP);
+    let throttlers = pair.throttle(false, After::Proportional);
+    sleep(Duration::from_millis(50));
+    // It has its whole budget left, and what is not drawn is not shared without reclaim.
+    let held = pair.neighbour.share_over(SPAN);
+    assert!(held < 1.1 * BUDGET, "{held}");
+    throttler_goes_to(pair.sleeper.cpu, pair.neighbour.cpu as usize);
+    let free = pair.neighbour.share_above(2.0 * held, SPAN);
+    assert_eq!(throttlers[0].lost(), Some(Lost::WrongCpu));
+    assert_eq!(throttlers[1].lost(), None);
+    pair.sleeper.signal(rustix::process::Signal::CONT);
+    assert!(free > 2.0 * held, "held {held}, free {free}");
+}
