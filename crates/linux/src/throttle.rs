@@ -97,6 +97,8 @@ impl fmt::Display for Lost {
 
 struct Shared {
     stop: AtomicBool,
+    /// Lines per period, looked at when a budget has been used up.
+    budget: AtomicU64,
     stats: Stats,
 }
 
@@ -128,6 +130,7 @@ impl Throttler {
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
+            budget: AtomicU64::new(regulation.budget.0),
             stats: Stats::default(),
         });
         let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
@@ -166,6 +169,11 @@ impl Throttler {
             thread: Some(thread),
         };
         started.map(|()| throttler)
+    }
+
+    /// From when the budget in force is used up, this is the budget.
+    pub fn set_budget(&self, budget: Lines) {
+        self.shared.budget.store(budget.0, Ordering::Relaxed);
     }
 
     /// What it did so far.
@@ -241,6 +249,7 @@ impl Task {
             let stats = &self.shared.stats;
             stats.overflows.fetch_add(1, Ordering::Relaxed);
             stats.lines.store(used.0, Ordering::Relaxed);
+            regulator.set_budget(Lines(self.shared.budget.load(Ordering::Relaxed)));
             let what = regulator.overflow(now, used);
             stats.decisions.push(&Decision {
                 at: now,

@@ -1,5 +1,7 @@
 //! The controller against plants: a periodic job whose duration rises with what the others may draw.
 
+#![expect(clippy::cast_sign_loss, reason = "durations are positive")]
+
 use std::collections::VecDeque;
 
 use proptest::prelude::*;

@@ -15,7 +15,7 @@ use quell_core::backend::{
 };
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Inventory, Measured};
-use quell_core::plan::{Plan, Step};
+use quell_core::plan::{GroupId, Observed, Plan, Step};
 use quell_core::policy::OnDrift;
 use quell_core::record::{CpuTimes, Decision};
 use quell_core::task::TaskMatch;
@@ -103,6 +103,8 @@ pub struct Linux {
     rest: Option<CpuSet>,
     throttlers: Vec<Regulated>,
     subjects: Vec<Subject>,
+    /// Groups whose units of work are told of.
+    observed: BTreeMap<GroupId, Observed>,
     next_beat: Nanos,
     next_look: Nanos,
     revoked: bool,
@@ -134,6 +136,7 @@ impl Linux {
             rest: None,
             throttlers: Vec::new(),
             subjects: Vec::new(),
+            observed: BTreeMap::new(),
             next_beat: Nanos(0),
             next_look: Nanos(0),
             revoked: false,
@@ -189,6 +192,7 @@ impl Linux {
         }
         self.subjects.clear();
         self.groups.clear();
+        self.observed.clear();
         self.rest = None;
     }
 
@@ -320,6 +324,14 @@ impl Backend for Linux {
         rt::now()
     }
 
+    fn observe(
+        &mut self,
+        groups: &BTreeMap<GroupId, Observed>,
+    ) -> std::result::Result<(), BackendError> {
+        self.observed.clone_from(groups);
+        Ok(())
+    }
+
     fn apply(&mut self, step: &Step) -> std::result::Result<Vec<String>, BackendError> {
         Ok(self.apply_step(step)?)
     }
@@ -364,6 +376,12 @@ impl Backend for Linux {
                 let line = format!("go {} {}\n", warmup.0, duration.0);
                 self.subject(*subject)?.say(&line)?;
             }
+            // One whose throttler has ended is not moved: that was told when it was found.
+            Action::Budget { cpus, budget } => self
+                .throttlers
+                .iter()
+                .filter(|r| cpus.contains(r.throttler.cpu))
+                .for_each(|r| r.throttler.set_budget(*budget)),
             Action::Stop(subject) => {
                 let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
                 self.subject(*subject)?.stop(&mut || {
