@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use crate::attribution::Account;
+use crate::control::deadline::Unit;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::inventory::Inventory;
-use crate::plan::{GroupId, Step};
+use crate::plan::{GroupId, Observed, Step};
 use crate::record::{CpuTimes, Decision, Event};
-use crate::units::Nanos;
+use crate::units::{Lines, Nanos};
 use crate::workload::Workload;
 
 /// How deep to look.
@@ -61,6 +62,8 @@ pub enum Seen {
     Line(SubjectId, String),
     /// A subject ended, with its status as a shell reports it and its run time.
     Exited(SubjectId, i32, Nanos),
+    /// Units of work of an observed group ended, in order of time; and how many more there were that nobody can tell of.
+    Units(GroupId, Vec<Unit>, u64),
     /// Something for the record: throttling, findings.
     Event(Event),
     /// What the regulator of a CPU decided since the last time, and how many decisions were lost on the way.
@@ -110,6 +113,13 @@ pub enum Action {
     },
     /// End a subject and everything it started, and reap it.
     Stop(SubjectId),
+    /// From now on each of these CPUs, which are regulated together, may move so many lines per period.
+    Budget {
+        /// The CPUs.
+        cpus: CpuSet,
+        /// Lines per period and CPU.
+        budget: Lines,
+    },
 }
 
 /// What undoing came to.
@@ -137,6 +147,9 @@ pub trait Backend {
     fn begin(&mut self, _cell: u64) -> Result<(), BackendError> {
         Ok(())
     }
+    /// From here on, until it is undone, units of work of these groups are seen ([`Seen::Units`]), as far as their programs tell of
+    /// any. Before anything is started.
+    fn observe(&mut self, groups: &BTreeMap<GroupId, Observed>) -> Result<(), BackendError>;
     /// Carries out one step, having recorded how to undo it. Returns what a person should know (who stayed on the CPU).
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError>;
     /// Takes back everything applied, in reverse, and ends every subject.

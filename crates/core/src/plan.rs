@@ -1,6 +1,6 @@
 //! What will be done, why, and what each promise is then worth.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::{ColourChoice, Divides, Mask};
-use crate::policy::{After, Split};
+use crate::policy::{After, Source, Split};
 use crate::task::TaskMatch;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 
@@ -241,6 +241,14 @@ pub enum Promise {
         /// How much.
         size: Bytes,
     },
+    /// Units of work end in time.
+    Deadline {
+        /// The longest time per unit; absent: what the application says of each.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        deadline: Option<Nanos>,
+        /// Which share of the units.
+        percentile: Share,
+    },
 }
 
 impl std::fmt::Display for Promise {
@@ -277,6 +285,14 @@ impl std::fmt::Display for Promise {
                 )
             }
             Self::ReserveLocked { level, size } => write!(f, "{size} locked in L{level}"),
+            Self::Deadline {
+                deadline: Some(deadline),
+                percentile,
+            } => write!(f, "{percentile} of its units within {deadline}"),
+            Self::Deadline {
+                deadline: None,
+                percentile,
+            } => write!(f, "{percentile} of its units within what it says of each"),
         }
     }
 }
@@ -341,6 +357,51 @@ impl std::fmt::Display for Refusal {
     }
 }
 
+/// A group whose units of work are observed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Observed {
+    /// Where the times come from.
+    pub source: Source,
+    /// The longest time per unit; absent: what the application says of each.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub deadline: Option<Nanos>,
+    /// Which share of the units is to meet it.
+    pub percentile: Share,
+}
+
+/// The closed loop around one group's target: what the others may draw follows how late its units are
+/// ([`Deadline`](crate::control::deadline::Deadline)).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Adaptation {
+    /// The group whose units are to be in time.
+    pub group: GroupId,
+    /// The longest time per unit; absent: what the application says of each.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub deadline: Option<Nanos>,
+    /// Which share of the units.
+    pub percentile: Share,
+    /// What all CPUs draw together: what of this the others are not given is reserved.
+    pub sustainable: Rate,
+    /// Whose budgets are moved, all in proportion.
+    pub levers: Vec<Lever>,
+}
+
+/// A budget that the closed loop moves: at first and at most as its step says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Lever {
+    /// The group.
+    pub group: GroupId,
+    /// The step that began the regulation.
+    pub step: StepId,
+    /// What it gets in any case.
+    pub least: Rate,
+    /// What it gets at most.
+    pub most: Rate,
+}
+
 /// The plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -355,6 +416,12 @@ pub struct Plan {
     pub promises: Vec<Held>,
     /// What a person should know besides: defaults chosen, residual risks.
     pub notes: Vec<String>,
+    /// Groups whose units of work are observed, and how.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub observed: BTreeMap<GroupId, Observed>,
+    /// Budgets that move while the plan holds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub adapts: Option<Adaptation>,
 }
 
 impl Plan {

@@ -61,6 +61,35 @@ pub enum Event {
         #[serde(flatten)]
         spent: Spent,
     },
+    /// Units of work of an observed group since the last such event.
+    Units {
+        /// The group.
+        group: GroupId,
+        /// How many ended.
+        units: u64,
+        /// How many of them were late.
+        late: u64,
+        /// What half of them took at most.
+        median_ns: u64,
+        /// What the slowest took.
+        worst_ns: u64,
+        /// How many more there were that nobody can tell of.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        lost: u64,
+    },
+    /// What is left to the others was changed, so that a group's units are in time.
+    Adapted {
+        /// The group.
+        group: GroupId,
+        /// Bytes per second left to the others before.
+        from_bytes_per_s: u64,
+        /// Bytes per second left to them from now on.
+        to_bytes_per_s: u64,
+        /// Bytes per second that are thereby reserved for the group.
+        reserved_bytes_per_s: u64,
+        /// Why, in a sentence.
+        why: String,
+    },
     /// Something a person should know: a promise lost, a value changed by somebody else.
     Finding {
         /// What, in a sentence.
@@ -76,6 +105,10 @@ pub enum Event {
         /// Its exit status as a shell reports it.
         status: i32,
     },
+}
+
+const fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// What a CPU gave to the pool of budgets and had from it. Lines, but for the misses.

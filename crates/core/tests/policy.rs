@@ -387,11 +387,9 @@ fn what_is_not_built_is_refused_by_its_key() {
     assert_eq!(
         keys,
         [
-            "group.detector.target.source",
             "group.detector.reserve.memory",
             "group.detector.reserve.files",
             "group.batch.limit.memory",
-            "regulator.adapt",
             "pressure.controller",
         ]
     );

@@ -10,6 +10,8 @@ use quell_core::plan::Plan;
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
 
+use crate::adapt::Adapt;
+
 /// Where events go.
 pub trait Sink {
     /// Takes one event; `at` is the backend's time.
@@ -144,7 +146,8 @@ pub fn drive(
     sink: &mut dyn Sink,
 ) -> Result<Driven, DriveError> {
     let mut notes = Vec::new();
-    let ran = apply(backend, plan, &mut notes, sink).and_then(|()| attend(backend, script, sink));
+    let ran =
+        apply(backend, plan, &mut notes, sink).and_then(|()| attend(backend, plan, script, sink));
     phase(backend, sink, "undo");
     let undone = backend.undo();
     if let Ok(undone) = &undone {
@@ -185,6 +188,7 @@ fn apply(
     notes: &mut Vec<String>,
     sink: &mut dyn Sink,
 ) -> Result<(), String> {
+    backend.observe(&plan.observed).map_err(|e| e.to_string())?;
     for step in &plan.steps {
         let outcome = backend.apply(step);
         let text = match &outcome {
@@ -215,10 +219,23 @@ fn apply(
 
 fn attend(
     backend: &mut dyn Backend,
+    plan: &Plan,
     script: &mut dyn Script,
     sink: &mut dyn Sink,
 ) -> Result<Ended, String> {
     phase(backend, sink, "hold");
+    let mut adapt = Adapt::begin(plan, backend.now());
+    let ended = hold(backend, script, &mut adapt, sink);
+    adapt.end(backend.now(), sink);
+    ended
+}
+
+fn hold(
+    backend: &mut dyn Backend,
+    script: &mut dyn Script,
+    adapt: &mut Adapt,
+    sink: &mut dyn Sink,
+) -> Result<Ended, String> {
     let mut orders = Vec::new();
     let mut seen = Observation::new();
     let mut account = Account::begin(backend, sink);
@@ -226,7 +243,7 @@ fn attend(
     carry_out(backend, script, &mut orders)?;
     while !script.finished() {
         let until = script.wake().min(backend.now().plus(LONGEST_WAIT));
-        let until = until.min(account.next);
+        let until = until.min(account.next).min(adapt.next());
         let now = backend.wait(until, &mut seen).map_err(|e| e.to_string())?;
         account.take(backend, now, sink);
         for one in seen.drain(..) {
@@ -236,6 +253,7 @@ fn attend(
                     finding(backend, sink, &why);
                     return Ok(Ended::Revoked(why));
                 }
+                Seen::Units(group, units, lost) => adapt.seen(&group, &units, lost),
                 Seen::Event(event) => {
                     sink.put(now, &event);
                     script.seen(now, Seen::Event(event), &mut orders)?;
@@ -247,6 +265,7 @@ fn attend(
                 other => script.seen(now, other, &mut orders)?,
             }
         }
+        adapt.step(backend, now, sink)?;
         script.tick(now, &mut orders)?;
         carry_out(backend, script, &mut orders)?;
     }

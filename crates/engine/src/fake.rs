@@ -7,6 +7,7 @@ use quell_core::backend::{
     Action, Backend, BackendError, Measurement, Observation, Probe, Program, Seen, SubjectId,
     SubjectSpec, Undone,
 };
+use quell_core::control::deadline::Unit;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
@@ -14,7 +15,7 @@ use quell_core::inventory::{
 };
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
-use quell_core::plan::{Plan, Setting, Step, StepId};
+use quell_core::plan::{GroupId, Observed, Plan, Setting, Step, StepId};
 use quell_core::record::{CpuTimes, Event};
 use quell_core::units::{Bytes, Nanos, Rate, Share};
 
@@ -122,6 +123,16 @@ impl Fake {
         self.push(at, Seen::Stop(signal));
     }
 
+    /// A unit of work of a group ends.
+    pub fn unit_at(&mut self, ended: Nanos, group: &str, took: Nanos) {
+        let unit = Unit {
+            ended,
+            took,
+            target: None,
+        };
+        self.push(ended, Seen::Units(group.into(), vec![unit], 0));
+    }
+
     pub fn revoke_at(&mut self, at: Nanos, why: &str) {
         self.push(at, Seen::Revoked(why.into()));
     }
@@ -164,6 +175,12 @@ impl Backend for Fake {
     fn begin(&mut self, cell: u64) -> Result<(), BackendError> {
         assert!(self.clean(), "a cell begins on a clean machine");
         self.number = cell;
+        Ok(())
+    }
+
+    fn observe(&mut self, groups: &BTreeMap<GroupId, Observed>) -> Result<(), BackendError> {
+        self.log
+            .extend(groups.keys().map(|name| format!("observe {name}")));
         Ok(())
     }
 
@@ -295,6 +312,9 @@ impl Backend for Fake {
                     self.push(at, Seen::Result(*subject, measurement));
                 }
             }
+            Action::Budget { cpus, budget } => {
+                self.log.push(format!("budget {cpus} {}", budget.0));
+            }
             Action::Stop(id) => {
                 let name = self.running[id].spec.name.clone();
                 self.log.push(format!("stop {name}"));
@@ -422,5 +442,7 @@ pub fn plan_with_steps(steps: u32) -> Plan {
             .collect(),
         promises: Vec::new(),
         notes: Vec::new(),
+        observed: BTreeMap::new(),
+        adapts: None,
     }
 }

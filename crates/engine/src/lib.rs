@@ -2,6 +2,7 @@
 //! ([`hold`]), running an experiment ([`compare`]) and the record of both ([`folder`], [`read`]). Backends are injected; time
 //! comes from them, randomness from a seed, and the calendar from the caller.
 
+mod adapt;
 mod aggregate;
 mod beside;
 pub mod calibrate;

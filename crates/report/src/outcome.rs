@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use quell_core::cpuset::CpuSet;
 use quell_core::record::{Event, Record, Spent};
+use quell_core::units::Rate;
 
 use crate::plan::plan_text;
 use crate::text::{Style, Tone, count, number, thousands};
@@ -42,6 +43,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     if let Some(text) = counted(&record.events) {
         said.push(text);
     }
+    said.extend(units(record));
     said.extend(spent(record));
     for event in &record.events {
         if let Event::Exit { group, status } = &event.event {
@@ -54,6 +56,73 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     });
     said.extend(lost);
     said
+}
+
+/// What came of the groups' units of work, and where their budgets went.
+fn units(record: &Record) -> Vec<String> {
+    #[derive(Default)]
+    struct Sum {
+        units: u64,
+        late: u64,
+        lost: u64,
+        worst_ns: u64,
+        left: Vec<u64>,
+    }
+    let mut groups: BTreeMap<&str, Sum> = BTreeMap::new();
+    for stamped in &record.events {
+        match &stamped.event {
+            Event::Units {
+                group,
+                units,
+                late,
+                lost,
+                worst_ns,
+                ..
+            } => {
+                let sum = groups.entry(group).or_default();
+                sum.units += units;
+                sum.late += late;
+                sum.lost += lost;
+                sum.worst_ns = sum.worst_ns.max(*worst_ns);
+            }
+            Event::Adapted {
+                group,
+                to_bytes_per_s,
+                ..
+            } => groups.entry(group).or_default().left.push(*to_bytes_per_s),
+            _ => {}
+        }
+    }
+    let sentence = |(name, sum): (&str, &Sum)| {
+        let mut text = format!(
+            "{name}: {} units of work, {} late ({:.2} %), the slowest {} ms",
+            thousands(&sum.units.to_string()),
+            sum.late,
+            sum.late as f64 * 100.0 / sum.units.max(1) as f64,
+            number(sum.worst_ns as f64 / 1e6),
+        );
+        if sum.lost > 0 {
+            let _ = write!(
+                text,
+                "; {} more were reported faster than they were read",
+                sum.lost
+            );
+        }
+        if let (Some(last), Some(least)) = (sum.left.last(), sum.left.iter().min()) {
+            let _ = write!(
+                text,
+                "; what is left to the others was moved {}, down to {} and at last to {}",
+                count(u32::try_from(sum.left.len()).unwrap_or(u32::MAX), "time"),
+                Rate(*least),
+                Rate(*last)
+            );
+        }
+        text + "."
+    };
+    groups
+        .iter()
+        .map(|(name, sum)| sentence((name, sum)))
+        .collect()
 }
 
 /// What kept the groups from running, as totals over the run: what the kernel tells without the programs' help. Which of
@@ -172,6 +241,21 @@ mod tests {
                 group: "victim".into(),
                 status: 3,
             },
+            Event::Units {
+                group: "victim".into(),
+                units: 1_500,
+                late: 3,
+                median_ns: 6_000_000,
+                worst_ns: 9_500_000,
+                lost: 2,
+            },
+            Event::Adapted {
+                group: "victim".into(),
+                from_bytes_per_s: 4_000_000_000,
+                to_bytes_per_s: 2_000_000_000,
+                reserved_bytes_per_s: 8_000_000_000,
+                why: "a unit took 9ms of 8ms".into(),
+            },
         ];
         let at_ns = 14_000_000_000;
         record
@@ -191,6 +275,8 @@ mod tests {
              were stopped for 360 ms because of others; the hypervisor took 300 ms of its CPUs' time.",
             "what lived shorter, and the end of each, is missing",
             "victim ended with status 3.",
+            "victim: 1,500 units of work, 3 late (0.20 %), the slowest 9.50 ms; 2 more were reported faster than they were read; what \
+             is left to the others was moved 1 time, down to 2GB/s and at last to 2GB/s.",
         ] {
             assert!(text.contains(needed), "{needed}: {text}");
         }

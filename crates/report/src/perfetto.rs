@@ -3,11 +3,12 @@
 //!
 //! | process | tracks |
 //! |---|---|
-//! | the run | its stages; steps, findings and ends of commands as instants |
+//! | the run | its stages; steps, findings, moved budgets and ends of commands as instants; the slowest units of work, and what is left to others |
 //! | CPUs | each CPU's throttled stretches; its time by kind, in percent of the time between two looks |
 //! | a subject | its measured spans, named by configuration; its metric, window by window |
 
 use quell_core::record::{CpuTimes, Event, Record, Span};
+use quell_core::units::Rate;
 use serde_json::{Value, json};
 
 const RUN: u64 = 1;
@@ -96,6 +97,36 @@ fn run(trace: &mut Trace, record: &Record) {
             Event::Phase { .. } | Event::Throttle { .. } | Event::Spent { .. } => continue,
             Event::Step { step, outcome } => (format!("step {} {outcome}", step.0), json!({})),
             Event::Finding { what, group } => (what.clone(), json!({"group": group})),
+            Event::Units {
+                group, worst_ns, ..
+            } => {
+                let worst = json!({ "ms": *worst_ns as f64 / 1e6 });
+                trace.count(
+                    RUN,
+                    &format!("slowest unit of {group}"),
+                    stamped.at_ns,
+                    &worst,
+                );
+                continue;
+            }
+            Event::Adapted {
+                group,
+                to_bytes_per_s,
+                why,
+                ..
+            } => {
+                let left = json!({ "MB/s": *to_bytes_per_s as f64 / 1e6 });
+                trace.count(
+                    RUN,
+                    &format!("left to others than {group}"),
+                    stamped.at_ns,
+                    &left,
+                );
+                (
+                    format!("{}: {why}", Rate(*to_bytes_per_s)),
+                    json!({"group": group}),
+                )
+            }
             Event::Exit { group, status } => (
                 format!("the command of group {group} ended with {status}"),
                 json!({"group": group, "status": status}),

@@ -484,5 +484,7 @@ pub(crate) fn plan() -> Plan {
         notes: vec![
             "CPU 1 is shared: the tasks of rest are throttled along with neighbour.".into(),
         ],
+        observed: BTreeMap::new(),
+        adapts: None,
     }
 }

@@ -52,6 +52,11 @@ impl ByDemand {
         self.at.plus(span.max(SHORTEST))
     }
 
+    /// What is split from the next time on.
+    pub fn set_total(&mut self, total: Lines) {
+        self.total = total;
+    }
+
     /// The budgets from now on, for CPUs with these budgets so far whose counters read `used`.
     pub fn step(&mut self, now: Nanos, used: Vec<Lines>, budgets: &[Lines]) -> Vec<Lines> {
         let span = now.since(self.at).0.max(1);

@@ -11,6 +11,7 @@ use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
 use super::cpus::on;
+use super::deadline;
 use super::mba;
 use super::others::floor;
 use super::pooling::{self, Budget};
@@ -58,6 +59,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     rest_allowed(draft, &limited);
     pooling::notes(draft);
     judge_reserves(draft, &reserved, &limited);
+    deadline::plan(draft, &reserved, &limited);
 }
 
 /// On a CPU whose counters count everybody, unmatched tasks are regulated along; by themselves they are not.
@@ -226,10 +228,18 @@ fn limit(
         // Refused for its CPUs already.
         return None;
     }
+    let moves = deadline::moves(draft.policy, group);
+    // More than its CPUs draw would be a budget that moves without an effect.
+    let reach = peak.0.saturating_mul(cpus.len() as u64);
+    let rate = if moves { rate.min(Rate(reach)) } else { rate };
+    let wanted = &Wanted {
+        rate,
+        ..wanted.clone()
+    };
     let each = Rate(rate.0 / cpus.len() as u64);
     let share = Share::ratio(each.0, peak.0);
     let pooling = pooling::pooling(&draft.policy.regulator, wanted.budget);
-    if share >= Share::WHOLE && pooling.is_none() {
+    if share >= Share::WHOLE && pooling.is_none() && !moves {
         draft.notes.push(format!(
             "group {name}: the limit of {rate}{} needs no step: {} cannot draw more ({} for each CPU)",
             wanted.origin,

@@ -3,7 +3,7 @@
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
 //! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
-//! turns rates into budgets, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`together`] tells who
+//! turns rates into budgets, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around a target, [`together`] tells who
 //! stops with whom, [`sharing`] who shares a cache.
 
 mod allot;
@@ -11,6 +11,7 @@ mod amounts;
 mod bandwidth;
 mod claims;
 mod cpus;
+mod deadline;
 mod mba;
 mod others;
 mod partition;
@@ -23,7 +24,9 @@ mod together;
 use crate::cpuset::CpuSet;
 use crate::inventory::{Availability, CpusetKind, Inventory};
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{GroupPlan, Held, Plan, Promise, REST, Refusal, Setting, Step, StepId};
+use crate::plan::{
+    Adaptation, GroupPlan, Held, Plan, Promise, REST, Refusal, Setting, Step, StepId,
+};
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
 use cpus::Division;
 
@@ -37,6 +40,7 @@ struct Draft<'a> {
     promises: Vec<Held>,
     notes: Vec<String>,
     refusals: Vec<Refusal>,
+    adapts: Option<Adaptation>,
 }
 
 /// Plans a policy for a machine.
@@ -64,12 +68,14 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
         promises: Vec::new(),
         notes: Vec::new(),
         refusals,
+        adapts: None,
     };
     draft.notes.append(&mut draft.division.notes);
     draft.gather();
     draft.partition();
     partition::plan(&mut draft);
     bandwidth::plan(&mut draft);
+    deadline::notes(&mut draft);
     partition::classes(&mut draft);
     // What was refused would be judged as missing: the reason has been told already.
     if draft.refusals.is_empty() {
@@ -85,6 +91,8 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
         steps: draft.steps,
         promises: draft.promises,
         notes: draft.notes,
+        observed: deadline::observed(policy),
+        adapts: draft.adapts,
     })
 }
 
@@ -163,6 +171,7 @@ impl Draft<'_> {
         self.division.partitioned()
             || self.division.of(name).confined
             || !group.limit.is_empty()
+            || deadline::adapts(self.policy)
             || self.policy.groups.values().any(|g| {
                 let reserve = &g.reserve;
                 reserve.bandwidth.is_some() || reserve.cache.is_some() || reserve.banks.is_some()

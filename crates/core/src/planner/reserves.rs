@@ -10,6 +10,7 @@ use crate::units::Rate;
 use super::Draft;
 use super::bandwidth::{Limited, Wanted, resolve, rounded};
 use super::cpus::on;
+use super::deadline;
 use super::pooling::Budget;
 use super::together::counted_as_one;
 
@@ -44,7 +45,7 @@ pub(super) fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {
 
 /// What the reserves of others leave, divided by weight among the best-effort groups without a limit of their own.
 pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option<Vec<Wanted>> {
-    if reserved.is_empty() {
+    if reserved.is_empty() && !deadline::adapts(draft.policy) {
         return None;
     }
     let total = draft.sustainable(&draft.machine.cpu_set())?;

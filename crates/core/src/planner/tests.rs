@@ -6,6 +6,7 @@ use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 use std::collections::BTreeMap;
 
 mod boards;
+mod deadline;
 mod mba;
 mod measured;
 mod parts;

@@ -1,8 +1,8 @@
 //! What the language says and this version does not do. A key is refused when it asks for something unbuilt, not for
 //! standing there with the value that is done anyway.
 
-use super::sections::{Adapt, PressureController, RegulatorKeys};
-use super::values::{Bandwidth, Source};
+use super::sections::PressureController;
+use super::values::Bandwidth;
 use super::{Group, Policy};
 use crate::plan::Refusal;
 
@@ -14,7 +14,6 @@ pub fn not_yet(policy: &Policy) -> Vec<Refusal> {
     for (name, group) in &policy.groups {
         group_keys(&mut list, &format!("group.{name}"), group);
     }
-    regulator_keys(&mut list, &policy.regulator);
     if let Some(pressure) = &policy.pressure
         && pressure.controller != PressureController::None
     {
@@ -43,15 +42,7 @@ fn group_keys(list: &mut Vec<Refusal>, at: &str, group: &Group) {
         }
     };
     let apart = |b: Option<Bandwidth>| matches!(b, Some(Bandwidth::ReadWrite { .. }));
-    let source = group.target.as_ref().and_then(|t| t.source.as_ref());
     let reserve = &group.reserve;
-    let observed = source.is_some_and(|s| *s != Source::None);
-    key(
-        observed,
-        "target.source",
-        "observing a target",
-        Some("remove the key, or write source = \"none\""),
-    );
     let one = Some("give one rate or percentage");
     key(
         apart(reserve.bandwidth),
@@ -83,15 +74,4 @@ fn group_keys(list: &mut Vec<Refusal>, at: &str, group: &Group) {
         "limiting memory",
         None,
     );
-}
-
-fn regulator_keys(list: &mut Vec<Refusal>, keys: &RegulatorKeys) {
-    if keys.adapt != Adapt::Off {
-        refuse(
-            list,
-            "regulator.adapt",
-            "moving reserves with a target",
-            Some("use \"off\""),
-        );
-    }
 }

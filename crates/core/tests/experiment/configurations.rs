@@ -19,7 +19,7 @@ skip = [{ budget = "600", period = "10ms" }]
 regulator = { split = "even", strict = true }
 [configuration.mg.axis.mode]
 ro = {}
-br-ps = { regulator.reclaim = true, regulator.after = "proportional", regulator.adapt = "deadline" }
+br-ps = { regulator.reclaim = true, regulator.after = "proportional", group.db.reserve.memory = "1GiB" }
 [configuration.mg.axis.budget]
 600 = { group.db.reserve.bandwidth = "600MB/s" }
 400 = { group.db.reserve.bandwidth = "400MB/s" }
@@ -67,7 +67,11 @@ br-ps = { regulator.reclaim = true, regulator.after = "proportional", regulator.
     );
     // What is not built is refused per configuration; the others can run.
     assert!(not_yet(&experiment.configurations()[0].policy).is_empty());
-    assert!(not_yet(last).iter().any(|r| r.key == "regulator.adapt"));
+    assert!(
+        not_yet(last)
+            .iter()
+            .any(|r| r.key == "group.db.reserve.memory")
+    );
 }
 
 /// Two subjects of one group, where they share a CPU, have a group each where something is divided between them.

@@ -26,6 +26,8 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
         steps: Vec::new(),
         promises: Vec::new(),
         notes: Vec::new(),
+        observed: BTreeMap::new(),
+        adapts: None,
     };
     for (name, group) in &policy.groups {
         let Some(CpusWanted::List(cpus)) = &group.cpus else {

@@ -16,7 +16,7 @@ use quell_core::backend::{
 use quell_core::control::split::ByDemand;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Inventory, Measured};
-use quell_core::plan::{Plan, Regulation, Step};
+use quell_core::plan::{GroupId, Observed, Plan, Regulation, Step};
 use quell_core::policy::OnDrift;
 use quell_core::record::{CpuTimes, Decision, Pooled};
 use quell_core::task::TaskMatch;
@@ -103,6 +103,12 @@ impl Splits {
         Self { cpus, by }
     }
 
+    /// So many lines for each CPU, which together are what is split from the next time on.
+    fn set_budget(&mut self, each: Lines) {
+        let total = each.0.saturating_mul(self.cpus.len() as u64);
+        self.by.set_total(Lines(total));
+    }
+
     /// Splits it, when it is time. A CPU that has not used a budget up since it was last looked at has drawn nothing, as far
     /// as is known.
     fn again(&mut self, throttlers: &[Regulated], now: Nanos) {
@@ -145,6 +151,8 @@ pub struct Linux {
     pool: Option<Arc<Pool>>,
     splits: Vec<Splits>,
     subjects: Vec<Subject>,
+    /// Groups whose units of work are told of.
+    observed: BTreeMap<GroupId, Observed>,
     next_beat: Nanos,
     next_look: Nanos,
     revoked: bool,
@@ -178,6 +186,7 @@ impl Linux {
             pool: None,
             splits: Vec::new(),
             subjects: Vec::new(),
+            observed: BTreeMap::new(),
             next_beat: Nanos(0),
             next_look: Nanos(0),
             revoked: false,
@@ -235,6 +244,7 @@ impl Linux {
         }
         self.subjects.clear();
         self.groups.clear();
+        self.observed.clear();
         self.rest = None;
     }
 
@@ -366,6 +376,14 @@ impl Backend for Linux {
         rt::now()
     }
 
+    fn observe(
+        &mut self,
+        groups: &BTreeMap<GroupId, Observed>,
+    ) -> std::result::Result<(), BackendError> {
+        self.observed.clone_from(groups);
+        Ok(())
+    }
+
     fn apply(&mut self, step: &Step) -> std::result::Result<Vec<String>, BackendError> {
         Ok(self.apply_step(step)?)
     }
@@ -409,6 +427,17 @@ impl Backend for Linux {
             } => {
                 let line = format!("go {} {}\n", warmup.0, duration.0);
                 self.subject(*subject)?.say(&line)?;
+            }
+            // One whose throttler has ended is not moved: that was told when it was found.
+            Action::Budget { cpus, budget } => {
+                for regulated in &self.throttlers {
+                    if cpus.contains(regulated.throttler.cpu) {
+                        regulated.throttler.set_budget(*budget);
+                    }
+                }
+                for splits in self.splits.iter_mut().filter(|s| s.cpus == *cpus) {
+                    splits.set_budget(*budget);
+                }
             }
             Action::Stop(subject) => {
                 let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));

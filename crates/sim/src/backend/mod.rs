@@ -21,7 +21,7 @@ use quell_core::backend::{
 };
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::Inventory;
-use quell_core::plan::{Meter, REST, Regulation, Setting, Step};
+use quell_core::plan::{GroupId, Meter, Observed, REST, Regulation, Setting, Step};
 use quell_core::record::Event;
 use quell_core::units::Nanos;
 
@@ -64,6 +64,8 @@ pub struct Sim {
     changes: u32,
     /// Regulated CPU → its group, and what the record has been told of it.
     regulated: BTreeMap<CpuId, (String, Throttled)>,
+    /// Groups whose units are told of.
+    observed: BTreeSet<GroupId>,
     subjects: BTreeMap<SubjectId, Generator>,
     born: u32,
     pending: Observation,
@@ -88,6 +90,7 @@ impl Sim {
             groups: BTreeMap::new(),
             changes: 0,
             regulated: BTreeMap::new(),
+            observed: BTreeSet::new(),
             subjects: BTreeMap::new(),
             born: 0,
             pending: Vec::new(),
@@ -215,7 +218,11 @@ impl Sim {
             .map_err(|e| refused(&e))?;
         self.born += 1;
         let id = SubjectId(self.born);
-        self.subjects.insert(id, Generator::new(task, &work, clock));
+        let mut generator = Generator::new(task, &spec.group, &work, clock);
+        if self.observed.contains(&spec.group) {
+            generator.observe();
+        }
+        self.subjects.insert(id, generator);
         self.pending.push(Seen::Ready(id));
         Ok(id)
     }
@@ -246,6 +253,19 @@ impl Sim {
             }
             if !decisions.is_empty() {
                 seen.push(Seen::Decisions(*cpu, decisions, 0));
+            }
+        }
+    }
+
+    /// The units of observed groups that ended since the last time.
+    fn tell_units(&mut self, seen: &mut Observation) {
+        for subject in self.subjects.values_mut() {
+            let mut units = subject.fresh(&mut self.os);
+            for unit in &mut units {
+                unit.ended = self.booted.plus(unit.ended);
+            }
+            if !units.is_empty() {
+                seen.push(Seen::Units(subject.group.clone(), units, 0));
             }
         }
     }
@@ -311,6 +331,11 @@ impl Backend for Sim {
         self.reboot()
     }
 
+    fn observe(&mut self, groups: &BTreeMap<GroupId, Observed>) -> Result<(), BackendError> {
+        self.observed = groups.keys().cloned().collect();
+        Ok(())
+    }
+
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError> {
         if !self.subjects.is_empty() {
             return Err(BackendError(
@@ -358,6 +383,7 @@ impl Backend for Sim {
         self.groups.clear();
         self.rest = Group::on(self.machine.cpu_set());
         self.regulated.clear();
+        self.observed.clear();
         self.subjects.clear();
         self.pending.clear();
         Ok(Undone {
@@ -379,6 +405,7 @@ impl Backend for Sim {
             };
             self.noticed(notice, seen);
         }
+        self.tell_units(seen);
         Ok(self.now())
     }
 
@@ -395,6 +422,13 @@ impl Backend for Sim {
                     .get_mut(subject)
                     .ok_or_else(|| nobody(subject))?;
                 generator.go(&mut self.os, Key(subject.0), *warmup, *duration);
+            }
+            Action::Budget { cpus, budget } => {
+                let free = cpus.iter().find(|cpu| !self.regulated.contains_key(cpu));
+                if let Some(cpu) = free {
+                    return Err(BackendError(format!("CPU {cpu} is not regulated")));
+                }
+                self.os.set_budget(cpus, *budget);
             }
             Action::Stop(subject) => {
                 let generator = self

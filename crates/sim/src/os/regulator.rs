@@ -6,6 +6,7 @@ use quell_core::control::Regulator;
 use quell_core::control::bandwidth::Fast;
 use quell_core::control::pool::Pool;
 use quell_core::control::split::ByDemand;
+use quell_core::cpuset::CpuSet;
 use quell_core::plan::Regulation;
 use quell_core::policy::Split;
 use quell_core::record::{Decision, Pooled};
@@ -88,6 +89,24 @@ impl Os {
             let due = Due::Split(self.splits.len());
             self.events.push(Reverse((by.next().0 * PS, due)));
             self.splits.push(Splits { cores, by });
+        }
+    }
+
+    /// Each of these cores may move so many lines per period from now on; what splits their sum by demand splits the new one.
+    pub fn set_budget(&mut self, cpus: &CpuSet, budget: Lines) {
+        let cores: Vec<usize> = cpus
+            .iter()
+            .filter_map(|cpu| usize::try_from(cpu).ok())
+            .collect();
+        for core in &cores {
+            let regulated = self.cores.get_mut(*core).and_then(|c| c.regulated.as_mut());
+            if let Some(regulated) = regulated {
+                regulated.regulator.set_budget(budget);
+            }
+        }
+        for splits in self.splits.iter_mut().filter(|s| s.cores == cores) {
+            let total = budget.0.saturating_mul(cores.len() as u64);
+            splits.by.set_total(Lines(total));
         }
     }
 

@@ -182,7 +182,7 @@ proptest! {
     #[test]
     fn an_exempt_group_is_never_touched(text in policies()) {
         let machine = machine(4, 1);
-        let Ok(plan) = crate::planner::plan(&policy(&text), &machine) else {
+        let Ok(plan) = plan(&policy(&text), &machine) else {
             return Ok(());
         };
         let regulations = regulations(&plan);

@@ -7,6 +7,7 @@ mod work;
 use std::collections::BTreeMap;
 
 use quell_core::backend::Measurement;
+use quell_core::control::deadline::Unit;
 use quell_core::pace::{Pace, SPIN_NS};
 use quell_core::units::{LINE_BYTES, Nanos};
 use quell_core::windows::{Cut, LOOK_NS, Windows};
@@ -112,6 +113,7 @@ impl Counter {
 #[derive(Debug)]
 pub(super) struct Generator {
     pub(super) task: TaskId,
+    pub(super) group: String,
     does: Does,
 }
 
@@ -122,13 +124,32 @@ enum Does {
 }
 
 impl Generator {
-    /// For `task`, on cores with a clock period of `clock`.
-    pub(super) fn new(task: TaskId, work: &Work, clock: Picos) -> Self {
+    /// For `task` of `group`, on cores with a clock period of `clock`.
+    pub(super) fn new(task: TaskId, group: &str, work: &Work, clock: Picos) -> Self {
         let does = match work.kind {
             Kind::Steps(steps) => Does::Steps(Load::new(task, steps, clock)),
             Kind::Units(job) => Does::Units(Units::new(job, clock)),
         };
-        Self { task, does }
+        Self {
+            task,
+            group: group.to_owned(),
+            does,
+        }
+    }
+
+    /// From now on its units are told of, if it works in units.
+    pub(super) fn observe(&mut self) {
+        if let Does::Units(units) = &mut self.does {
+            units.observe();
+        }
+    }
+
+    /// Its units that ended since the last time, if they are told of; times are since booting.
+    pub(super) fn fresh(&mut self, os: &mut Os) -> Vec<Unit> {
+        match &mut self.does {
+            Does::Units(units) => units.fresh(os, self.task),
+            Does::Steps(_) => Vec::new(),
+        }
     }
 
     /// Sends it off; `key` is its alarms'.

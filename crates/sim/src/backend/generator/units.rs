@@ -14,6 +14,7 @@
 //! Deviations from Linux: no packets, no rate control, no hand-over from call to display, so a frame has no age.
 
 use quell_core::backend::Measurement;
+use quell_core::control::deadline;
 use quell_core::units::{Bytes, LINE_BYTES, Nanos, Rate};
 use quell_core::windows::{Cut, Windows};
 use quell_core::workload::BANDWIDTH_MB_S;
@@ -90,6 +91,10 @@ pub(super) struct Units {
     /// The clock period.
     clock: Picos,
     phase: Phase,
+    /// Those that ended since the last look.
+    ended: Vec<Unit>,
+    /// Those that ended since somebody else was told, if anybody is.
+    fresh: Option<Vec<Unit>>,
 }
 
 impl Units {
@@ -98,7 +103,39 @@ impl Units {
             job,
             clock,
             phase: Phase::Ready,
+            ended: Vec::new(),
+            fresh: None,
         }
+    }
+
+    /// From now on somebody is told of every unit.
+    pub(super) fn observe(&mut self) {
+        self.fresh = Some(Vec::new());
+    }
+
+    /// Those that ended since the last time, if anybody is told: from when they were due, or of frames from when they began.
+    pub(super) fn fresh(&mut self, os: &mut Os, task: TaskId) -> Vec<deadline::Unit> {
+        self.gather(os, task);
+        let from = |unit: &Unit| match self.job {
+            Job::Task { .. } => unit.due,
+            Job::Frames { .. } => unit.began,
+        };
+        let told = self.fresh.as_mut().map(std::mem::take).unwrap_or_default();
+        told.iter()
+            .map(|unit| deadline::Unit {
+                ended: Nanos(unit.ended / PS),
+                took: Nanos((unit.ended - from(unit)) / PS),
+                target: None,
+            })
+            .collect()
+    }
+
+    fn gather(&mut self, os: &mut Os, task: TaskId) {
+        let ended = os.take_units(task);
+        if let Some(fresh) = &mut self.fresh {
+            fresh.extend(&ended);
+        }
+        self.ended.extend(ended);
     }
 
     pub(super) fn go(
@@ -118,7 +155,8 @@ impl Units {
     pub(super) fn look(&mut self, os: &mut Os, task: TaskId, key: Key) -> Option<Measurement> {
         let now = os.now();
         let done = os.done(task);
-        let mut ended = os.take_units(task);
+        self.gather(os, task);
+        let mut ended = std::mem::take(&mut self.ended);
         match &mut self.phase {
             Phase::WarmsUp { until, duration } if now >= *until => {
                 let mut windows = Box::new(Windows::new(duration.0, WINDOW.0, Cut::Evenly));

@@ -1,0 +1,44 @@
+/* Tells Quell how a program's work is going: which time a unit of work is to take, and which it took.
+ *
+ * Link with libquell_client (.a or .so). Without Quell quell_open() returns NULL, and every call takes NULL and does
+ * nothing. A session belongs to the process that opened it (a forked child's calls do nothing), and one thread uses it.
+ * Telling of a unit makes no system call. docs/client.md has the shared memory behind it, byte by byte. */
+#ifndef QUELL_H
+#define QUELL_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct quell_session quell_session;
+
+/* The session that Quell has left for this process, or NULL. At most one per process. */
+quell_session *quell_open(void);
+void quell_close(quell_session *session);
+
+/* What the policy wants of each unit, in nanoseconds; 0: it does not say. */
+uint64_t quell_deadline(quell_session *session);
+
+/* From now on a unit is to take at most so long. What the policy wants goes before it. */
+void quell_set_target(quell_session *session, uint64_t target_ns);
+
+/* What a unit asks of the machine: bytes moved to and from memory, bytes used again and again; 0: unknown. */
+void quell_set_demand(quell_session *session, uint64_t bytes_per_unit, uint64_t working_set);
+
+/* A unit has ended just now, and took so long: counted from when it was due, if that is known. */
+void quell_unit(quell_session *session, uint64_t took_ns);
+
+/* Frames: a unit begins, and ends. */
+void quell_begin(quell_session *session);
+void quell_end(quell_session *session);
+
+/* Heartbeats: a unit lasts from one to the next. */
+void quell_beat(quell_session *session);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,127 @@
+//! The same for C: `include/quell.h`. Every call takes the null pointer for a session that is not there.
+
+use std::time::Duration;
+
+use crate::session::{Demand, Session};
+
+/// What the pointer points to, if anything.
+///
+/// # Safety
+/// `session` came from [`quell_open`], was not closed, and no other thread uses it now.
+unsafe fn of<'s>(session: *mut Session) -> Option<&'s mut Session> {
+    // SAFETY: as the caller promises.
+    unsafe { session.as_mut() }
+}
+
+/// [`Session::open`]; null without Quell.
+#[unsafe(no_mangle)]
+pub extern "C" fn quell_open() -> *mut Session {
+    let session = Session::open();
+    if session.connected() {
+        Box::into_raw(Box::new(session))
+    } else {
+        std::ptr::null_mut()
+    }
+}
+
+/// Gives the session up.
+///
+/// # Safety
+/// `session` is null or came from [`quell_open`], and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_close(session: *mut Session) {
+    if !session.is_null() {
+        // SAFETY: it came from `Box::into_raw`, and nobody uses it again.
+        drop(unsafe { Box::from_raw(session) });
+    }
+}
+
+/// [`Session::deadline`] in nanoseconds; 0: none.
+///
+/// # Safety
+/// `session` is null or came from [`quell_open`], and no other thread uses it now. So in all that follow.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_deadline(session: *mut Session) -> u64 {
+    // SAFETY: as the caller promises.
+    let deadline = unsafe { of(session) }.and_then(|s| s.deadline());
+    deadline.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// [`Session::set_target`].
+///
+/// # Safety
+/// As of [`quell_deadline`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_set_target(session: *mut Session, target_ns: u64) {
+    // SAFETY: as the caller promises.
+    if let Some(session) = unsafe { of(session) } {
+        session.set_target(Duration::from_nanos(target_ns));
+    }
+}
+
+/// [`Session::set_demand`].
+///
+/// # Safety
+/// As of [`quell_deadline`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_set_demand(
+    session: *mut Session,
+    bytes_per_unit: u64,
+    working_set: u64,
+) {
+    // SAFETY: as the caller promises.
+    if let Some(session) = unsafe { of(session) } {
+        session.set_demand(Demand {
+            bytes_per_unit,
+            working_set,
+        });
+    }
+}
+
+/// [`Session::unit`].
+///
+/// # Safety
+/// As of [`quell_deadline`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_unit(session: *mut Session, took_ns: u64) {
+    // SAFETY: as the caller promises.
+    if let Some(session) = unsafe { of(session) } {
+        session.unit(Duration::from_nanos(took_ns));
+    }
+}
+
+/// [`Session::begin`].
+///
+/// # Safety
+/// As of [`quell_deadline`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_begin(session: *mut Session) {
+    // SAFETY: as the caller promises.
+    if let Some(session) = unsafe { of(session) } {
+        session.begin();
+    }
+}
+
+/// [`Session::end`].
+///
+/// # Safety
+/// As of [`quell_deadline`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_end(session: *mut Session) {
+    // SAFETY: as the caller promises.
+    if let Some(session) = unsafe { of(session) } {
+        session.end();
+    }
+}
+
+/// [`Session::beat`].
+///
+/// # Safety
+/// As of [`quell_deadline`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_beat(session: *mut Session) {
+    // SAFETY: as the caller promises.
+    if let Some(session) = unsafe { of(session) } {
+        session.beat();
+    }
+}

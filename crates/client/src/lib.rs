@@ -1,0 +1,24 @@
+//! What an application links to say how its work is going: which time a unit of work is to take and which it took, frame by frame
+//! or beat by beat. Quell reads along and leaves the neighbours what the units can spare (`regulator.adapt = "deadline"`).
+//!
+//! ```
+//! let mut session = quell_client::Session::open();
+//! session.set_target(std::time::Duration::from_millis(16));
+//! for _frame in 0..3 {
+//!     session.begin();
+//!     // … the work …
+//!     session.end();
+//! }
+//! ```
+//!
+//! The session is shared memory ([`layout`]) that Quell hands to the programs it launches: telling of a unit is a handful of stores and two looks at
+//! the clock, no system call. Without Quell every call does next to nothing. `include/quell.h` is the same for C.
+
+mod c;
+pub mod layout;
+mod map;
+mod reader;
+mod session;
+
+pub use reader::{Reader, Seen, Unit};
+pub use session::{Demand, Session};

@@ -1,0 +1,196 @@
+//! The two sides against each other.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use super::*;
+use crate::layout::{SIZE, SLOTS};
+use crate::reader::{Reader, Seen, Unit};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+fn pair() -> (Reader, Session) {
+    let reader = Reader::create(Some(Duration::from_millis(16))).unwrap();
+    let session = Session::of(take(reader.file().as_raw_fd()));
+    assert!(session.connected());
+    (reader, session)
+}
+
+fn read(reader: &mut Reader) -> (Vec<Unit>, Seen) {
+    let mut units = Vec::new();
+    let seen = reader.read(now(), &mut units);
+    (units, seen)
+}
+
+/// The session as a file, for whoever writes past the interface.
+fn raw(reader: &Reader) -> File {
+    File::from(reader.file().try_clone_to_owned().unwrap())
+}
+
+fn poke(reader: &Reader, offset: usize, value: u64) {
+    raw(reader)
+        .write_all_at(&value.to_ne_bytes(), offset as u64)
+        .unwrap();
+}
+
+#[test]
+fn units_arrive_as_they_were_told() {
+    let (mut reader, mut session) = pair();
+    assert_eq!(session.deadline(), Some(Duration::from_millis(16)));
+    session.set_demand(Demand {
+        bytes_per_unit: 4096,
+        working_set: 1 << 20,
+    });
+    let before = now();
+    session.unit(Duration::from_micros(7));
+    session.set_target(Duration::from_millis(9));
+    session.begin();
+    std::thread::sleep(Duration::from_millis(2));
+    session.end();
+    // An end without a begin is none; the first beat only begins.
+    session.end();
+    session.beat();
+    session.beat();
+    let (units, seen) = read(&mut reader);
+    assert_eq!(seen, Seen::default());
+    let [told, frame, beat] = units.as_slice() else {
+        panic!("{units:?}")
+    };
+    assert_eq!((told.took_ns, told.target_ns), (7_000, None));
+    assert!(told.ended_ns >= before);
+    assert!(frame.took_ns >= 2_000_000 && frame.target_ns == Some(9_000_000));
+    assert!(beat.took_ns < frame.took_ns && beat.ended_ns >= frame.ended_ns);
+    assert_eq!(reader.demand().bytes_per_unit, 4096);
+    assert_eq!(read(&mut reader).0, []);
+}
+
+#[test]
+fn what_was_overwritten_is_counted_and_the_rest_is_read() {
+    let (mut reader, mut session) = pair();
+    for round in 0..3u64 {
+        for n in 0..SLOTS + 100 {
+            session.unit(Duration::from_nanos(round * 10_000 + n));
+        }
+        let (units, seen) = read(&mut reader);
+        assert_eq!((units.len() as u64, seen.lost), (SLOTS, 100));
+        assert_eq!(units[0].took_ns, round * 10_000 + 100);
+        assert_eq!(units[units.len() - 1].took_ns, round * 10_000 + SLOTS + 99);
+    }
+}
+
+#[test]
+fn a_session_has_one_process_and_it_may_change_once_that_is_gone() {
+    let (reader, _session) = pair();
+    let file = reader.file().as_raw_fd();
+    assert!(take(file).is_none());
+    // One that has ended: a child that was reaped.
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    poke(&reader, at::OWNER, u64::from(child.id()));
+    assert!(take(file).is_some());
+    // Somebody else who lives.
+    poke(&reader, at::OWNER, 1);
+    assert!(take(file).is_none());
+}
+
+#[test]
+fn what_is_no_session_is_not_touched() {
+    let with = |offset, value| {
+        let reader = Reader::create(None).unwrap();
+        poke(&reader, offset, value);
+        take(reader.file().as_raw_fd()).is_some()
+    };
+    assert!(with(at::DEADLINE, 5));
+    assert!(!with(at::MAGIC, 5));
+    assert!(!with(at::VERSION, 2));
+    let plain = File::open("/proc/self/exe").unwrap();
+    assert!(take(plain.as_raw_fd()).is_none());
+    assert!(take(12_345).is_none());
+    let mut nobody = Session::of(None);
+    nobody.unit(Duration::from_nanos(1));
+    nobody.begin();
+    nobody.end();
+    nobody.beat();
+    nobody.set_demand(Demand::default());
+    assert!(!nobody.connected() && nobody.deadline().is_none());
+}
+
+#[test]
+fn it_cannot_be_cut_short_below_the_reader() {
+    let (reader, _session) = pair();
+    assert!(raw(&reader).set_len(100).is_err());
+    assert!(raw(&reader).set_len(SIZE as u64 + 4096).is_err());
+}
+
+#[test]
+fn whatever_a_program_writes_is_read_to_an_end_and_counted() {
+    let (mut reader, mut session) = pair();
+    session.unit(Duration::from_nanos(1));
+    read(&mut reader);
+    // A count from nowhere: no longer a look than the ring is, and nothing of it believed.
+    poke(&reader, at::HEAD, u64::MAX);
+    let (units, seen) = read(&mut reader);
+    assert_eq!(units, []);
+    assert_eq!(seen.lost, u64::MAX - 1);
+    // Back again.
+    poke(&reader, at::HEAD, 1);
+    assert_eq!(read(&mut reader).1.strange, 1);
+    // Times that cannot be.
+    session.unit(Duration::from_secs(86_400));
+    session.unit(Duration::from_nanos(3));
+    let slot = slot_of(3);
+    session.unit(Duration::from_nanos(4));
+    poke(&reader, slot + slot::ENDED, u64::MAX);
+    let (units, seen) = read(&mut reader);
+    assert_eq!((units.len(), seen.strange, seen.lost), (1, 2, 0));
+    // Time that goes back does not.
+    session.unit(Duration::from_nanos(5));
+    poke(&reader, slot_of(4) + slot::ENDED, 17);
+    let last = units[0].ended_ns;
+    assert_eq!(read(&mut reader).0[0].ended_ns, last);
+    // Noise all over.
+    let mut noise = 1u64;
+    for _ in 0..50 {
+        for offset in (at::OWNER..SIZE).step_by(8) {
+            noise = noise
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            poke(&reader, offset, noise >> (noise % 60));
+        }
+        let (units, _) = read(&mut reader);
+        assert!(units.len() as u64 <= SLOTS);
+        assert!(units.iter().all(|u| u.ended_ns <= now()));
+    }
+}
+
+#[test]
+fn while_it_is_written_nothing_torn_is_read() {
+    let (mut reader, mut session) = pair();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 1..=300_000u64 {
+                // Both words tell the same.
+                session.set_target(Duration::from_nanos(n * 3));
+                session.unit(Duration::from_nanos(n));
+            }
+            done.store(true, Release);
+        });
+        let (mut read_units, mut lost, mut before) = (0, 0, 0);
+        loop {
+            let last = done.load(Acquire);
+            let (units, seen) = read(&mut reader);
+            assert_eq!(seen.strange, 0);
+            for unit in &units {
+                assert_eq!(unit.target_ns, Some(unit.took_ns * 3));
+                assert!(unit.took_ns > before);
+                before = unit.took_ns;
+            }
+            read_units += units.len() as u64;
+            lost += seen.lost;
+            if last {
+                break;
+            }
+        }
+        assert_eq!(read_units + lost, 300_000);
+    });
+}

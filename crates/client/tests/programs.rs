@@ -1,0 +1,157 @@
+//! Programs that link the library: one in C, built with the header, which forks and dies.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use quell_client::{Reader, Unit, layout};
+use tempfile::TempDir;
+
+const PROGRAM: &str = r#"
+#include "quell.h"
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+int main(int argc, char **argv) {
+    quell_session *session = quell_open();
+    if (argc > 1 && !strcmp(argv[1], "without"))
+        return session ? 1 : (quell_unit(session, 1), quell_begin(session), quell_end(session), quell_beat(session), quell_close(session), 0);
+    if (!session || quell_open() || quell_deadline(session) != 16000000)
+        return 2;
+    quell_set_target(session, 9000000);
+    quell_set_demand(session, 4096, 1 << 20);
+    quell_unit(session, 1000);
+    quell_begin(session);
+    quell_end(session);
+    quell_beat(session);
+    quell_beat(session);
+    pid_t child = fork();
+    if (child == 0) {
+        quell_unit(session, 666);
+        _exit(quell_open() ? 3 : 0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    if (status)
+        return 4;
+    /* What it starts is not given the session. */
+    if (system("test ! -e /proc/self/fd/$QUELL_SESSION"))
+        return 5;
+    quell_unit(session, 2000);
+    if (argc > 1 && !strcmp(argv[1], "die"))
+        _exit(7);
+    quell_close(session);
+    return 0;
+}
+"#;
+
+/// Builds it; nothing where there is no C compiler.
+fn program() -> Option<TempDir> {
+    if Command::new("cc").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: there is no C compiler (cc)");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("program.c");
+    std::fs::write(&source, PROGRAM).unwrap();
+    let deps = std::env::current_exe().unwrap();
+    let library = deps.parent().unwrap().join("libquell_client.a");
+    let out = Command::new("cc")
+        .args([
+            "-std=c99",
+            "-D_DEFAULT_SOURCE",
+            "-Wall",
+            "-Wextra",
+            "-Wpedantic",
+            "-Werror",
+        ])
+        .arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/include"))
+        .arg(&source)
+        .arg(&library)
+        .args(["-lpthread", "-ldl", "-lm", "-o"])
+        .arg(dir.path().join("program"))
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    Some(dir)
+}
+
+/// Runs a program with a session.
+fn run(program: &Path, argument: &str, reader: &Reader) -> ExitStatus {
+    let file = reader.file().as_raw_fd();
+    let mut command = Command::new(program);
+    command
+        .arg(argument)
+        .env(layout::VARIABLE, file.to_string());
+    // SAFETY: one system call between fork and exec.
+    unsafe {
+        command.pre_exec(move || match libc::fcntl(file, libc::F_SETFD, 0) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    command.status().unwrap()
+}
+
+fn units(reader: &mut Reader) -> Vec<Unit> {
+    let mut units = Vec::new();
+    let seen = reader.read(u64::MAX, &mut units);
+    assert_eq!((seen.lost, seen.strange), (0, 0));
+    units
+}
+
+#[test]
+fn a_program_in_c_tells_of_its_units_and_its_forked_child_does_not() {
+    let Some(built) = program() else { return };
+    let program = built.path().join("program");
+    let mut reader = Reader::create(Some(Duration::from_millis(16))).unwrap();
+    assert!(run(&program, "", &reader).success());
+    let all = units(&mut reader);
+    assert_eq!(all.len(), 4, "{all:?}");
+    assert_eq!((all[0].took_ns, all[3].took_ns), (1_000, 2_000));
+    assert!(all.iter().all(|u| u.target_ns == Some(9_000_000)));
+    assert_eq!(reader.demand().working_set, 1 << 20);
+    // The next one goes on where this one, which is gone, has ended; so does one that dies in the middle.
+    assert_eq!(run(&program, "die", &reader).code(), Some(7));
+    assert_eq!(units(&mut reader).len(), 4);
+    assert!(run(&program, "", &reader).success());
+    assert_eq!(units(&mut reader).len(), 4);
+}
+
+#[test]
+fn without_quell_every_call_does_nothing() {
+    let Some(built) = program() else {
+        return;
+    };
+    let run = |session: Option<&str>| {
+        let mut command = Command::new(built.path().join("program"));
+        command.arg("without").env_remove(layout::VARIABLE);
+        session.map(|s| command.env(layout::VARIABLE, s));
+        command.status().unwrap().code()
+    };
+    for session in [
+        None,
+        Some(""),
+        Some("0"),
+        Some("1"),
+        Some("77"),
+        Some("-3"),
+        Some("x"),
+    ] {
+        assert_eq!(run(session), Some(0), "{session:?}");
+    }
+}

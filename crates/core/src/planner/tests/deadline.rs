@@ -1,0 +1,125 @@
+//! The closed loop around a target.
+
+use super::*;
+use crate::policy::Source;
+
+const DEADLINE: &str = "regulator.adapt = 'deadline'
+[group.victim]
+role = 'critical'
+command = ['a']
+cpus = 1
+target.deadline = '8ms'
+[group.noise]
+role = 'best-effort'
+command = ['b']
+";
+
+fn adapts(plan: &Plan) -> &Adaptation {
+    plan.adapts.as_ref().expect("nothing adapts")
+}
+
+#[test]
+fn without_a_reserve_the_others_begin_with_all_that_their_cpus_draw() {
+    let plan = planned(DEADLINE, &machine(4, 1));
+    let adapts = adapts(&plan);
+    assert_eq!(adapts.group, "victim");
+    assert_eq!(adapts.deadline, Some(Nanos::millis(8)));
+    assert_eq!(adapts.percentile, Share::percent(99));
+    assert_eq!(adapts.sustainable, Rate(20_000_000_000));
+    // Three CPUs with a floor of a fifth above the kernel's, and what all CPUs sustain.
+    let [lever] = adapts.levers.as_slice() else {
+        panic!("{:?}", adapts.levers)
+    };
+    assert_eq!(lever.most, Rate(20_000_000_000));
+    assert_eq!(lever.least, Rate(3 * 600_000_000));
+    let step = plan.steps.iter().find(|s| s.id == lever.step).unwrap();
+    assert!(matches!(&step.set, Setting::Regulate(r) if r.cpus.len() == 3));
+    assert_eq!(plan.observed["victim"].source, Source::Client);
+}
+
+#[test]
+fn one_neighbour_has_no_more_than_its_cpu_draws_and_never_less_than_its_reserve() {
+    let text = format!("require = 'none'\n{DEADLINE}cpus = 1\nreserve.bandwidth = '3GB/s'");
+    let plan = planned(&text, &machine(4, 1));
+    let lever = &adapts(&plan).levers[0];
+    assert_eq!(
+        (lever.least, lever.most),
+        (Rate(3_000_000_000), Rate(10_000_000_000))
+    );
+}
+
+#[test]
+fn a_written_reserve_and_a_written_limit_are_what_it_begins_with() {
+    let reserve = DEADLINE.replace("cpus = 1", "cpus = 1\nreserve.bandwidth = '14GB/s'");
+    let plan = planned(&format!("require = 'none'\n{reserve}"), &machine(4, 1));
+    assert_eq!(adapts(&plan).levers[0].most, Rate(6_000_000_000));
+    let text = format!("{DEADLINE}cpus = 1\nlimit.bandwidth = '4GB/s'");
+    let plan = planned(&text, &machine(4, 1));
+    assert_eq!(adapts(&plan).levers[0].most, Rate(4_000_000_000));
+}
+
+#[test]
+fn the_target_is_a_promise_worth_what_the_levers_are() {
+    let plan = planned(DEADLINE, &machine(4, 1));
+    let promise = plan
+        .promises
+        .iter()
+        .find(|p| matches!(p.promise, Promise::Deadline { .. }))
+        .unwrap();
+    assert_eq!(
+        (promise.group.as_str(), promise.level),
+        ("victim", Level::Estimated)
+    );
+    assert_eq!(promise.promise.to_string(), "99% of its units within 8ms");
+    assert_eq!(promise.held_by, [adapts(&plan).levers[0].step]);
+    let plan = planned(DEADLINE, &counted(machine(4, 1), ""));
+    let promise = plan
+        .promises
+        .iter()
+        .find(|p| matches!(p.promise, Promise::Deadline { .. }))
+        .unwrap();
+    assert_eq!(promise.level, Level::Regulated, "{:?}", promise.weakest);
+}
+
+#[test]
+fn a_target_that_nothing_follows_is_observed_and_told() {
+    let off = DEADLINE.replace("regulator.adapt = 'deadline'", "");
+    let plan = planned(&off, &machine(4, 1));
+    assert_eq!(plan.adapts, None);
+    assert_eq!(plan.observed["victim"].source, Source::Client);
+    assert!(
+        told(&plan, "nothing holds them inside its target"),
+        "{:?}",
+        plan.notes
+    );
+    let wish = off.replace("'8ms'", "'8ms'\ntarget.source = 'none'");
+    let plan = planned(&wish, &machine(4, 1));
+    assert!(plan.observed.is_empty());
+    assert!(told(&plan, "nobody observes its units"), "{:?}", plan.notes);
+}
+
+#[test]
+fn what_cannot_be_followed_is_refused_with_a_remedy() {
+    let machine = machine(4, 1);
+    let without = DEADLINE.replace("target.deadline = '8ms'", "");
+    assert!(refused(&without, &machine).contains("no critical group has a target"));
+    let wish = DEADLINE.replace("'8ms'", "'8ms'\ntarget.source = 'none'");
+    assert!(refused(&wish, &machine).contains("no critical group has a target"));
+    let slowdown = DEADLINE.replace("deadline = '8ms'", "slowdown = 1.1");
+    assert!(refused(&slowdown, &machine).contains("group.victim.target.slowdown: not yet"));
+    let running = DEADLINE.replace("command = ['a']", "match = [{ comm = 'a' }]");
+    assert!(refused(&running, &machine).contains("let Quell launch it"));
+    let strict = DEADLINE.replace(
+        "regulator.adapt",
+        "regulator.strict = true\nregulator.adapt",
+    );
+    assert!(refused(&strict, &machine).contains("with regulator.strict"));
+    let alone = DEADLINE.split("[group.noise]").next().unwrap().to_owned();
+    assert!(refused(&alone, &machine).contains("nobody whose budget could be moved"));
+    let quota = format!("mechanisms.bandwidth = 'none'\n{DEADLINE}limit.bandwidth = '2GB/s'");
+    assert!(refused(&quota, &machine).contains("nobody whose budget could be moved"));
+    let two = format!(
+        "{DEADLINE}[group.other]\nrole = 'critical'\ncommand = ['c']\ncpus = 1\ntarget.deadline = '1ms'"
+    );
+    assert!(refused(&two, &machine).contains("not of victim and other"));
+}
