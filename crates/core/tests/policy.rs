@@ -125,6 +125,7 @@ fn the_reference_is_read_key_by_key() {
     assert_eq!(
         policy.regulator,
         RegulatorKeys {
+            period: Some(Nanos::millis(1)),
             reclaim: true,
             after: After::Proportional,
             adapt: Adapt::Deadline,
@@ -176,7 +177,7 @@ fn defaults_are_the_documented_ones() {
     let regulator = &policy.regulator;
     assert_eq!(
         (regulator.period, regulator.longest),
-        (Nanos::millis(1), Nanos::millis(5))
+        (None, Nanos::millis(5))
     );
     assert_eq!(
         (
@@ -509,7 +510,7 @@ proptest! {
         group.allow = freeze.then(|| vec![Permission::Throttle, Permission::Freeze]);
         policy.groups.insert("b".into(), group);
         policy.groups.insert("a".into(), Group { command: Some(vec!["y".into()]), ..Group::new(Role::Critical) });
-        policy.regulator.period = Nanos(period);
+        policy.regulator.period = Some(Nanos(period));
         let text = toml::to_string(&policy).unwrap();
         let back = Policy::parse(&text, "other.toml").unwrap_or_else(|p| panic!("{}\n{text}", p[0]));
         prop_assert_eq!(back, policy);

@@ -51,6 +51,8 @@ pub const LONGEST_DEBT: Nanos = Nanos::secs(1);
 #[derive(Clone, Debug)]
 pub struct CpuRegulator {
     budget: u64,
+    /// Once that is used up and paid for.
+    next_budget: u64,
     period: u64,
     /// Most periods that one spell of use may cost.
     most_periods: u64,
@@ -69,6 +71,7 @@ impl CpuRegulator {
         let period = period.0.max(1);
         Self {
             budget: budget.0.max(1),
+            next_budget: budget.0.max(1),
             period,
             most_periods: (LONGEST_DEBT.0 / period).max(1),
             start: now,
@@ -87,15 +90,15 @@ impl CpuRegulator {
         )
     }
 
-    /// The budget from now on.
+    /// The budget from when the current one is used up: what was drawn until then is paid for by that.
     pub fn set_budget(&mut self, budget: Lines) {
-        self.budget = budget.0.max(1);
+        self.next_budget = budget.0.max(1);
     }
 
-    /// The budget.
+    /// The budget from when the current one is used up.
     #[must_use]
     pub fn budget(&self) -> Lines {
-        Lines(self.budget)
+        Lines(self.next_budget)
     }
 
     /// Lines of debt forgiven since the beginning ([`LONGEST_DEBT`]).
@@ -112,6 +115,7 @@ impl CpuRegulator {
         let paid = spent.min(passed.saturating_mul(self.budget));
         self.start = self.start.plus(Nanos(passed.saturating_mul(self.period)));
         self.base = self.base.saturating_add(paid);
+        self.budget = self.next_budget;
         self.left(used)
     }
 
@@ -134,6 +138,7 @@ impl CpuRegulator {
         }
         self.start = now;
         self.base += costs * self.budget;
+        self.budget = self.next_budget;
         Fast::NewPeriod(self.left(used))
     }
 }
@@ -145,6 +150,22 @@ mod tests {
 
     const PERIOD: Nanos = Nanos(1_000);
     const BUDGET: Lines = Lines(100);
+
+    /// A CPU that draws 25 budgets of what it is to have from now on pays for them as what they were: one.
+    #[test]
+    fn what_was_drawn_is_paid_for_by_the_budget_that_it_was_drawn_from() {
+        let mut cpu = CpuRegulator::new(Lines(2_500), PERIOD, Nanos(0), Lines(0));
+        cpu.set_budget(BUDGET);
+        assert_eq!(
+            cpu.overflow(Nanos(400), Lines(2_500)),
+            Fast::ThrottleUntil(PERIOD)
+        );
+        assert_eq!(cpu.begin(PERIOD, Lines(2_500)), BUDGET);
+        assert_eq!(
+            cpu.overflow(Nanos(1_016), Lines(2_600)),
+            Fast::ThrottleUntil(Nanos(2_000))
+        );
+    }
 
     fn fresh() -> CpuRegulator {
         CpuRegulator::new(BUDGET, PERIOD, Nanos(0), Lines(0))

@@ -3,7 +3,7 @@
 use crate::cpuset::CpuSet;
 use crate::inventory::{Measured, MeterKind};
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{Held, Meter, Promise, Regulation, Setting, StepId};
+use crate::plan::{Held, Meter, Promise, Regulation, Setting, Step, StepId};
 use crate::policy::{
     Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role, Split, Sustainable,
 };
@@ -14,6 +14,7 @@ use super::cpus::on;
 use super::deadline;
 use super::mba;
 use super::others::floor;
+use super::period;
 use super::pooling::{self, Budget};
 use super::quota::{cpu_time, quota};
 use super::reserves::{judge_reserves, reserves, spare_of};
@@ -37,11 +38,22 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     let mut limited: Vec<Limited> = Vec::new();
     let reserved = reserves(draft);
     let spare = spare_of(draft, &reserved);
-    for (name, group) in &policy.groups {
+    let budgets: Vec<_> = policy
+        .groups
+        .iter()
+        .map(|(name, group)| pooling::budget(draft, name, group, spare.as_deref()))
+        .collect();
+    let neighbours = budgets.iter().flatten().filter(|wanted| {
+        let of = policy.groups.get(&wanted.group);
+        of.is_some_and(|group| group.role != Role::Critical)
+    });
+    let together = Rate(neighbours.map(|wanted| wanted.rate.0).sum());
+    let (period, why) = period::period(draft, together);
+    draft.period = period;
+    for ((name, group), wanted) in policy.groups.iter().zip(budgets) {
         if let Some(share) = group.limit.cpu_time {
             cpu_time(draft, name, share);
         }
-        let wanted = pooling::budget(draft, name, group, spare.as_deref());
         if let Some(wanted) = wanted
             && let Some(done) = limit(draft, name, group, &wanted, group.limit.bandwidth)
         {
@@ -57,6 +69,10 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
     stopped_together(draft, &limited);
     rest_allowed(draft, &limited);
+    let regulated = |step: &Step| matches!(step.set, Setting::Regulate(_));
+    if draft.steps.iter().any(regulated) {
+        draft.notes.extend(why);
+    }
     pooling::notes(draft);
     judge_reserves(draft, &reserved, &limited);
     deadline::plan(draft, &reserved, &limited);
@@ -364,7 +380,7 @@ fn regulate(
 ) -> Option<Limited> {
     let rate = wanted.rate;
     let keys = &draft.policy.regulator;
-    let (period, longest) = (keys.period, keys.longest);
+    let (period, longest) = (draft.period, keys.longest);
     let kernel = draft.machine.means.kernel_floor;
     let floor = floor(draft.policy, draft.machine);
     let capped = wanted.budget != Budget::Reserve;

@@ -15,6 +15,7 @@ mod deadline;
 mod mba;
 mod others;
 mod partition;
+mod period;
 mod pooling;
 mod quota;
 mod reserves;
@@ -28,6 +29,7 @@ use crate::plan::{
     Adaptation, GroupPlan, Held, Plan, Promise, REST, Refusal, Setting, Step, StepId,
 };
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
+use crate::units::Nanos;
 use cpus::Division;
 
 /// The plan under construction.
@@ -41,6 +43,8 @@ struct Draft<'a> {
     notes: Vec<String>,
     refusals: Vec<Refusal>,
     adapts: Option<Adaptation>,
+    /// Of the regulators.
+    period: Nanos,
 }
 
 /// Plans a policy for a machine.
@@ -69,6 +73,7 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
         notes: Vec::new(),
         refusals,
         adapts: None,
+        period: Nanos(0),
     };
     draft.notes.append(&mut draft.division.notes);
     draft.gather();

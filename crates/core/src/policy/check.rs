@@ -402,13 +402,12 @@ fn rest(found: &mut Found, policy: &Policy) {
 
 fn regulator(found: &mut Found, keys: &RegulatorKeys) {
     let at = Path::of(&["regulator"]);
-    if !(PERIOD.0..=PERIOD.1).contains(&keys.period) {
+    if let Some(period) = keys.period
+        && !(PERIOD.0..=PERIOD.1).contains(&period)
+    {
         found.say(
             at.key("period"),
-            format!(
-                "{} is not between {} and {}",
-                keys.period, PERIOD.0, PERIOD.1
-            ),
+            format!("{period} is not between {} and {}", PERIOD.0, PERIOD.1),
             None,
         );
     }

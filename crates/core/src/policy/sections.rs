@@ -207,8 +207,10 @@ pub enum MeterWanted {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RegulatorKeys {
-    /// The regulation period, 100us to 1s.
-    pub period: Nanos,
+    /// The regulation period, 100us to 1s. Default: derived from the shortest deadline, what the neighbours may draw, the
+    /// last-level cache and what a stop costs; 1ms where nothing is known. The plan says which and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub period: Option<Nanos>,
     /// The longest uninterrupted throttle.
     pub longest: Nanos,
     /// Whether budget that a CPU is predicted not to draw is given to the others; it comes back when it is needed. Among groups with
@@ -244,7 +246,7 @@ pub struct RegulatorKeys {
 impl Default for RegulatorKeys {
     fn default() -> Self {
         Self {
-            period: Nanos::millis(1),
+            period: None,
             longest: Nanos::millis(5),
             reclaim: false,
             after: After::Wait,

@@ -47,7 +47,7 @@ br-ps = { regulator.reclaim = true, regulator.after = "proportional", group.db.r
         .policy;
     assert_eq!(
         (last.regulator.period, last.regulator.reclaim),
-        (Nanos::millis(10), true)
+        (Some(Nanos::millis(10)), true)
     );
     assert_eq!(
         (

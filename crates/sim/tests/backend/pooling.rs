@@ -6,7 +6,7 @@ use quell_core::policy::{After, Split};
 use quell_core::record::{Event, Pooled};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
-use crate::regulation::{PERIOD, regulation};
+use crate::regulation::{PERIOD, regulation, stream};
 use crate::{group, measure, rate, sim, step, subject};
 
 const RESERVE: Rate = Rate(1_000_000_000);
@@ -32,7 +32,7 @@ fn cell(reclaim: bool, after: After) -> Cell {
         reclaim,
         after,
         predictor: Share::percent(75),
-        quantum: Lines(256),
+        quantum: Lines(1024),
         capped: true,
     });
     for (name, on, limit) in [("critical", "0", RESERVE), ("noise", "1", NOISE)] {
@@ -44,9 +44,9 @@ fn cell(reclaim: bool, after: After) -> Cell {
         sim.apply(&step(name, Setting::Regulate(regulation)))
             .unwrap();
     }
-    let stream = "bandwidth:write,size=32MiB";
+    let writes = "bandwidth:write,size=32MiB";
     let [noise, critical] = [("noise", "1"), ("critical", "0")]
-        .map(|(name, on)| sim.start(&subject(name, stream, Some(on))).unwrap());
+        .map(|(name, on)| sim.start(&subject(name, writes, Some(on))).unwrap());
     let go = |sim: &mut quell_sim::Sim, subject, warmup, duration| {
         sim.act(&Action::Go {
             subject,
@@ -134,6 +134,9 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let both = NOISE.0 + RESERVE.0;
     assert!(near(reclaim.alone, both), "{}", reclaim.alone);
     assert!(shared.alone > 1.2 * both as f64, "{}", shared.alone);
+    // Nobody else draws anything: all but what the interrupts between two periods take.
+    let (free, _) = stream(&mut sim(), None);
+    assert!(shared.alone > 0.9 * free, "{} of {free}", shared.alone);
 
     // Awake it has its reserve back, but for what of it was in use in one period: a miss, counted.
     // (In six periods' time there may be seven budgets.)

@@ -1,6 +1,6 @@
 //! The regulator: the same code as on Linux, driven by the simulated counters' interrupts.
 
-use quell_core::backend::{Backend, BackendError};
+use quell_core::backend::{Action, Backend, BackendError};
 use quell_core::control::bandwidth::Fast;
 use quell_core::plan::{Meter, Regulation, Setting};
 use quell_core::policy::Split;
@@ -32,7 +32,7 @@ fn regulate(sim: &mut Sim, name: &str, limit: Rate, on: &str) -> Result<Vec<Stri
 }
 
 /// A stream on CPU 1, limited if told so.
-fn stream(sim: &mut Sim, limit: Option<Rate>) -> (f64, Outcome) {
+pub(crate) fn stream(sim: &mut Sim, limit: Option<Rate>) -> (f64, Outcome) {
     group(sim, "noise", "1", false);
     if let Some(limit) = limit {
         regulate(sim, "noise", limit, "1").unwrap();
@@ -68,6 +68,28 @@ fn a_stream_gets_its_limit_no_less_and_no_more() {
             "{percent} %: {} stops",
             outcome.throttles
         );
+    }
+}
+
+/// Up and down, and between budgets that are far from each other.
+#[test]
+fn a_changed_limit_holds_from_the_next_periods_on() {
+    let mut sim = sim();
+    group(&mut sim, "noise", "1", false);
+    let limits = [1_000_000_000, 2_500_000_000, 300_000_000].map(Rate);
+    regulate(&mut sim, "noise", limits[0], "1").unwrap();
+    let stream = subject("noise", "bandwidth:write,size=32MiB", Some("1"));
+    let noise = sim.start(&stream).unwrap();
+    for limit in limits {
+        sim.act(&Action::Budget {
+            cpus: cpus("1"),
+            budget: Lines::at(limit, PERIOD),
+        })
+        .unwrap();
+        // From three periods after the change on, over ten.
+        let outcome = measure(&mut sim, &[noise], Nanos::millis(3), Nanos::millis(10));
+        let of_cap = rate(&outcome.results[&noise]) / limit.0 as f64;
+        assert!((0.95..=1.05).contains(&of_cap), "{limit}: {of_cap} of it");
     }
 }
 

@@ -1,0 +1,211 @@
+//! The regulation period, where the policy leaves it open.
+//!
+//! Method: a neighbour draws its budget in a burst at the beginning of each period. Four things bound how long the burst, and so the
+//! period, may be:
+//! - a unit of work must meet many bursts, not one or none, or its time depends on when it began: a tenth of the shortest deadline;
+//! - a burst that fits beside what the critical groups have in the last-level cache evicts little of it, a larger one
+//!   evicts all, and filling it again takes longer than the burst: half of the cache is taken to be theirs, where no part of it is;
+//! - every period costs the neighbour a stop: one in a hundred of its time at most;
+//! - a stop longer than `regulator.longest` is interrupted.
+//!
+//! Within these a longer period is better, since a neighbour begins each burst with a cold cache; but without a deadline nobody
+//! knows what delay a critical group can take, and it is MemGuard's usual 1 ms at most. A deadline goes before the cost of stops, and
+//! that before the cache. Bandwidth alone bounds nothing: what the neighbours may draw is the same in any period.
+
+use crate::policy::{Policy, Role};
+use crate::units::{Bytes, Nanos, Rate};
+
+use super::Draft;
+
+/// Without a deadline no longer than this.
+const USUAL: Nanos = Nanos::millis(1);
+
+const SHORTEST: Nanos = Nanos::micros(100);
+
+/// A deadline is worth so many periods.
+const PER_DEADLINE: u64 = 10;
+
+/// So many times what a stop costs: one in a hundred.
+const PER_STOP: u64 = 100;
+
+/// What a stop is taken to cost where that was not measured.
+const STOP: Nanos = Nanos::micros(10);
+
+/// What bounds the period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bounds {
+    /// The shortest deadline of a critical group.
+    deadline: Option<Nanos>,
+    /// How long the neighbours take to draw what fits beside the critical groups' half of the cache, and that half.
+    room: Option<(Nanos, Bytes)>,
+    /// What a stop costs, where that was measured.
+    stop: Option<Nanos>,
+    /// The longest stop.
+    longest: Nanos,
+}
+
+/// The period for neighbours that may draw `together`, and a note on how it came about if the policy does not say it.
+pub(super) fn period(draft: &Draft<'_>, together: Rate) -> (Nanos, Option<String>) {
+    let keys = &draft.policy.regulator;
+    if let Some(period) = keys.period {
+        return (period, None);
+    }
+    let measured = draft.machine.measured.as_ref();
+    let (period, why) = derive(&Bounds {
+        deadline: deadline(draft.policy),
+        room: room(draft, together),
+        stop: measured.and_then(|m| m.stop_cost),
+        longest: keys.longest,
+    });
+    let note = format!("the regulation period is {period}: {why} (regulator.period overrides it)");
+    (period, Some(note))
+}
+
+fn deadline(policy: &Policy) -> Option<Nanos> {
+    let critical = policy.groups.values().filter(|g| g.role == Role::Critical);
+    critical
+        .filter_map(|group| group.target.as_ref()?.deadline)
+        .min()
+}
+
+fn room(draft: &Draft<'_>, together: Rate) -> Option<(Nanos, Bytes)> {
+    let critical = draft.policy.groups.iter();
+    let critical = critical.filter(|(_, group)| group.role == Role::Critical);
+    let half = critical
+        .filter(|(_, group)| group.reserve.cache.is_none())
+        .flat_map(|(name, _)| draft.division.of(name).cpus.iter())
+        .filter_map(|cpu| draft.machine.llc(cpu))
+        .map(|cache| Bytes(cache.size.0 / 2))
+        .min()?;
+    let takes = u128::from(half.0) * 1_000_000_000 / u128::from(together.0.max(1));
+    Some((Nanos(u64::try_from(takes).unwrap_or(u64::MAX)), half))
+}
+
+fn derive(bounds: &Bounds) -> (Nanos, String) {
+    let tenth = bounds.deadline.map(|d| Nanos(d.0 / PER_DEADLINE));
+    let mut period = tenth.unwrap_or(USUAL);
+    let mut why = match bounds.deadline {
+        Some(deadline) => format!("a tenth of the deadline of {deadline}, rounded"),
+        None => "the usual one, since no deadline is stated".to_owned(),
+    };
+    if bounds.longest < period {
+        period = bounds.longest;
+        why = "the longest stop".to_owned();
+    }
+    if let Some((takes, half)) = bounds.room
+        && takes < period
+    {
+        period = takes;
+        why = format!(
+            "in that the neighbours draw no more than half of the last-level cache ({half}), and evict little of the other half"
+        );
+    }
+    period = usual_number(period);
+    let stop = bounds.stop.unwrap_or(STOP);
+    let dear = Nanos(stop.0.saturating_mul(PER_STOP)).min(tenth.unwrap_or(Nanos(u64::MAX)));
+    if dear.min(bounds.longest) > period {
+        period = usual_number(dear.min(bounds.longest));
+        why = format!(
+            "each period costs a neighbour a stop of {stop}, and more of them are too dear"
+        );
+    }
+    (period.max(SHORTEST), why)
+}
+
+/// Down to 1, 2 or 5 and zeros.
+fn usual_number(n: Nanos) -> Nanos {
+    let mut unit = 1;
+    while n.0 / unit >= 10 {
+        unit *= 10;
+    }
+    let digit = match n.0 / unit {
+        5.. => 5,
+        2.. => 2,
+        digit => digit,
+    };
+    Nanos(digit * unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NOTHING: Bounds = Bounds {
+        deadline: None,
+        room: None,
+        stop: Some(Nanos::micros(1)),
+        longest: Nanos::millis(5),
+    };
+
+    fn length(bounds: Bounds) -> Nanos {
+        derive(&bounds).0
+    }
+
+    #[test]
+    fn without_anything_known_it_is_the_usual_one() {
+        assert_eq!(length(NOTHING), Nanos::millis(1));
+    }
+
+    #[test]
+    fn a_deadline_is_ten_periods() {
+        let of = |millis| {
+            length(Bounds {
+                deadline: Some(Nanos::millis(millis)),
+                ..NOTHING
+            })
+        };
+        assert_eq!(
+            [of(1), of(33), of(1000)],
+            [Nanos::micros(100), Nanos::millis(2), Nanos::millis(5)]
+        );
+    }
+
+    #[test]
+    fn a_burst_fits_beside_half_of_the_cache() {
+        let bounds = Bounds {
+            room: Some((Nanos::micros(530), Bytes(4 << 20))),
+            ..NOTHING
+        };
+        assert_eq!(length(bounds), Nanos::micros(500));
+        let (_, why) = derive(&bounds);
+        assert!(why.contains("4MiB"), "{why}");
+    }
+
+    #[test]
+    fn a_dear_stop_makes_it_longer_but_not_beyond_the_deadline() {
+        let dear = Bounds {
+            stop: Some(Nanos::micros(25)),
+            room: Some((Nanos::micros(530), Bytes(4 << 20))),
+            ..NOTHING
+        };
+        assert_eq!(length(dear), Nanos::millis(2));
+        let soon = Bounds {
+            deadline: Some(Nanos::millis(10)),
+            ..dear
+        };
+        assert_eq!(length(soon), Nanos::millis(1));
+    }
+
+    proptest! {
+        /// In bounds whatever is known; the deadline's tenth is kept wherever a period can be so short.
+        #[test]
+        fn it_is_always_a_period(
+            deadline in prop::option::of(1u64..1 << 34),
+            room in prop::option::of(0u64..1 << 34),
+            stop in prop::option::of(0u64..1 << 24),
+            longest in 100_000u64..1 << 30,
+        ) {
+            let period = length(Bounds {
+                deadline: deadline.map(Nanos),
+                room: room.map(|takes| (Nanos(takes), Bytes(1))),
+                stop: stop.map(Nanos),
+                longest: Nanos(longest),
+            });
+            prop_assert!(period >= SHORTEST && period.0 <= longest.max(SHORTEST.0));
+            if let Some(deadline) = deadline {
+                prop_assert!(period == SHORTEST || period.0 <= deadline / PER_DEADLINE);
+            }
+        }
+    }
+}
