@@ -169,7 +169,7 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
                 reclaim,
                 after,
                 predictor: Share::WHOLE,
-                quantum: Lines(256),
+                quantum: Lines(4_096),
                 capped: true,
             });
             let set = Setting::Regulate(Regulation {
