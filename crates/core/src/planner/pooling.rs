@@ -30,7 +30,7 @@ const QUANTUM: Bytes = Bytes(64 << 10);
 
 /// Where CPU time is counted, each quantum is an alarm, an interrupt and two switches: what the CPU draws in this time is taken at least,
 /// unless the policy says otherwise.
-const QUANTUM_TIME: Nanos = Nanos::micros(50);
+const QUANTUM_TIME: Nanos = Nanos::micros(100);
 
 /// The weight of the newest period in MemGuard's own predictor.
 const PREDICTOR: f64 = 0.5;

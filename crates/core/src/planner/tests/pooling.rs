@@ -67,7 +67,7 @@ fn with_reclaim_a_reserve_gives_and_is_no_cap() {
     assert!(!call.capped && call.reclaim);
     assert_eq!(
         (call.predictor, call.quantum),
-        (Share::percent(25), Lines::at(peak, Nanos::micros(50))),
+        (Share::percent(25), Lines::at(peak, Nanos::micros(100))),
         "CPU time is counted"
     );
     let given = text.replace("predictor = 0.25", "quantum = '128KiB'");
