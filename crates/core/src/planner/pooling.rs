@@ -165,8 +165,13 @@ pub(super) fn notes(draft: &mut Draft<'_>) {
         } else {
             "idle or not, the critical ones too"
         };
+        let dear = if one.period < Nanos::millis(1) {
+            "; at such a period that alone may take tens of percent of a CPU"
+        } else {
+            ""
+        };
         draft.notes.push(format!(
-            "the budgets of {} are pooled: each of these CPUs is interrupted at the start of every period ({}), {idle}",
+            "the budgets of {} are pooled: each of these CPUs is interrupted at the start of every period ({}), {idle}{dear}",
             on(&cpus),
             one.period
         ));

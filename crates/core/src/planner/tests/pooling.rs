@@ -152,6 +152,13 @@ fn pooling_says_whom_it_wakes() {
         "{:?}",
         plan.notes
     );
+    let dear = "tens of percent of a CPU";
+    assert!(!told(&plan, dear));
+    let short = text.replace(
+        "reclaim = true",
+        "reclaim = true\nregulator.period = '200us'",
+    );
+    assert!(told(&planned(&short, &machine(4, 1)), dear));
 }
 
 /// `regulator` keys, and a group of each role with CPUs of its own or among the others', with or without a reserve or a limit.
