@@ -108,6 +108,10 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     // was granted twice.
     let mut seen = Vec::new();
     let held = (0..5).any(|_| {
+        // What others leave it of the budget, whoever may give what.
+        let throttlers = pair.throttle(false, After::Wait);
+        let alone = pair.sleeper.share_over(SPAN);
+        drop(throttlers);
         pair.sleeper.signal(rustix::process::Signal::STOP);
         let throttlers = pair.throttle(true, After::Wait);
         sleep(Duration::from_millis(200));
@@ -121,16 +125,15 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
             .map(|(busy, had)| busy.cpu_time().since(had).as_secs_f64() / wall);
         let did: Pooled = throttlers[0].pooled().unwrap().less(before[0]);
         let twice = did.granted_twice as f64 / 1e9 / wall;
-        seen.push((shares, did));
+        seen.push((alone, shares, did));
         assert!(
             before[0].donated > 0,
             "it gave nothing while it slept: {before:?}"
         );
-        assert!(
-            did.missed as f64 * 0.0005 <= wall,
-            "a miss in every other period: {did:?}"
-        );
-        shares[0] >= 0.75 * BUDGET && shares.iter().all(|share| *share <= 1.08 * BUDGET + twice)
+        // No miss in every other period of 5 ms.
+        did.missed as f64 * 0.010 <= wall
+            && shares[0] >= 0.8 * alone
+            && shares.iter().all(|share| *share <= 1.08 * BUDGET + twice)
     });
     assert!(held, "{seen:?}");
     eprintln!("awake: {:?}", seen.last());
