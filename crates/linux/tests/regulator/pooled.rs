@@ -15,7 +15,7 @@ use quell_linux::throttle::{Lost, Throttler};
 use crate::{Busy, pool, throttler_goes_to};
 
 /// Of each CPU's time.
-const BUDGET: f64 = 0.15;
+const BUDGET: f64 = 0.1;
 const SPAN: Duration = Duration::from_millis(400);
 
 /// Two busy CPUs whose budgets are pooled.
@@ -45,7 +45,7 @@ impl Pair {
                     quantum: Lines(50_000),
                     capped: true,
                 }),
-                ..busy.regulation(Share::percent(15), Nanos::millis(5))
+                ..busy.regulation(Share::percent(10), Nanos::millis(5))
             };
             Throttler::start(
                 busy.cpu,
@@ -96,7 +96,10 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let both = pair.alone(true, After::Wait, bounds);
     holds("both", both, bounds);
     for after in [After::Spare, After::Proportional] {
-        let bounds = (1.5 * both, 1.0);
+        // Nearly all that it has of its CPU when nothing is regulated: one more budget would be half as much again as both.
+        pair.sleeper.signal(rustix::process::Signal::STOP);
+        let free = pair.neighbour.share_over(SPAN);
+        let bounds = (0.7 * free, 1.0);
         holds(
             &format!("{after:?}"),
             pair.alone(true, after, bounds),
