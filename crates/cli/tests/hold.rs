@@ -262,3 +262,59 @@ fn a_holding_run_is_small_and_locked() {
     assert!(kib("VmLck") > 0, "{text}");
     end(run);
 }
+
+/// A policy whose critical group sleeps: what it reserves goes to the neighbour, and beyond both budgets all is shared.
+#[test]
+fn what_a_sleeping_critical_program_reserves_its_neighbour_draws() {
+    let Some(mut machine) = machine("pooled") else {
+        return;
+    };
+    let (critical, neighbour) = (Program::start(&["sleep", "600"]), busy());
+    machine.remember();
+    let mut shares = Vec::new();
+    for modes in ["", "reclaim = true\nafter = \"proportional\"\n"] {
+        // A tenth of the time of each CPU: beside other programs the neighbour gets no more than its part of what is left.
+        let policy = format!(
+            "quell = 1\nname = \"pooled\"\nrequire = \"none\"\n\
+             [regulator]\nmeter = \"time\"\nperiod = \"5ms\"\nstrict = true\n{modes}\
+             [group.it]\nrole = \"critical\"\nmatch = [{{ pid = {} }}]\ncpus = \"1\"\nreserve.bandwidth = \"10%\"\n\
+             [group.others]\nrole = \"best-effort\"\nmatch = [{{ pid = {} }}]\nreserve.bandwidth = \"10%\"\n",
+            critical.pid(),
+            neighbour.pid(),
+        );
+        let policy = machine.file("pooled.toml", &policy);
+        let records = machine.path("records");
+        let mut command = quell();
+        let hold = Running::start(command.args(["run", &policy, "--out"]).arg(&records));
+        eventually("both are held and the busy one was throttled", || {
+            is_held(critical.pid()) && is_held(neighbour.pid()) && throttles() > 0
+        });
+        shares.push(common::cpu_share(neighbour.pid(), Duration::from_secs(2)));
+        let done = end(hold);
+        machine.unchanged("after the hold");
+        let told = done.err.split_whitespace().collect::<Vec<_>>().join(" ");
+        let said = told.contains("interrupted at the start of every period (5ms)");
+        assert_eq!(said, !modes.is_empty(), "{done:?}");
+        let record = fs::read_dir(&records)
+            .unwrap()
+            .next()
+            .unwrap()
+            .unwrap()
+            .path();
+        let events = fs::read_to_string(record.join("events.jsonl")).unwrap();
+        let sum = |what: &str| -> u64 {
+            let events = events.lines().map(|l| serde_json::from_str(l).unwrap());
+            let figure = |e: serde_json::Value| e["pooled"][what].as_u64();
+            events.filter_map(figure).sum()
+        };
+        let pooled = ["donated", "best_effort"].map(|what| sum(what) > 0);
+        assert_eq!(pooled, [!modes.is_empty(); 2], "{events}");
+        let decisions = fs::read_to_string(record.join("samples/decisions-cpu0.csv")).unwrap();
+        assert!(decisions.lines().count() > 10, "{decisions}");
+        fs::remove_dir_all(&records).unwrap();
+    }
+    assert!(
+        shares[0] < 0.13 && shares[1] > 1.8 * shares[0],
+        "without and with: {shares:?}"
+    );
+}

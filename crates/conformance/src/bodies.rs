@@ -169,7 +169,7 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
                 reclaim,
                 after,
                 predictor: Share::WHOLE,
-                quantum: Lines(256),
+                quantum: Lines(1 << 16),
                 capped: true,
             });
             let set = Setting::Regulate(Regulation {
@@ -187,19 +187,78 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
         arm.backend().undo().unwrap();
         found
     };
-    within(arm, "with reclaim, of its own", (1.6, 3.0), &mut |arm| {
-        let free = stream(arm, None, false, After::Wait);
-        let own = stream(arm, Some(free), false, After::Wait);
-        stream(arm, Some(free), true, After::Wait) / own
-    });
+    // What a short budget yields may be far less than its part of a longer one: a burst begins with cold caches.
+    within(
+        arm,
+        "with reclaim, of its own",
+        (1.6, f64::INFINITY),
+        &mut |arm| {
+            let free = stream(arm, None, false, After::Wait);
+            let own = stream(arm, Some(free), false, After::Wait);
+            let both = stream(arm, Some(free), true, After::Wait);
+            let most = 1.05 + arm.noise().0;
+            let of_budgets = [own / free / 0.2, both / free / 0.4];
+            assert!(of_budgets.iter().all(|of| *of <= most), "{of_budgets:?}");
+            both / own
+        },
+    );
     for after in [After::Spare, After::Proportional] {
         let what = format!("{after:?} sharing, of both");
-        within(arm, &what, (1.3, 2.6), &mut |arm| {
+        within(arm, &what, (1.3, f64::INFINITY), &mut |arm| {
             let free = stream(arm, None, false, After::Wait);
             let both = stream(arm, Some(free), true, After::Wait);
             stream(arm, Some(free), true, after) / both
         });
     }
+}
+
+/// One of a group's two CPUs draws, the other does not: split by demand it gets nearly all of the budget, split evenly half.
+pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
+    let Some(meter) = arm.meter() else { return };
+    if !offers(arm, Mechanism::Bandwidth) {
+        return;
+    }
+    let (first, others) = divided(arm);
+    let second = CpuSet::from_iter(others.first());
+    let both = first.union(&second);
+    let (_, duration) = arm.spans();
+    let stream = |arm: &mut dyn Arm, limit: Option<(f64, Split)>| {
+        gather(arm, "a");
+        confine(arm, "a", &both, false);
+        if let Some((free, split)) = limit {
+            let set = Setting::Regulate(Regulation {
+                split,
+                ..regulation(&both, meter, of(free * 0.25), of(free))
+            });
+            arm.backend()
+                .apply(&step("a", Mechanism::Bandwidth, set))
+                .unwrap();
+        }
+        arm.prefer();
+        let id = started(arm, &subject("a", STREAM, Some(&first)));
+        // Split again a few times before it counts.
+        let found = rate(&measured(
+            arm,
+            id,
+            Nanos(4 * duration.0),
+            Nanos(4 * duration.0),
+        ));
+        arm.backend().undo().unwrap();
+        found
+    };
+    within(
+        arm,
+        "by demand, of an even part",
+        (1.6, f64::INFINITY),
+        &mut |arm| {
+            let free = stream(arm, None);
+            let even = stream(arm, Some((free, Split::Even)));
+            let demand = stream(arm, Some((free, Split::Demand)));
+            let of_budget = demand / free / 0.5;
+            assert!(of_budget <= 1.05 + arm.noise().0, "{of_budget}");
+            demand / even
+        },
+    );
 }
 
 /// A third of a CPU's time is not more than that, and not much less.

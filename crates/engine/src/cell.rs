@@ -108,7 +108,7 @@ impl Throttling {
     }
 
     fn decided(&mut self, cpu: CpuId, decision: &Decision) {
-        if matches!(decision.what, Fast::NewPeriod(_) | Fast::RunFreeUntil(_)) {
+        if !decision.what.stops() {
             // Where budgets are pooled a stop may end before its time.
             let last = self.stops.iter_mut().rev().find(|stop| stop.cpu == cpu);
             if let Some(stop) = last {

@@ -317,7 +317,7 @@ fn stops(path: &Path, text: &str) -> Result<Vec<Stop>, ReadError> {
                 all.push(Stop { from_ns, until_ns });
             }
             // Where budgets are pooled a stop may end before its time.
-            [at, _, "new-period" | "free", ..] => {
+            [at, _, "rearm" | "new-period" | "free", ..] => {
                 let [at] = numbers(path, line, &[at])?;
                 if let Some(last) = all.last_mut() {
                     last.until_ns = last.until_ns.min(at);
@@ -448,7 +448,7 @@ mod tests {
         };
         assert_eq!(stops(path, &text).unwrap(), [stop]);
         // Let go before its time, by a period that began early; what comes later changes nothing.
-        let let_go = format!("{text}6,9,new-period,5,,,\n20,14,free,,30,,\n");
+        let let_go = format!("{text}6,9,rearm,5,,,\n20,14,free,,30,,\n");
         let stop = Stop {
             until_ns: 6,
             ..stop

@@ -254,8 +254,8 @@ fn limit(
     };
     let each = Rate(rate.0 / cpus.len() as u64);
     let share = Share::ratio(each.0, peak.0);
-    let pooling = pooling::pooling(&draft.policy.regulator, wanted.budget);
-    if share >= Share::WHOLE && pooling.is_none() && !moves {
+    let pooled = pooling::is_pooled(&draft.policy.regulator, wanted.budget);
+    if share >= Share::WHOLE && !pooled && !moves {
         draft.notes.push(format!(
             "group {name}: the limit of {rate}{} needs no step: {} cannot draw more ({} for each CPU)",
             wanted.origin,
@@ -287,7 +287,7 @@ fn limit(
             }
             Some(done)
         }
-        Err(why) if pooling.is_some() => {
+        Err(why) if pooled => {
             draft.refuse(
                 key,
                 format!("its budget cannot be pooled: {why}"),
@@ -424,7 +424,7 @@ fn regulate(
     } else {
         Vec::new()
     };
-    let pooling = pooling::pooling(&draft.policy.regulator, wanted.budget);
+    let pooling = pooling::pooling(&draft.policy.regulator, wanted.budget, meter, peak);
     let split = match cpus.len() {
         1 => Split::Even,
         _ => draft.policy.regulator.split,
@@ -451,7 +451,8 @@ fn regulate(
         wanted.origin,
         match split {
             Split::Even if cpus.len() > 1 => ", split evenly",
-            _ => "",
+            Split::Even => "",
+            Split::Demand => ", split evenly at first",
         },
         about(share),
         rounded(peak),

@@ -5,9 +5,9 @@
 //! [`crate::control::pooled`]). A reserve that is no cap only gives: its CPUs are counted and never stopped.
 
 use crate::cpuset::CpuSet;
-use crate::plan::{Pooling, Regulation, Setting};
+use crate::plan::{Meter, Pooling, Regulation, Setting};
 use crate::policy::{After, Group, RegulatorKeys, Role, Split};
-use crate::units::{Bytes, LINE_BYTES, Lines, Share};
+use crate::units::{Bytes, LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
 use super::bandwidth::{Wanted, resolve};
@@ -27,6 +27,10 @@ pub(super) enum Budget {
 }
 
 const QUANTUM: Bytes = Bytes(64 << 10);
+
+/// Where CPU time is counted, each quantum is an alarm, an interrupt and two switches: what the CPU draws in this time is taken at least,
+/// unless the policy says otherwise.
+const QUANTUM_TIME: Nanos = Nanos::micros(100);
 
 /// The weight of the newest period in MemGuard's own predictor.
 const PREDICTOR: f64 = 0.5;
@@ -62,14 +66,29 @@ pub(super) fn budget(
     spare?.iter().find(|w| w.group == *name).cloned()
 }
 
+/// Whether the budget is pooled.
+pub(super) fn is_pooled(keys: &RegulatorKeys, budget: Budget) -> bool {
+    (keys.reclaim || keys.after != After::Wait) && budget != Budget::Limit
+}
+
 /// How the budget is pooled, as the policy says.
-pub(super) fn pooling(keys: &RegulatorKeys, budget: Budget) -> Option<Pooling> {
-    let pooled = keys.reclaim || keys.after != After::Wait;
-    (pooled && budget != Budget::Limit).then(|| Pooling {
+pub(super) fn pooling(
+    keys: &RegulatorKeys,
+    budget: Budget,
+    meter: Meter,
+    peak: Rate,
+) -> Option<Pooling> {
+    let given = keys.quantum.map(|bytes| Lines(bytes.0 / LINE_BYTES));
+    let usual = Lines(QUANTUM.0 / LINE_BYTES);
+    let usual = match meter {
+        Meter::Hardware => usual,
+        Meter::Time => usual.max(Lines::at(peak, QUANTUM_TIME)),
+    };
+    is_pooled(keys, budget).then(|| Pooling {
         reclaim: keys.reclaim,
         after: keys.after,
         predictor: fraction(keys.predictor.unwrap_or(PREDICTOR)),
-        quantum: Lines((keys.quantum.unwrap_or(QUANTUM).0 / LINE_BYTES).max(1)),
+        quantum: given.unwrap_or(usual).max(Lines(1)),
         capped: budget != Budget::Reserve,
     })
 }
@@ -88,7 +107,7 @@ fn fraction(weight: f64) -> Share {
 pub(super) fn because(pooling: Option<&Pooling>, split: Split) -> String {
     let mut text = String::new();
     if split == Split::Demand {
-        text.push_str("; split again and again by what each CPU draws");
+        text.push_str("; then again and again by what each CPU draws");
     }
     let Some(pooling) = pooling else {
         return text;
@@ -146,8 +165,13 @@ pub(super) fn notes(draft: &mut Draft<'_>) {
         } else {
             "idle or not, the critical ones too"
         };
+        let dear = if one.period < Nanos::millis(1) {
+            "; at such a period that alone may take tens of percent of a CPU"
+        } else {
+            ""
+        };
         draft.notes.push(format!(
-            "the budgets of {} are pooled: each of these CPUs is interrupted at the start of every period ({}), {idle}",
+            "the budgets of {} are pooled: each of these CPUs is interrupted at the start of every period ({}), {idle}{dear}",
             on(&cpus),
             one.period
         ));

@@ -236,7 +236,8 @@ pub struct RegulatorKeys {
     /// With `reclaim`: weight of the newest period in the demand estimate, 0 to 1. Default 0.5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predictor: Option<f64>,
-    /// With `reclaim`: the amount taken from the pool at a time. Default 64KiB.
+    /// With `reclaim`: the amount taken from the pool at a time. Default 64KiB; where CPU time is counted, what a CPU draws in 100us if
+    /// that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quantum: Option<Bytes>,
     /// CPU time that every regulated CPU keeps; limits below it are refused unless it is lowered.

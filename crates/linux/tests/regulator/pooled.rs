@@ -15,7 +15,7 @@ use quell_linux::throttle::{Lost, Throttler};
 use crate::{Busy, pool, throttler_goes_to};
 
 /// Of each CPU's time.
-const BUDGET: f64 = 0.15;
+const BUDGET: f64 = 0.1;
 const SPAN: Duration = Duration::from_millis(400);
 
 /// Two busy CPUs whose budgets are pooled.
@@ -45,7 +45,7 @@ impl Pair {
                     quantum: Lines(50_000),
                     capped: true,
                 }),
-                ..busy.regulation(Share::percent(15), Nanos::millis(5))
+                ..busy.regulation(Share::percent(10), Nanos::millis(5))
             };
             Throttler::start(
                 busy.cpu,
@@ -96,7 +96,10 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let both = pair.alone(true, After::Wait, bounds);
     holds("both", both, bounds);
     for after in [After::Spare, After::Proportional] {
-        let bounds = (1.5 * both, 1.0);
+        // Nearly all that it has of its CPU when nothing is regulated: one more budget would be half as much again as both.
+        pair.sleeper.signal(rustix::process::Signal::STOP);
+        let free = pair.neighbour.share_over(SPAN);
+        let bounds = (0.7 * free, 1.0);
         holds(
             &format!("{after:?}"),
             pair.alone(true, after, bounds),
@@ -108,6 +111,10 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     // was granted twice.
     let mut seen = Vec::new();
     let held = (0..5).any(|_| {
+        // What others leave it of the budget, whoever may give what.
+        let throttlers = pair.throttle(false, After::Wait);
+        let alone = pair.sleeper.share_over(SPAN);
+        drop(throttlers);
         pair.sleeper.signal(rustix::process::Signal::STOP);
         let throttlers = pair.throttle(true, After::Wait);
         sleep(Duration::from_millis(200));
@@ -121,16 +128,15 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
             .map(|(busy, had)| busy.cpu_time().since(had).as_secs_f64() / wall);
         let did: Pooled = throttlers[0].pooled().unwrap().less(before[0]);
         let twice = did.granted_twice as f64 / 1e9 / wall;
-        seen.push((shares, did));
+        seen.push((alone, shares, did));
         assert!(
             before[0].donated > 0,
             "it gave nothing while it slept: {before:?}"
         );
-        assert!(
-            did.missed as f64 * 0.0005 <= wall,
-            "a miss in every other period: {did:?}"
-        );
-        shares[0] >= 0.75 * BUDGET && shares.iter().all(|share| *share <= 1.08 * BUDGET + twice)
+        // No miss in every other period of 5 ms.
+        did.missed as f64 * 0.010 <= wall
+            && shares[0] >= 0.8 * alone
+            && shares.iter().all(|share| *share <= 1.08 * BUDGET + twice)
     });
     assert!(held, "{seen:?}");
     eprintln!("awake: {:?}", seen.last());

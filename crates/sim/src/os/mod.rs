@@ -2,7 +2,7 @@
 //! handler.
 //!
 //! Method: a queue of tasks per core, served in turn by time slices; tasks with a priority go before those without and
-//! run until they sleep, as SCHED_FIFO does. The regulators are those of the core; the one without a pool is what Linux' throttlers run: a
+//! run until they sleep, as SCHED_FIFO does. The regulators are those of the core, as Linux' throttlers run them: a
 //! core's counter is armed with what is left of the budget; when it overflows an interrupt comes after a delay, in which
 //! the core goes on (so that overshoot is there, as on hardware); its handler asks the regulator and stops the core. A task whose next
 //! unit of work is not due sleeps until it is, without the latency of a timer.

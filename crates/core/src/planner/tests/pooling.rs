@@ -63,11 +63,22 @@ fn with_reclaim_a_reserve_gives_and_is_no_cap() {
     let plan = planned(&text, &machine(4, 1));
     let regulations = regulations(&plan);
     let call = regulations["call"].pooling.clone().expect("pooled");
+    let peak = machine(4, 1).measured.unwrap().peak_cpu;
     assert!(!call.capped && call.reclaim);
     assert_eq!(
         (call.predictor, call.quantum),
-        (Share::percent(25), Lines(1024))
+        (Share::percent(25), Lines::at(peak, Nanos::micros(100))),
+        "CPU time is counted"
     );
+    let given = text.replace("predictor = 0.25", "quantum = '128KiB'");
+    for (text, machine, quantum) in [
+        (&given, machine(4, 1), 2_048),
+        (&text, counted(machine(4, 1), ""), 1_024),
+    ] {
+        let plan = planned(text, &machine);
+        let pooling = self::regulations(&plan)["call"].pooling.clone();
+        assert_eq!(pooling.expect("pooled").quantum, Lines(quantum));
+    }
     let corun = regulations["corun"].pooling.clone().expect("pooled");
     assert_eq!((corun.capped, corun.after), (true, After::Proportional));
     assert!(
@@ -141,6 +152,13 @@ fn pooling_says_whom_it_wakes() {
         "{:?}",
         plan.notes
     );
+    let dear = "tens of percent of a CPU";
+    assert!(!told(&plan, dear));
+    let short = text.replace(
+        "reclaim = true",
+        "reclaim = true\nregulator.period = '200us'",
+    );
+    assert!(told(&planned(&short, &machine(4, 1)), dear));
 }
 
 /// `regulator` keys, and a group of each role with CPUs of its own or among the others', with or without a reserve or a limit.
