@@ -6,7 +6,7 @@ use quell_core::backend::{Program, SubjectSpec};
 use quell_core::cpuset::CpuId;
 use quell_core::inventory::Inventory;
 use quell_core::plan::Plan;
-use quell_core::policy::{Bandwidth, Group, Policy, Role};
+use quell_core::policy::{Adapt, Bandwidth, Group, Policy, Role};
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::{Nanos, Share};
 use quell_engine::drive::Sink;
@@ -50,7 +50,8 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     let rates = policy
         .groups
         .values()
-        .any(|g| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some());
+        .any(|g| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some())
+        || policy.regulator.adapt != Adapt::Off;
     let (mut backend, machine) = if rates {
         machine::measured()?
     } else {
