@@ -172,16 +172,21 @@ impl Loop {
             Some(Step::Silent { since }) => finding(format!(
                 "no unit of group {group} has ended for {}: what is left to the others stays at {} until one does",
                 Nanos(now.since(since).0 / 1_000_000 * 1_000_000),
-                self.control.given()
+                whole(self.control.given())
             )),
             Some(Step::Unmet { took, target }) => finding(format!(
                 "units of group {group} take up to {took} of {target}, although the others are left no more than {}",
-                self.control.given()
+                whole(self.control.given())
             )),
         };
         sink.put(now, &event);
         Ok(())
     }
+}
+
+/// A rate for a sentence: whole MB/s.
+fn whole(rate: Rate) -> Rate {
+    Rate(rate.0 / 1_000_000 * 1_000_000)
 }
 
 /// Everything observed under a plan.
