@@ -37,6 +37,7 @@ soak: deps build
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p quell-core --release --locked --target-dir target/loom --lib control::pool
 	$(QUELL) compare experiments/caps.toml --check
 	$(QUELL) compare neighbour --rounds 60 --check
+	$(QUELL) compare deadline --check
 
 # cgroup v2, with remote partitions and without, in a virtual machine.
 vm:

@@ -1,12 +1,13 @@
 //! `quell run`: from a policy file, or from what the options name.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use quell_core::backend::{Program, SubjectSpec};
 use quell_core::cpuset::CpuId;
 use quell_core::inventory::Inventory;
 use quell_core::plan::Plan;
-use quell_core::policy::{Bandwidth, Group, Policy, Role};
+use quell_core::policy::{Adapt, Bandwidth, Group, Policy, Role};
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::{Nanos, Share};
 use quell_engine::drive::Sink;
@@ -50,7 +51,8 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     let rates = policy
         .groups
         .values()
-        .any(|g| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some());
+        .any(|g| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some())
+        || policy.regulator.adapt != Adapt::Off;
     let (mut backend, machine) = if rates {
         machine::measured()?
     } else {
@@ -79,6 +81,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         holding: false,
         undoing: false,
         late: Vec::new(),
+        units: BTreeMap::new(),
         folder,
     };
     told.plan(&plan);
@@ -183,7 +186,7 @@ fn subjects(
         group: group.to_owned(),
         program: Program::Command(command.to_vec()),
         cpus: None,
-        env: std::collections::BTreeMap::new(),
+        env: BTreeMap::new(),
         capture: false,
     };
     let mut all: Vec<SubjectSpec> = policy
@@ -304,6 +307,8 @@ struct Told {
     /// From the beginning of the undoing on, what is found is told at the end, once.
     undoing: bool,
     late: Vec<String>,
+    /// Group → its units of work, and how many of them were late.
+    units: BTreeMap<String, (u64, u64)>,
     folder: Option<Folder>,
 }
 
@@ -329,6 +334,9 @@ impl Told {
                     held.throttles,
                     Nanos(held.throttled.0 / 1_000_000 * 1_000_000)
                 );
+            }
+            for (group, (units, late)) in &self.units {
+                eprintln!("quell: {group}: {units} units of work, {late} of them late");
             }
             eprintln!("quell: {} changes taken back", held.undone.restored);
         }
@@ -362,6 +370,13 @@ impl Sink for Told {
             } else if lost || self.holding || !self.quiet {
                 eprintln!("quell: {what}");
             }
+        }
+        if let Event::Units {
+            group, units, late, ..
+        } = event
+        {
+            let sum = self.units.entry(group.clone()).or_default();
+            *sum = (sum.0 + units, sum.1 + late);
         }
         self.folder.put(at, event);
     }

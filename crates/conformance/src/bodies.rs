@@ -1,10 +1,12 @@
 //! The bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves it so.
 
-use quell_core::backend::{Action, SubjectId};
+use std::collections::BTreeMap;
+
+use quell_core::backend::{Action, Seen, SubjectId};
 use quell_core::cpuset::CpuSet;
 use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Meter, Pooling, Regulation, Setting};
-use quell_core::policy::{After, Split};
+use quell_core::plan::{Meter, Observed, Pooling, Regulation, Setting};
+use quell_core::policy::{After, Source, Split};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::{
@@ -123,6 +125,88 @@ pub fn a_bandwidth_limit_is_held_and_the_subject_goes_on(arm: &mut dyn Arm) {
             stream(arm, Some((of(limit), of(free)))) / limit
         });
     }
+}
+
+/// The budget of a running stream, moved to half, is what holds from then on.
+pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
+    let Some(meter) = arm.meter() else { return };
+    if !offers(arm, Mechanism::Bandwidth) {
+        return;
+    }
+    let (first, _) = divided(arm);
+    let (warmup, duration) = arm.spans();
+    within(
+        arm,
+        "a stream, of its budget moved to half",
+        (0.35, 0.6),
+        &mut |arm| {
+            gather(arm, "a");
+            confine(arm, "a", &first, false);
+            arm.prefer();
+            let id = started(arm, &subject("a", STREAM, Some(&first)));
+            let free = rate(&measured(arm, id, warmup, duration));
+            arm.backend().undo().unwrap();
+            gather(arm, "a");
+            confine(arm, "a", &first, false);
+            let set = Setting::Regulate(regulation(&first, meter, of(free * 0.6), of(free)));
+            let regulate = step("a", Mechanism::Bandwidth, set);
+            arm.backend().apply(&regulate).unwrap();
+            arm.prefer();
+            let id = started(arm, &subject("a", STREAM, Some(&first)));
+            let before = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
+            let budget = Lines::at(of(free * 0.3), Nanos::millis(1));
+            let cpus = first.clone();
+            let moved = Action::Budget { cpus, budget };
+            arm.backend().act(&moved).unwrap();
+            let after = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
+            arm.backend().undo().unwrap();
+            after / before
+        },
+    );
+}
+
+/// Of a group that is observed every unit of work is seen, in order of time; of others none.
+pub fn units_of_observed_groups_are_seen(arm: &mut dyn Arm) {
+    let (first, _) = divided(arm);
+    let target = Nanos::millis(5);
+    let observed = Observed {
+        source: Source::Client,
+        deadline: Some(target),
+        percentile: Share::percent(99),
+    };
+    let groups = BTreeMap::from([("a".to_owned(), observed)]);
+    arm.backend().observe(&groups).unwrap();
+    let job = "periodic:size=16KiB,period=2ms";
+    for name in ["a", "b"] {
+        let subject = started(arm, &subject(name, job, Some(&first)));
+        let (warmup, duration) = (Nanos(0), Nanos::millis(100));
+        let go = Action::Go {
+            subject,
+            warmup,
+            duration,
+        };
+        arm.backend().act(&go).unwrap();
+    }
+    let end = arm.backend().now().plus(Nanos::millis(200));
+    let (mut seen, mut units) = (Vec::new(), Vec::new());
+    loop {
+        let now = arm.backend().wait(end, &mut seen).unwrap();
+        for one in seen.drain(..) {
+            if let Seen::Units(group, new, lost) = one {
+                assert_eq!((group.as_str(), lost), ("a", 0));
+                assert!(new.iter().all(|u| u.ended <= now), "{new:?}");
+                units.extend(new);
+            }
+        }
+        if now >= end {
+            break;
+        }
+    }
+    // A hundred; some may not begin where others want the CPU.
+    assert!((10..=101).contains(&units.len()), "{units:?}");
+    let mut pairs = units.windows(2);
+    assert!(pairs.all(|p| p[0].ended <= p[1].ended), "{units:?}");
+    arm.backend().undo().unwrap();
 }
 
 #[expect(

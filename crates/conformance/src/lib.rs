@@ -56,6 +56,8 @@ macro_rules! conformance {
             a_bandwidth_limit_is_held_and_the_subject_goes_on,
             pooled_budgets_give_what_a_sleeper_leaves,
             a_budget_goes_to_the_cpu_that_draws_it,
+            a_budget_that_is_moved_holds,
+            units_of_observed_groups_are_seen,
             a_limit_of_cpu_time_is_held,
             undoing_takes_everything_back_and_twice_changes_nothing,
             a_group_that_was_not_gathered_is_refused,

@@ -8,6 +8,7 @@ use quell_core::backend::{Action, Backend};
 use quell_core::control::deadline::{Aim, Deadline, Step, Unit};
 use quell_core::cpuset::CpuSet;
 use quell_core::plan::{Adaptation, GroupId, Observed, Plan, Setting};
+use quell_core::policy::Source;
 use quell_core::record::Event;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
@@ -19,6 +20,9 @@ const TELL_EVERY: Nanos = Nanos::millis(100);
 /// So long after its first unit a group's target is to be met (`docs/specification.md`).
 const SETTLED: Nanos = Nanos::secs(2);
 
+/// How long a group's first unit is waited for until somebody is told that there is none: a program may load for a while.
+const FIRST_WITHIN: Nanos = Nanos::secs(10);
+
 /// A group's units.
 #[derive(Debug)]
 struct Watched {
@@ -28,6 +32,8 @@ struct Watched {
     late: u64,
     lost: u64,
     first: Option<Nanos>,
+    /// When it is told that none has come, unless one does.
+    missed: Option<Nanos>,
     /// Units since the target is to be met, and how many of them were late.
     judged: (u64, u64),
 }
@@ -38,6 +44,7 @@ impl Watched {
         let late = target.is_some_and(|target| unit.took > target);
         self.took.push(unit.took.0);
         self.late += u64::from(late);
+        self.missed = None;
         let first = *self.first.get_or_insert(unit.ended);
         if target.is_some() && unit.ended.since(first) >= SETTLED {
             self.judged.0 += 1;
@@ -165,16 +172,21 @@ impl Loop {
             Some(Step::Silent { since }) => finding(format!(
                 "no unit of group {group} has ended for {}: what is left to the others stays at {} until one does",
                 Nanos(now.since(since).0 / 1_000_000 * 1_000_000),
-                self.control.given()
+                whole(self.control.given())
             )),
             Some(Step::Unmet { took, target }) => finding(format!(
                 "units of group {group} take up to {took} of {target}, although the others are left no more than {}",
-                self.control.given()
+                whole(self.control.given())
             )),
         };
         sink.put(now, &event);
         Ok(())
     }
+}
+
+/// A rate for a sentence: whole MB/s.
+fn whole(rate: Rate) -> Rate {
+    Rate(rate.0 / 1_000_000 * 1_000_000)
 }
 
 /// Everything observed under a plan.
@@ -195,6 +207,7 @@ impl Adapt {
                 late: 0,
                 lost: 0,
                 first: None,
+                missed: Some(now.plus(FIRST_WITHIN)),
                 judged: (0, 0),
             };
             (name.clone(), watched)
@@ -255,6 +268,18 @@ impl Adapt {
             if let Some(event) = watched.tell(group) {
                 sink.put(now, &event);
             }
+            if watched.missed.take_if(|by| now >= *by).is_some() {
+                let what = format!(
+                    "no unit of group {group} has come in {FIRST_WITHIN}: {}",
+                    match watched.observed.source {
+                        Source::Pattern(_) => "no line of its output fits target.source.pattern",
+                        _ =>
+                            "its program does not tell of any through quell-client (docs/client.md)",
+                    }
+                );
+                let group = Some(group.clone());
+                sink.put(now, &Event::Finding { what, group });
+            }
         }
     }
 
@@ -286,7 +311,7 @@ mod tests {
     use crate::hold::{self, Until};
     use quell_core::mechanism::Mechanism;
     use quell_core::plan::{Lever, Meter, Regulation, StepId};
-    use quell_core::policy::{Source, Split};
+    use quell_core::policy::Split;
 
     const DEADLINE: Nanos = Nanos::millis(8);
 
@@ -423,6 +448,27 @@ mod tests {
             "{unmet:?}"
         );
         assert!(unmet[1].ends_with("it is at level none"), "{unmet:?}");
+    }
+
+    #[test]
+    fn a_program_that_tells_of_nothing_is_told_of_once() {
+        let mut fake = Fake::new();
+        fake.command("job", Nanos::secs(30), 0, &[]);
+        let mut sink = Vec::new();
+        let job = [command("job")];
+        hold::run(&mut fake, &plan(), &job, Until::First, &mut sink).unwrap();
+        let mut findings = sink
+            .iter()
+            .filter(|(_, e)| matches!(e, Event::Finding { .. }));
+        let Some((at, Event::Finding { what, .. })) = findings.next() else {
+            panic!("{sink:?}")
+        };
+        assert!(
+            (Nanos::secs(10)..=Nanos::millis(10_200)).contains(at),
+            "{at}"
+        );
+        assert!(what.contains("through quell-client"), "{what}");
+        assert_eq!(findings.next(), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use quell_core::result::{
     Reaction, SubjectResult, Timing, Totals,
 };
 use quell_core::stats::{percentile, sorted};
+use quell_core::units::Nanos;
 use quell_core::workload::{Pages, Workload};
 
 use crate::aggregate::{Round, Rules, figures, tidy};
@@ -24,6 +25,8 @@ use crate::setup::Setup;
 
 /// Bytes counted by a generator ÷ the limit of its group.
 pub(crate) const ACHIEVED: &str = "achieved_of_cap";
+/// Releases of a periodic task: 1 if its job was late or never begun.
+const MISSES: &str = "misses";
 /// A limit held when its group never moved more than this part of it (`docs/specification.md`).
 const HELD: f64 = 1.05;
 
@@ -363,20 +366,48 @@ impl<'s> Collected<'s> {
         plan.promises
             .iter()
             .map(|held| {
-                let witness = matches!(held.promise, Promise::LimitBandwidth { .. })
-                    .then(|| self.achieved_over_rounds(configuration, &held.group))
-                    .filter(|rounds| !rounds.is_empty());
+                // The witness, and what it says at most where the promise holds.
+                let witness = match held.promise {
+                    Promise::LimitBandwidth { .. } => Some((ACHIEVED, HELD)),
+                    // The share of late units as the generator itself counts them.
+                    Promise::Deadline {
+                        deadline,
+                        percentile,
+                    } => self
+                        .counts_late(configuration, &held.group, deadline)
+                        .then(|| (MISSES, 1.0 - percentile.as_f64())),
+                    _ => None,
+                };
+                let witness = witness
+                    .map(|(metric, most)| {
+                        (self.over_rounds(configuration, &held.group, metric), most)
+                    })
+                    .filter(|(rounds, _)| !rounds.is_empty());
                 PromiseResult {
                     group: held.group.clone(),
                     promise: held.promise.clone(),
                     level: held.level,
-                    held: witness.map(|rounds| rounds.iter().all(|r| *r <= HELD)),
+                    held: witness.map(|(rounds, most)| rounds.iter().all(|r| *r <= most)),
                 }
             })
             .collect()
     }
 
-    fn achieved_over_rounds(&self, configuration: usize, group: &str) -> Vec<f64> {
+    /// Whether the group's generators are periodic tasks with this deadline of their own.
+    fn counts_late(&self, configuration: usize, group: &str, wanted: Option<Nanos>) -> bool {
+        let Some(prepared) = self.setup.prepared.get(configuration) else {
+            return false;
+        };
+        let configuration = prepared.configuration;
+        let mut own = self.setup.instances.iter();
+        own.any(|i| {
+            let run = configuration.run(i).filter(|_| configuration.group(i) == group);
+            matches!(run, Some(Workload::Periodic { period, deadline, .. }) if Some(deadline.unwrap_or(*period)) == wanted)
+        })
+    }
+
+    /// The mean of a metric of a group's first subject in every round.
+    fn over_rounds(&self, configuration: usize, group: &str, metric: &str) -> Vec<f64> {
         let Some(prepared) = self.setup.prepared.get(configuration) else {
             return Vec::new();
         };
@@ -384,7 +415,7 @@ impl<'s> Collected<'s> {
         let Some(member) = instances.position(|i| prepared.configuration.group(i) == group) else {
             return Vec::new();
         };
-        self.column(configuration, member, ACHIEVED, |_| true)
+        self.column(configuration, member, metric, |_| true)
             .into_iter()
             .flatten()
             .map(|round| round.mean)

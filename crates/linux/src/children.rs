@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use quell_core::units::Nanos;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::{Error, Result};
+use crate::tee::Tee;
 use crate::{rt, signals};
 
 /// How long a program is given to end when asked to.
@@ -36,6 +37,10 @@ pub struct Birth<'a> {
     pub generator: bool,
     /// Its output is read line by line.
     pub capture: bool,
+    /// Its output is read line by line, and passed on to our own standard output.
+    pub along: bool,
+    /// A file it inherits.
+    pub inherits: Option<BorrowedFd<'a>>,
 }
 
 /// A running (or ended) program.
@@ -50,7 +55,12 @@ pub struct Subject {
     generator: bool,
     /// It leads a process group of its own.
     leader: bool,
+    /// What is read of its output, without waiting.
+    output: Option<File>,
+    tee: Option<Tee>,
     buffer: Vec<u8>,
+    /// How it ended, while its last words are waited for.
+    exited: Option<ExitStatus>,
     status: Option<ExitStatus>,
 }
 
@@ -83,13 +93,16 @@ impl Subject {
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
         } else if birth.capture {
             command.stdin(Stdio::null()).stdout(Stdio::piped());
+        } else if birth.along {
+            command.stdout(Stdio::piped());
         }
         if leader {
             command.process_group(0);
         }
+        let inherits = birth.inherits.map(|file| file.as_raw_fd());
         // SAFETY: between fork and exec only system calls on prepared values are made; nothing allocates.
         unsafe {
-            command.pre_exec(move || enter(&doors, pinned.then_some(&mask), leader));
+            command.pre_exec(move || enter(&doors, pinned.then_some(&mask), leader, inherits));
         }
         let failed = |e: io::Error| {
             let remedy = match e.kind() {
@@ -103,8 +116,7 @@ impl Subject {
             )
         };
         let mut child = command.spawn().map_err(failed)?;
-        let watched = watch(&child, leader);
-        let pidfd = watched.inspect_err(|_| {
+        let (pidfd, output, tee) = watch(&mut child, birth.along && !leader).inspect_err(|_| {
             let _ = child.kill();
             let _ = child.wait();
         })?;
@@ -116,7 +128,10 @@ impl Subject {
             started: rt::now(),
             generator: birth.generator,
             leader,
+            output,
+            tee,
             buffer: Vec::new(),
+            exited: None,
             status: None,
         })
     }
@@ -130,10 +145,10 @@ impl Subject {
     /// What to poll while it runs: its end, and its output.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let running = !self.ended();
-        let output = self.child.stdout.as_ref().map(AsFd::as_fd);
-        std::iter::once(self.pidfd.as_fd())
-            .chain(output)
-            .filter(move |_| running)
+        let output = self.output.as_ref().map(AsFd::as_fd);
+        // Its end is noticed once.
+        let end = self.exited.is_none().then(|| self.pidfd.as_fd());
+        end.into_iter().chain(output).filter(move |_| running)
     }
 
     /// Reads what there is, and notices its end.
@@ -141,9 +156,10 @@ impl Subject {
         if self.ended() {
             return;
         }
-        let ended = self.child.try_wait().ok().flatten();
+        self.exited = self.exited.or_else(|| self.child.try_wait().ok().flatten());
+        let told = self.exited.is_some() && self.tee.as_ref().is_none_or(Tee::ended);
         self.drain(seen);
-        if let Some(status) = ended {
+        if let Some(status) = self.exited.filter(|_| told) {
             self.status = Some(status);
             if !self.buffer.is_empty() {
                 let rest = std::mem::take(&mut self.buffer);
@@ -159,7 +175,7 @@ impl Subject {
 
     fn drain(&mut self, seen: &mut Vec<Seen>) {
         let mut chunk = [0u8; 16 << 10];
-        while let Some(output) = self.child.stdout.as_mut() {
+        while let Some(output) = self.output.as_mut() {
             match output.read(&mut chunk) {
                 Ok(0) => break,
                 Ok(n) => self.buffer.extend_from_slice(&chunk[..n]),
@@ -254,7 +270,13 @@ fn enter(
     doors: &[File],
     cpus: Option<&rustix::thread::CpuSet>,
     dies_with_us: bool,
+    inherits: Option<RawFd>,
 ) -> io::Result<()> {
+    if let Some(file) = inherits {
+        // SAFETY: the file is open: the session's reader has it, and the child has a copy of everything.
+        let file = unsafe { BorrowedFd::borrow_raw(file) };
+        rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
+    }
     for mut door in doors {
         door.write_all(b"0")?;
     }
@@ -268,16 +290,28 @@ fn enter(
     signals::release_stop_signals()
 }
 
-fn watch(child: &Child, captured: bool) -> Result<OwnedFd> {
-    let failed =
-        |e: rustix::io::Errno| Error::refused(format!("the new process cannot be watched: {e}"));
+type Watched = (OwnedFd, Option<File>, Option<Tee>);
+
+/// What tells of its end, and its output, if it is read; `along`: and passed on.
+fn watch(child: &mut Child, along: bool) -> Result<Watched> {
+    let failed = |e: io::Error| Error::refused(format!("the new process cannot be watched: {e}"));
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| Error::refused("the new process has no number"))?;
-    if captured && let Some(output) = &child.stdout {
-        let flags = rustix::fs::fcntl_getfl(output).map_err(failed)?;
-        rustix::fs::fcntl_setfl(output, flags | rustix::fs::OFlags::NONBLOCK).map_err(failed)?;
+    let (output, tee) = match child.stdout.take() {
+        None => (None, None),
+        Some(output) if along => {
+            let (tee, copy) = Tee::start(output).map_err(failed)?;
+            (Some(copy), Some(tee))
+        }
+        Some(output) => (Some(File::from(OwnedFd::from(output))), None),
+    };
+    if let Some(output) = &output {
+        let flags = rustix::fs::fcntl_getfl(output).map_err(|e| failed(e.into()))?;
+        let flags = flags | rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(output, flags).map_err(|e| failed(e.into()))?;
     }
-    rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(failed)
+    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty());
+    Ok((pidfd.map_err(|e| failed(e.into()))?, output, tee))
 }
 
 /// The status as a shell reports it: 128 + n for signal n.

@@ -36,9 +36,11 @@ pub mod session;
 pub mod signals;
 mod spent;
 pub mod tasks;
+mod tee;
 pub mod throttle;
 pub mod topology;
 pub mod undo;
+mod units;
 pub mod watchdog;
 pub mod workqueue;
 

@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 
 use quell_core::cpuset::CpuSet;
 use quell_core::record::{Event, Record, Spent};
-use quell_core::units::Rate;
 
 use crate::plan::plan_text;
 use crate::text::{Style, Tone, count, number, thousands};
@@ -93,6 +92,7 @@ fn units(record: &Record) -> Vec<String> {
             _ => {}
         }
     }
+    let mb = |rate: u64| format!("{} MB/s", number(rate as f64 / 1e6));
     let sentence = |(name, sum): (&str, &Sum)| {
         let mut text = format!(
             "{name}: {} units of work, {} late ({:.2} %), the slowest {} ms",
@@ -113,8 +113,8 @@ fn units(record: &Record) -> Vec<String> {
                 text,
                 "; what is left to the others was moved {}, down to {} and at last to {}",
                 count(u32::try_from(sum.left.len()).unwrap_or(u32::MAX), "time"),
-                Rate(*least),
-                Rate(*last)
+                mb(*least),
+                mb(*last)
             );
         }
         text + "."
@@ -276,7 +276,7 @@ mod tests {
             "what lived shorter, and the end of each, is missing",
             "victim ended with status 3.",
             "victim: 1,500 units of work, 3 late (0.20 %), the slowest 9.50 ms; 2 more were reported faster than they were read; what \
-             is left to the others was moved 1 time, down to 2GB/s and at last to 2GB/s.",
+             is left to the others was moved 1 time, down to 2,000 MB/s and at last to 2,000 MB/s.",
         ] {
             assert!(text.contains(needed), "{needed}: {text}");
         }

@@ -8,7 +8,6 @@
 //! | a subject | its measured spans, named by configuration; its metric, window by window |
 
 use quell_core::record::{CpuTimes, Event, Record, Span};
-use quell_core::units::Rate;
 use serde_json::{Value, json};
 
 const RUN: u64 = 1;
@@ -118,12 +117,12 @@ fn run(trace: &mut Trace, record: &Record) {
                 let left = json!({ "MB/s": *to_bytes_per_s as f64 / 1e6 });
                 trace.count(
                     RUN,
-                    &format!("left to others than {group}"),
+                    &format!("left to the others by {group}"),
                     stamped.at_ns,
                     &left,
                 );
                 (
-                    format!("{}: {why}", Rate(*to_bytes_per_s)),
+                    format!("{:.0} MB/s: {why}", *to_bytes_per_s as f64 / 1e6),
                     json!({"group": group}),
                 )
             }

@@ -12,7 +12,9 @@
 //! | `misses` | release | 1 if the job ended after its deadline or never began, because the one before took past the next release; else 0, so its mean is the share missed |
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use quell_client::Session;
 use quell_core::backend::Measurement;
 use quell_core::units::LINE_BYTES;
 
@@ -34,6 +36,8 @@ pub(crate) struct Task {
     deadline: u64,
     /// The next release.
     next: u64,
+    /// Told of every job, if somebody listens.
+    session: Session,
     /// Given back with the task, in this order.
     _slack: Slack,
     _fifo: Option<Fifo>,
@@ -105,6 +109,7 @@ impl Task {
             passes,
             deadline: deadline.unwrap_or(period).0,
             next: 0,
+            session: Session::open(),
             _slack: Slack::off()?,
             _fifo: priority.map(Fifo::take).transpose()?,
         })
@@ -163,6 +168,7 @@ impl Task {
                 }
             }
             now = clock::now();
+            self.session.unit(Duration::from_nanos(now - release));
             passes += u64::from(self.passes);
             self.next = release + self.period;
             let mut never = 0;

@@ -273,23 +273,13 @@ impl Deadline {
         self.stepped.plus(self.aim.settles.max(SHORTEST))
     }
 
-    /// Whether a unit is late; nothing where nobody says what late is.
-    #[must_use]
-    pub fn late(&self, unit: &Unit) -> Option<bool> {
-        Some(unit.took > self.target(unit)?)
-    }
-
-    fn target(&self, unit: &Unit) -> Option<Nanos> {
-        self.aim.deadline.or(unit.target)
-    }
-
     /// Takes in a unit of work that has ended.
     pub fn seen(&mut self, unit: &Unit) {
         if let Some(last) = self.last {
             self.between = unit.ended.since(last);
         }
         self.last = Some(unit.ended);
-        let Some(target) = self.target(unit) else {
+        let Some(target) = self.aim.deadline.or(unit.target) else {
             return;
         };
         let late = unit.took > target;

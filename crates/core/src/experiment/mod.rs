@@ -34,7 +34,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 7] = [
+const BUILTIN: [(&str, &str); 8] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -42,6 +42,10 @@ const BUILTIN: [(&str, &str); 7] = [
     (
         "webrtc",
         include_str!("../../../../experiments/webrtc.toml"),
+    ),
+    (
+        "deadline",
+        include_str!("../../../../experiments/deadline.toml"),
     ),
     (
         "ladder",

@@ -21,7 +21,8 @@ pub struct Target {
     /// Which percentile of the units of work must meet it.
     #[serde(default = "ninety_nine")]
     pub percentile: f64,
-    /// Where the times come from. Default: "client".
+    /// Where the times come from: the program itself, through quell-client (default: "client"), or its output, which is passed on
+    /// unchanged. Of programs that Quell launches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
 }
@@ -219,7 +220,8 @@ pub struct RegulatorKeys {
     /// What happens once all budgets are spent before the period ends: all wait, all run freely until it ends, or a new period
     /// begins at once.
     pub after: After,
-    /// Whether reserves follow the target.
+    /// Whether reserves follow the target: what is left to the best-effort groups that the regulator holds moves with how many units
+    /// of the one critical group with a deadline are late; what is planned for them is what they have at first and at most.
     pub adapt: Adapt,
     /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By default a critical group is
     /// never throttled.

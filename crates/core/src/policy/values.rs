@@ -12,7 +12,7 @@ use serde::de::{self, DeserializeOwned, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::cpuset::CpuSet;
-use crate::units::{Bytes, Rate, Share};
+use crate::units::{Bytes, Nanos, Rate, Share};
 
 /// A value with several spellings.
 pub(crate) trait Spelled: Sized {
@@ -550,6 +550,27 @@ pub struct Pattern {
     pub pattern: NumberPattern,
     /// The number's unit: ns, us, ms or s.
     pub unit: String,
+}
+
+impl Pattern {
+    /// The time in a line of output, if the pattern is found there; one below zero or longer than an hour is none.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "neither negative nor longer than an hour"
+    )]
+    pub fn time(&self, line: &str) -> Option<Nanos> {
+        let factor = match self.unit.as_str() {
+            "s" => 1e9,
+            "ms" => 1e6,
+            "us" => 1e3,
+            _ => 1.0,
+        };
+        let time = self.pattern.find(line)? * factor;
+        let fits = (0.0..=Nanos::secs(3600).0 as f64).contains(&time);
+        fits.then(|| Nanos(time.round() as u64))
+    }
 }
 
 impl Spelled for Source {

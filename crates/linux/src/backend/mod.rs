@@ -5,11 +5,12 @@ mod steps;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use quell_client::layout::VARIABLE;
 use quell_core::backend::{
     Action, Backend, BackendError, Observation, Probe, Program, SubjectId, SubjectSpec, Undone,
 };
@@ -33,6 +34,7 @@ use crate::root::{Files, Kernel};
 use crate::session::{Session, WatchdogCommand};
 use crate::spent::Ledger;
 use crate::throttle::Throttler;
+use crate::units::Units;
 use crate::{probe, procfs, rt, signals};
 
 /// What the backend needs of the rest of the program.
@@ -153,6 +155,7 @@ pub struct Linux {
     subjects: Vec<Subject>,
     /// Groups whose units of work are told of.
     observed: BTreeMap<GroupId, Observed>,
+    units: BTreeMap<SubjectId, Units>,
     next_beat: Nanos,
     next_look: Nanos,
     revoked: bool,
@@ -187,6 +190,7 @@ impl Linux {
             splits: Vec::new(),
             subjects: Vec::new(),
             observed: BTreeMap::new(),
+            units: BTreeMap::new(),
             next_beat: Nanos(0),
             next_look: Nanos(0),
             revoked: false,
@@ -245,6 +249,7 @@ impl Linux {
         self.subjects.clear();
         self.groups.clear();
         self.observed.clear();
+        self.units.clear();
         self.rest = None;
     }
 
@@ -327,16 +332,26 @@ impl Linux {
             (None, None) => self.all_cpus()?,
         };
         let id = SubjectId(u32::try_from(self.subjects.len()).unwrap_or(u32::MAX));
+        let units = match self.observed.get(&subject.group) {
+            Some(observed) => Units::new(&subject.group, observed)?,
+            None => None,
+        };
+        let mut env: Vec<(String, String)> = subject.env.clone().into_iter().collect();
+        let inherits = units.as_ref().and_then(Units::session);
+        env.extend(inherits.map(|file| (VARIABLE.to_owned(), file.as_raw_fd().to_string())));
         let birth = Birth {
             command: &command,
-            env: subject.env.clone().into_iter().collect(),
+            env,
             doors,
             cpus: subject.cpus.clone().unwrap_or(usual),
             generator: matches!(subject.program, Program::Generator(_)),
             capture: subject.capture,
+            along: units.as_ref().is_some_and(Units::lines),
+            inherits,
         };
         self.subjects
             .push(Subject::start(id, &subject.name, &birth)?);
+        self.units.extend(units.map(|units| (id, units)));
         Ok(id)
     }
 

@@ -147,6 +147,16 @@ impl Linux {
         Ok(())
     }
 
+    /// Tells the units of work that were printed, and at the end of a wait those in the sessions: their programs wake nobody.
+    fn tell_units(&mut self, seen: &mut Observation, until: Nanos) {
+        let now = rt::now();
+        for (id, units) in &mut self.units {
+            if units.lines() || !seen.is_empty() || now >= until {
+                units.tell(*id, now, seen);
+            }
+        }
+    }
+
     fn poll(&mut self, until: Nanos) -> Result<()> {
         let span = until.since(rt::now());
         let timeout = Timespec {
@@ -189,6 +199,7 @@ impl Linux {
             for subject in &mut self.subjects {
                 subject.observe(seen);
             }
+            self.tell_units(seen, until);
             while let Some(signal) = signals::next_signal(&self.signals) {
                 seen.push(Seen::Stop(signal));
             }

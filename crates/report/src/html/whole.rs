@@ -29,8 +29,8 @@ struct Dot {
 enum Lane {
     /// Each cell's median.
     Dots(Vec<Dot>, String),
-    /// What was counted on a regulated CPU, in MB/s.
-    Rate(CpuId, Vec<(f64, f64)>),
+    /// A figure over time, and what it is.
+    Line(String, Vec<(f64, f64)>),
     Stops(CpuId, Vec<Stop>),
     Taken(CpuId, Vec<Part>, Vec<Part>),
 }
@@ -39,15 +39,14 @@ impl Lane {
     fn height(&self) -> f64 {
         match self {
             Self::Dots(..) => 130.0,
-            Self::Rate(..) => 90.0,
+            Self::Line(..) => 90.0,
             Self::Stops(..) | Self::Taken(..) => 54.0,
         }
     }
 
     fn title(&self) -> String {
         match self {
-            Self::Dots(_, what) => what.clone(),
-            Self::Rate(cpu, _) => format!("CPU {cpu}: traffic as the meter counts it, MB/s"),
+            Self::Dots(_, what) | Self::Line(what, _) => what.clone(),
             Self::Stops(cpu, _) => format!("CPU {cpu}: stopped by the regulator"),
             Self::Taken(cpu, ..) => {
                 format!("CPU {cpu}: host (line), interrupts (dashed)")
@@ -138,8 +137,12 @@ fn lanes(page: &Page<'_>) -> Vec<Lane> {
         }
     } else {
         cpus.extend(record.cpu_times.keys());
+        lanes.extend(adapted(record));
         let counted = rates(record).into_iter().take(MOST_CPUS);
-        lanes.extend(counted.map(|(cpu, rate)| Lane::Rate(cpu, rate)));
+        lanes.extend(counted.map(|(cpu, rate)| {
+            let what = format!("CPU {cpu}: traffic as the meter counts it, MB/s");
+            Lane::Line(what, rate)
+        }));
     }
     cpus.sort_unstable();
     cpus.dedup();
@@ -156,6 +159,38 @@ fn lanes(page: &Page<'_>) -> Vec<Lane> {
         }
     }
     lanes
+}
+
+/// The slowest units of every observed group, and what was left to the others for them.
+fn adapted(record: &Record) -> Vec<Lane> {
+    let mut lines: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for stamped in &record.events {
+        let at = stamped.at_ns as f64 / 1e9;
+        match &stamped.event {
+            Event::Units {
+                group, worst_ns, ..
+            } => {
+                let line = lines.entry(format!("{group}: slowest unit of work, ms"));
+                line.or_default().push((at, *worst_ns as f64 / 1e6));
+            }
+            Event::Adapted {
+                group,
+                from_bytes_per_s,
+                to_bytes_per_s,
+                ..
+            } => {
+                let line = lines.entry(format!("{group}: left to the others, MB/s"));
+                let mb = |rate: &u64| *rate as f64 / 1e6;
+                let places = [(at, mb(from_bytes_per_s)), (at, mb(to_bytes_per_s))];
+                line.or_default().extend(places);
+            }
+            _ => {}
+        }
+    }
+    let lanes = lines.into_iter().filter(|(_, places)| places.len() > 1);
+    lanes
+        .map(|(what, places)| Lane::Line(what, places))
+        .collect()
 }
 
 /// What regulators counted, in MB/s over the time between two of their reports.
@@ -301,7 +336,7 @@ fn lane(svg: &mut Svg, lane: &Lane, (area, x): (&Area, &Scale), (seconds, end): 
                 );
             }
         }
-        Lane::Rate(_, rate) => {
+        Lane::Line(_, rate) => {
             let high = rate.iter().map(|r| r.1).fold(0.0, f64::max);
             let y = Scale::linear((0.0, high.max(f64::MIN_POSITIVE) * 1.05), area.up());
             svg.rows(area, &y, &y.ticks(3), true);

@@ -3,7 +3,9 @@
 //! behind it, and the round-trip time tells.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
+use quell_client::Session;
 use quell_core::backend::Measurement;
 use quell_core::units::Bytes;
 use quell_core::workload::Pages;
@@ -84,6 +86,8 @@ pub(crate) struct Call {
     /// The same at the last report, and when that was.
     reported: (u64, u64, u64),
     rtt_ns: f64,
+    /// Told of every frame, if somebody listens.
+    session: Session,
     work: Work,
 }
 
@@ -131,6 +135,7 @@ impl Call {
             back: 0,
             reported: (0, 0, 0),
             rtt_ns: 0.0,
+            session: Session::open(),
             work: Work::default(),
         })
     }
@@ -174,7 +179,9 @@ impl Call {
             &mut did,
         );
         self.encoded += 1;
-        self.work.sample("encode_ms", ms(clock::now() - now));
+        let took = clock::now() - now;
+        self.session.unit(Duration::from_nanos(took));
+        self.work.sample("encode_ms", ms(took));
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

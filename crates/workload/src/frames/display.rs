@@ -1,6 +1,9 @@
 //! The display stage: takes the newest decoded frame, blends it over the screen and copies the screen into the
 //! framebuffer. While there is no call stage it makes frames of its own, at the same rate.
 
+use std::time::Duration;
+
+use quell_client::Session;
 use quell_core::backend::Measurement;
 use quell_core::units::Bytes;
 use quell_core::workload::Pages;
@@ -28,6 +31,8 @@ pub(crate) struct Display {
     /// When its next own frame is due, and how many there were.
     next: u64,
     made: usize,
+    /// Told of every frame, if somebody listens.
+    session: Session,
     work: Work,
 }
 
@@ -54,6 +59,7 @@ impl Display {
             call: None,
             next: 0,
             made: 0,
+            session: Session::open(),
             work: Work::default(),
         })
     }
@@ -67,7 +73,9 @@ impl Display {
         unsafe { picture::compose(frame, len, screen, &mut did) };
         picture::flip(screen, front, &mut did);
         self.work.frames += 1;
-        self.work.sample("compose_ms", ms(clock::now() - begun));
+        let took = clock::now() - begun;
+        self.session.unit(Duration::from_nanos(took));
+        self.work.sample("compose_ms", ms(took));
     }
 
     /// Shows the newest frame of the call; an error when the call is gone.

@@ -1,0 +1,108 @@
+//! How units of work of a launched program are seen: in the session it writes, or in the lines it prints.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use quell_client::Reader;
+use quell_core::backend::{Seen, SubjectId};
+use quell_core::control::deadline::Unit;
+use quell_core::plan::Observed;
+use quell_core::policy::{Pattern, Source};
+use quell_core::record::Event;
+use quell_core::units::Nanos;
+
+use crate::error::{Error, Result};
+
+/// The units of one program.
+#[derive(Debug)]
+pub(crate) struct Units {
+    group: String,
+    from: From,
+    /// That it writes what cannot be was told.
+    strange: bool,
+}
+
+#[derive(Debug)]
+enum From {
+    Session(Box<Reader>),
+    Lines(Pattern),
+}
+
+impl Units {
+    /// Those of a program of `group`, observed so; nothing where nobody observes it.
+    ///
+    /// # Errors
+    /// When there is no memory for its session.
+    pub(crate) fn new(group: &str, observed: &Observed) -> Result<Option<Self>> {
+        let from = match &observed.source {
+            Source::None => return Ok(None),
+            Source::Pattern(pattern) => From::Lines(pattern.clone()),
+            Source::Client => {
+                let deadline = observed.deadline.map(|d| Duration::from_nanos(d.0));
+                let reader = Reader::create(deadline).map_err(|e| {
+                    Error::refused(format!(
+                        "group {group}: no session can be made for its program: {e}"
+                    ))
+                })?;
+                From::Session(Box::new(reader))
+            }
+        };
+        Ok(Some(Self {
+            group: group.to_owned(),
+            from,
+            strange: false,
+        }))
+    }
+
+    /// The session's file, which the program is to inherit.
+    pub(crate) fn session(&self) -> Option<BorrowedFd<'_>> {
+        match &self.from {
+            From::Session(reader) => Some(reader.file()),
+            From::Lines(_) => None,
+        }
+    }
+
+    /// Whether its lines are looked at.
+    pub(crate) fn lines(&self) -> bool {
+        matches!(self.from, From::Lines(_))
+    }
+
+    /// Tells the units that have ended since the last time; those in lines are of the subject's that were just `seen`.
+    pub(crate) fn tell(&mut self, id: SubjectId, now: Nanos, seen: &mut Vec<Seen>) {
+        let (mut units, mut lost, mut strange) = (Vec::new(), 0, 0);
+        match &mut self.from {
+            From::Session(reader) => {
+                let mut read = Vec::new();
+                let look = reader.read(now.0, &mut read);
+                (lost, strange) = (look.lost, look.strange);
+                units.extend(read.iter().map(|unit| Unit {
+                    ended: Nanos(unit.ended_ns),
+                    took: Nanos(unit.took_ns),
+                    target: unit.target_ns.map(Nanos),
+                }));
+            }
+            From::Lines(pattern) => {
+                let lines = seen.iter().filter_map(|one| match one {
+                    Seen::Line(of, line) if *of == id => pattern.time(line),
+                    _ => None,
+                });
+                units.extend(lines.map(|took| Unit {
+                    ended: now,
+                    took,
+                    target: None,
+                }));
+            }
+        }
+        if !units.is_empty() || lost > 0 {
+            seen.push(Seen::Units(self.group.clone(), units, lost));
+        }
+        if strange > 0 && !std::mem::replace(&mut self.strange, true) {
+            let group = &self.group;
+            let what = format!(
+                "group {group}: its program tells of units that cannot be (longer than an hour, or in the future); they are left out"
+            );
+            let group = Some(group.clone());
+            seen.push(Seen::Event(Event::Finding { what, group }));
+        }
+    }
+}
