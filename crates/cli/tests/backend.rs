@@ -112,6 +112,11 @@ impl Arm for Live {
         Some(Meter::Time)
     }
 
+    fn stream(&self) -> &'static str {
+        // Past the caches: what a large one holds of a buffer while it is streamed, others take while it is stopped.
+        "bandwidth:non-temporal,size=32MiB"
+    }
+
     fn prefer(&mut self) {
         let cgroups = Cgroups::discover(&self.machine.kernel).unwrap();
         let Some(cpu) = cgroups.of(Controller::Cpu) else {

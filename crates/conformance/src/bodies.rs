@@ -14,8 +14,6 @@ use crate::{
     within,
 };
 
-/// A stream far larger than private caches, with a little memory.
-const STREAM: &str = "bandwidth:write,size=32MiB";
 /// Work that needs a CPU and nothing beyond it.
 const WORK: &str = "latency:size=16KiB";
 
@@ -24,7 +22,8 @@ const WORK: &str = "latency:size=16KiB";
 pub fn subjects_start_are_measured_run_on_and_stop(arm: &mut dyn Arm) {
     let (first, _) = divided(arm);
     let (warmup, duration) = arm.spans();
-    let id = started(arm, &subject("a", STREAM, Some(&first)));
+    let stream = subject("a", arm.stream(), Some(&first));
+    let id = started(arm, &stream);
     let once = measured(arm, id, warmup, duration);
     assert!(once.bytes > 0 && once.duration_ns >= duration.0, "{once:?}");
     let windows = &once.metrics["bandwidth_mb_s"];
@@ -111,7 +110,8 @@ pub fn a_bandwidth_limit_is_held_and_the_subject_goes_on(arm: &mut dyn Arm) {
                 .unwrap();
         }
         arm.prefer();
-        let id = started(arm, &subject("a", STREAM, Some(&first)));
+        let stream = subject("a", arm.stream(), Some(&first));
+        let id = started(arm, &stream);
         let found = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
         arm.backend().undo().unwrap();
         found
@@ -143,7 +143,8 @@ pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
             gather(arm, "a");
             confine(arm, "a", &first, false);
             arm.prefer();
-            let id = started(arm, &subject("a", STREAM, Some(&first)));
+            let stream = subject("a", arm.stream(), Some(&first));
+            let id = started(arm, &stream);
             let free = rate(&measured(arm, id, warmup, duration));
             arm.backend().undo().unwrap();
             gather(arm, "a");
@@ -152,7 +153,8 @@ pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
             let regulate = step("a", Mechanism::Bandwidth, set);
             arm.backend().apply(&regulate).unwrap();
             arm.prefer();
-            let id = started(arm, &subject("a", STREAM, Some(&first)));
+            let stream = subject("a", arm.stream(), Some(&first));
+            let id = started(arm, &stream);
             let before = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
             let budget = Lines::at(of(free * 0.3), Nanos::millis(1));
             let cpus = first.clone();
@@ -266,7 +268,8 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
         }
         arm.prefer();
         started(arm, &subject("a", WORK, Some(&first)));
-        let id = started(arm, &subject("b", STREAM, Some(&second)));
+        let stream = subject("b", arm.stream(), Some(&second));
+        let id = started(arm, &stream);
         let found = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
         arm.backend().undo().unwrap();
         found
@@ -319,7 +322,8 @@ pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
                 .unwrap();
         }
         arm.prefer();
-        let id = started(arm, &subject("a", STREAM, Some(&first)));
+        let stream = subject("a", arm.stream(), Some(&first));
+        let id = started(arm, &stream);
         // Split again a few times before it counts.
         let found = rate(&measured(
             arm,

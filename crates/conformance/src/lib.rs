@@ -38,6 +38,10 @@ pub trait Arm {
     /// Prefers what is gathered now over whatever else runs on the machine, which no mechanism under test does: what it reaches is
     /// measured next. Undoing takes it back.
     fn prefer(&mut self) {}
+    /// A stream that draws from memory all it can, whether or not it was stopped a moment ago.
+    fn stream(&self) -> &'static str {
+        "bandwidth:write,size=32MiB"
+    }
     /// By how much of itself a rate varies from one measurement to the next all the same, and how often one may be tried.
     fn noise(&self) -> (f64, u32) {
         (0.0, 1)
