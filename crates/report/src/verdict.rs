@@ -3,7 +3,7 @@
 //! effect or a benefit is claimed only where the interval excludes chance.
 
 use quell_core::plan::Promise;
-use quell_core::result::{CompareResult, ConfigurationResult, Figures, Subset};
+use quell_core::result::{CompareResult, ConfigurationResult, Figures, Subset, Timing};
 
 use crate::frontier::{Data, Standing};
 use crate::text::{count, list, number, percent, unit};
@@ -125,6 +125,16 @@ fn effect(view: &View<'_>, said: &mut Vec<String>) -> bool {
         said.push(text + ".");
         return true;
     }
+    if median.ci.is_none() && median.value < 1.0 - SMALL {
+        said.push(format!(
+            "{beside}, {} keeps {} of its solo speed at the median in the one round measured{}. Whether that is chance, and what \
+             helps, only several rounds tell (--rounds).",
+            view.protected,
+            percent(median.value),
+            from_to(middle(solo), middle(figures))
+        ));
+        return false;
+    }
     let sure = match median.ci {
         Some(ci) => format!(" (interval {} to {})", percent(ci.low), percent(ci.high)),
         None => " (one round: no interval)".to_owned(),
@@ -191,7 +201,7 @@ fn benefit(view: &View<'_>, said: &mut Vec<String>) {
         _ => text.push('.'),
     }
     said.push(text);
-    said.push(holds(best));
+    said.push(holds(best, witness(view.result)));
 }
 
 fn tail_words(figures: &Figures) -> String {
@@ -214,7 +224,7 @@ fn taken_away(before: Spread, after: Spread, end: &str) -> String {
     }
 }
 
-fn holds(best: &ConfigurationResult) -> String {
+fn holds(best: &ConfigurationResult, witness_of: &str) -> String {
     let mechanisms: Vec<String> = best.mechanisms.iter().map(ToString::to_string).collect();
     let level = best.guarantee.unwrap_or_default();
     let witness = best.promises.iter().find_map(|p| p.held);
@@ -222,9 +232,9 @@ fn holds(best: &ConfigurationResult) -> String {
         "What holds it: {}; level {level}{}.",
         list(&mechanisms),
         match witness {
-            Some(true) => "; by the bytes the generator counted, the limit held in every round",
-            Some(false) => "; but by the bytes the generator counted, the limit did not hold",
-            None => "",
+            Some(true) => format!("; by {witness_of}, the limit held in every round"),
+            Some(false) => format!("; but by {witness_of}, the limit did not hold"),
+            None => String::new(),
         }
     )
 }
@@ -272,6 +282,14 @@ fn frontier(result: &CompareResult, subset: Subset, said: &mut Vec<String>) {
     }
 }
 
+/// Who tells whether a limit held.
+fn witness(result: &CompareResult) -> &'static str {
+    match result.timing {
+        Timing::Real | Timing::Emulated => "the bytes the generator counted",
+        Timing::Simulated => "the lines that were read from memory",
+    }
+}
+
 /// Limits that the independent witness contradicts.
 fn not_held(result: &CompareResult) -> Option<String> {
     let broken: Vec<String> = result
@@ -286,7 +304,8 @@ fn not_held(result: &CompareResult) -> Option<String> {
         .collect();
     (!broken.is_empty()).then(|| {
         format!(
-            "By the bytes the generators counted, the bandwidth limit did not hold under {}.",
+            "By {}, the bandwidth limit did not hold under {}.",
+            witness(result),
             list(&broken)
         )
     })
@@ -356,6 +375,17 @@ mod tests {
     #[test]
     fn one_round_proves_nothing() {
         let mut result = sample::result();
+        for subject in sample::subjects(&mut result) {
+            let f = &mut subject.figures;
+            (f.normalized_p50_ci95, f.normalized_p99_ci95) = (None, None);
+        }
+        let text = said(&result);
+        assert!(
+            text.contains("keeps 9.1 % of its solo speed at the median in the one round"),
+            "{text}"
+        );
+        assert!(!text.contains("nothing to take away") && !text.contains("measurably"));
+        flat(&mut result, &["none"], 0.99, 0.0);
         for subject in sample::subjects(&mut result) {
             let f = &mut subject.figures;
             (f.normalized_p50_ci95, f.normalized_p99_ci95) = (None, None);
