@@ -14,6 +14,7 @@ use quell_core::workload::{
     Touch, Word, Workload,
 };
 
+use crate::profile::args::Profile;
 use crate::target::On;
 use crate::trace::Trace;
 
@@ -44,6 +45,8 @@ pub enum Command {
     Status(Status),
     /// Run an experiment: the same subjects under several configurations, compared
     Compare(Compare),
+    /// Find out what a program asks of memory over time, and propose a policy
+    Profile(Profile),
     /// Make a record's page again, from the record alone
     Report(Report),
     /// Print a record's figures, or its timeline, for other tools

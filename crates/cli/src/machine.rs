@@ -34,17 +34,32 @@ struct Store {
 
 const STORE_SCHEMA: &str = "quell.measured/2";
 
-fn store_path() -> Option<PathBuf> {
+/// Where what was found out is kept.
+pub fn state_dir() -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os("QUELL_STATE_DIR") {
-        return Some(PathBuf::from(dir).join("measured.json"));
+        return Some(PathBuf::from(dir));
     }
     if quell_linux::is_root() {
-        return Some(PathBuf::from("/var/lib/quell/measured.json"));
+        return Some(PathBuf::from("/var/lib/quell"));
     }
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache =
         cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
-    cache.map(|dir| dir.join("quell/measured.json"))
+    cache.map(|dir| dir.join("quell"))
+}
+
+fn store_path() -> Option<PathBuf> {
+    state_dir().map(|dir| dir.join("measured.json"))
+}
+
+/// Writes a file as a whole or not at all, its directory included.
+pub fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let new = path.with_extension("new");
+    std::fs::write(&new, text)?;
+    std::fs::rename(&new, path)
 }
 
 /// The stored measurement; whether it is of this machine is seen once the machine is known. One of an earlier version
@@ -60,17 +75,12 @@ fn store(machine: &Inventory) -> std::io::Result<()> {
     let (Some(path), Some(measured)) = (store_path(), &machine.measured) else {
         return Ok(());
     };
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
     let store = Store {
         schema: STORE_SCHEMA.to_owned(),
         machine: fingerprint(machine),
         measured: measured.clone(),
     };
-    let new = path.with_extension("new");
-    std::fs::write(&new, serde_json::to_string_pretty(&store)?)?;
-    std::fs::rename(&new, &path)
+    write_whole(&path, &serde_json::to_string_pretty(&store)?)
 }
 
 /// The command that was called, as a shell takes it.
@@ -96,7 +106,8 @@ fn remember(machine: &Inventory) {
     }
 }
 
-fn fingerprint(machine: &Inventory) -> Fingerprint {
+/// Which machine figures that are found now belong to.
+pub fn fingerprint(machine: &Inventory) -> Fingerprint {
     let boot = Kernel::new()
         .and_then(|files| quell_linux::procfs::boot_id(&files))
         .ok();
@@ -110,7 +121,8 @@ pub fn unix_s() -> u64 {
         .map_or(0, |d| d.as_secs())
 }
 
-fn generator(workload: &Workload, caches: &Caches) -> Vec<String> {
+/// The command that serves a generator.
+pub fn generator(workload: &Workload, caches: &Caches) -> Vec<String> {
     let json = serde_json::to_string(&workload.resolve(caches)).unwrap_or_default();
     vec!["/proc/self/exe".to_owned(), "__generator".to_owned(), json]
 }

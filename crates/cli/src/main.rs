@@ -8,6 +8,7 @@ mod exit;
 mod ladder;
 mod machine;
 mod plan;
+mod profile;
 mod progress;
 mod report;
 mod run;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Run(a) => run::run(&a),
         Command::Status(a) => status::run(&a),
         Command::Compare(a) => compare::run(&a),
+        Command::Profile(a) => profile::run(&a),
         Command::Report(a) => report::run(&a),
         Command::Export(a) => report::export(&a),
         Command::Bench(a) => bench::run(&a),

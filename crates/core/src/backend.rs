@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use crate::attribution::Account;
 use crate::control::deadline::Unit;
 use crate::cpuset::{CpuId, CpuSet};
+use crate::demand::{Drawn, WorkingSet};
 use crate::inventory::Inventory;
 use crate::plan::{GroupId, Observed, Step};
 use crate::record::{CpuTimes, Decision, Event};
@@ -163,6 +164,14 @@ pub trait Backend {
     /// Whether two CPUs share a cache right now, by a probe of the backend's own: 1 = a neighbour's line is as near as
     /// one's own, 0 = as far as memory. `None` where it cannot be told.
     fn shared_cache(&mut self, a: CpuId, b: CpuId) -> Result<Option<f64>, BackendError>;
+    /// What a subject has drawn from memory since it was started. `None` on a machine that does not count that by subject.
+    fn drawn(&mut self, _subject: SubjectId) -> Result<Option<Drawn>, BackendError> {
+        Ok(None)
+    }
+    /// The memory that a subject works on. `None` on a machine that cannot tell.
+    fn working_set(&mut self, _subject: SubjectId) -> Result<Option<WorkingSet>, BackendError> {
+        Ok(None)
+    }
     /// How the time of every CPU was spent so far, for the record. `None` on a machine that keeps no account.
     fn cpu_times(&mut self) -> Result<Option<Vec<CpuTimes>>, BackendError> {
         Ok(None)

@@ -10,6 +10,7 @@ pub mod calendar;
 pub mod control;
 pub mod cpuset;
 pub mod deep;
+pub mod demand;
 pub mod experiment;
 pub mod inventory;
 pub mod journal;

@@ -8,6 +8,7 @@
 
 use std::path::Path;
 
+use quell_core::demand::Profile;
 use quell_core::experiment::{Experiment, experiment_schema};
 use quell_core::inventory::Inventory;
 use quell_core::plan::Plan;
@@ -53,6 +54,11 @@ fn the_plan_schema_is_published() {
 #[test]
 fn the_inventory_schema_is_published() {
     schema("inventory", &schema_for!(Inventory));
+}
+
+#[test]
+fn the_profile_schema_is_published() {
+    schema("profile", &schema_for!(Profile));
 }
 
 #[test]

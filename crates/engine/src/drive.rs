@@ -6,6 +6,7 @@
 
 use quell_core::backend::{Action, Backend, Observation, Seen, SubjectId, SubjectSpec, Undone};
 use quell_core::cpuset::CpuId;
+use quell_core::demand::{Drawn, WorkingSet};
 use quell_core::plan::Plan;
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
@@ -73,6 +74,10 @@ pub enum Order {
     Start(SubjectSpec),
     /// Act on one.
     Act(Action),
+    /// Read what one has drawn; the script is told by [`Script::drew`].
+    Look(SubjectId),
+    /// Find out what memory one works on; the script is told by [`Script::works_on`].
+    Size(SubjectId),
 }
 
 /// What is done with the subjects while the plan holds. Its errors are sentences for a person, naming the subject.
@@ -87,6 +92,10 @@ pub trait Script {
     fn tick(&mut self, _now: Nanos, _orders: &mut Vec<Order>) -> Result<(), String> {
         Ok(())
     }
+    /// An [`Order::Look`] was carried out; nothing on a machine that does not count by subject.
+    fn drew(&mut self, _now: Nanos, _drawn: Option<Drawn>) {}
+    /// An [`Order::Size`] was carried out; nothing on a machine that cannot tell.
+    fn works_on(&mut self, _set: Option<WorkingSet>) {}
     /// When [`Self::tick`] is wanted at the latest.
     fn wake(&self) -> Nanos {
         Nanos(u64::MAX)
@@ -324,6 +333,14 @@ fn carry_out(
                 script.started(&spec.name, id, backend.now());
             }
             Order::Act(action) => backend.act(&action).map_err(|e| e.to_string())?,
+            Order::Look(id) => {
+                let drawn = backend.drawn(id).map_err(|e| e.to_string())?;
+                script.drew(backend.now(), drawn);
+            }
+            Order::Size(id) => {
+                let set = backend.working_set(id).map_err(|e| e.to_string())?;
+                script.works_on(set);
+            }
         }
     }
     Ok(())

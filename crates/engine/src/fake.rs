@@ -9,6 +9,7 @@ use quell_core::backend::{
 };
 use quell_core::control::deadline::Unit;
 use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::demand::Drawn;
 use quell_core::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
     MeterKind, Node,
@@ -70,6 +71,7 @@ pub struct Fake {
     faults: Vec<String>,
     throttle: bool,
     account: bool,
+    draws: bool,
 }
 
 impl Fake {
@@ -112,6 +114,11 @@ impl Fake {
     /// It keeps an account of its one CPU's time: all of it stolen.
     pub fn keep_account(&mut self) {
         self.account = true;
+    }
+
+    /// It counts what each subject draws: a byte read per nanosecond.
+    pub fn count_draws(&mut self) {
+        self.draws = true;
     }
 
     /// The next time the log would say `what` (or `wait`), it fails instead.
@@ -257,6 +264,14 @@ impl Backend for Fake {
             seen.push(one);
         }
         Ok(self.now)
+    }
+
+    fn drawn(&mut self, id: SubjectId) -> Result<Option<Drawn>, BackendError> {
+        assert!(self.running.contains_key(&id), "it is not running");
+        Ok(self.draws.then_some(Drawn {
+            read: self.now.0,
+            written: 0,
+        }))
     }
 
     fn cpu_times(&mut self) -> Result<Option<Vec<CpuTimes>>, BackendError> {

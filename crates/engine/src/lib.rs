@@ -14,6 +14,7 @@ mod expect;
 pub mod folder;
 pub mod hold;
 pub mod place;
+pub mod profile;
 pub mod read;
 mod resume;
 mod rounds;

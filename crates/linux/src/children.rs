@@ -136,6 +136,12 @@ impl Subject {
         })
     }
 
+    /// Its process number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Whether it has ended.
     #[must_use]
     pub fn ended(&self) -> bool {

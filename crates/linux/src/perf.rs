@@ -19,11 +19,14 @@ use quell_core::units::Nanos;
 pub const TYPE_SOFTWARE: u32 = 1;
 /// `PERF_COUNT_SW_CPU_CLOCK`: nanoseconds while the event is scheduled in.
 pub const SW_CPU_CLOCK: u64 = 0;
+/// `PERF_COUNT_SW_TASK_CLOCK`: nanoseconds that a thread ran.
+pub const SW_TASK_CLOCK: u64 = 1;
 /// `PERF_COUNT_SW_PAGE_FAULTS_MIN`: minor faults, a real counter that every kernel has.
 pub const SW_MINOR_FAULTS: u64 = 5;
 
 const FLAG_PINNED: u64 = 1 << 2;
 const FLAG_DISABLED: u64 = 1;
+const FLAG_INHERIT: u64 = 1 << 1;
 const FLAG_USE_CLOCKID: u64 = 1 << 25;
 /// `PERF_SAMPLE_TIME`.
 const SAMPLE_TIME: u64 = 1 << 2;
@@ -86,6 +89,8 @@ pub enum Scope<'a> {
     Cgroup(BorrowedFd<'a>, CpuId),
     /// The calling thread, wherever it runs.
     ThisThread,
+    /// A thread, wherever it runs, and everything born of it from now on, processes included.
+    Thread(u32),
 }
 
 /// A reading of a counter.
@@ -206,10 +211,10 @@ impl Event {
             // without.
             flags: FLAG_DISABLED
                 | FLAG_USE_CLOCKID
-                | if matches!(scope, Scope::ThisThread) {
-                    0
-                } else {
-                    FLAG_PINNED
+                | match scope {
+                    Scope::ThisThread => 0,
+                    Scope::Thread(_) => FLAG_INHERIT,
+                    Scope::Cpu(_) | Scope::Cgroup(..) => FLAG_PINNED,
                 },
             wakeup_events: u32::from(samples),
             ..Attr::default()
@@ -219,6 +224,7 @@ impl Event {
             Scope::Cpu(cpu) => (-1, number(cpu), 0),
             Scope::Cgroup(dir, cpu) => (dir.as_raw_fd(), number(cpu), OPEN_PID_CGROUP),
             Scope::ThisThread => (0, -1, 0),
+            Scope::Thread(tid) => (number(tid), -1, 0),
         };
         // SAFETY: `attr` is a valid perf_event_attr of the size it states and outlives the call.
         let raw = unsafe {

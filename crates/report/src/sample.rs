@@ -18,6 +18,7 @@ use quell_core::stats::Interval;
 use quell_core::units::{Lines, Nanos, Rate};
 
 mod machine;
+pub(crate) mod profile;
 
 pub(crate) use machine::{machine, measured_machine};
 

@@ -94,6 +94,12 @@ impl Space {
         self.shift
     }
 
+    /// How much it is, in whole pages.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.pages.len() as u64) << self.shift
+    }
+
     /// Pages that do not have the colours that were wanted.
     #[must_use]
     pub fn spilled(&self) -> usize {

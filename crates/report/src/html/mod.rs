@@ -13,6 +13,7 @@ mod head;
 mod machine;
 mod page;
 mod plans;
+mod profile;
 mod repeat;
 mod series;
 mod style;
@@ -29,6 +30,8 @@ use std::fmt::Write;
 use quell_core::record::Record;
 
 use page::{Page, Section};
+
+pub use profile::profile_html;
 
 /// The sections in their order. Each is left out where the record holds nothing for it.
 const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
@@ -52,18 +55,22 @@ const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
 pub fn html(record: &Record) -> String {
     let page = Page::new(record);
     let title = head::title(record);
+    let sections: Vec<Section> = SECTIONS.iter().filter_map(|build| build(&page)).collect();
+    document(&title, &head::head(&page, &title), &sections)
+}
+
+/// A page of its own: what comes first, and the sections.
+fn document(title: &str, head: &str, sections: &[Section]) -> String {
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
          content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n<header>\n{}",
-        escape(&title),
+         <title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n<header>\n{head}",
+        escape(title),
         style::STYLE,
         series_style(),
-        head::head(&page, &title)
     );
-    let sections: Vec<Section> = SECTIONS.iter().filter_map(|build| build(&page)).collect();
     out.push_str("<nav aria-label=\"Sections\">");
-    for section in &sections {
+    for section in sections {
         let _ = write!(
             out,
             "<a href=\"#{}\">{}</a> ",
@@ -72,7 +79,7 @@ pub fn html(record: &Record) -> String {
         );
     }
     out.push_str("</nav>\n</header>\n<main>\n");
-    for section in &sections {
+    for section in sections {
         let _ = write!(
             out,
             "<section aria-labelledby=\"{0}\">\n<h2 id=\"{0}\">{1}</h2>\n{2}</section>\n",

@@ -20,13 +20,14 @@ use quell_core::backend::{
     Undone,
 };
 use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::demand::{Drawn, WorkingSet};
 use quell_core::inventory::Inventory;
 use quell_core::plan::{GroupId, Meter, Observed, REST, Regulation, Setting, Step};
 use quell_core::record::Event;
-use quell_core::units::Nanos;
+use quell_core::units::{LINE_BYTES, Nanos};
 
 use crate::board::Board;
-use crate::os::{Notice, Os, Throttled};
+use crate::os::{Notice, Os, TaskId, Throttled};
 use crate::random::Random;
 use generator::{Generator, Key, Place, Work};
 use partition::Divided;
@@ -225,6 +226,13 @@ impl Sim {
         self.subjects.insert(id, generator);
         self.pending.push(Seen::Ready(id));
         Ok(id)
+    }
+
+    fn task_of(&self, subject: SubjectId) -> Result<TaskId, BackendError> {
+        let found = self.subjects.get(&subject);
+        found
+            .map(|generator| generator.task)
+            .ok_or_else(|| BackendError(format!("there is no subject {}", subject.0)))
     }
 
     /// What the regulators did since the last time.
@@ -439,6 +447,32 @@ impl Backend for Sim {
             }
         }
         Ok(())
+    }
+
+    fn drawn(&mut self, subject: SubjectId) -> Result<Option<Drawn>, BackendError> {
+        let task = self.task_of(subject)?;
+        let counts = self.os.counts(task);
+        Ok(Some(Drawn {
+            read: (counts.misses + counts.prefetches) * LINE_BYTES,
+            written: counts.writebacks * LINE_BYTES,
+        }))
+    }
+
+    fn working_set(&mut self, subject: SubjectId) -> Result<Option<WorkingSet>, BackendError> {
+        let task = self.task_of(subject)?;
+        let (resident, cached) = self.os.memory_of(task);
+        let core = self.os.core_of(task).and_then(|c| CpuId::try_from(c).ok());
+        Ok(Some(WorkingSet {
+            resident_bytes: resident,
+            touched_bytes: None,
+            cached_bytes: Some(cached),
+            cache_bytes: core
+                .and_then(|cpu| self.machine.llc(cpu))
+                .map(|llc| llc.size.0),
+            resolution_bytes: LINE_BYTES,
+            how: "the simulated machine's page frames and the lines of them in its core's caches at the end: exact"
+                .to_owned(),
+        }))
     }
 
     fn shared_cache(&mut self, a: CpuId, b: CpuId) -> Result<Option<f64>, BackendError> {

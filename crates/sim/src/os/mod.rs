@@ -28,7 +28,7 @@ use quell_model::{Invalid, Picos};
 use crate::board::Board;
 use crate::frames::{Frames, Placement, Refused, Space};
 use crate::machine::{Counts, Machine, Program, Raised, Unit};
-use crate::pattern::Pattern;
+use crate::pattern::{LINE, Pattern};
 use classes::Classes;
 use quota::Quota;
 pub use regulator::Throttled;
@@ -226,6 +226,30 @@ impl Os {
                 .program_counts(task.core, self.now)
                 .unwrap_or_default(),
         }
+    }
+
+    /// The bytes of a task's memory, and of those the bytes that lie in caches of its core now; nothing of one that is not there.
+    #[must_use]
+    pub fn memory_of(&self, id: TaskId) -> (u64, u64) {
+        let program = self.tasks.get(&id).and_then(|task| {
+            let away = task.program.as_ref();
+            Some((task.core, away.or_else(|| self.machine.program(task.core))?))
+        });
+        let Some((core, program)) = program else {
+            return (0, 0);
+        };
+        let bytes = program.space.bytes();
+        let caches = self.machine.caches();
+        let cached = |line: &u64| {
+            let address = program.space.physical(line * LINE);
+            let holds = |address| {
+                (0..caches.levels())
+                    .any(|level| caches.cache(level, core).slot_of(address).is_some())
+            };
+            address.is_some_and(holds)
+        };
+        let lines = (0..bytes / LINE).filter(cached).count() as u64;
+        (bytes, lines * LINE)
     }
 
     /// Takes the units of work that a task has ended since the last time. A unit has ended when the task comes to the next one.

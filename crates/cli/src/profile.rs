@@ -1,0 +1,389 @@
+//! `quell profile`: what a program asks of memory over time, kept as a file, and what follows from it.
+
+pub mod args;
+mod probe;
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use quell_core::backend::{Program, SubjectSpec};
+use quell_core::cpuset::CpuSet;
+use quell_core::deep::Fingerprint;
+use quell_core::demand::{
+    BIN, Measuring, PROFILE_SCHEMA, Profile, Quantity, Sampler, Series, Sought, Subject,
+    WorkingSet, assess, bins, proposal,
+};
+use quell_core::inventory::{Inventory, MeterKind};
+use quell_core::task::TaskMatch;
+use quell_core::units::{LINE_BYTES, Nanos};
+use quell_core::workload::Workload;
+use quell_engine::compare::Progress;
+use quell_linux::pmu;
+use quell_linux::profile::{Options, Wanted, sees_writes, watch};
+use quell_linux::root::Kernel;
+
+use crate::exit::{Exit, Failure, Result, failed, usage};
+use crate::machine;
+use crate::progress::Bar;
+use crate::target::{On, Target};
+use args::Profile as Args;
+
+/// Load before a generator is looked at.
+const WARMUP: Nanos = Nanos::millis(200);
+/// The same on a simulated machine.
+const SIMULATED_WARMUP: Nanos = Nanos::millis(20);
+const SHORTEST: Nanos = Nanos::millis(100);
+const LONGEST: Nanos = Nanos::secs(600);
+
+/// Profiles, or shows a profile.
+pub fn run(args: &Args) -> Result {
+    if let Some(named) = &args.show {
+        return show(&stored(named)?, args);
+    }
+    let subject = subject(args)?;
+    let span = span(args, &subject)?;
+    let mut profile = match &args.on {
+        On::Linux => on_linux(args, &subject, span)?,
+        On::Sim(_) => on_sim(args, &subject, span)?,
+    };
+    if args.probe {
+        profile.sensitivity = probe::probe(args, &subject)?;
+    }
+    keep(&profile, args.out.as_deref())?;
+    show(&profile, args)
+}
+
+/// Whom the options name.
+fn subject(args: &Args) -> Result<Subject> {
+    let subject = match (&args.generator, args.pid, args.matching.as_slice()) {
+        (Some(run), _, _) => Subject::Generator { run: run.clone() },
+        (None, Some(pid), _) => Subject::Tasks {
+            matching: vec![TaskMatch {
+                pid: Some(pid),
+                ..TaskMatch::default()
+            }],
+        },
+        (None, None, [_, ..]) => Subject::Tasks {
+            matching: args.matching.clone(),
+        },
+        (None, None, []) if !args.command.is_empty() => Subject::Command {
+            command: args.command.clone(),
+        },
+        (None, None, []) => {
+            return Err(usage(
+                "name what to profile: a generator, --pid PID, --match MATCH, or a command after --",
+            ));
+        }
+    };
+    match (&subject, &args.on) {
+        (Subject::Generator { run }, On::Linux) if run.simulated_only() => Err(usage(format!(
+            "a {} is replayed on the simulated machine only; use --on sim, or name the program itself after --",
+            run.kind()
+        ))),
+        (Subject::Command { .. } | Subject::Tasks { .. }, On::Sim(_)) => Err(usage(
+            "no program of this machine can run on a simulated one; name a generator, or leave --on out",
+        )),
+        _ => Ok(subject),
+    }
+}
+
+fn span(args: &Args, subject: &Subject) -> Result<Nanos> {
+    let usual = match (&args.on, subject) {
+        (On::Sim(_), _) => Nanos::secs(1),
+        (On::Linux, Subject::Command { .. }) => LONGEST,
+        (On::Linux, _) => Nanos::secs(5),
+    };
+    let span = args.span.unwrap_or(usual);
+    if !(SHORTEST..=LONGEST).contains(&span) {
+        return Err(usage(format!(
+            "--for {span}: a profile is over {SHORTEST} to {LONGEST}"
+        )));
+    }
+    Ok(span)
+}
+
+/// What was found out of a program, whatever the machine.
+struct Found<'a> {
+    counters: Vec<(Quantity, Vec<(Nanos, u64)>)>,
+    measuring: Measuring,
+    working_set: Option<WorkingSet>,
+    /// CPU time that looking took.
+    cost: Option<Nanos>,
+    machine: &'a Inventory,
+    fingerprint: Fingerprint,
+}
+
+fn profile(args: &Args, subject: &Subject, found: Found<'_>) -> Result<Profile> {
+    let short = || {
+        failed("the program ended before it could be looked at: less than a millisecond was seen")
+    };
+    let times = found.counters.first().map(|(_, readings)| readings.len());
+    let mut unread = 0;
+    let series = found.counters.into_iter().map(|(quantity, readings)| {
+        let binned = bins(&readings, BIN);
+        unread = binned.unread;
+        Series::of(quantity, binned.per_bin, BIN.0)
+    });
+    let series: Vec<Series> = series.collect::<Option<_>>().ok_or_else(short)?;
+    let (total, burst) = assess(&series).ok_or_else(short)?;
+    let span_ns = series.first().map_or(0, |s| s.per_bin.len() as u64) * BIN.0;
+    let quantity = series.first().map_or(Quantity::Read, |s| s.quantity);
+    let measured = found.machine.measured.as_ref();
+    Ok(Profile {
+        schema: PROFILE_SCHEMA.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        created_unix_s: machine::unix_s(),
+        name: subject.name(),
+        subject: subject.clone(),
+        backend: args.on.name(),
+        timing: args.on.timing(),
+        machine: found.fingerprint,
+        measuring: found.measuring,
+        span_ns,
+        bin_ns: BIN.0,
+        proposal: proposal(&Sought {
+            subject,
+            quantity,
+            total: &total,
+            burst: burst.as_ref(),
+            sustainable: measured.map(|m| m.sustainable),
+        }),
+        series,
+        total,
+        burst,
+        working_set: found.working_set,
+        sampler: found.cost.map(|cost| Sampler {
+            readings: times.unwrap_or(0) as u64,
+            unread_bins: unread,
+            cpu_share: cost.0 as f64 / span_ns.max(1) as f64,
+        }),
+        sensitivity: Vec::new(),
+    })
+}
+
+fn on_sim(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
+    let Subject::Generator { run } = subject else {
+        return Err(usage("only generators run on a simulated machine"));
+    };
+    let (target, machine) = args.on.measured(args.seed, NonZeroUsize::MIN)?;
+    let Target::Sims(mut sims) = target else {
+        return Err(failed("there is no simulated machine to run on"));
+    };
+    let Some(sim) = sims.first_mut() else {
+        return Err(failed("there is no simulated machine to run on"));
+    };
+    let spec = SubjectSpec {
+        name: subject.name(),
+        group: subject.name(),
+        program: Program::Generator(run.clone()),
+        cpus: args.cpus.clone(),
+        env: std::collections::BTreeMap::new(),
+        capture: true,
+    };
+    let mut bar = Bar::new();
+    let spans = (SIMULATED_WARMUP, span);
+    let watched = quell_engine::profile::watch(sim, &spec, spans, &mut bar).map_err(failed)?;
+    drop(bar);
+    let found = Found {
+        counters: vec![
+            (Quantity::Read, watched.counter(|d| d.read)),
+            (Quantity::Written, watched.counter(|d| d.written)),
+        ],
+        measuring: Measuring::Simulated,
+        working_set: watched.working_set,
+        cost: None,
+        fingerprint: Fingerprint::of(&machine, None),
+        machine: &machine,
+    };
+    profile(args, subject, found)
+}
+
+fn on_linux(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
+    let machine = {
+        let (_, machine) = machine::linux()?;
+        machine
+    };
+    let files = Kernel::new().map_err(failed)?;
+    let (counting, measuring) = meter(&files, &machine);
+    let name = subject.name();
+    let all = machine.cpu_set();
+    let (generator, cpus);
+    let wanted = match subject {
+        Subject::Generator { run } => {
+            cpus = args.cpus.clone().or_else(last_cpu).unwrap_or_default();
+            generator = served(run, &cpus, &machine);
+            Wanted::Generator(&generator, WARMUP)
+        }
+        Subject::Command { command } => {
+            cpus = args.cpus.clone().unwrap_or_default();
+            Wanted::Command(command)
+        }
+        Subject::Tasks { matching } => {
+            cpus = CpuSet::default();
+            Wanted::Tasks(matching)
+        }
+    };
+    if !cpus.is_subset(&all) {
+        return Err(usage(format!(
+            "--cpus {cpus}: this machine lets us use {all}"
+        )));
+    }
+    let options = Options {
+        name: &name,
+        wanted,
+        cpus,
+        all,
+        span,
+        counting: &counting,
+    };
+    let mut bar = Bar::new();
+    bar.begin(100);
+    let watched = watch(
+        &files,
+        &options,
+        &mut |line| eprintln!("{line}"),
+        &mut |percent| bar.done(percent, 100),
+    );
+    drop(bar);
+    let watched = watched.map_err(failed)?;
+    for note in &watched.notes {
+        eprintln!("quell: note: {note}");
+    }
+    let counter = |n: usize| {
+        let each = if counting.is_empty() { 1 } else { LINE_BYTES };
+        let all = watched.readings.iter();
+        all.map(|(at, sums)| (*at, sums[n] * each)).collect()
+    };
+    let counters = match &measuring {
+        Measuring::CpuTime { .. } => vec![(Quantity::CpuTime, counter(0))],
+        Measuring::Events {
+            fills_only: true, ..
+        } => vec![(Quantity::Read, counter(0))],
+        Measuring::Events { .. } | Measuring::Simulated => {
+            vec![
+                (Quantity::Read, counter(0)),
+                (Quantity::Written, counter(1)),
+            ]
+        }
+    };
+    let found = Found {
+        counters,
+        measuring,
+        working_set: watched.working_set,
+        cost: Some(watched.cost),
+        fingerprint: machine::fingerprint(&machine),
+        machine: &machine,
+    };
+    profile(args, subject, found)
+}
+
+/// The events that the machine was found to count right, or why it is CPU time.
+fn meter(files: &Kernel, machine: &Inventory) -> (Vec<pmu::Counting>, Measuring) {
+    let found = match &machine.means.meter {
+        MeterKind::Hardware { events, .. } => events.as_slice(),
+        MeterKind::Time | MeterKind::None { .. } => &[],
+    };
+    let mut counts = |pmu: &pmu::Pmu, event: &pmu::Named| {
+        let name = pmu.event(event);
+        found
+            .contains(&name)
+            .then_some(())
+            .ok_or_else(|| "was not found to count right (`quell doctor --deep` looks)".to_owned())
+    };
+    match pmu::counting(files, &machine.identity.vendor, &mut counts) {
+        Ok(counting) => {
+            let measuring = Measuring::Events {
+                events: counting.iter().flat_map(pmu::Counting::names).collect(),
+                fills_only: !sees_writes(&counting, &machine.cpu_set()),
+            };
+            (counting, measuring)
+        }
+        Err(why) => {
+            let bound = machine.measured.as_ref().map(|m| m.peak_cpu);
+            (Vec::new(), Measuring::CpuTime { why, bound })
+        }
+    }
+}
+
+fn last_cpu() -> Option<CpuSet> {
+    let allowed = quell_workload::affinity::allowed().ok()?;
+    allowed.iter().last().map(|cpu| [cpu].into_iter().collect())
+}
+
+fn served(run: &Workload, cpus: &CpuSet, machine: &Inventory) -> Vec<String> {
+    let first = cpus.first().unwrap_or(0);
+    machine::generator(run, &machine.data_caches(first))
+}
+
+/// Where a profile of that name is kept.
+fn place(name: &str) -> Result<PathBuf> {
+    let dir = machine::state_dir().ok_or_else(|| {
+        failed("there is no place to keep profiles (neither QUELL_STATE_DIR nor HOME is set); name a file with --out")
+    })?;
+    Ok(dir.join("profiles").join(format!("{name}.json")))
+}
+
+/// Its name, and the machine's, if it is a simulated one.
+fn file_name(profile: &Profile) -> String {
+    let fit = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    match profile.backend.strip_prefix("sim:") {
+        None => profile.name.clone(),
+        Some(sim) => {
+            let sim: String = sim.chars().map(|c| if fit(c) { c } else { '-' }).collect();
+            format!("{}@{sim}", profile.name)
+        }
+    }
+}
+
+fn keep(profile: &Profile, out: Option<&Path>) -> Result<()> {
+    let path = match out {
+        Some(path) => path.to_owned(),
+        None => place(&file_name(profile))?,
+    };
+    let text = serde_json::to_string(profile).map_err(failed)?;
+    machine::write_whole(&path, &(text + "\n")).map_err(|e| {
+        failed(format!(
+            "the profile could not be kept in {}: {e}; name a writable file with --out",
+            path.display()
+        ))
+    })?;
+    eprintln!("quell: the profile is in {}", path.display());
+    Ok(())
+}
+
+/// A profile by its file, or by its name.
+fn stored(named: &str) -> Result<Profile> {
+    let file = PathBuf::from(named);
+    let path = if file.exists() { file } else { place(named)? };
+    let wrong = |why: &dyn std::fmt::Display| -> Failure {
+        usage(format!(
+            "{}: {why}; give a profile's file, or the name of one that was kept",
+            path.display()
+        ))
+    };
+    let text = std::fs::read_to_string(&path).map_err(|e| wrong(&e))?;
+    let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
+    match value.get("schema").and_then(serde_json::Value::as_str) {
+        Some(PROFILE_SCHEMA) => {}
+        Some(other) => return Err(wrong(&format!("it is a {other}, not a {PROFILE_SCHEMA}"))),
+        None => return Err(wrong(&format!("it is not a {PROFILE_SCHEMA}"))),
+    }
+    serde_json::from_value(value).map_err(|e| wrong(&e))
+}
+
+fn show(profile: &Profile, args: &Args) -> Result {
+    if let Some(path) = &args.html {
+        std::fs::write(path, quell_report::profile_html(profile)).map_err(|e| {
+            failed(format!(
+                "the page could not be written to {}: {e}; name a writable file with --html",
+                path.display()
+            ))
+        })?;
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(profile).map_err(failed)?);
+    } else {
+        print!("{}", quell_report::profile_text(profile, machine::style()));
+    }
+    Ok(Exit::Done)
+}

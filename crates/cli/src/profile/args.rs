@@ -1,0 +1,59 @@
+//! The options of `quell profile`.
+
+use std::path::PathBuf;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::task::TaskMatch;
+use quell_core::units::Nanos;
+use quell_core::workload::Workload;
+
+use crate::target::On;
+
+/// `quell profile`
+#[derive(Debug, clap::Args)]
+pub struct Profile {
+    /// A generator: KIND[:KEY=VALUE|WORD,…], keys as in an experiment's `run`
+    #[arg(value_name = "GENERATOR", conflicts_with_all = ["pid", "matching", "command", "show"])]
+    pub generator: Option<Workload>,
+    /// A process that runs, and its children
+    #[arg(long, conflicts_with_all = ["matching", "command", "show"])]
+    pub pid: Option<u32>,
+    /// Tasks that run: KEY=VALUE[,KEY=VALUE…] as for `quell run --critical`; repeat for more
+    #[arg(long = "match", value_name = "MATCH", conflicts_with_all = ["command", "show"])]
+    pub matching: Vec<TaskMatch>,
+    /// For so long, 100ms to 10min; a command that still runs is ended then [default: 5s; of a command, until it ends; on a
+    /// simulated machine 1s]
+    #[arg(long = "for", value_name = "SPAN")]
+    pub span: Option<Nanos>,
+    /// The machine to run a generator on: linux, sim or sim:PROFILE
+    #[arg(long, value_name = "BACKEND", default_value = "linux")]
+    pub on: On,
+    /// The CPUs that a generator or command is started on [default: a generator the last one, a command any]
+    #[arg(long, value_name = "CPUS", conflicts_with_all = ["pid", "matching", "show"])]
+    pub cpus: Option<CpuSet>,
+    /// Find out, too, how much slower it gets beside a neighbour, one resource at a time (of a generator or a command, which is run
+    /// again and again)
+    #[arg(long, conflicts_with_all = ["pid", "matching", "show"])]
+    pub probe: bool,
+    /// Rounds of the probe [default: 5; on a simulated machine 2]
+    #[arg(long, requires = "probe")]
+    pub rounds: Option<u32>,
+    /// Seed of the probe's order, and of a simulated machine
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Keep the profile in this file [default: profiles/NAME.json beside what was measured of the machine]
+    #[arg(long, value_name = "FILE", conflicts_with = "show")]
+    pub out: Option<PathBuf>,
+    /// Write a page with charts to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Print the profile as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Show a profile that was kept: its file, or its name
+    #[arg(long, value_name = "FILE")]
+    pub show: Option<String>,
+    /// A command to run
+    #[arg(last = true, value_name = "CMD", conflicts_with = "show")]
+    pub command: Vec<String>,
+}

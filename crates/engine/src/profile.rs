@@ -1,0 +1,234 @@
+//! What one subject draws over time, alone, on a machine that counts it by subject: started, warmed, and its counters read on a
+//! grid until the span is over. Nothing is applied and nobody else is started.
+
+use std::collections::BTreeMap;
+
+use quell_core::backend::{Action, Backend, Program, Seen, SubjectId, SubjectSpec};
+use quell_core::demand::{BIN, Drawn, WorkingSet};
+use quell_core::plan::Plan;
+use quell_core::units::Nanos;
+
+use crate::compare::Progress;
+use crate::drive::{DriveError, Ended, NoSink, Order, Script, drive};
+
+/// What was read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Watched {
+    /// Time, and what had been drawn by then.
+    pub readings: Vec<(Nanos, Drawn)>,
+    /// The memory it worked on at the end.
+    pub working_set: Option<WorkingSet>,
+}
+
+impl Watched {
+    /// One of its two counters.
+    #[must_use]
+    pub fn counter(&self, of: impl Fn(&Drawn) -> u64) -> Vec<(Nanos, u64)> {
+        let readings = self.readings.iter();
+        readings.map(|(at, drawn)| (*at, of(drawn))).collect()
+    }
+}
+
+/// Why there is no profile.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WatchError {
+    /// As the drive loop tells.
+    #[error(transparent)]
+    Drive(#[from] DriveError),
+    /// A signal came, or the hold was revoked.
+    #[error("interrupted: nothing was measured")]
+    Interrupted,
+}
+
+/// Watches the generator `spec` for `span`, after `warmup` of its load.
+///
+/// # Errors
+/// When it cannot be started, ends by itself, or is not counted; when a signal ends it.
+pub fn watch(
+    backend: &mut dyn Backend,
+    spec: &SubjectSpec,
+    (warmup, span): (Nanos, Nanos),
+    progress: &mut dyn Progress,
+) -> Result<Watched, WatchError> {
+    let bins = span.0 / BIN.0;
+    progress.begin(100);
+    progress.cell(&spec.name);
+    let mut script = Watching {
+        spec,
+        warmup,
+        span,
+        bins,
+        subject: None,
+        next: Nanos(u64::MAX),
+        uncounted: false,
+        over: false,
+        watched: Watched::default(),
+        progress,
+    };
+    let plan = Plan {
+        policy: "profile".to_owned(),
+        groups: Vec::new(),
+        steps: Vec::new(),
+        promises: Vec::new(),
+        observed: BTreeMap::new(),
+        adapts: None,
+        notes: Vec::new(),
+    };
+    let driven = drive(backend, &plan, &mut script, &mut NoSink)?;
+    match driven.ended {
+        Ended::Finished => Ok(script.watched),
+        Ended::Stopped(_) | Ended::Revoked(_) => Err(WatchError::Interrupted),
+    }
+}
+
+fn percent(done: u64, of: u64) -> u32 {
+    u32::try_from(done * 100 / of.max(1)).unwrap_or(100)
+}
+
+struct Watching<'a> {
+    spec: &'a SubjectSpec,
+    warmup: Nanos,
+    span: Nanos,
+    bins: u64,
+    subject: Option<SubjectId>,
+    /// When to look next.
+    next: Nanos,
+    /// It was looked at, and the machine does not count it.
+    uncounted: bool,
+    over: bool,
+    watched: Watched,
+    progress: &'a mut dyn Progress,
+}
+
+impl Script for Watching<'_> {
+    fn begin(&mut self, _: Nanos, orders: &mut Vec<Order>) -> Result<(), String> {
+        match self.spec.program {
+            Program::Generator(_) => orders.push(Order::Start(self.spec.clone())),
+            Program::Command(_) => return Err("only generators are watched this way".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn started(&mut self, _: &str, id: SubjectId, _: Nanos) {
+        self.subject = Some(id);
+    }
+
+    fn seen(&mut self, now: Nanos, seen: Seen, orders: &mut Vec<Order>) -> Result<(), String> {
+        match seen {
+            Seen::Ready(subject) => {
+                self.next = now.plus(self.warmup);
+                orders.push(Order::Act(Action::Go {
+                    subject,
+                    warmup: self.warmup,
+                    duration: self.span,
+                }));
+                Ok(())
+            }
+            Seen::Exited(_, status, _) => Err(format!(
+                "'{}' ended with status {status} before it was stopped",
+                self.spec.name
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn tick(&mut self, now: Nanos, orders: &mut Vec<Order>) -> Result<(), String> {
+        if self.uncounted {
+            return Err("this machine does not count what single programs draw".to_owned());
+        }
+        let Some(subject) = self.subject.filter(|_| now >= self.next) else {
+            return Ok(());
+        };
+        orders.push(Order::Look(subject));
+        self.next = self.next.plus(BIN);
+        let looked = self.watched.readings.len() as u64;
+        if looked.is_multiple_of(self.bins.div_ceil(100)) {
+            self.progress.done(percent(looked, self.bins), 100);
+        }
+        if looked == self.bins {
+            orders.push(Order::Size(subject));
+            orders.push(Order::Act(Action::Stop(subject)));
+        }
+        Ok(())
+    }
+
+    fn drew(&mut self, now: Nanos, drawn: Option<Drawn>) {
+        match drawn {
+            Some(drawn) => self.watched.readings.push((now, drawn)),
+            None => self.uncounted = true,
+        }
+    }
+
+    fn works_on(&mut self, set: Option<WorkingSet>) {
+        self.watched.working_set = set;
+        self.over = true;
+    }
+
+    fn wake(&self) -> Nanos {
+        self.next
+    }
+
+    fn finished(&self) -> bool {
+        self.over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::NoProgress;
+    use crate::fake::{Fake, command};
+    use quell_core::backend::Measurement;
+
+    fn generator(fake: &mut Fake) -> SubjectSpec {
+        fake.generator("job", |_| Measurement::default());
+        SubjectSpec {
+            program: Program::Generator("bandwidth:read".parse().unwrap()),
+            ..command("job")
+        }
+    }
+
+    #[test]
+    fn what_a_subject_draws_is_read_on_a_grid() {
+        let mut fake = Fake::new();
+        fake.count_draws();
+        let spec = generator(&mut fake);
+        let spans = (Nanos::millis(20), Nanos::millis(30));
+        let watched = watch(&mut fake, &spec, spans, &mut NoProgress).unwrap();
+        assert_eq!(watched.readings.len(), 31);
+        let times: Vec<u64> = watched.readings.iter().map(|(at, _)| at.0).collect();
+        assert!(times.windows(2).all(|w| w[1] - w[0] == BIN.0), "{times:?}");
+        let read = watched.counter(|d| d.read);
+        assert!(
+            read.windows(2).all(|w| w[1].1 - w[0].1 == BIN.0),
+            "{read:?}"
+        );
+        assert_eq!(watched.readings[0].0, Nanos::millis(70));
+        assert_eq!(
+            fake.log,
+            ["start job", "go job 20ms 30ms", "stop job", "undo"]
+        );
+    }
+
+    #[test]
+    fn a_machine_that_does_not_count_by_subject_says_so() {
+        let mut fake = Fake::new();
+        let spec = generator(&mut fake);
+        let spans = (Nanos(0), Nanos::millis(30));
+        let error = watch(&mut fake, &spec, spans, &mut NoProgress).unwrap_err();
+        assert!(error.to_string().contains("does not count"), "{error}");
+        assert!(fake.clean());
+    }
+
+    #[test]
+    fn a_signal_ends_it_and_everything_is_undone() {
+        let mut fake = Fake::new();
+        fake.count_draws();
+        let spec = generator(&mut fake);
+        fake.stop_at(Nanos::millis(60), 15);
+        let spans = (Nanos(0), Nanos::millis(300));
+        let error = watch(&mut fake, &spec, spans, &mut NoProgress).unwrap_err();
+        assert_eq!(error, WatchError::Interrupted);
+        assert!(fake.clean());
+    }
+}

@@ -1,0 +1,513 @@
+//! What running programs use over time, for `quell profile`. Nothing of the machine is changed: a program is started as a shell
+//! would, or found as a policy's group finds its tasks; then its counters are read ([`crate::sampler`]). One exception is told: to see which
+//! pages were touched, the marks that the kernel keeps of that are cleared once (`/proc/PID/clear_refs`, proc(5)).
+//!
+//! What is born of the program counts with it from its birth on; tasks that a match would select and that come later are not counted.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc;
+
+use quell_core::backend::{Seen, SubjectId};
+use quell_core::cpuset::CpuSet;
+use quell_core::demand::WorkingSet;
+use quell_core::task::TaskMatch;
+use quell_core::units::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::children::{Birth, Subject};
+use crate::error::{Error, Result};
+use crate::perf::{Event, EventCode, SW_TASK_CLOCK, Scope, TYPE_SOFTWARE, Wake};
+use crate::pmu::{self, Counting};
+use crate::root::Files;
+use crate::sampler::{Sampler, Source};
+use crate::tasks::{Matcher, assign};
+use crate::{procfs, rt, signals};
+
+/// How often it is looked at who is there.
+const SEARCH: Nanos = Nanos::millis(100);
+/// How long a generator may take until it is ready.
+const READY_WITHIN: Nanos = Nanos::secs(60);
+/// A generator goes on for so long after the span: when it reports, its load rests for a moment.
+const BEYOND: Nanos = Nanos::secs(5);
+
+/// The CPU time of a thread.
+const CLOCK: EventCode = EventCode {
+    kind: TYPE_SOFTWARE,
+    config: SW_TASK_CLOCK,
+};
+
+/// Which program.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// One that speaks the generators' protocol, looked at after it ran for so long.
+    Generator(&'a [String], Nanos),
+    /// Any other, from its start.
+    Command(&'a [String]),
+    /// Tasks that run.
+    Tasks(&'a [TaskMatch]),
+}
+
+/// What is to be watched, and how.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// What problems call it.
+    pub name: &'a str,
+    /// The program.
+    pub wanted: Wanted<'a>,
+    /// The CPUs that a program is started on; empty: any.
+    pub cpus: CpuSet,
+    /// All CPUs we may use.
+    pub all: CpuSet,
+    /// For so long; a program that ends earlier ends it.
+    pub span: Nanos,
+    /// The events that count here; empty: CPU time.
+    pub counting: &'a [Counting],
+}
+
+/// What was read.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    /// Time, and nanoseconds of CPU time and nothing, or lines read and lines written.
+    pub readings: Vec<(Nanos, [u64; 2])>,
+    /// CPU time that reading took.
+    pub cost: Nanos,
+    /// What the program works on, where it could be told.
+    pub working_set: Option<WorkingSet>,
+    /// What a person should know.
+    pub notes: Vec<String>,
+}
+
+/// Watches a program. Blocks until the span is over, the program ends, or a signal comes. `told` is called with every line
+/// that a program writes, and `progress` with the percentage done.
+///
+/// # Errors
+/// When the program cannot be started or is not there, and when it cannot be counted.
+pub fn watch(
+    files: &dyn Files,
+    options: &Options<'_>,
+    told: &mut dyn FnMut(&str),
+    progress: &mut dyn FnMut(u32),
+) -> Result<Watched> {
+    let signals = signals::stop_signals()
+        .map_err(|e| Error::refused(format!("signals cannot be received: {e}")))?;
+    let Wanted::Command(_) = options.wanted else {
+        let mut subject = begin(options, &signals)?;
+        let own = Vec::new();
+        let watched = look(
+            files,
+            options,
+            subject.as_mut(),
+            own,
+            &signals,
+            told,
+            progress,
+        );
+        if let Some(mut subject) = subject {
+            subject.stop(&mut || ());
+        }
+        return watched;
+    };
+    // Between the start of a program and the opening of its counters it may have had children (a shell has, within a tenth of a
+    // millisecond). So it is born of a thread that is counted, and counts from its birth on. The thread lives until
+    // the program has ended, which would otherwise be killed with it.
+    std::thread::scope(|scope| {
+        let (born, birth) = mpsc::channel();
+        let (over, end) = mpsc::channel::<()>();
+        let signals = &signals;
+        scope.spawn(move || {
+            let own = rustix::thread::gettid().as_raw_nonzero().get();
+            let counted = source(options, own.unsigned_abs());
+            let begun = counted.and_then(|own| Ok((begin(options, signals)?, vec![own])));
+            // The other end waits for this before anything else.
+            let _ = born.send(begun);
+            let _ = end.recv();
+        });
+        let gone = || Error::refused("the thread that starts programs has ended");
+        let (mut subject, own) = birth.recv().map_err(|_| gone())??;
+        let watched = look(
+            files,
+            options,
+            subject.as_mut(),
+            own,
+            signals,
+            told,
+            progress,
+        );
+        if let Some(mut subject) = subject {
+            subject.stop(&mut || ());
+        }
+        drop(over);
+        watched
+    })
+}
+
+/// Starts the program, and has a generator run.
+fn begin(options: &Options<'_>, signals: &OwnedFd) -> Result<Option<Subject>> {
+    let (command, warmup) = match options.wanted {
+        Wanted::Tasks(_) => return Ok(None),
+        Wanted::Command(command) => (command, None),
+        Wanted::Generator(command, warmup) => (command, Some(warmup)),
+    };
+    let birth = Birth {
+        command,
+        env: Vec::new(),
+        doors: Vec::new(),
+        cpus: options.cpus.clone(),
+        generator: warmup.is_some(),
+        capture: true,
+        along: false,
+        inherits: None,
+    };
+    let mut subject = Subject::start(SubjectId(1), options.name, &birth)?;
+    if let Some(warmup) = warmup {
+        let by = rt::now().plus(READY_WITHIN);
+        let mut seen = Vec::new();
+        while !seen.contains(&Seen::Ready(SubjectId(1))) {
+            wait(signals, Some(&subject), by)?;
+            subject.observe(&mut seen);
+            let ended = seen.iter().any(|s| matches!(s, Seen::Exited(..)));
+            if ended || rt::now() >= by {
+                subject.stop(&mut || ());
+                return Err(Error::refused(format!(
+                    "{}: the generator did not become ready; what it wrote is above",
+                    options.name
+                )));
+            }
+        }
+        let beyond = options.span.plus(BEYOND);
+        subject.say(&format!("go {} {}\n", warmup.0, beyond.0))?;
+        let until = rt::now().plus(warmup);
+        while rt::now() < until {
+            wait(signals, None, until)?;
+        }
+    }
+    Ok(Some(subject))
+}
+
+/// The processes that are watched and what is done to follow them.
+struct Followed<'a> {
+    files: &'a dyn Files,
+    matcher: Matcher,
+    known: BTreeSet<u32>,
+}
+
+impl Followed<'_> {
+    /// Looks who is there now.
+    fn look(&mut self) -> Result<()> {
+        let assigned = assign(
+            self.files,
+            std::slice::from_ref(&self.matcher),
+            &BTreeSet::new(),
+        )?;
+        let all = assigned.into_values().flatten();
+        self.known.extend(all.map(|stat| stat.id.pid));
+        Ok(())
+    }
+}
+
+fn look(
+    files: &dyn Files,
+    options: &Options<'_>,
+    mut subject: Option<&mut Subject>,
+    mut sources: Vec<Source>,
+    signals: &OwnedFd,
+    told: &mut dyn FnMut(&str),
+    progress: &mut dyn FnMut(u32),
+) -> Result<Watched> {
+    let own = subject.as_ref().map(|s| TaskMatch {
+        pid: Some(s.pid()),
+        ..TaskMatch::default()
+    });
+    let tables = match (&own, options.wanted) {
+        (Some(own), _) => std::slice::from_ref(own),
+        (None, Wanted::Tasks(tables)) => tables,
+        (None, _) => &[],
+    };
+    let mut followed = Followed {
+        files,
+        matcher: Matcher::new(files, options.name, tables)?,
+        known: BTreeSet::new(),
+    };
+    followed.look()?;
+    let first = followed.known.clone();
+    if first.is_empty() {
+        return Err(Error::refused(format!(
+            "{}: no task is matched: there is nothing to look at",
+            options.name
+        )));
+    }
+    let from_birth = matches!(options.wanted, Wanted::Command(_));
+    for pid in first.iter().filter(|_| !from_birth) {
+        for thread in procfs::threads(files, *pid)? {
+            sources.push(source(options, thread)?);
+        }
+    }
+    let marks = if from_birth {
+        Ok(())
+    } else {
+        first.iter().try_for_each(|pid| clear(files, *pid))
+    };
+    let other = options.all.difference(&options.cpus).first();
+    let beside = other.filter(|_| !options.cpus.is_empty());
+    let sampler = Sampler::start(sources, beside)
+        .map_err(|e| Error::refused(format!("the counters cannot be read: {e}")))?;
+    let begun = rt::now();
+    let end = begun.plus(options.span);
+    let (mut search, mut notes, mut seen) = (begun.plus(SEARCH), Vec::new(), Vec::new());
+    let mut ended = false;
+    while !ended && rt::now() < end {
+        if let Some(signal) = wait(signals, subject.as_deref(), end.min(search))? {
+            notes.push(format!("ended early by signal {signal}"));
+            break;
+        }
+        if let Some(subject) = subject.as_deref_mut() {
+            subject.observe(&mut seen);
+        }
+        for one in seen.drain(..) {
+            match one {
+                Seen::Line(_, line) => told(&line),
+                Seen::Exited(_, status, _) => {
+                    ended = true;
+                    if status != 0 {
+                        notes.push(format!("{} ended with status {status}", options.name));
+                    }
+                }
+                _ => {}
+            }
+        }
+        if rt::now() >= search && !ended {
+            search = rt::now().plus(SEARCH);
+            let done = rt::now().since(begun).0 * 100 / options.span.0.max(1);
+            progress(u32::try_from(done.min(100)).unwrap_or(100));
+            // The one that was named is gone.
+            if followed.look().is_err() {
+                break;
+            }
+            ended = subject.is_none() && followed.known.iter().all(|pid| gone(files, *pid));
+        }
+    }
+    let readings = sampler.end();
+    if readings.gaps {
+        notes
+            .push("a counter was taken away for a time: what was drawn then is missing".to_owned());
+    }
+    let working_set = working_set(files, &followed.known, marks, from_birth);
+    Ok(Watched {
+        readings: readings.all,
+        cost: readings.cost,
+        working_set,
+        notes,
+    })
+}
+
+fn gone(files: &dyn Files, pid: u32) -> bool {
+    let stat = procfs::stat(files, pid);
+    stat.is_ok_and(|stat| stat.is_none_or(|stat| stat.dead()))
+}
+
+/// Waits for a signal, the program's output or end, or `until`; the signal, if there was one.
+fn wait(signals: &OwnedFd, subject: Option<&Subject>, until: Nanos) -> Result<Option<i32>> {
+    let mut all: Vec<BorrowedFd<'_>> = vec![signals.as_fd()];
+    all.extend(subject.iter().flat_map(|s| s.descriptors()));
+    let mut all: Vec<PollFd<'_>> = all
+        .into_iter()
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+        .collect();
+    let left = until.since(rt::now()).0;
+    let part = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let timeout = Timespec {
+        tv_sec: part(left / 1_000_000_000),
+        tv_nsec: part(left % 1_000_000_000),
+    };
+    match poll(&mut all, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(signals::next_signal(signals)),
+        Err(e) => Err(Error::refused(format!(
+            "the program cannot be waited for: {e}"
+        ))),
+    }
+}
+
+/// What counts for a thread and what is born of it: the events of every kind of core, of which it may use any, or its clock.
+fn source(options: &Options<'_>, thread: u32) -> Result<Source> {
+    let of = |counting: &Counting| -> Vec<(EventCode, bool)> {
+        let writes = counting.events.iter().map(|e| e.write);
+        counting.codes().into_iter().zip(writes).collect()
+    };
+    let mut codes: Vec<(EventCode, bool)> = options.counting.iter().flat_map(of).collect();
+    if codes.is_empty() {
+        codes.push((CLOCK, false));
+    }
+    let mut source = Source::default();
+    for (code, write) in codes {
+        match Event::open(code, Scope::Thread(thread), Wake::Never) {
+            Ok(event) => source.0[usize::from(write)].push(event),
+            // It ended meanwhile.
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(e) => {
+                return Err(Error::refused_with(
+                    format!("{}: thread {thread} cannot be counted: {e}", options.name),
+                    "run as root, or lower kernel.perf_event_paranoid",
+                ));
+            }
+        }
+    }
+    Ok(source)
+}
+
+/// Whether these events see the lines that are written back.
+#[must_use]
+pub fn sees_writes(counting: &[Counting], cpus: &CpuSet) -> bool {
+    pmu::fills_only(counting, cpus).is_empty()
+}
+
+fn clear(files: &dyn Files, pid: u32) -> Result<()> {
+    files.put(&format!("/proc/{pid}/clear_refs"), "1")
+}
+
+/// A process's memory in bytes: resident, and of that, marked as touched.
+fn rollup(files: &dyn Files, pid: u32) -> Result<Option<(u64, u64)>> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let Some(text) = files.optional(&path)? else {
+        return Ok(None);
+    };
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib << 10)
+    };
+    // Of a process that is ending nothing is left but the name.
+    Ok(field("Rss:").zip(field("Referenced:")))
+}
+
+fn working_set(
+    files: &dyn Files,
+    pids: &BTreeSet<u32>,
+    marks: Result<()>,
+    from_birth: bool,
+) -> Option<WorkingSet> {
+    let read = |pid: &u32| rollup(files, *pid).ok().flatten();
+    let all: Vec<(u64, u64)> = pids.iter().filter_map(read).collect();
+    let sum = |of: fn(&(u64, u64)) -> u64| all.iter().map(of).sum::<u64>();
+    let since = if from_birth {
+        "its start"
+    } else {
+        "the beginning"
+    };
+    let page = rustix::param::page_size() as u64;
+    (!all.is_empty()).then(|| WorkingSet {
+        resident_bytes: sum(|m| m.0),
+        touched_bytes: marks.is_ok().then(|| sum(|m| m.1)),
+        cached_bytes: None,
+        cache_bytes: None,
+        resolution_bytes: page,
+        how: match &marks {
+            Ok(()) => format!(
+                "pages of {page} bytes that the kernel saw touched since {since} (/proc/PID/smaps_rollup), a large page as a whole; pages that \
+                 processes share count for each, and as touched whoever touched them"
+            ),
+            Err(why) => format!("resident pages only; which were touched cannot be told: {why}"),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+    use std::io::Read;
+
+    fn run(wanted: Wanted<'_>, span: Nanos) -> Result<(Watched, Vec<String>)> {
+        let files = Kernel::new().unwrap();
+        let options = Options {
+            name: "job",
+            wanted,
+            cpus: CpuSet::default(),
+            all: CpuSet::default(),
+            span,
+            counting: &[],
+        };
+        let mut lines = Vec::new();
+        let mut told = |line: &str| lines.push(line.to_owned());
+        let watched = watch(&files, &options, &mut told, &mut |_| ())?;
+        Ok((watched, lines))
+    }
+
+    fn words(text: &str) -> Vec<String> {
+        ["sh", "-c", text].map(str::to_owned).to_vec()
+    }
+
+    #[test]
+    fn a_command_is_watched_to_its_end_children_included() {
+        let command = words(
+            "echo one; (i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done) & wait; echo two; exit 3",
+        );
+        let (watched, lines) = run(Wanted::Command(&command), Nanos::secs(60)).unwrap();
+        assert_eq!(lines, ["one", "two"]);
+        assert_eq!(watched.notes, ["job ended with status 3"]);
+        let last = watched.readings[watched.readings.len() - 1];
+        // What the child ran until it was found is missing.
+        assert!(last.1[0] > 5_000_000, "{last:?}");
+    }
+
+    #[test]
+    fn tasks_are_watched_for_the_span_and_what_they_touch_is_seen() {
+        let mut child = std::process::Command::new("sh")
+            .args([
+                "-c",
+                "a=$(head -c 20000000 /dev/zero | tr '\\0' a); echo ready; read x",
+            ])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // From then on it touches nothing of its memory. Pages of files that others touch meanwhile count as touched.
+        let mut ready = [0u8; 6];
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut ready)
+            .unwrap();
+        let matching = [TaskMatch {
+            pid: Some(child.id()),
+            ..TaskMatch::default()
+        }];
+        let watched = run(Wanted::Tasks(&matching), Nanos::millis(150));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (watched, _) = watched.unwrap();
+        let (first, last) = (
+            watched.readings[0],
+            watched.readings[watched.readings.len() - 1],
+        );
+        assert!(
+            last.0.since(first.0) >= Nanos::millis(140),
+            "{first:?} {last:?}"
+        );
+        // It waits: no time, and nothing touched.
+        assert!(last.1[0] - first.1[0] < 5_000_000);
+        let set = watched.working_set.unwrap();
+        assert!(set.resident_bytes > 20_000_000, "{set:?}");
+        match set.touched_bytes {
+            Some(touched) => assert!(touched < set.resident_bytes / 2, "{set:?}"),
+            None => eprintln!("SKIPPED: {}", set.how),
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused_with_its_name() {
+        let matching = [TaskMatch {
+            comm: Some("no-such-program".to_owned()),
+            ..TaskMatch::default()
+        }];
+        let error = run(Wanted::Tasks(&matching), Nanos::secs(1)).unwrap_err();
+        assert!(error.to_string().contains("no task is matched"), "{error}");
+        let command = ["/no/such/program".to_owned()];
+        let error = run(Wanted::Command(&command), Nanos::secs(1)).unwrap_err();
+        assert!(
+            error.to_string().contains("could not be started"),
+            "{error}"
+        );
+    }
+}

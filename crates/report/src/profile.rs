@@ -1,0 +1,250 @@
+//! A profile as text, and the sentences about it that the page says, too.
+
+use quell_core::demand::{Burst, Figures, Measuring, Profile, Quantity, Sensitivity, WorkingSet};
+use quell_core::units::Rate;
+
+use crate::text::{Style, Table, TableCell, Tone, number, percent, spread};
+
+/// A profile for a terminal.
+#[must_use]
+pub fn profile_text(profile: &Profile, style: Style) -> String {
+    let mut out = style.paint(Tone::Title, &profile.name);
+    out.push_str(&format!("  {}\n", circumstances(profile)));
+    out.push_str(&style.wrap("", "", &measured_by(&profile.measuring)));
+    out.push('\n');
+    out.push_str(&figures(profile).render(style));
+    out.push('\n');
+    for sentence in sentences(profile) {
+        out.push_str(&style.wrap("", "  ", &sentence));
+    }
+    if let Some(table) = sensitivity(profile) {
+        out.push('\n');
+        out.push_str(&table.render(style));
+        for sentence in untried(profile) {
+            out.push_str(&style.wrap("", "  ", &sentence));
+        }
+    }
+    out.push('\n');
+    out.push_str(&profile.proposal.policy);
+    out
+}
+
+/// On what and for how long.
+pub(crate) fn circumstances(profile: &Profile) -> String {
+    format!(
+        "{}, {} times, {} s in bins of {} ms",
+        profile.backend,
+        profile.timing.name(),
+        number(profile.span_ns as f64 / 1e9),
+        number(profile.bin_ns as f64 / 1e6)
+    )
+}
+
+/// How the figures came about: what they are worth.
+pub(crate) fn measured_by(measuring: &Measuring) -> String {
+    match measuring {
+        Measuring::Simulated => {
+            "Lines read from and written to memory, as the simulated machine counts them: exact."
+                .to_owned()
+        }
+        Measuring::Events { events, fills_only } => {
+            let blind = if *fills_only {
+                " Lines written back are not seen by them."
+            } else {
+                ""
+            };
+            format!(
+                "Lines counted by {}, 64 bytes each.{blind}",
+                events.join(" and ")
+            )
+        }
+        Measuring::CpuTime { why, bound } => {
+            let bound = match bound {
+                Some(rate) => format!(
+                    "each CPU in use moves at most {rate}, the highest rate one CPU of this machine was measured to reach: an upper bound"
+                ),
+                None => "this machine's rates have not been measured (`quell doctor --deep`), so no bound can be given".to_owned(),
+            };
+            format!(
+                "CPU time, as a substitute: it shows when the program works, not what it moves. No event counts here ({why}); {bound}."
+            )
+        }
+    }
+}
+
+/// What `figures` are, in a row of a table.
+fn row(name: String, figures: &Figures, scale: f64) -> Vec<TableCell> {
+    let values = [
+        figures.mean,
+        figures.p50,
+        figures.p95,
+        figures.p99,
+        figures.peak,
+    ];
+    let mut cells = vec![TableCell::new(name)];
+    cells.extend(values.map(|v| TableCell::new(number(v * scale))));
+    cells.push(TableCell::new(percent(figures.active)));
+    cells
+}
+
+/// Bytes per second as 10^6 of them.
+fn mb_s(rate: Rate) -> f64 {
+    rate.0 as f64 / 1e6
+}
+
+/// The figures of every series, of all together, and the bound.
+pub(crate) fn figures(profile: &Profile) -> Table {
+    let unit = profile.quantity().unit();
+    let head = ["", "mean", "p50", "p95", "p99", "peak", "time active"];
+    let mut rows: Vec<_> = profile
+        .series
+        .iter()
+        .map(|s| row(format!("{}, {unit}", s.quantity.name()), &s.figures, 1.0))
+        .collect();
+    if profile.series.len() > 1 {
+        rows.push(row(format!("together, {unit}"), &profile.total, 1.0));
+    }
+    if let Measuring::CpuTime {
+        bound: Some(bound), ..
+    } = &profile.measuring
+    {
+        rows.push(row(
+            "at most, MB/s".to_owned(),
+            &profile.total,
+            mb_s(*bound),
+        ));
+    }
+    Table {
+        head: head.map(str::to_owned).to_vec(),
+        rows,
+        left: Vec::new(),
+    }
+}
+
+/// Bursts, memory and the cost of looking.
+pub(crate) fn sentences(profile: &Profile) -> Vec<String> {
+    let mut all = vec![bursts(profile.burst.as_ref(), profile.quantity())];
+    all.extend(profile.working_set.as_ref().map(works_on));
+    all.extend(profile.sampler.as_ref().map(|sampler| {
+        let late = match sampler.unread_bins {
+            0 => "all of them on time".to_owned(),
+            n => format!("{n} milliseconds without one, which show the mean of their surroundings"),
+        };
+        format!(
+            "Looking: {} readings, {late}; it took {} of a CPU.",
+            sampler.readings,
+            percent(sampler.cpu_share)
+        )
+    }));
+    all.push(format!("Proposal: {}", profile.proposal.because));
+    all
+}
+
+fn bursts(burst: Option<&Burst>, quantity: Quantity) -> String {
+    let Some(burst) = burst else {
+        return "Bursts: none that return after a period.".to_owned();
+    };
+    let amount = match quantity {
+        Quantity::Read | Quantity::Written => format!("{} MB", number(burst.amount)),
+        Quantity::CpuTime => format!("{} ms of CPU time", number(burst.amount)),
+    };
+    // Rounded up it would claim to be certain.
+    let confidence = (burst.confidence * 1e4).floor() / 100.0;
+    format!(
+        "Bursts: one every {:.2} ms ({:.1} a second), {} ms long, the first at {} ms; {amount} each, {} of all. Regularity {:.2} (1 is a clock); \
+         that noise looks so is less likely than {:.2} %.",
+        burst.period_ms,
+        burst.per_s(),
+        number(burst.length_ms),
+        number(burst.phase_ms),
+        percent(burst.share),
+        burst.regularity,
+        (100.0 - confidence).max(0.01)
+    )
+}
+
+fn works_on(set: &WorkingSet) -> String {
+    let mib = |bytes: u64| format!("{} MiB", number(bytes as f64 / f64::from(1u32 << 20)));
+    let mut parts = vec![format!("{} resident", mib(set.resident_bytes))];
+    parts.extend(
+        set.touched_bytes
+            .map(|b| format!("{} touched meanwhile", mib(b))),
+    );
+    if let Some(cached) = set.cached_bytes {
+        let of = set.cache_bytes.map_or_else(String::new, |llc| {
+            format!(" (the last level has {})", mib(llc))
+        });
+        parts.push(format!("{} of it in caches at the end{of}", mib(cached)));
+    }
+    format!("Working set: {}; {}.", parts.join(", "), set.how)
+}
+
+/// Resource × pressure → slowdown.
+pub(crate) fn sensitivity(profile: &Profile) -> Option<Table> {
+    let head = [
+        "resource",
+        "neighbour",
+        "pressure",
+        "reached MB/s",
+        "slowdown",
+    ];
+    let pressed = |s: &Sensitivity| -> Vec<Vec<TableCell>> {
+        let rows = s.pressed.iter().map(|p| {
+            // Half its width to either side of 1: an effect that chance could have made is none.
+            let seen = p.ci95.is_some_and(|ci| ci.low > 1.0);
+            let tone = if seen { Tone::Bad } else { Tone::Plain };
+            vec![
+                TableCell::new(s.resource.as_str()),
+                TableCell::new(s.neighbour.as_str()),
+                TableCell::new(p.pressure.as_str()),
+                TableCell::new(p.reached_mb_s.map_or_else(|| "–".to_owned(), number)),
+                TableCell::tone(spread(Some(p.slowdown), p.ci95), tone),
+            ]
+        });
+        rows.collect()
+    };
+    let rows: Vec<_> = profile.sensitivity.iter().flat_map(pressed).collect();
+    (!profile.sensitivity.is_empty()).then(|| Table {
+        head: head.map(str::to_owned).to_vec(),
+        rows,
+        left: vec![1, 2],
+    })
+}
+
+/// What could not be tried, and what the slowdown is of.
+pub(crate) fn untried(profile: &Profile) -> Vec<String> {
+    let metric = profile.sensitivity.iter().find_map(|s| s.metric.as_deref());
+    let mut all: Vec<String> = metric
+        .map(|metric| format!("Slowdown by {metric}, beside ÷ alone: 1 is no interference; ± is half the interval over rounds."))
+        .into_iter()
+        .collect();
+    all.extend(profile.sensitivity.iter().filter_map(|s| {
+        let why = s.skipped.as_ref()?;
+        Some(format!("{}: not tried: {why}", s.resource))
+    }));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::golden;
+    use crate::sample::profile::{bursty, substitute};
+
+    #[test]
+    fn a_profile_reads_as_kept() {
+        golden("profile", &profile_text(&bursty(), Style::default()));
+        golden(
+            "profile-substitute",
+            &profile_text(&substitute(), Style::default()),
+        );
+    }
+
+    #[test]
+    fn a_substitute_never_shows_a_rate_that_is_not_called_a_bound() {
+        let text = profile_text(&substitute(), Style::default());
+        assert!(text.contains("CPU time, as a substitute"));
+        let rates: Vec<&str> = text.lines().filter(|l| l.contains("MB/s")).collect();
+        assert!(rates.iter().all(|l| l.contains("at most")), "{rates:?}");
+    }
+}
