@@ -4,9 +4,7 @@ use crate::cpuset::CpuSet;
 use crate::inventory::{Measured, MeterKind};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{Held, Meter, Promise, Regulation, Setting, Step, StepId};
-use crate::policy::{
-    Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role, Split, Sustainable,
-};
+use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role, Split};
 use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
@@ -17,6 +15,7 @@ use super::others::floor;
 use super::period;
 use super::pooling::{self, Budget};
 use super::quota::{cpu_time, quota};
+use super::rates::{Wanted, about, rounded};
 use super::reserves::{judge_reserves, reserves, spare_of};
 use super::together::{sibling_note, stopped_together, throttled_along};
 
@@ -99,106 +98,6 @@ fn rest_allowed(draft: &mut Draft<'_>, limited: &[Limited]) {
             ),
             Some("match those that must be limited in a group of their own".to_owned()),
         );
-    }
-}
-
-/// A rate for a group, and how it came about.
-#[derive(Clone, Debug)]
-pub(super) struct Wanted {
-    pub(super) group: String,
-    pub(super) rate: Rate,
-    /// As in "39.2GB/s, 20% of …"; empty for a rate that was given.
-    pub(super) origin: String,
-    /// The rate that a percentage was given of.
-    pub(super) of: Option<Rate>,
-    /// Groups that have this limit together with the first.
-    pub(super) with: Vec<String>,
-    pub(super) budget: Budget,
-}
-
-impl Wanted {
-    /// The key that asks for it.
-    pub(super) fn key(&self) -> String {
-        let key = match self.budget {
-            Budget::Limit | Budget::Spare => "limit",
-            Budget::Strict | Budget::Reserve => "reserve",
-        };
-        format!("group.{}.{key}.bandwidth", self.group)
-    }
-}
-
-/// A rate that was calculated, down to what a person reads: whole MB/s, below 1 GB/s whole kB/s.
-pub(super) fn rounded(rate: Rate) -> Rate {
-    let unit = if rate.0 >= 1_000_000_000 {
-        1_000_000
-    } else {
-        1_000
-    };
-    Rate(rate.0 / unit * unit)
-}
-
-/// A share for a sentence: to a tenth of a percent.
-pub(super) fn about(share: Share) -> Share {
-    Share((share.0 + 500) / 1_000 * 1_000)
-}
-
-/// A rate in bytes per second, with percentages of what the group's CPUs can draw.
-pub(super) fn resolve(
-    draft: &mut Draft<'_>,
-    name: &str,
-    key: &str,
-    wanted: Bandwidth,
-) -> Option<Wanted> {
-    let share = match wanted {
-        Bandwidth::Rate(rate) => {
-            return Some(Wanted {
-                group: name.to_owned(),
-                rate,
-                origin: String::new(),
-                of: None,
-                with: Vec::new(),
-                budget: Budget::Limit,
-            });
-        }
-        // Refused as "not yet" before.
-        Bandwidth::ReadWrite { .. } => return None,
-        Bandwidth::Share(share) => share,
-    };
-    let cpus = draft.division.of(name).cpus.clone();
-    match draft.sustainable(&cpus) {
-        Some(rate) => Some(Wanted {
-            group: name.to_owned(),
-            rate: rounded(rate.part(share)),
-            origin: if draft.policy.regulator.sustainable == Sustainable::Machine {
-                let rate = rounded(rate);
-                format!(", {share} of the {rate} that all CPUs can draw together")
-            } else {
-                let (rate, on) = (rounded(rate), on(&cpus));
-                format!(", {share} of the {rate} that {on} can draw")
-            },
-            of: Some(rate),
-            with: Vec::new(),
-            budget: Budget::Limit,
-        }),
-        None => {
-            draft.refuse(
-                format!("group.{name}.{key}"),
-                format!("{share} of a rate that has not been measured on this machine"),
-                Some("run `quell doctor --deep` once".to_owned()),
-            );
-            None
-        }
-    }
-}
-
-impl Draft<'_> {
-    /// What CPUs can draw together: measured, or as the policy states.
-    pub(super) fn sustainable(&self, cpus: &CpuSet) -> Option<Rate> {
-        match self.policy.regulator.sustainable {
-            Sustainable::Rate(rate) => Some(rate),
-            Sustainable::Auto => self.machine.sustainable(cpus),
-            Sustainable::Machine => self.machine.sustainable(&self.machine.cpu_set()),
-        }
     }
 }
 

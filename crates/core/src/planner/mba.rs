@@ -11,7 +11,8 @@ use crate::policy::Bandwidth;
 use crate::units::Share;
 
 use super::Draft;
-use super::bandwidth::{Limited, Wanted, about, rounded};
+use super::bandwidth::Limited;
+use super::rates::{Wanted, about, rounded};
 
 /// Limits a group by hardware alone.
 pub(super) fn limit(

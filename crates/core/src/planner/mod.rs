@@ -18,6 +18,7 @@ mod partition;
 mod period;
 mod pooling;
 mod quota;
+mod rates;
 mod reserves;
 mod sharing;
 mod together;

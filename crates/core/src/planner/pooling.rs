@@ -10,8 +10,8 @@ use crate::policy::{After, Group, RegulatorKeys, Role, Split};
 use crate::units::{Bytes, LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
-use super::bandwidth::{Wanted, resolve};
 use super::cpus::on;
+use super::rates::{Wanted, resolve};
 
 /// Why a group has a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

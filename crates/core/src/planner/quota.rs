@@ -7,7 +7,8 @@ use crate::plan::{Held, Promise, Setting};
 use crate::units::{Nanos, Share};
 
 use super::Draft;
-use super::bandwidth::{Limited, Wanted, limit_held};
+use super::bandwidth::{Limited, limit_held};
+use super::rates::Wanted;
 
 /// Period of the CPU-time quota: the kernel's default (sched-bwc.rst).
 const QUOTA_PERIOD: Nanos = Nanos::millis(100);

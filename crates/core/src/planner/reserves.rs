@@ -8,10 +8,11 @@ use crate::policy::{Bandwidth, Group, Role, Sustainable};
 use crate::units::Rate;
 
 use super::Draft;
-use super::bandwidth::{Limited, Wanted, resolve, rounded};
+use super::bandwidth::Limited;
 use super::cpus::on;
 use super::deadline;
 use super::pooling::Budget;
+use super::rates::{Wanted, resolve, rounded};
 use super::together::counted_as_one;
 
 pub(super) fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {

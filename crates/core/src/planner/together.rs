@@ -6,8 +6,9 @@ use crate::policy::Role;
 use crate::units::Rate;
 
 use super::Draft;
-use super::bandwidth::{Limited, regulator, rounded};
+use super::bandwidth::{Limited, regulator};
 use super::cpus::on;
+use super::rates::rounded;
 
 /// Whether limits of these two groups, which nobody asked for one by one, are one: they run on the same CPUs, whose
 /// counters cannot tell them apart, so that of two budgets the smaller would hold both.
