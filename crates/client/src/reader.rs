@@ -96,10 +96,12 @@ impl Reader {
         }
     }
 
-    /// Adds the units that have ended since the last look, in order of time. `now`: of the same clock; nothing ends later.
-    pub fn read(&mut self, now: u64, units: &mut Vec<Unit>) -> Seen {
+    /// Adds the units that have ended since the last look, in order of time. `now` tells the same clock's time: what ends later than
+    /// the count of units was read cannot be, so it is asked for after that.
+    pub fn read(&mut self, now: impl FnOnce() -> u64, units: &mut Vec<Unit>) -> Seen {
         let mut seen = Seen::default();
         let head = self.map.word(at::HEAD).load(Acquire);
+        let now = now();
         if head < self.read {
             seen.strange = 1;
             self.read = head;

@@ -17,7 +17,7 @@ fn pair() -> (Reader, Session) {
 
 fn read(reader: &mut Reader) -> (Vec<Unit>, Seen) {
     let mut units = Vec::new();
-    let seen = reader.read(now(), &mut units);
+    let seen = reader.read(now, &mut units);
     (units, seen)
 }
 

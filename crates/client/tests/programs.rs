@@ -109,7 +109,7 @@ fn run(program: &Path, argument: &str, reader: &Reader) -> ExitStatus {
 
 fn units(reader: &mut Reader) -> Vec<Unit> {
     let mut units = Vec::new();
-    let seen = reader.read(u64::MAX, &mut units);
+    let seen = reader.read(|| u64::MAX, &mut units);
     assert_eq!((seen.lost, seen.strange), (0, 0));
     units
 }

@@ -12,6 +12,7 @@ use quell_core::record::Event;
 use quell_core::units::Nanos;
 
 use crate::error::{Error, Result};
+use crate::rt;
 
 /// The units of one program.
 #[derive(Debug)]
@@ -73,7 +74,7 @@ impl Units {
         match &mut self.from {
             From::Session(reader) => {
                 let mut read = Vec::new();
-                let look = reader.read(now.0, &mut read);
+                let look = reader.read(|| rt::now().0, &mut read);
                 (lost, strange) = (look.lost, look.strange);
                 units.extend(read.iter().map(|unit| Unit {
                     ended: Nanos(unit.ended_ns),
