@@ -222,7 +222,7 @@ mod tests {
             let claim = [(1, l1 * KIB), (2, l2 * MIB), (3, l3 * MIB)].map(|(l, s)| (l, Bytes(s as u64)));
             for level in levels(&curve, &claim) {
                 let part = level.seen.unwrap().0 as f64 / level.claimed.0 as f64;
-                prop_assert!((0.6..1.6).contains(&part), "{level:?}");
+                prop_assert!((0.49..1.6).contains(&part), "{level:?}");
             }
         }
 
