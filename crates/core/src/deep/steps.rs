@@ -222,7 +222,8 @@ mod tests {
             let claim = [(1, l1 * KIB), (2, l2 * MIB), (3, l3 * MIB)].map(|(l, s)| (l, Bytes(s as u64)));
             for level in levels(&curve, &claim) {
                 let part = level.seen.unwrap().0 as f64 / level.claimed.0 as f64;
-                prop_assert!((0.49..1.6).contains(&part), "{level:?}");
+                // A size between two points of the grid, and two steps of the root of two down, or one up.
+                prop_assert!((0.35..1.6).contains(&part), "{level:?}");
             }
         }
 
