@@ -165,7 +165,7 @@ mod tests {
         };
         let sampler = Sampler::start(vec![source], None).unwrap();
         // It looks for the first time when its own thread comes to it.
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
         std::thread::spawn(|| std::hint::black_box(vec![1u8; 8 << 20]).len())
             .join()
             .unwrap();
