@@ -127,6 +127,22 @@ pub struct Wanted<'a> {
     pub out: Option<&'a Path>,
 }
 
+impl<'a> Wanted<'a> {
+    /// All of an experiment, as it is written.
+    pub fn whole(experiment: &'a Experiment, text: &'a str, name: &'a str) -> Self {
+        Self {
+            experiment,
+            text,
+            name,
+            seed: None,
+            rounds: None,
+            only: &[],
+            resume: None,
+            out: None,
+        }
+    }
+}
+
 /// Runs an experiment on the machine that `on` names, with a progress bar.
 pub fn carry_out(
     wanted: &Wanted<'_>,

@@ -78,14 +78,8 @@ pub fn run(args: &Ladder) -> Result {
     }
     crate::status::settle()?;
     let wanted = Wanted {
-        experiment: &experiment,
-        text: &text,
-        name,
-        seed: None,
-        rounds: None,
-        only: &[],
-        resume: None,
         out: args.out.as_deref(),
+        ..Wanted::whole(&experiment, &text, name)
     };
     let (backend, machine) = machine::linux()?;
     let comparison = carry_out(

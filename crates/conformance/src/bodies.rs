@@ -46,6 +46,23 @@ fn pass(arm: &mut dyn Arm, duration: Nanos) {
     while arm.backend().wait(end, &mut seen).unwrap() < end {}
 }
 
+/// A group on CPUs of its own, regulated if it is to be.
+fn confined(arm: &mut dyn Arm, name: &str, cpus: &CpuSet, limit: Option<Regulation>) {
+    gather(arm, name);
+    confine(arm, name, cpus, false);
+    if let Some(limit) = limit {
+        let regulate = step(name, Mechanism::Bandwidth, Setting::Regulate(limit));
+        arm.backend().apply(&regulate).unwrap();
+    }
+}
+
+/// The machine's stream in a group, before everybody else.
+fn streaming(arm: &mut dyn Arm, name: &str, cpus: &CpuSet) -> SubjectId {
+    arm.prefer();
+    let stream = subject(name, arm.stream(), Some(cpus));
+    started(arm, &stream)
+}
+
 /// Every subject of a group, wherever it was born.
 pub fn a_confined_group_runs_on_its_cpus(arm: &mut dyn Arm) {
     let (first, others) = divided(arm);
@@ -101,17 +118,9 @@ pub fn a_bandwidth_limit_is_held_and_the_subject_goes_on(arm: &mut dyn Arm) {
     let (first, _) = divided(arm);
     let (warmup, duration) = arm.spans();
     let stream = |arm: &mut dyn Arm, limit: Option<(Rate, Rate)>| {
-        gather(arm, "a");
-        confine(arm, "a", &first, false);
-        if let Some((limit, peak)) = limit {
-            let set = Setting::Regulate(regulation(&first, meter, limit, peak));
-            arm.backend()
-                .apply(&step("a", Mechanism::Bandwidth, set))
-                .unwrap();
-        }
-        arm.prefer();
-        let stream = subject("a", arm.stream(), Some(&first));
-        let id = started(arm, &stream);
+        let limit = limit.map(|(limit, peak)| regulation(&first, meter, limit, peak));
+        confined(arm, "a", &first, limit);
+        let id = streaming(arm, "a", &first);
         let found = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
         arm.backend().undo().unwrap();
         found
@@ -140,21 +149,13 @@ pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
         "a stream, of its budget moved to half",
         (0.35, 0.6),
         &mut |arm| {
-            gather(arm, "a");
-            confine(arm, "a", &first, false);
-            arm.prefer();
-            let stream = subject("a", arm.stream(), Some(&first));
-            let id = started(arm, &stream);
+            confined(arm, "a", &first, None);
+            let id = streaming(arm, "a", &first);
             let free = rate(&measured(arm, id, warmup, duration));
             arm.backend().undo().unwrap();
-            gather(arm, "a");
-            confine(arm, "a", &first, false);
-            let set = Setting::Regulate(regulation(&first, meter, of(free * 0.6), of(free)));
-            let regulate = step("a", Mechanism::Bandwidth, set);
-            arm.backend().apply(&regulate).unwrap();
-            arm.prefer();
-            let stream = subject("a", arm.stream(), Some(&first));
-            let id = started(arm, &stream);
+            let limit = regulation(&first, meter, of(free * 0.6), of(free));
+            confined(arm, "a", &first, Some(limit));
+            let id = streaming(arm, "a", &first);
             let before = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
             let budget = Lines::at(of(free * 0.3), Nanos::millis(1));
             let cpus = first.clone();
@@ -248,9 +249,6 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
     // The neighbour's rate; `free`: both CPUs are regulated to a fifth of it.
     let stream = |arm: &mut dyn Arm, free: Option<f64>, reclaim, after| {
         for (name, cpus) in [("a", &first), ("b", &second)] {
-            gather(arm, name);
-            confine(arm, name, cpus, false);
-            let Some(free) = free else { continue };
             let pooling = Some(Pooling {
                 reclaim,
                 after,
@@ -258,18 +256,15 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
                 quantum: Lines(1 << 16),
                 capped: true,
             });
-            let set = Setting::Regulate(Regulation {
+            let limit = free.map(|free| Regulation {
                 pooling,
                 ..regulation(cpus, meter, of(free * 0.2), of(free))
             });
-            arm.backend()
-                .apply(&step(name, Mechanism::Bandwidth, set))
-                .unwrap();
+            confined(arm, name, cpus, limit);
         }
         arm.prefer();
         started(arm, &subject("a", WORK, Some(&first)));
-        let stream = subject("b", arm.stream(), Some(&second));
-        let id = started(arm, &stream);
+        let id = streaming(arm, "b", &second);
         let found = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
         arm.backend().undo().unwrap();
         found
@@ -310,20 +305,12 @@ pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
     let both = first.union(&second);
     let (_, duration) = arm.spans();
     let stream = |arm: &mut dyn Arm, limit: Option<(f64, Split)>| {
-        gather(arm, "a");
-        confine(arm, "a", &both, false);
-        if let Some((free, split)) = limit {
-            let set = Setting::Regulate(Regulation {
-                split,
-                ..regulation(&both, meter, of(free * 0.25), of(free))
-            });
-            arm.backend()
-                .apply(&step("a", Mechanism::Bandwidth, set))
-                .unwrap();
-        }
-        arm.prefer();
-        let stream = subject("a", arm.stream(), Some(&first));
-        let id = started(arm, &stream);
+        let limit = limit.map(|(free, split)| Regulation {
+            split,
+            ..regulation(&both, meter, of(free * 0.25), of(free))
+        });
+        confined(arm, "a", &both, limit);
+        let id = streaming(arm, "a", &first);
         // Split again a few times before it counts.
         let found = rate(&measured(
             arm,

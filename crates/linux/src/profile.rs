@@ -91,22 +91,16 @@ pub fn watch(
 ) -> Result<Watched> {
     let signals = signals::stop_signals()
         .map_err(|e| Error::refused(format!("signals cannot be received: {e}")))?;
-    let Wanted::Command(_) = options.wanted else {
-        let mut subject = begin(options, &signals)?;
-        let own = Vec::new();
-        let watched = look(
-            files,
-            options,
-            subject.as_mut(),
-            own,
-            &signals,
-            told,
-            progress,
-        );
+    let mut follow = |mut subject: Option<Subject>, own| {
+        let known = subject.as_mut();
+        let watched = look(files, options, known, own, &signals, told, progress);
         if let Some(mut subject) = subject {
             subject.stop(&mut || ());
         }
-        return watched;
+        watched
+    };
+    let Wanted::Command(_) = options.wanted else {
+        return follow(begin(options, &signals)?, Vec::new());
     };
     // Between the start of a program and the opening of its counters it may have had children (a shell has, within a tenth of a
     // millisecond). So it is born of a thread that is counted, and counts from its birth on. The thread lives until
@@ -124,19 +118,8 @@ pub fn watch(
             let _ = end.recv();
         });
         let gone = || Error::refused("the thread that starts programs has ended");
-        let (mut subject, own) = birth.recv().map_err(|_| gone())??;
-        let watched = look(
-            files,
-            options,
-            subject.as_mut(),
-            own,
-            signals,
-            told,
-            progress,
-        );
-        if let Some(mut subject) = subject {
-            subject.stop(&mut || ());
-        }
+        let (subject, own) = birth.recv().map_err(|_| gone())??;
+        let watched = follow(subject, own);
         drop(over);
         watched
     })

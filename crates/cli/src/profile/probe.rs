@@ -121,18 +121,8 @@ fn pressed(args: &Args, subject: &Subject, press: &Press) -> Result<CompareResul
     if args.on != On::Linux {
         experiment.measure = experiment.measure.simulated();
     }
-    let wanted = Wanted {
-        experiment: &experiment,
-        text: &text,
-        name,
-        seed: None,
-        rounds: None,
-        only: &[],
-        resume: None,
-        out: None,
-    };
     let comparison = carry_out(
-        &wanted,
+        &Wanted::whole(&experiment, &text, name),
         &args.on,
         args.on.measured(args.seed, NonZeroUsize::MIN)?,
     )?;

@@ -144,7 +144,7 @@ pub struct Victim {
 }
 
 /// Where a cache looks for an address and fills it.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     set: usize,
     line: u64,

@@ -2,7 +2,7 @@
 
 use crate::host::{self, LANES};
 
-/// Per set a row of tags, padded to whole [`LANES`]; [`Tag::NONE`] where no line is.
+/// Per set a row of tags, padded to whole [`LANES`].
 ///
 /// 32 bits hold every line number of 256 GiB of addresses, so that a set of sixteen ways is one line of the host's cache. The first
 /// longer one (a trace of virtual addresses) makes all of them wide.
@@ -12,41 +12,20 @@ pub(super) enum Tags {
     Wide(Vec<u64>),
 }
 
-/// A line number in one of the two widths.
-trait Tag: Copy + PartialEq {
-    const NONE: Self;
-    fn of(line: u64) -> Option<Self>;
-    fn line(self) -> u64;
-}
+/// No line: line numbers are shorter than an address.
+const NONE: u64 = u64::MAX;
+const NARROW_NONE: u32 = u32::MAX;
 
-impl Tag for u32 {
-    const NONE: Self = Self::MAX;
-    #[inline]
-    fn of(line: u64) -> Option<Self> {
-        Self::try_from(line).ok().filter(|&tag| tag != Self::NONE)
-    }
-    #[inline]
-    fn line(self) -> u64 {
-        u64::from(self)
-    }
-}
-
-impl Tag for u64 {
-    const NONE: Self = Self::MAX;
-    #[inline]
-    fn of(line: u64) -> Option<Self> {
-        Some(line)
-    }
-    #[inline]
-    fn line(self) -> u64 {
-        self
-    }
+/// The line number in 32 bits, if it fits.
+#[inline]
+fn narrow(line: u64) -> Option<u32> {
+    u32::try_from(line).ok().filter(|&tag| tag != NARROW_NONE)
 }
 
 impl Tags {
     /// Of `sets` sets of `ways` ways, all empty. Slots are numbered `set * row + way`.
     pub(super) fn new(sets: usize, ways: usize) -> Self {
-        Self::Narrow(vec![u32::NONE; sets * Self::row(ways)])
+        Self::Narrow(vec![NARROW_NONE; sets * Self::row(ways)])
     }
 
     /// Slots from one set to the next.
@@ -58,7 +37,7 @@ impl Tags {
     #[inline]
     pub(super) fn find(&self, base: usize, row: usize, line: u64) -> Option<usize> {
         match self {
-            Self::Narrow(tags) => host::position(&tags[base..base + row], u32::of(line)?),
+            Self::Narrow(tags) => host::position(&tags[base..base + row], narrow(line)?),
             Self::Wide(tags) => tags[base..base + row].iter().position(|&tag| tag == line),
         }
     }
@@ -67,15 +46,17 @@ impl Tags {
     #[inline]
     pub(super) fn get(&self, slot: usize) -> Option<u64> {
         match self {
-            Self::Narrow(tags) => line(tags[slot]),
-            Self::Wide(tags) => line(tags[slot]),
+            Self::Narrow(tags) => Some(tags[slot])
+                .filter(|&tag| tag != NARROW_NONE)
+                .map(u64::from),
+            Self::Wide(tags) => Some(tags[slot]).filter(|&tag| tag != NONE),
         }
     }
 
     #[inline]
     pub(super) fn set(&mut self, slot: usize, line: u64) {
         match self {
-            Self::Narrow(tags) => match u32::of(line) {
+            Self::Narrow(tags) => match narrow(line) {
                 Some(tag) => tags[slot] = tag,
                 None => self.widen(slot, line),
             },
@@ -85,7 +66,7 @@ impl Tags {
 
     #[cold]
     fn widen(&mut self, slot: usize, line: u64) {
-        let wide = |at| self.get(at).unwrap_or(u64::NONE);
+        let wide = |at| self.get(at).unwrap_or(NONE);
         let mut tags: Vec<u64> = (0..self.len()).map(wide).collect();
         tags[slot] = line;
         *self = Self::Wide(tags);
@@ -93,8 +74,8 @@ impl Tags {
 
     pub(super) fn clear(&mut self, slot: usize) {
         match self {
-            Self::Narrow(tags) => tags[slot] = u32::NONE,
-            Self::Wide(tags) => tags[slot] = u64::NONE,
+            Self::Narrow(tags) => tags[slot] = NARROW_NONE,
+            Self::Wide(tags) => tags[slot] = NONE,
         }
     }
 
@@ -104,9 +85,4 @@ impl Tags {
             Self::Wide(tags) => tags.len(),
         }
     }
-}
-
-#[inline]
-fn line<T: Tag>(tag: T) -> Option<u64> {
-    (tag != T::NONE).then(|| tag.line())
 }
