@@ -38,6 +38,8 @@ pub trait Meter: Send {
     fn rest(&mut self) -> io::Result<()>;
     /// The reader was woken: by which overflow, if the kernel recorded one.
     fn woken(&mut self) -> io::Result<Option<Overflow>>;
+    /// The most that it can count in a span; absent: nobody knows.
+    fn most(&self, span: Nanos) -> Option<Lines>;
     /// Lines so far, and whether the counters were counting all the time.
     fn read(&mut self) -> io::Result<(Lines, bool)>;
     /// What to poll.
@@ -113,6 +115,10 @@ impl Meter for TimeMeter {
         Ok(overflow)
     }
 
+    fn most(&self, span: Nanos) -> Option<Lines> {
+        Some(Lines::at(self.peak, span))
+    }
+
     fn read(&mut self) -> io::Result<(Lines, bool)> {
         let reading = self.clock.read()?;
         // A cgroup event runs only while its group does: enabled and running differ by nature.
@@ -171,6 +177,10 @@ impl Meter for EventMeter {
             .iter()
             .filter_map(Event::overflow)
             .max_by_key(|o| o.at))
+    }
+
+    fn most(&self, _: Nanos) -> Option<Lines> {
+        None
     }
 
     fn read(&mut self) -> io::Result<(Lines, bool)> {

@@ -1,5 +1,6 @@
 //! A machine to simulate, built from its profile: all numbers are there ([`crate::profile`]).
 
+use quell_core::units::Nanos;
 use quell_model::Invalid;
 
 use crate::machine::Description;
@@ -44,6 +45,12 @@ impl Board {
     /// Never: its profile comes with Quell.
     pub fn usual() -> Result<Self, Invalid> {
         Self::of(Profile::built_in(Self::USUAL).expect("invariant: the usual profile is built in"))
+    }
+
+    /// What a stop costs the program that is stopped: the interrupt that begins it, and the one that ends it.
+    #[must_use]
+    pub fn stop_cost(&self) -> Nanos {
+        Nanos(2 * self.costs.interrupt.0)
     }
 
     /// Its memory in bytes.

@@ -107,6 +107,14 @@ impl CpuRegulator {
         Lines(self.forgiven)
     }
 
+    /// A budget begins at `now`, with the counter at `used`, and nothing is owed: nobody counted until now.
+    pub fn restart(&mut self, now: Nanos, used: Lines) -> Lines {
+        self.start = now;
+        self.base = used.0;
+        self.budget = self.next_budget;
+        self.left(used)
+    }
+
     /// After a throttle: pays for what was used with the periods that have passed, and returns what the counter is
     /// armed with. The phase of the periods is kept, so that a CPU that always wants more gets exactly its rate.
     pub fn begin(&mut self, now: Nanos, used: Lines) -> Lines {
@@ -179,6 +187,17 @@ mod tests {
             Fast::ThrottleUntil(Nanos(1_000))
         );
         assert_eq!(cpu.begin(Nanos(1_000), Lines(100)), BUDGET);
+    }
+
+    #[test]
+    fn after_a_restart_nothing_is_owed() {
+        let mut cpu = fresh();
+        cpu.set_budget(Lines(10));
+        assert_eq!(cpu.restart(Nanos(5_300), Lines(50_000)), Lines(10));
+        assert_eq!(
+            cpu.overflow(Nanos(5_400), Lines(50_010)),
+            Fast::ThrottleUntil(Nanos(6_300))
+        );
     }
 
     #[test]

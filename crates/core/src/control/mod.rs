@@ -60,6 +60,13 @@ impl Regulator {
         }
     }
 
+    /// The CPU was not counted until now: a budget of its own begins. Budgets in a pool are always counted.
+    pub fn restart(&mut self, now: Nanos, used: Lines) {
+        if let Self::Alone(regulator) = self {
+            regulator.restart(now, used);
+        }
+    }
+
     /// The CPU is regulated no more.
     pub fn leave(&mut self, pool: &impl Pool) {
         if let Self::Pooled(regulator) = self {

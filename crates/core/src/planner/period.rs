@@ -5,12 +5,14 @@
 //! - a unit of work must meet many bursts, not one or none, or its time depends on when it began: a tenth of the shortest deadline;
 //! - a burst that fits beside what the critical groups have in the last-level cache evicts little of it, a larger one
 //!   evicts all, and filling it again takes longer than the burst: half of the cache is taken to be theirs, where no part of it is;
+//! - what a predictor gets wrong costs a period, so that with `reclaim` it is as short as stops allow;
 //! - every period costs the neighbour a stop: one in a hundred of its time at most;
 //! - a stop longer than `regulator.longest` is interrupted.
 //!
 //! Within these a longer period is better, since a neighbour begins each burst with a cold cache; but without a deadline nobody
-//! knows what delay a critical group can take, and it is MemGuard's usual 1 ms at most. A deadline goes before the cost of stops, and
-//! that before the cache. Bandwidth alone bounds nothing: what the neighbours may draw is the same in any period.
+//! knows what delay a critical group can take, and it is MemGuard's usual 1 ms at most. Where stops are too dear for the deadline's
+//! tenth, the period is the geometric mean of what either asks for, so that both are missed by the same factor, and a quarter of
+//! the deadline at most. Either goes before the cache. Bandwidth alone bounds nothing: what the neighbours may draw is the same in any period.
 
 use crate::policy::{Policy, Role};
 use crate::units::{Bytes, Nanos, Rate};
@@ -25,6 +27,9 @@ const SHORTEST: Nanos = Nanos::micros(100);
 /// A deadline is worth so many periods.
 const PER_DEADLINE: u64 = 10;
 
+/// And not less than so many, whatever a stop costs.
+const FEWEST_PER_DEADLINE: u64 = 4;
+
 /// So many times what a stop costs: one in a hundred.
 const PER_STOP: u64 = 100;
 
@@ -36,6 +41,8 @@ const STOP: Nanos = Nanos::micros(10);
 struct Bounds {
     /// The shortest deadline of a critical group.
     deadline: Option<Nanos>,
+    /// Budgets follow a predictor.
+    reclaim: bool,
     /// How long the neighbours take to draw what fits beside the critical groups' half of the cache, and that half.
     room: Option<(Nanos, Bytes)>,
     /// What a stop costs, where that was measured.
@@ -53,6 +60,7 @@ pub(super) fn period(draft: &Draft<'_>, together: Rate) -> (Nanos, Option<String
     let measured = draft.machine.measured.as_ref();
     let (period, why) = derive(&Bounds {
         deadline: deadline(draft.policy),
+        reclaim: keys.reclaim,
         room: room(draft, together),
         stop: measured.and_then(|m| m.stop_cost),
         longest: keys.longest,
@@ -100,9 +108,18 @@ fn derive(bounds: &Bounds) -> (Nanos, String) {
             "in that the neighbours draw no more than half of the last-level cache ({half}), and evict little of the other half"
         );
     }
+    if bounds.reclaim {
+        period = SHORTEST;
+        why = "what the predictor gets wrong costs a period".to_owned();
+    }
     period = usual_number(period);
     let stop = bounds.stop.unwrap_or(STOP);
-    let dear = Nanos(stop.0.saturating_mul(PER_STOP)).min(tenth.unwrap_or(Nanos(u64::MAX)));
+    let dear = Nanos(stop.0.saturating_mul(PER_STOP));
+    let dear = match bounds.deadline {
+        Some(deadline) => between(dear, Nanos(deadline.0 / PER_DEADLINE))
+            .min(Nanos(deadline.0 / FEWEST_PER_DEADLINE)),
+        None => dear,
+    };
     if dear.min(bounds.longest) > period {
         period = usual_number(dear.min(bounds.longest));
         why = format!(
@@ -110,6 +127,12 @@ fn derive(bounds: &Bounds) -> (Nanos, String) {
         );
     }
     (period.max(SHORTEST), why)
+}
+
+/// As short as stops allow, as long as the deadline does; half-way between, if they do not agree.
+fn between(dear: Nanos, tenth: Nanos) -> Nanos {
+    let both = u128::from(dear.0) * u128::from(tenth.0);
+    dear.min(Nanos(u64::try_from(both.isqrt()).unwrap_or(u64::MAX)))
 }
 
 /// Down to 1, 2 or 5 and zeros.
@@ -133,6 +156,7 @@ mod tests {
 
     const NOTHING: Bounds = Bounds {
         deadline: None,
+        reclaim: false,
         room: None,
         stop: Some(Nanos::micros(1)),
         longest: Nanos::millis(5),
@@ -173,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dear_stop_makes_it_longer_but_not_beyond_the_deadline() {
+    fn a_dear_stop_makes_it_longer_as_far_as_the_deadline_allows() {
         let dear = Bounds {
             stop: Some(Nanos::micros(25)),
             room: Some((Nanos::micros(530), Bytes(4 << 20))),
@@ -184,27 +208,52 @@ mod tests {
             deadline: Some(Nanos::millis(10)),
             ..dear
         };
+        // Half-way between 1 ms, a tenth of the deadline, and 2.5, a hundred stops: 1.58, and 1 in usual numbers.
         assert_eq!(length(soon), Nanos::millis(1));
+        let sooner = Bounds {
+            deadline: Some(Nanos::millis(4)),
+            stop: Some(Nanos::micros(39)),
+            ..dear
+        };
+        // 0.4 and 3.9: 1.25; a quarter of 4 ms is no shorter.
+        assert_eq!(length(sooner), Nanos::millis(1));
+    }
+
+    #[test]
+    fn with_a_predictor_it_is_as_short_as_stops_allow() {
+        let of = |stop| {
+            length(Bounds {
+                reclaim: true,
+                stop: Some(Nanos::micros(stop)),
+                ..NOTHING
+            })
+        };
+        assert_eq!(
+            [of(1), of(2), of(25)],
+            [SHORTEST, Nanos::micros(200), Nanos::millis(2)]
+        );
     }
 
     proptest! {
-        /// In bounds whatever is known; the deadline's tenth is kept wherever a period can be so short.
+        /// In bounds whatever is known; a unit meets some periods wherever one can be so short.
         #[test]
         fn it_is_always_a_period(
             deadline in prop::option::of(1u64..1 << 34),
+            reclaim in any::<bool>(),
             room in prop::option::of(0u64..1 << 34),
             stop in prop::option::of(0u64..1 << 24),
             longest in 100_000u64..1 << 30,
         ) {
             let period = length(Bounds {
                 deadline: deadline.map(Nanos),
+                reclaim,
                 room: room.map(|takes| (Nanos(takes), Bytes(1))),
                 stop: stop.map(Nanos),
                 longest: Nanos(longest),
             });
             prop_assert!(period >= SHORTEST && period.0 <= longest.max(SHORTEST.0));
             if let Some(deadline) = deadline {
-                prop_assert!(period == SHORTEST || period.0 <= deadline / PER_DEADLINE);
+                prop_assert!(period == SHORTEST || period.0 <= deadline / FEWEST_PER_DEADLINE);
             }
         }
     }

@@ -159,6 +159,8 @@ impl Throttler {
             cpu,
             regulator: Regulator::new(regulation, rt::now(), used),
             longest: regulation.longest,
+            most: meter.most(regulation.period),
+            free: false,
             used,
             armed: None,
             meter,
@@ -210,9 +212,10 @@ impl Throttler {
         Lines(self.shared.budget.load(Ordering::Relaxed))
     }
 
-    /// Changes them, from the next time on that the thread looks at its counter.
+    /// Changes them, from the next time on that the thread looks at its counter; at once, if it does not because they were no limit.
     pub fn set_budget(&self, budget: Lines) {
         self.shared.budget.store(budget.0, Ordering::Relaxed);
+        self.bed.ring();
     }
 
     /// Why it ended by itself, if it did.

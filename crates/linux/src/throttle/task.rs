@@ -41,6 +41,10 @@ pub(super) struct Task {
     pub(super) cpu: CpuId,
     pub(super) regulator: Regulator,
     pub(super) longest: Nanos,
+    /// The most that the meter can count in a period: a budget of that much is no limit.
+    pub(super) most: Option<Lines>,
+    /// Nothing is counted, because the budget is no limit.
+    pub(super) free: bool,
     /// What the meter read last.
     pub(super) used: Lines,
     /// With what the meter was armed, and what it read then.
@@ -110,13 +114,17 @@ impl Task {
                 }
                 Fast::Rearm(lines) | Fast::NewPeriod(lines) => {
                     stopped = None;
-                    self.arm(lines, taken)?;
+                    self.free = self.no_limit();
+                    if self.free {
+                        self.rest()?;
+                    } else {
+                        self.arm(lines, taken)?;
+                    }
                     self.sleep()?
                 }
                 Fast::RunFreeUntil(_) => {
                     stopped = None;
-                    self.armed = None;
-                    self.meter.rest().map_err(|_| Lost::Meter)?;
+                    self.rest()?;
                     self.sleep()?
                 }
             };
@@ -135,9 +143,12 @@ impl Task {
         };
         self.read()?;
         let (now, used) = (rt::now(), self.used);
-        let budget = Lines(self.shared.budget.load(Ordering::Relaxed));
+        let budget = self.budget();
         if budget != self.regulator.budget() {
             self.regulator.set_budget(budget);
+        }
+        if self.free {
+            self.regulator.restart(now, used);
         }
         let before = self.regulator.period();
         let budgets = &self.pool.budgets;
@@ -180,6 +191,25 @@ impl Task {
             });
         }
         Ok(what)
+    }
+
+    fn budget(&self) -> Lines {
+        Lines(self.shared.budget.load(Ordering::Relaxed))
+    }
+
+    /// Whether it cannot draw so much that it would be stopped, as long as its budget stays what it is. To look at it once per
+    /// period would cost it that much, and nothing would come of it.
+    fn no_limit(&self) -> bool {
+        let alone = self.regulator.period().is_none();
+        alone
+            && self
+                .most
+                .is_some_and(|most| self.regulator.budget() >= most)
+    }
+
+    fn rest(&mut self) -> Result<(), Lost> {
+        self.armed = None;
+        self.meter.rest().map_err(|_| Lost::Meter)
     }
 
     fn arm(&mut self, lines: Lines, taken: bool) -> Result<(), Lost> {
@@ -245,6 +275,9 @@ impl Task {
                     }
                     if bell[0].revents().contains(PollFlags::IN) {
                         self.bed.heard();
+                        if self.free && self.budget() != self.regulator.budget() {
+                            return Ok(Woken::ByTime);
+                        }
                     }
                     if meters.iter().any(|w| w.revents().contains(PollFlags::IN)) {
                         return Ok(Woken::ByCounter);

@@ -287,17 +287,31 @@ fn below_its_budget_a_cpu_is_left_alone() {
     let Some(busy) = Busy::start("below") else {
         return;
     };
-    // A budget of 100 % of the time can never be used up sooner than a period. Beside programs that load memory one span
+    // A budget of 99 % of the time is hardly ever used up sooner than a period. Beside programs that load memory one span
     // of some with 58 ms was seen; a regulator that does not leave the CPU alone throttles in each.
     let throttled: Vec<u64> = (0..5)
         .map(|_| {
-            let throttler = busy.throttle(Share::percent(100), Nanos::millis(1));
+            let throttler = busy.throttle(Share::percent(99), Nanos::millis(1));
             sleep(Duration::from_millis(500));
             throttler.stats().throttled_ns.load(Ordering::Relaxed)
         })
         .take_while(|ns| *ns >= 25_000_000)
         .collect();
     assert!(throttled.len() < 5, "throttled {throttled:?} ns of 500 ms");
+}
+
+#[test]
+fn a_budget_that_is_no_limit_costs_no_look_until_it_is_one() {
+    let Some(busy) = Busy::start("no-limit") else {
+        return;
+    };
+    let throttler = busy.throttle(Share::percent(100), Nanos::millis(1));
+    sleep(Duration::from_millis(300));
+    assert_eq!(throttler.stats().overflows.load(Ordering::Relaxed), 0);
+    // What was drawn while nobody counted is not paid for.
+    throttler.set_budget(Lines::at(PEAK.part(Share::percent(30)), Nanos::millis(1)));
+    let held = busy.share_above(0.2, Duration::from_millis(300));
+    assert!(held > 0.2 && held < 0.36, "{held}");
 }
 
 #[test]

@@ -131,6 +131,8 @@ pub(super) fn rates(
             together,
         });
     }
-    Measured::of_streams(&measured, all.len(), 0)
-        .ok_or_else(|| BackendError("rates of no CPU were asked for".to_owned()))
+    let mut rates = Measured::of_streams(&measured, all.len(), 0)
+        .ok_or_else(|| BackendError("rates of no CPU were asked for".to_owned()))?;
+    rates.stop_cost = Some(board.stop_cost());
+    Ok(rates)
 }
