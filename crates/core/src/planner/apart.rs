@@ -103,14 +103,6 @@ pub(super) fn limit(
         return None;
     }
     let cpus = draft.division.of(name).cpus.clone();
-    let Some(measured) = draft.machine.measured.as_ref() else {
-        draft.refuse(
-            key,
-            "the peak rate of one CPU has not been measured on this machine",
-            Some("run `quell doctor --deep` once".to_owned()),
-        );
-        return None;
-    };
     if cpus.is_empty() {
         // Refused for its CPUs already.
         return None;
@@ -119,6 +111,14 @@ pub(super) fn limit(
         draft.refuse(key, why, Some(remedy));
         return None;
     }
+    let Some(measured) = draft.machine.measured.as_ref() else {
+        draft.refuse(
+            key,
+            "the peak rate of one CPU has not been measured on this machine",
+            Some("run `quell doctor --deep` once".to_owned()),
+        );
+        return None;
+    };
     let ways: Vec<Way> = apart
         .given()
         .map(|(direction, rate)| {
@@ -250,10 +250,13 @@ fn unheld(draft: &Draft<'_>, name: &str, way: &Way, cpus: &CpuSet) -> Option<(St
             );
         }
         let why = format!(
-            "{rate} {direction} is {} for each of {}: {} of its time at the peak of {} in that direction, below the floor of {floor}, \
+            "{rate} {direction} is {} {}: {} of its time at the peak of {} in that direction, below the floor of {floor}, \
              which the kernel gives ordinary tasks whatever a throttler does: the limit would leak",
             rounded(*each),
-            on(cpus),
+            match cpus.len() {
+                1 => format!("on {}", on(cpus)),
+                _ => format!("for each of {}", on(cpus)),
+            },
             about(share),
             rounded(*peak)
         );
