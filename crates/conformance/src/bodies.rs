@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use quell_core::backend::{Action, Seen, SubjectId};
 use quell_core::cpuset::CpuSet;
+use quell_core::inventory::MeterKind;
 use quell_core::mechanism::Mechanism;
 use quell_core::plan::{Meter, Observed, Pooling, Regulation, Setting};
 use quell_core::policy::{After, Source, Split};
@@ -166,6 +167,56 @@ pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
             after / before
         },
     );
+}
+
+/// Where the machine tells lines that come in from those written back, each is held to its budget, and one that is not drawn stops nobody;
+/// where it does not, such a regulation is refused.
+pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
+    if !offers(arm, Mechanism::Bandwidth) {
+        return;
+    }
+    let (first, _) = divided(arm);
+    let (warmup, duration) = arm.spans();
+    let apart = |reads: f64, writes: f64| {
+        let writes = Lines::at(of(writes), Nanos::millis(1));
+        regulation(&first, Meter::Apart { writes }, of(reads), of(reads))
+    };
+    let meter = inventory(arm).means.meter;
+    let told = matches!(&meter, MeterKind::Hardware { apart, .. } if first.is_subset(apart));
+    if !told {
+        println!("SKIPPED: reads and writes are not told apart here ({meter:?}): that is refused");
+        gather(arm, "a");
+        confine(arm, "a", &first, false);
+        let set = Setting::Regulate(apart(1e9, 1e9));
+        let refused = arm.backend().apply(&step("a", Mechanism::Bandwidth, set));
+        refused.expect_err("two budgets without two counters");
+        arm.backend().undo().unwrap();
+        return;
+    }
+    let stream = |arm: &mut dyn Arm, run: &str, limit: Option<Regulation>| {
+        confined(arm, "a", &first, limit);
+        arm.prefer();
+        let id = started(arm, &subject("a", run, Some(&first)));
+        let found = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
+        arm.backend().undo().unwrap();
+        found
+    };
+    let (read, write) = ("bandwidth:read,size=64MiB", "bandwidth:write,size=64MiB");
+    // Of a store to memory the line comes in and is written back: its rate is that of either.
+    for (which, of_reads, of_writes) in [("reads", 0.3, 2.0), ("write-backs", 2.0, 0.3)] {
+        let what = format!("a stream of stores, of its budget of {which}");
+        within(arm, &what, (0.5, 1.05), &mut |arm| {
+            let free = stream(arm, write, None);
+            let limit = apart(free * of_reads, free * of_writes);
+            stream(arm, write, Some(limit)) / (0.3 * free)
+        });
+    }
+    let what = "a stream that only reads, beside a small budget of writes, of its free rate";
+    within(arm, what, (0.95, 1.05), &mut |arm| {
+        let free = stream(arm, read, None);
+        let limit = apart(free * 2.0, free * 0.1);
+        stream(arm, read, Some(limit)) / free
+    });
 }
 
 /// Of a group that is observed every unit of work is seen, in order of time; of others none.

@@ -61,6 +61,7 @@ macro_rules! conformance {
             pooled_budgets_give_what_a_sleeper_leaves,
             a_budget_goes_to_the_cpu_that_draws_it,
             a_budget_that_is_moved_holds,
+            each_direction_has_its_own_budget,
             units_of_observed_groups_are_seen,
             a_limit_of_cpu_time_is_held,
             undoing_takes_everything_back_and_twice_changes_nothing,

@@ -196,6 +196,9 @@ pub enum MeterKind {
         /// CPUs whose events count the lines that come in only, not those written back: a proxy. Elsewhere both count.
         #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
         fills_only: CpuSet,
+        /// CPUs whose events tell the lines that come in from those written back, so that each can have a budget.
+        #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+        apart: CpuSet,
     },
     /// CPU time × the measured peak single-CPU rate: an upper bound.
     Time,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::control::Moved;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::{ColourChoice, Divides, Mask};
@@ -136,10 +137,33 @@ pub enum Setting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Meter {
-    /// Hardware events.
+    /// Hardware events, whatever they tell of both directions together.
     Hardware,
     /// CPU time × peak single-CPU rate.
     Time,
+    /// Hardware events of lines that come in, those that a store fetches included.
+    Reads,
+    /// Hardware events of lines that are written back.
+    Writes,
+    /// Both, each with a budget of its own: [`Regulation::budget`] is that of the reads.
+    Apart {
+        /// Lines that each CPU may write back per period.
+        writes: Lines,
+    },
+}
+
+impl Meter {
+    /// Whether it counts everybody on a CPU.
+    #[must_use]
+    pub fn counts_all(self) -> bool {
+        self != Self::Time
+    }
+
+    /// Whether it tells lines that come in from those written back.
+    #[must_use]
+    pub fn tells_apart(self) -> bool {
+        matches!(self, Self::Reads | Self::Writes | Self::Apart { .. })
+    }
 }
 
 /// The budgets of several CPUs in one pool, and periods that begin together
@@ -165,7 +189,7 @@ pub struct Pooling {
 pub struct Regulation {
     /// The CPUs, each with its own throttler.
     pub cpus: CpuSet,
-    /// Lines each CPU may move per period.
+    /// Lines that count, which each CPU may move per period.
     pub budget: Lines,
     /// The regulation period.
     pub period: Nanos,
@@ -188,6 +212,39 @@ pub struct Regulation {
     pub least: Lines,
 }
 
+impl Regulation {
+    /// What each CPU may move per period.
+    #[must_use]
+    pub fn budgets(&self) -> Moved {
+        Moved {
+            lines: self.budget,
+            writes: match self.meter {
+                Meter::Apart { writes } => writes,
+                _ => Lines(0),
+            },
+        }
+    }
+}
+
+/// One direction of memory traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// Lines that come in.
+    Read,
+    /// Lines that are written back.
+    Write,
+}
+
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "written back",
+        })
+    }
+}
+
 /// A promise the policy makes to or about a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
@@ -204,6 +261,20 @@ pub enum Promise {
     },
     /// At most this bandwidth.
     LimitBandwidth {
+        /// The rate.
+        rate: Rate,
+    },
+    /// At least this bandwidth in one direction.
+    ReserveDirection {
+        /// Which.
+        direction: Direction,
+        /// The rate.
+        rate: Rate,
+    },
+    /// At most this bandwidth in one direction.
+    LimitDirection {
+        /// Which.
+        direction: Direction,
         /// The rate.
         rate: Rate,
     },
@@ -260,6 +331,8 @@ impl std::fmt::Display for Promise {
             Self::Cpus { cpus } => write!(f, "CPU {cpus} to itself"),
             Self::ReserveBandwidth { rate } => write!(f, "at least {rate}"),
             Self::LimitBandwidth { rate } => write!(f, "at most {rate}"),
+            Self::ReserveDirection { direction, rate } => write!(f, "at least {rate} {direction}"),
+            Self::LimitDirection { direction, rate } => write!(f, "at most {rate} {direction}"),
             Self::LimitCpuTime { share } => write!(f, "at most {share} of a CPU"),
             Self::ReserveWays {
                 level,

@@ -13,7 +13,7 @@ use quell_core::units::{Bytes, Nanos, Rate, Share};
 
 const REFERENCE: &str = include_str!("../../../examples/reference.toml");
 
-const EXAMPLES: [(&str, &str); 5] = [
+const EXAMPLES: [(&str, &str); 6] = [
     ("reference", REFERENCE),
     ("one-cpu", include_str!("../../../examples/one-cpu.toml")),
     (
@@ -24,6 +24,10 @@ const EXAMPLES: [(&str, &str); 5] = [
     (
         "cpu-quota",
         include_str!("../../../examples/cpu-quota.toml"),
+    ),
+    (
+        "read-write",
+        include_str!("../../../examples/read-write.toml"),
     ),
 ];
 

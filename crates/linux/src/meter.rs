@@ -3,11 +3,12 @@
 //! The **time meter** counts the CPU time of the group's cgroup on that CPU (`cpu-clock`, a cgroup event) and takes every
 //! nanosecond for the machine's measured peak single-CPU rate: an upper bound of what the group can have moved, so
 //! promises held with it are `estimated`. The **event meter** counts hardware events of everything that runs on the CPU, kernel
-//! traffic included.
+//! traffic included; two of them count what comes in and what is written back apart.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use quell_core::control::Moved;
 use quell_core::cpuset::CpuId;
 use quell_core::units::{Lines, Nanos, Rate};
 
@@ -33,15 +34,17 @@ pub const MOST_EVENTS: usize = 2;
 pub trait Meter: Send {
     /// Wakes pollers after so many more lines. `taken`: the CPU was taken from the group, by an overflow or a stop, and is given
     /// back to it now; what that costs it is credited.
-    fn arm(&mut self, lines: Lines, taken: bool) -> io::Result<()>;
+    fn arm(&mut self, lines: Moved, taken: bool) -> io::Result<()>;
     /// Wakes nobody until it is armed again.
     fn rest(&mut self) -> io::Result<()>;
     /// The reader was woken: by which overflow, if the kernel recorded one.
     fn woken(&mut self) -> io::Result<Option<Overflow>>;
     /// The most that it can count in a span; absent: nobody knows.
-    fn most(&self, span: Nanos) -> Option<Lines>;
+    fn most(&self, _span: Nanos) -> Option<Lines> {
+        None
+    }
     /// Lines so far, and whether the counters were counting all the time.
-    fn read(&mut self) -> io::Result<(Lines, bool)>;
+    fn read(&mut self) -> io::Result<(Moved, bool)>;
     /// What to poll.
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS];
 }
@@ -90,11 +93,11 @@ impl TimeMeter {
 impl Meter for TimeMeter {
     /// Whether a period that begins while the group runs takes the CPU from it cannot be told from its beginning while the
     /// group sleeps, where nothing is charged: nothing is credited then, and the bound stays one.
-    fn arm(&mut self, lines: Lines, taken: bool) -> io::Result<()> {
+    fn arm(&mut self, lines: Moved, taken: bool) -> io::Result<()> {
         self.armed = self.readings()?;
         let cost = if taken { self.cost } else { Nanos(0) };
         self.credit += cost.0;
-        let span = lines.time_at(self.peak).plus(cost);
+        let span = lines.lines.time_at(self.peak).plus(cost);
         self.alarm.arm(span.0.max(SHORTEST.0))
     }
 
@@ -119,13 +122,11 @@ impl Meter for TimeMeter {
         Some(Lines::at(self.peak, span))
     }
 
-    fn read(&mut self) -> io::Result<(Lines, bool)> {
+    fn read(&mut self) -> io::Result<(Moved, bool)> {
         let reading = self.clock.read()?;
+        let span = Nanos(reading.value).since(Nanos(self.credit));
         // A cgroup event runs only while its group does: enabled and running differ by nature.
-        Ok((
-            Lines::at(self.peak, Nanos(reading.value).since(Nanos(self.credit))),
-            true,
-        ))
+        Ok((Lines::at(self.peak, span).into(), true))
     }
 
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
@@ -156,10 +157,11 @@ impl EventMeter {
 }
 
 impl Meter for EventMeter {
-    fn arm(&mut self, lines: Lines, _: bool) -> io::Result<()> {
+    fn arm(&mut self, lines: Moved, _: bool) -> io::Result<()> {
         // With several events each is armed with its part: whichever comes first, the sum is looked at and, if it
         // is not there yet, all are armed anew with what is left.
         let part = lines
+            .lines
             .0
             .div_ceil(self.events.len().max(1) as u64)
             .max(FEWEST.0);
@@ -179,11 +181,7 @@ impl Meter for EventMeter {
             .max_by_key(|o| o.at))
     }
 
-    fn most(&self, _: Nanos) -> Option<Lines> {
-        None
-    }
-
-    fn read(&mut self) -> io::Result<(Lines, bool)> {
+    fn read(&mut self) -> io::Result<(Moved, bool)> {
         let mut sum = 0u64;
         let mut running = true;
         for event in &self.events {
@@ -191,10 +189,70 @@ impl Meter for EventMeter {
             sum = sum.saturating_add(reading.value);
             running &= reading.running;
         }
-        Ok((Lines(sum), running))
+        Ok((Lines(sum).into(), running))
     }
 
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
         std::array::from_fn(|i| self.events.get(i).map(AsFd::as_fd))
+    }
+}
+
+/// Hardware events of each direction on one CPU.
+#[derive(Debug)]
+pub struct ApartMeter {
+    reads: EventMeter,
+    writes: EventMeter,
+}
+
+impl ApartMeter {
+    /// Counts lines that come in by the sum of `reads`, lines that are written back by the sum of `writes`, on `cpu`.
+    ///
+    /// # Errors
+    /// Where an event cannot be opened, or there are more than can be polled.
+    pub fn open(reads: &[EventCode], writes: &[EventCode], cpu: CpuId) -> io::Result<Self> {
+        if reads.len() + writes.len() > MOST_EVENTS {
+            return Err(io::Error::other(format!(
+                "a meter has {MOST_EVENTS} events at most, not {} and {}",
+                reads.len(),
+                writes.len()
+            )));
+        }
+        Ok(Self {
+            reads: EventMeter::open(reads, cpu)?,
+            writes: EventMeter::open(writes, cpu)?,
+        })
+    }
+}
+
+impl Meter for ApartMeter {
+    fn arm(&mut self, lines: Moved, taken: bool) -> io::Result<()> {
+        self.reads.arm(lines.lines.into(), taken)?;
+        self.writes.arm(lines.writes.into(), taken)
+    }
+
+    fn rest(&mut self) -> io::Result<()> {
+        self.reads.rest()?;
+        self.writes.rest()
+    }
+
+    /// The newest overflow of both: the one that woke.
+    fn woken(&mut self) -> io::Result<Option<Overflow>> {
+        let both = [self.reads.woken()?, self.writes.woken()?];
+        Ok(both.into_iter().flatten().max_by_key(|o| o.at))
+    }
+
+    fn read(&mut self) -> io::Result<(Moved, bool)> {
+        let (reads, counted) = self.reads.read()?;
+        let (writes, too) = self.writes.read()?;
+        let moved = Moved {
+            lines: reads.lines,
+            writes: writes.lines,
+        };
+        Ok((moved, counted && too))
+    }
+
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
+        let mut both = self.reads.events.iter().chain(&self.writes.events);
+        std::array::from_fn(|_| both.next().map(AsFd::as_fd))
     }
 }

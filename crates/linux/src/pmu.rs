@@ -141,13 +141,22 @@ impl Counting {
     /// The codes to open.
     #[must_use]
     pub fn codes(&self) -> Vec<EventCode> {
-        self.events
-            .iter()
-            .map(|e| EventCode {
+        let [mut codes, writes] = self.codes_apart();
+        codes.extend(writes);
+        codes
+    }
+
+    /// The codes of lines that come in, and those of lines written back.
+    #[must_use]
+    pub fn codes_apart(&self) -> [Vec<EventCode>; 2] {
+        [false, true].map(|write| {
+            let events = self.events.iter().filter(|e| e.write == write);
+            let code = |e: &Named| EventCode {
                 kind: self.pmu.kind,
                 config: e.config,
-            })
-            .collect()
+            };
+            events.map(code).collect()
+        })
     }
 
     /// `pmu/event` for each.
@@ -220,6 +229,15 @@ pub fn of_cpu(all: &[Counting], cpu: CpuId) -> Option<&Counting> {
 pub fn fills_only(all: &[Counting], cpus: &CpuSet) -> CpuSet {
     cpus.iter()
         .filter(|cpu| of_cpu(all, *cpu).is_some_and(|c| c.events.iter().all(|e| !e.write)))
+        .collect()
+}
+
+/// Those of `cpus` whose events tell the lines that come in from those written back.
+#[must_use]
+pub fn apart(all: &[Counting], cpus: &CpuSet) -> CpuSet {
+    let both = |c: &Counting| c.codes_apart().iter().all(|codes| !codes.is_empty());
+    cpus.iter()
+        .filter(|cpu| of_cpu(all, *cpu).is_some_and(both))
         .collect()
 }
 
@@ -459,6 +477,32 @@ mod tests {
             config: 0,
         };
         assert!(beside(unknown, None, "page", &|| Ok(Box::new(|| 1))).is_err());
+    }
+
+    #[test]
+    fn a_core_with_an_event_of_each_direction_tells_them_apart() {
+        let counting = |name: &str, cpus: &str, events: &[Named]| Counting {
+            pmu: Pmu {
+                name: name.to_owned(),
+                kind: 4,
+                cpus: Some(cpus.parse().unwrap()),
+            },
+            events: events.to_vec(),
+        };
+        let all = [
+            counting("cpu_core", "0-3", INTEL[0]),
+            counting("cpu_atom", "4-7", INTEL_ATOM[0]),
+        ];
+        let cpus = "0-1,4".parse().unwrap();
+        assert_eq!(apart(&all, &cpus).to_string(), "0-1");
+        assert_eq!(fills_only(&all, &cpus).to_string(), "4");
+        let config = |codes: &[EventCode]| codes.iter().map(|c| c.config).collect::<Vec<_>>();
+        let [reads, writes] = all[0].codes_apart();
+        assert_eq!(
+            (config(&reads), config(&writes)),
+            (vec![0x1f25], vec![0x0226])
+        );
+        assert_eq!(config(&all[0].codes()), [0x1f25, 0x0226]);
     }
 
     #[test]

@@ -133,6 +133,7 @@ pub fn probe(
             let meter = MeterKind::Hardware {
                 events: all.iter().flat_map(Counting::names).collect(),
                 fills_only: pmu::fills_only(&all, &cpus),
+                apart: pmu::apart(&all, &cpus),
             };
             (all, Ok(meter))
         }
@@ -304,7 +305,12 @@ fn bandwidth(means: &Means, cpus: &CpuSet) -> Availability {
     match (&means.realtime, &means.meter) {
         (Err(why), _) => no(format!("{why}; limits fall back to cpu-max"), None),
         (_, MeterKind::None { why }) => no(format!("{why}; limits fall back to cpu-max"), None),
-        (Ok(()), MeterKind::Hardware { events, fills_only }) => {
+        (
+            Ok(()),
+            MeterKind::Hardware {
+                events, fills_only, ..
+            },
+        ) => {
             let how = format!("throttlers on {}", events.join(" + "));
             let least = format!("limits from {floor} of a CPU");
             if fills_only.is_empty() {

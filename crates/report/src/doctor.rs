@@ -276,8 +276,12 @@ fn means(means: &Means) -> Vec<(&'static str, String)> {
         CpusetKind::AffinityOnly => "CPU affinity of the matched tasks only; no cpuset controller",
     };
     let meter = match &means.meter {
-        MeterKind::Hardware { events, fills_only } => format!(
-            "hardware events {}: {}",
+        MeterKind::Hardware {
+            events,
+            fills_only,
+            apart,
+        } => format!(
+            "hardware events {}: {}; {}",
             events.join(", "),
             if fills_only.is_empty() {
                 "lines that come in and lines written back".to_owned()
@@ -285,6 +289,11 @@ fn means(means: &Means) -> Vec<(&'static str, String)> {
                 format!(
                     "lines that come in; on CPUs {fills_only} those written back are not counted"
                 )
+            },
+            match apart.len() {
+                0 => "reads and writes cannot have a budget each".to_owned(),
+                1 => format!("on CPU {apart} reads and writes can have a budget each"),
+                _ => format!("on CPUs {apart} reads and writes can have a budget each"),
             }
         ),
         MeterKind::Time => "CPU time × this machine's peak rate: an upper bound".to_owned(),

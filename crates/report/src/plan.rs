@@ -186,20 +186,34 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::WorkqueueMask { cpus } => format!("run unbound kernel work on {} only", on(cpus)),
         Setting::Regulate(regulation) => {
             let meter = match regulation.meter {
-                Meter::Hardware => "counted by hardware events".to_owned(),
                 Meter::Time => format!("counted as CPU time × {}", shown(regulation.peak)),
+                _ => "counted by hardware events".to_owned(),
+            };
+            let lines = |lines: Lines| {
+                let period = regulation.period;
+                format!(
+                    "{} ({} cache lines per {period})",
+                    rate(lines, period),
+                    lines.0
+                )
+            };
+            let budget = lines(regulation.budget);
+            let what = match regulation.meter {
+                Meter::Hardware | Meter::Time => format!("move {budget}"),
+                Meter::Reads => format!("read {budget}"),
+                Meter::Writes => format!("write back {budget}"),
+                Meter::Apart { writes } => {
+                    format!("read {budget} and write back {}", lines(writes))
+                }
             };
             format!(
-                "let {}{} move {} ({} cache lines per {}), {meter}, and stop it for {} at most at a time",
+                "let {}{} {what}, {meter}, and stop it for {} at most at a time",
                 if regulation.cpus.len() > 1 {
                     "each of "
                 } else {
                     ""
                 },
                 on(&regulation.cpus),
-                rate(regulation.budget, regulation.period),
-                regulation.budget.0,
-                regulation.period,
                 regulation.longest
             )
         }
@@ -315,6 +329,31 @@ mod tests {
         assert!(
             text.contains(", not held, though steps 3 and 4 help\n"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn both_budgets_are_said_in_lines_per_period() {
+        let plan = sample::plan();
+        let mut regulate = plan.steps.into_iter().find_map(|step| match step.set {
+            Setting::Regulate(regulation) => Some(regulation),
+            _ => None,
+        });
+        let regulation = regulate.as_mut().unwrap();
+        (regulation.budget, regulation.period) = (Lines(4_000), Nanos::millis(1));
+        let mut said = |meter| {
+            regulation.meter = meter;
+            let text = describe(&Setting::Regulate(regulation.clone()));
+            text.split(", counted").next().unwrap().to_owned()
+        };
+        let writes = Lines(500);
+        assert_eq!(
+            said(Meter::Apart { writes }),
+            "let CPU 1 read 256MB/s (4000 cache lines per 1ms) and write back 32MB/s (500 cache lines per 1ms)"
+        );
+        assert_eq!(
+            said(Meter::Writes),
+            "let CPU 1 write back 256MB/s (4000 cache lines per 1ms)"
         );
     }
 

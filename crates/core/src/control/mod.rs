@@ -1,53 +1,96 @@
 //! The controllers: pure state machines that read like the papers they come from.
 
+pub mod apart;
 pub mod bandwidth;
 pub mod deadline;
 pub mod pool;
 pub mod pooled;
 pub mod split;
 
-use crate::plan::Regulation;
+use crate::plan::{Meter, Regulation};
 use crate::record::Pooled;
 use crate::units::{Lines, Nanos};
 
+use apart::ApartRegulator;
 use bandwidth::{CpuRegulator, Fast};
 use pool::{Period, Pool};
 use pooled::PooledRegulator;
 
-/// The regulator of one CPU, as its [`Regulation`] wants it; whoever runs it brings the time, the counter's reading and the
+/// Lines of a regulated CPU: what its counters read, or what it may move per period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// What counts against [`Regulation::budget`]: lines that come in, where those written back have a budget of their own.
+    pub lines: Lines,
+    /// Lines written back, where they have; else none.
+    pub writes: Lines,
+}
+
+impl Moved {
+    /// Of all directions.
+    #[must_use]
+    pub fn sum(self) -> Lines {
+        Lines(self.lines.0.saturating_add(self.writes.0))
+    }
+}
+
+impl From<Lines> for Moved {
+    fn from(lines: Lines) -> Self {
+        let writes = Lines(0);
+        Self { lines, writes }
+    }
+}
+
+/// The regulator of one CPU, as its [`Regulation`] wants it; whoever runs it brings the time, the counters' readings and the
 /// pool.
 #[derive(Clone, Debug)]
 pub enum Regulator {
     /// By itself, its periods beginning when it next overflows.
     Alone(CpuRegulator),
+    /// By itself, reads and writes each with a budget.
+    Apart(ApartRegulator),
     /// In the pool.
     Pooled(PooledRegulator),
 }
 
 impl Regulator {
-    /// The regulator of each CPU of `regulation`, at `now` with the counter at `used`. [`Self::begin`] comes next.
+    /// The regulator of each CPU of `regulation`, at `now` with the counters at `used`. [`Self::begin`] comes next.
     #[must_use]
-    pub fn new(regulation: &Regulation, now: Nanos, used: Lines) -> Self {
-        let (budget, period) = (regulation.budget, regulation.period);
-        match &regulation.pooling {
-            Some(rules) => Self::Pooled(PooledRegulator::new(rules, budget, period)),
-            None => Self::Alone(CpuRegulator::new(budget, period, now, used)),
+    pub fn new(regulation: &Regulation, now: Nanos, used: Moved) -> Self {
+        let (budget, period) = (regulation.budgets(), regulation.period);
+        match (&regulation.pooling, regulation.meter) {
+            (Some(rules), _) => Self::Pooled(PooledRegulator::new(rules, budget.lines, period)),
+            (None, Meter::Apart { .. }) => {
+                Self::Apart(ApartRegulator::new(budget, period, now, used))
+            }
+            (None, _) => Self::Alone(CpuRegulator::new(budget.lines, period, now, used.lines)),
         }
     }
 
     /// A stop is over, or a period may have begun.
-    pub fn begin(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Fast {
+    pub fn begin(&mut self, now: Nanos, used: Moved, pool: &impl Pool) -> Fast {
         match self {
-            Self::Alone(regulator) => Fast::NewPeriod(regulator.begin(now, used)),
-            Self::Pooled(regulator) => regulator.begin(now, used, pool),
+            Self::Alone(regulator) => Fast::NewPeriod(regulator.begin(now, used.lines)),
+            Self::Apart(regulator) => regulator.begin(now, used),
+            Self::Pooled(regulator) => regulator.begin(now, used.lines, pool),
         }
     }
 
-    /// The counter overflowed, or there are [`Self::news`].
-    pub fn overflow(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Fast {
+    /// A counter overflowed, or there are [`Self::news`].
+    pub fn overflow(&mut self, now: Nanos, used: Moved, pool: &impl Pool) -> Fast {
         match self {
-            Self::Alone(regulator) => regulator.overflow(now, used),
-            Self::Pooled(regulator) => regulator.overflow(now, used, pool),
+            Self::Alone(regulator) => regulator.overflow(now, used.lines),
+            Self::Apart(regulator) => regulator.overflow(now, used),
+            Self::Pooled(regulator) => regulator.overflow(now, used.lines, pool),
+        }
+    }
+
+    /// With what the counters are armed when it said that `lines` may be moved: where reads and writes have a budget each, these are
+    /// the reads.
+    #[must_use]
+    pub fn armed(&self, lines: Lines, used: Moved) -> Moved {
+        match self {
+            Self::Apart(regulator) => regulator.left(used),
+            Self::Alone(_) | Self::Pooled(_) => lines.into(),
         }
     }
 
@@ -55,15 +98,15 @@ impl Regulator {
     #[must_use]
     pub fn news(&self, pool: &impl Pool) -> bool {
         match self {
-            Self::Alone(_) => false,
+            Self::Alone(_) | Self::Apart(_) => false,
             Self::Pooled(regulator) => regulator.news(pool),
         }
     }
 
     /// The CPU was not counted until now: a budget of its own begins. Budgets in a pool are always counted.
-    pub fn restart(&mut self, now: Nanos, used: Lines) {
+    pub fn restart(&mut self, now: Nanos, used: Moved) {
         if let Self::Alone(regulator) = self {
-            regulator.restart(now, used);
+            regulator.restart(now, used.lines);
         }
     }
 
@@ -79,25 +122,27 @@ impl Regulator {
     #[must_use]
     pub fn period(&self) -> Option<(Period, Nanos)> {
         match self {
-            Self::Alone(_) => None,
+            Self::Alone(_) | Self::Apart(_) => None,
             Self::Pooled(regulator) => Some((regulator.period()?, regulator.end())),
         }
     }
 
     /// Lines per period, from the next one on.
     #[must_use]
-    pub fn budget(&self) -> Lines {
+    pub fn budget(&self) -> Moved {
         match self {
-            Self::Alone(regulator) => regulator.budget(),
-            Self::Pooled(regulator) => regulator.budget(),
+            Self::Alone(regulator) => regulator.budget().into(),
+            Self::Apart(regulator) => regulator.budget(),
+            Self::Pooled(regulator) => regulator.budget().into(),
         }
     }
 
     /// Changes them.
-    pub fn set_budget(&mut self, budget: Lines) {
+    pub fn set_budget(&mut self, budget: Moved) {
         match self {
-            Self::Alone(regulator) => regulator.set_budget(budget),
-            Self::Pooled(regulator) => regulator.set_budget(budget),
+            Self::Alone(regulator) => regulator.set_budget(budget.lines),
+            Self::Apart(regulator) => regulator.set_budget(budget),
+            Self::Pooled(regulator) => regulator.set_budget(budget.lines),
         }
     }
 
@@ -105,7 +150,7 @@ impl Regulator {
     #[must_use]
     pub fn did(&self) -> Option<Pooled> {
         match self {
-            Self::Alone(_) => None,
+            Self::Alone(_) | Self::Apart(_) => None,
             Self::Pooled(regulator) => Some(regulator.did()),
         }
     }
@@ -115,6 +160,7 @@ impl Regulator {
     pub fn forgiven(&self) -> Lines {
         match self {
             Self::Alone(regulator) => regulator.forgiven(),
+            Self::Apart(regulator) => regulator.forgiven(),
             Self::Pooled(regulator) => regulator.forgiven(),
         }
     }

@@ -8,6 +8,7 @@ use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted, Permissio
 use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
+use super::apart;
 use super::cpus::on;
 use super::deadline;
 use super::mba;
@@ -126,6 +127,9 @@ fn limit(
             );
         }
         return None;
+    }
+    if let Some(both) = wanted.apart {
+        return apart::limit(draft, name, group, wanted, both);
     }
     if mechanism == BandwidthMechanism::Mba {
         return mba::limit(draft, name, wanted, explicit);
@@ -318,11 +322,6 @@ fn regulate(
         );
         return None;
     }
-    let along = if capped {
-        throttled_along(draft, name, &cpus)
-    } else {
-        Vec::new()
-    };
     let pooling = pooling::pooling(&draft.policy.regulator, wanted.budget, meter, peak);
     let split = match cpus.len() {
         1 => Split::Even,
@@ -392,31 +391,11 @@ fn regulate(
         Setting::Regulate(regulation),
         because,
     );
-    if !along.is_empty() {
-        draft.notes.push(format!(
-            "when group {name} has used its budget up on a CPU, everybody there stops with it: {} ({})",
-            along.join(", "),
-            if meter == Meter::Hardware {
-                "what they move counts, too"
-            } else {
-                "what they move is not counted"
-            }
-        ));
-        if let Some(group) = draft.groups.iter_mut().find(|g| g.name == name) {
-            group.throttled_along = along;
-        }
-    }
     if !capped {
         // No limit on this group, and none that others' reserves could rest on.
         return None;
     }
-    if longest > Nanos::millis(5) {
-        draft.notes.push(format!(
-            "one uninterrupted stop may last {longest}: calls elsewhere that wait for this CPU's kernel workers (madvise, \
-             fadvise, memory compaction) wait that long"
-        ));
-    }
-    sibling_note(draft, name, &cpus);
+    stops_others(draft, name, &cpus, meter);
     if shared {
         draft.notes.push(format!(
             "group {name} draws more than {rate} where others leave what is theirs, or all have drawn all there is: \
@@ -433,9 +412,36 @@ fn regulate(
         level,
         by: Some(id),
         weakest,
-        counts_all: meter == Meter::Hardware,
+        counts_all: meter.counts_all(),
         cpus,
     })
+}
+
+/// Who is stopped with a group that is regulated on these CPUs, and what else a stop there is to others.
+pub(super) fn stops_others(draft: &mut Draft<'_>, name: &str, cpus: &CpuSet, meter: Meter) {
+    let along = throttled_along(draft, name, cpus);
+    if !along.is_empty() {
+        draft.notes.push(format!(
+            "when group {name} has used its budget up on a CPU, everybody there stops with it: {} ({})",
+            along.join(", "),
+            if meter.counts_all() {
+                "what they move counts, too"
+            } else {
+                "what they move is not counted"
+            }
+        ));
+        if let Some(group) = draft.groups.iter_mut().find(|g| g.name == name) {
+            group.throttled_along = along;
+        }
+    }
+    let longest = draft.policy.regulator.longest;
+    if longest > Nanos::millis(5) {
+        draft.notes.push(format!(
+            "one uninterrupted stop may last {longest}: calls elsewhere that wait for this CPU's kernel workers (madvise, \
+             fadvise, memory compaction) wait that long"
+        ));
+    }
+    sibling_note(draft, name, cpus);
 }
 
 /// What a limit held by this meter on these CPUs is worth, and the weakest link.
@@ -446,7 +452,7 @@ fn worth(draft: &Draft<'_>, meter: Meter, cpus: &CpuSet) -> (Level, Option<Strin
             return (Level::Estimated, Some(why.to_owned()));
         }
         (Meter::Hardware, MeterKind::Hardware { fills_only, .. }) => fills_only.intersection(cpus),
-        (Meter::Hardware, _) => CpuSet::EMPTY,
+        _ => CpuSet::EMPTY,
     };
     if unseen.is_empty() {
         return (Level::Regulated, None);

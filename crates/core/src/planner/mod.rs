@@ -3,11 +3,12 @@
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
 //! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
-//! turns rates into budgets, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around a target, [`together`] tells who
+//! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around a target, [`together`] tells who
 //! stops with whom, [`sharing`] who shares a cache.
 
 mod allot;
 mod amounts;
+mod apart;
 mod bandwidth;
 mod claims;
 mod cpus;

@@ -11,6 +11,7 @@ use crate::plan::Refusal;
 use crate::policy::{Bandwidth, CpusWanted, Group, Permission, Policy, Role, Sustainable};
 use crate::units::{Rate, Share};
 
+use super::apart::Apart;
 use super::cpus::{Division, Part, on};
 
 /// The share of a CPU below which no limit is held there: what the kernel gives ordinary tasks beside a real-time thread,
@@ -256,7 +257,11 @@ impl Others<'_> {
         };
         (1..=cpus).rev().find(|n| {
             let n = *n as u64;
-            let rate = match self.policy.cap(group) {
+            let cap = self.policy.cap(group);
+            if let Some(both) = cap.and_then(Apart::of) {
+                return both.holds(measured, floor, n);
+            }
+            let rate = match cap {
                 Some(Bandwidth::Rate(rate)) => rate,
                 Some(Bandwidth::Share(share)) => draw(n).part(share),
                 _ => return false,

@@ -81,8 +81,8 @@ pub(super) fn pooling(
     let given = keys.quantum.map(|bytes| Lines(bytes.0 / LINE_BYTES));
     let usual = Lines(QUANTUM.0 / LINE_BYTES);
     let usual = match meter {
-        Meter::Hardware => usual,
         Meter::Time => usual.max(Lines::at(peak, QUANTUM_TIME)),
+        _ => usual,
     };
     is_pooled(keys, budget).then(|| Pooling {
         reclaim: keys.reclaim,

@@ -5,6 +5,7 @@ use crate::policy::{Bandwidth, Sustainable};
 use crate::units::{Rate, Share};
 
 use super::Draft;
+use super::apart::Apart;
 use super::cpus::on;
 use super::pooling::Budget;
 
@@ -20,6 +21,8 @@ pub(super) struct Wanted {
     /// Groups that have this limit together with the first.
     pub(super) with: Vec<String>,
     pub(super) budget: Budget,
+    /// The same by direction, where each is to have its own; then `rate` is the sum.
+    pub(super) apart: Option<Apart>,
 }
 
 impl Wanted {
@@ -55,8 +58,15 @@ pub(super) fn resolve(
     key: &str,
     wanted: Bandwidth,
 ) -> Option<Wanted> {
-    let share = match wanted {
-        Bandwidth::Rate(rate) => {
+    let apart = Apart::of(wanted);
+    let given = match wanted {
+        Bandwidth::Share(share) => Err(share),
+        Bandwidth::Rate(rate) => Ok(rate),
+        Bandwidth::ReadWrite { .. } => Ok(apart.map_or(Rate(0), Apart::sum)),
+    };
+    let share = match given {
+        Err(share) => share,
+        Ok(rate) => {
             return Some(Wanted {
                 group: name.to_owned(),
                 rate,
@@ -64,11 +74,9 @@ pub(super) fn resolve(
                 of: None,
                 with: Vec::new(),
                 budget: Budget::Limit,
+                apart,
             });
         }
-        // Refused as "not yet" before.
-        Bandwidth::ReadWrite { .. } => return None,
-        Bandwidth::Share(share) => share,
     };
     let cpus = draft.division.of(name).cpus.clone();
     match draft.sustainable(&cpus) {
@@ -85,6 +93,7 @@ pub(super) fn resolve(
             of: Some(rate),
             with: Vec::new(),
             budget: Budget::Limit,
+            apart,
         }),
         None => {
             draft.refuse(

@@ -8,6 +8,7 @@ use crate::policy::{Bandwidth, Group, Role, Sustainable};
 use crate::units::Rate;
 
 use super::Draft;
+use super::apart::Apart;
 use super::bandwidth::Limited;
 use super::cpus::on;
 use super::deadline;
@@ -72,7 +73,8 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
                 .sustainable(&draft.division.of(name).cpus)
                 .map_or(0, |r| r.part(share).0)
                 .max(kept(name)),
-            _ => kept(name),
+            Some(both) => Apart::of(both).map_or(0, |a| a.sum().0).max(kept(name)),
+            None => kept(name),
         })
         .sum();
     let spare = total.0.saturating_sub(fixed);
@@ -116,6 +118,7 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
             of: None,
             with: names.collect(),
             budget: Budget::Spare,
+            apart: None,
         }
     };
     Some(parts.into_iter().map(wanted).collect())
@@ -314,12 +317,22 @@ pub(super) fn judge_reserves(
             // Nobody else is there: still only as good as the measured rate.
             level = Level::Estimated;
         }
-        draft.promises.push(Held {
-            group: name.clone(),
-            promise: Promise::ReserveBandwidth { rate: *rate },
-            level,
-            held_by,
-            weakest,
-        });
+        let apart = policy.groups.get(name).and_then(|g| g.reserve.bandwidth);
+        let promises: Vec<Promise> = match apart.and_then(Apart::of) {
+            None => vec![Promise::ReserveBandwidth { rate: *rate }],
+            Some(both) => both
+                .given()
+                .map(|(direction, rate)| Promise::ReserveDirection { direction, rate })
+                .collect(),
+        };
+        draft
+            .promises
+            .extend(promises.into_iter().map(|promise| Held {
+                group: name.clone(),
+                promise,
+                level,
+                held_by: held_by.clone(),
+                weakest: weakest.clone(),
+            }));
     }
 }

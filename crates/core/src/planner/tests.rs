@@ -5,6 +5,7 @@ use crate::plan::Meter;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 use std::collections::BTreeMap;
 
+mod apart;
 mod boards;
 mod deadline;
 mod mba;
@@ -120,11 +121,13 @@ role = 'best-effort'
 command = ['b']
 ";
 
-/// The machine with counters that count; on the CPUs `fills_only` they miss what is written back.
+/// The machine with counters that count; on the CPUs `fills_only` they miss what is written back, elsewhere they tell it apart.
 fn counted(mut machine: Inventory, fills_only: &str) -> Inventory {
+    let fills_only: CpuSet = fills_only.parse().unwrap();
     machine.means.meter = MeterKind::Hardware {
         events: vec!["cpu/x".to_owned()],
-        fills_only: fills_only.parse().unwrap(),
+        apart: machine.cpu_set().difference(&fills_only),
+        fills_only,
     };
     machine
 }

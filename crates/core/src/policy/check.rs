@@ -297,6 +297,18 @@ fn reserve_and_limit(found: &mut Found, at: &Path, group: &Group) {
     let more = match (group.reserve.bandwidth, group.limit.bandwidth) {
         (Some(Bandwidth::Rate(least)), Some(Bandwidth::Rate(most))) => least > most,
         (Some(Bandwidth::Share(least)), Some(Bandwidth::Share(most))) => least > most,
+        (
+            Some(Bandwidth::ReadWrite { read, write }),
+            Some(Bandwidth::ReadWrite {
+                read: most_read,
+                write: most_write,
+            }),
+        ) => {
+            let more = |least: Option<Rate>, most: Option<Rate>| {
+                least.zip(most).is_some_and(|(least, most)| least > most)
+            };
+            more(read, most_read) || more(write, most_write)
+        }
         _ => false,
     };
     if more {

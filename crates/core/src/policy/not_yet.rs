@@ -2,7 +2,6 @@
 //! standing there with the value that is done anyway.
 
 use super::sections::PressureController;
-use super::values::Bandwidth;
 use super::{Group, Policy};
 use crate::plan::Refusal;
 
@@ -41,15 +40,7 @@ fn group_keys(list: &mut Vec<Refusal>, at: &str, group: &Group) {
             refuse(list, &format!("{at}.{key}"), what, remedy);
         }
     };
-    let apart = |b: Option<Bandwidth>| matches!(b, Some(Bandwidth::ReadWrite { .. }));
     let reserve = &group.reserve;
-    let one = Some("give one rate or percentage");
-    key(
-        apart(reserve.bandwidth),
-        "reserve.bandwidth",
-        "telling reads from writes",
-        one,
-    );
     key(
         reserve.memory.is_some(),
         "reserve.memory",
@@ -61,12 +52,6 @@ fn group_keys(list: &mut Vec<Refusal>, at: &str, group: &Group) {
         "reserve.files",
         "keeping files resident",
         None,
-    );
-    key(
-        apart(group.limit.bandwidth),
-        "limit.bandwidth",
-        "telling reads from writes",
-        one,
     );
     key(
         group.limit.memory.is_some(),

@@ -35,7 +35,7 @@ const fn ninety_nine() -> f64 {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Reserve {
-    /// Memory bandwidth.
+    /// Memory bandwidth. As a table: of lines that come in, and of lines written back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
     /// A part of the cache that nobody else fills; parts that two groups name are shared by them.
@@ -64,7 +64,8 @@ impl Reserve {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Limit {
-    /// Memory bandwidth. Absent: what the reserves of others leave.
+    /// Memory bandwidth. Absent: what the reserves of others leave. As a table: of lines that come in (those that a store fetches
+    /// included) and of lines written back, where hardware counters tell them apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
     /// Memory. Absent: steered by `[pressure]`.

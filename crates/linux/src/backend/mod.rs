@@ -445,6 +445,13 @@ impl Backend for Linux {
             }
             // One whose throttler has ended is not moved: that was told when it was found.
             Action::Budget { cpus, budget } => {
+                let mut apart = self.throttlers.iter().map(|r| &r.throttler);
+                if let Some(one) = apart.find(|t| t.apart && cpus.contains(t.cpu)) {
+                    return Err(BackendError(format!(
+                        "CPU {} has a budget of reads and one of writes: neither is moved by one for both",
+                        one.cpu
+                    )));
+                }
                 for regulated in &self.throttlers {
                     if cpus.contains(regulated.throttler.cpu) {
                         regulated.throttler.set_budget(*budget);

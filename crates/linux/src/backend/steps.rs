@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_core::cpuset::CpuSet;
+use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::plan::{Meter as MeterKind, REST, Regulation, Setting, Step};
 use quell_core::policy::Split;
 use quell_core::record::Pooled;
@@ -16,7 +16,7 @@ use crate::change::Hands;
 use crate::cpuset::Keep;
 use crate::error::{Error, Result};
 use crate::home::Home;
-use crate::meter::{EventMeter, Meter, TimeMeter};
+use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
 use crate::pmu::{self, Counting};
 use crate::pool::Pool;
 use crate::root::Files;
@@ -259,15 +259,9 @@ impl Linux {
                     let meter = TimeMeter::open(&dir, cpu, regulation.peak, regulation.stop_cost);
                     Box::new(meter.map_err(|e| failed("its CPU clock cannot be counted", e))?)
                 }
-                MeterKind::Hardware => {
-                    let codes = pmu::of_cpu(&self.counting, cpu)
-                        .map(Counting::codes)
-                        .unwrap_or_default();
-                    Box::new(
-                        EventMeter::open(&codes, cpu)
-                            .map_err(|e| failed("its counters cannot be opened", e))?,
-                    )
-                }
+                hardware => self
+                    .event_meter(hardware, cpu)
+                    .map_err(|e| failed("its counters cannot be opened", e))?,
             };
             let lease = Arc::clone(self.session()?.0.lease());
             let permit = Arc::new(move |now| lease.is_held(now));
@@ -286,6 +280,23 @@ impl Linux {
             self.splits.push(Splits::new(regulation, rt::now()));
         }
         Ok(())
+    }
+
+    /// Hardware events of a CPU, as the meter wants them.
+    fn event_meter(&self, wanted: MeterKind, cpu: CpuId) -> std::io::Result<Box<dyn Meter>> {
+        let counting = pmu::of_cpu(&self.counting, cpu);
+        let [reads, writes] = counting.map(Counting::codes_apart).unwrap_or_default();
+        let meter = match wanted {
+            MeterKind::Apart { .. } => {
+                return Ok(Box::new(ApartMeter::open(&reads, &writes, cpu)?));
+            }
+            MeterKind::Reads => EventMeter::open(&reads, cpu),
+            MeterKind::Writes => EventMeter::open(&writes, cpu),
+            MeterKind::Hardware | MeterKind::Time => {
+                EventMeter::open(&[reads, writes].concat(), cpu)
+            }
+        };
+        Ok(Box::new(meter?))
     }
 
     /// What the throttlers of this hold share.

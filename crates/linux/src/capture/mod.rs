@@ -479,7 +479,8 @@ model name : Small'''
             machine.means.meter,
             quell_core::inventory::MeterKind::Hardware {
                 events: vec!["cpu/LONGEST_LAT_CACHE.MISS".to_owned()],
-                fills_only: machine.cpu_set()
+                fills_only: machine.cpu_set(),
+                apart: CpuSet::EMPTY,
             }
         );
         assert_eq!(machine.identity.architecture, "x86_64");

@@ -26,7 +26,7 @@ use std::thread::JoinHandle;
 
 use quell_core::control::Regulator;
 use quell_core::cpuset::CpuId;
-use quell_core::plan::Regulation;
+use quell_core::plan::{Meter as Wanted, Regulation};
 use quell_core::record::Pooled;
 use quell_core::units::{Lines, Nanos};
 
@@ -124,6 +124,8 @@ struct Shared {
 pub struct Throttler {
     /// The regulated CPU.
     pub cpu: CpuId,
+    /// Reads and writes have a budget each.
+    pub apart: bool,
     pooled: bool,
     shared: Arc<Shared>,
     bed: Arc<Bed>,
@@ -178,6 +180,7 @@ impl Throttler {
             .map_err(|_| io::Error::other("the throttler thread died while starting"))?;
         let throttler = Self {
             cpu,
+            apart: matches!(regulation.meter, Wanted::Apart { .. }),
             pooled: regulation.pooling.is_some(),
             shared,
             bed,
@@ -206,7 +209,7 @@ impl Throttler {
         Lines(self.stats().lines.load(Ordering::Relaxed))
     }
 
-    /// Lines per period.
+    /// Lines per period; where reads and writes have a budget each, that of the reads.
     #[must_use]
     pub fn budget(&self) -> Lines {
         Lines(self.shared.budget.load(Ordering::Relaxed))

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
-use quell_core::control::Regulator;
 use quell_core::control::bandwidth::Fast;
 use quell_core::control::pool::Period;
+use quell_core::control::{Moved, Regulator};
 use quell_core::cpuset::CpuId;
 use quell_core::record::Decision;
 use quell_core::units::{Lines, Nanos};
@@ -46,9 +46,9 @@ pub(super) struct Task {
     /// Nothing is counted, because the budget is no limit.
     pub(super) free: bool,
     /// What the meter read last.
-    pub(super) used: Lines,
+    pub(super) used: Moved,
     /// With what the meter was armed, and what it read then.
-    pub(super) armed: Option<(Lines, Lines)>,
+    pub(super) armed: Option<(Moved, Moved)>,
     pub(super) meter: Box<dyn Meter>,
     pub(super) permit: Permit,
     pub(super) shared: Arc<Shared>,
@@ -91,7 +91,7 @@ impl Task {
 
     fn read(&mut self) -> Result<(), Lost> {
         match self.meter.read() {
-            Ok((lines, true)) => self.used = lines,
+            Ok((moved, true)) => self.used = moved,
             _ => return Err(Lost::Meter),
         }
         Ok(())
@@ -143,9 +143,10 @@ impl Task {
         };
         self.read()?;
         let (now, used) = (rt::now(), self.used);
-        let budget = self.budget();
-        if budget != self.regulator.budget() {
-            self.regulator.set_budget(budget);
+        let lines = self.budget();
+        let budget = self.regulator.budget();
+        if lines != budget.lines {
+            self.regulator.set_budget(Moved { lines, ..budget });
         }
         if self.free {
             self.regulator.restart(now, used);
@@ -163,7 +164,7 @@ impl Task {
             self.pool.wake_for(period);
         }
         let stats = &self.shared.stats;
-        stats.lines.store(used.0, Ordering::Relaxed);
+        stats.lines.store(used.sum().0, Ordering::Relaxed);
         stats
             .forgiven
             .store(self.regulator.forgiven().0, Ordering::Relaxed);
@@ -185,7 +186,7 @@ impl Task {
         if news || woken == Woken::ByCounter {
             stats.decisions.push(&Decision {
                 at: now,
-                used,
+                used: used.sum(),
                 what,
                 reaction: overflow.map(|o| (now.since(o.at), o.kernel)),
             });
@@ -204,7 +205,7 @@ impl Task {
         alone
             && self
                 .most
-                .is_some_and(|most| self.regulator.budget() >= most)
+                .is_some_and(|most| self.regulator.budget().lines >= most)
     }
 
     fn rest(&mut self) -> Result<(), Lost> {
@@ -213,6 +214,7 @@ impl Task {
     }
 
     fn arm(&mut self, lines: Lines, taken: bool) -> Result<(), Lost> {
+        let lines = self.regulator.armed(lines, self.used);
         let arm = (lines, self.used);
         // Of a CPU that drew nothing since, nothing has to be changed.
         if taken || self.armed != Some(arm) {
@@ -275,7 +277,7 @@ impl Task {
                     }
                     if bell[0].revents().contains(PollFlags::IN) {
                         self.bed.heard();
-                        if self.free && self.budget() != self.regulator.budget() {
+                        if self.free && self.budget() != self.regulator.budget().lines {
                             return Ok(Woken::ByTime);
                         }
                     }

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod apart;
 mod pooled;
 
 use std::fs;
@@ -413,7 +414,7 @@ fn an_event_meter_counts_everybody_on_its_cpu_and_wakes() {
         config: SW_MINOR_FAULTS,
     };
     let mut meter = EventMeter::open(&[code], busy.cpu).unwrap();
-    meter.arm(Lines(1_000), false).unwrap();
+    meter.arm(Lines(1_000).into(), false).unwrap();
     let before = meter.read().unwrap();
     // 16 MiB touched page by page on that CPU: 4096 faults.
     let cpu = busy.cpu;
@@ -427,7 +428,7 @@ fn an_event_meter_counts_everybody_on_its_cpu_and_wakes() {
     .unwrap();
     let after = meter.read().unwrap();
     assert!(
-        after.1 && after.0.0 >= before.0.0 + 4_096,
+        after.1 && after.0.lines.0 >= before.0.lines.0 + 4_096,
         "{before:?} → {after:?}"
     );
     let descriptors = meter.descriptors();

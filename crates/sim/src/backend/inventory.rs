@@ -18,8 +18,9 @@ use crate::board::Board;
 use crate::frames::PAGE_SHIFT;
 use crate::profile::Profile;
 
-/// The counter that regulates, as `pmu/event`.
-pub(super) const METER: &str = "sim/lines-read";
+/// The counters, as `pmu/event`.
+const READ: &str = "sim/lines-read";
+const WRITTEN: &str = "sim/lines-written";
 
 /// The machine, nothing measured.
 pub(super) fn inventory(board: &Board) -> Inventory {
@@ -50,7 +51,7 @@ pub(super) fn inventory(board: &Board) -> Inventory {
         caches: caches(board),
         nodes: vec![Node {
             id: 0,
-            cpus: all,
+            cpus: all.clone(),
             memory: Bytes(board.memory()),
         }],
         mechanisms: mechanisms(profile),
@@ -59,10 +60,7 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             movable_irqs: 0,
             fixed_irqs: 0,
             workqueue_mask: true,
-            meter: MeterKind::Hardware {
-                events: vec![METER.to_owned()],
-                fills_only: (0..count).collect(),
-            },
+            meter: meter(profile, &all),
             time_meter: false,
             realtime: Ok(()),
             cpu_max: profile.mechanisms.available.contains(&Mechanism::CpuMax),
@@ -75,6 +73,17 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             profile: profile.name.clone(),
             parameters: profile.parameters(),
         }),
+    }
+}
+
+/// What counts: where both directions go together, as the profile says; each by itself everywhere.
+fn meter(profile: &Profile, all: &CpuSet) -> MeterKind {
+    let both = profile.counters.writes;
+    let names: &[&str] = if both { &[READ, WRITTEN] } else { &[READ] };
+    MeterKind::Hardware {
+        events: names.iter().map(|name| (*name).to_owned()).collect(),
+        fills_only: if both { CpuSet::new() } else { all.clone() },
+        apart: all.clone(),
     }
 }
 
@@ -130,8 +139,8 @@ fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availabil
             "the simulated scheduler keeps everybody else off",
         ),
         Mechanism::Bandwidth => (
-            Level::Estimated,
-            "an interrupt when a counter of lines read from memory overflows",
+            Level::Regulated,
+            "an interrupt when a counter of lines read from memory, or of lines written back, overflows",
         ),
         Mechanism::Ways => (
             Level::Enforced,

@@ -436,6 +436,12 @@ impl Backend for Sim {
                 if let Some(cpu) = free {
                     return Err(BackendError(format!("CPU {cpu} is not regulated")));
                 }
+                let apart = |cpu: &CpuId| self.os.regulated_apart(*cpu as usize);
+                if let Some(cpu) = cpus.iter().find(apart) {
+                    return Err(BackendError(format!(
+                        "CPU {cpu} has a budget of reads and one of writes: neither is moved by one for both"
+                    )));
+                }
                 self.os.set_budget(cpus, *budget);
             }
             Action::Stop(subject) => {

@@ -82,17 +82,34 @@ pub struct CoreCounts {
 }
 
 impl CoreCounts {
-    /// Lines read from DRAM, for whatever reason: what the counter that regulates counts.
+    /// Lines read from DRAM, for whatever reason.
     #[must_use]
     pub fn lines(&self) -> u64 {
         self.reads + self.prefetches
     }
+
+    /// Lines moved, whatever the direction.
+    #[must_use]
+    pub fn moved(&self) -> u64 {
+        self.lines() + self.writebacks
+    }
+}
+
+/// After so many more lines a core's counters overflow: read, written back, of both together. Absent: never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Armed {
+    /// Lines read.
+    pub read: Option<u64>,
+    /// Lines written back.
+    pub written: Option<u64>,
+    /// Lines moved.
+    pub moved: Option<u64>,
 }
 
 /// What a core tells whoever runs programs on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Raised {
-    /// The counter of lines read reached what it was armed with.
+    /// A counter reached what it was armed with. None of the core's overflows again before they are armed anew.
     Overflow {
         /// The core.
         core: usize,
@@ -155,8 +172,8 @@ struct Core {
     /// When the next request of a throttled class may leave.
     leaves: Picos,
     counts: CoreCounts,
-    /// Lines read at which the counter overflows.
-    armed: u64,
+    /// What lines read, written back and both together are at which a counter overflows.
+    armed: [u64; 3],
 }
 
 /// A line on its way that a prefetcher asked for.
@@ -262,7 +279,7 @@ impl Machine {
             ahead: Vec::new(),
             leaves: 0,
             counts: CoreCounts::default(),
-            armed: u64::MAX,
+            armed: [u64::MAX; 3],
         };
         let caches = Hierarchy::new(&levels, CLASSES)?;
         let tlbs = match &description.tlb {
@@ -396,10 +413,18 @@ impl Machine {
         core.time = core.time.max(at);
     }
 
-    /// Has the counter of `core` overflow after so many more lines read; `None`: never.
-    pub fn arm(&mut self, core: usize, lines: Option<u64>) {
+    /// Has the counters of `core` overflow as told from now on.
+    pub fn arm(&mut self, core: usize, armed: Armed) {
         let core = &mut self.cores[core];
-        core.armed = lines.map_or(u64::MAX, |lines| core.counts.lines().saturating_add(lines));
+        let after = [armed.read, armed.written, armed.moved].into_iter();
+        let at = after.zip(core.counted()).map(|(lines, now)| {
+            let lines = lines.map(|lines| now.saturating_add(lines.max(1)));
+            lines.unwrap_or(u64::MAX)
+        });
+        core.armed
+            .iter_mut()
+            .zip(at)
+            .for_each(|(old, new)| *old = new);
     }
 
     /// Goes once through a program's memory for `class`, line by line, without time passing: as memory is touched before a program
@@ -468,6 +493,25 @@ fn pace(description: &Description, lookups: Picos) -> Picos {
 }
 
 impl Core {
+    /// Lines read, written back, and both together.
+    fn counted(&self) -> [u64; 3] {
+        let counts = &self.counts;
+        [counts.lines(), counts.writebacks, counts.moved()]
+    }
+
+    /// Whether a counter has overflowed since it was armed; then none does again.
+    fn overflows(&mut self) -> bool {
+        let over = self
+            .counted()
+            .iter()
+            .zip(&self.armed)
+            .any(|(now, at)| now >= at);
+        if over {
+            self.armed = [u64::MAX; 3];
+        }
+        over
+    }
+
     /// When it acts next if nothing comes to it: never, where it waits.
     fn acts(&self) -> Picos {
         if self.state == State::Ready && !self.halted {

@@ -200,8 +200,7 @@ impl Machine {
             if access.effect != Effect::Use {
                 let began = core.time;
                 core.time += self.clock;
-                self.rid(n, address, access.effect, began);
-                return None;
+                return self.rid(n, address, access.effect, began);
             }
             let level = self.caches.access(n, program.class, address, access.write);
             let looked_up = core.time + self.latencies[level];
@@ -235,7 +234,6 @@ impl Machine {
                 number
             };
             let gap = self.gaps[usize::from(program.class)];
-            let lines = core.counts.lines();
             let mut writebacks = self.caches.writebacks().len() as u64;
             for &line in self.caches.writebacks() {
                 send(Kind::Write, looked_up, line);
@@ -286,19 +284,17 @@ impl Machine {
             }
             core.counts.writebacks += writebacks;
             program.counts.writebacks += writebacks;
-            if core.counts.lines() > lines && core.counts.lines() >= core.armed {
-                core.armed = u64::MAX;
-                return Some(Raised::Overflow { core: n, at: began });
-            }
-            return None;
+            return core
+                .overflows()
+                .then_some(Raised::Overflow { core: n, at: began });
         }
     }
 }
 
 impl Machine {
-    /// `core` has a line stored past the caches, written back or flushed at `at`. If it goes to memory it holds one of the
+    /// `core` has a line stored past the caches, written back or flushed at `began`. If it goes to memory it holds one of the
     /// core's misses until the controller has taken it: write-combining buffers are line-fill buffers.
-    fn rid(&mut self, n: usize, address: u64, effect: Effect, at: Picos) {
+    fn rid(&mut self, n: usize, address: u64, effect: Effect, began: Picos) -> Option<Raised> {
         let changed = match effect {
             Effect::Use => false,
             Effect::Past => {
@@ -308,26 +304,28 @@ impl Machine {
             Effect::WriteBack => self.caches.write_back(n, address),
             Effect::Flush => self.caches.flush(n, address),
         };
-        if changed {
-            let core = &mut self.cores[n];
-            let class = core.program.as_ref().map_or(0, |program| program.class);
-            let ready = at + self.latencies[self.caches.levels()];
-            let at = leaves(&mut core.leaves, ready, self.gaps[usize::from(class)]);
-            self.numbers += 1;
-            self.messages.push(Reverse(Message {
-                at,
-                kind: Kind::Store,
-                core: n,
-                number: self.numbers << CORE_BITS | n as u64,
-                address: address & !(LINE - 1),
-            }));
-            let core = &mut self.cores[n];
-            core.counts.writebacks += 1;
-            if let Some(program) = &mut core.program {
-                program.counts.writebacks += 1;
-            }
-            core.flying += 1;
+        if !changed {
+            return None;
         }
+        let core = &mut self.cores[n];
+        let class = core.program.as_ref().map_or(0, |program| program.class);
+        let ready = began + self.latencies[self.caches.levels()];
+        let at = leaves(&mut core.leaves, ready, self.gaps[usize::from(class)]);
+        self.numbers += 1;
+        self.messages.push(Reverse(Message {
+            at,
+            kind: Kind::Store,
+            core: n,
+            number: self.numbers << CORE_BITS | n as u64,
+            address: address & !(LINE - 1),
+        }));
+        core.counts.writebacks += 1;
+        if let Some(program) = &mut core.program {
+            program.counts.writebacks += 1;
+        }
+        core.flying += 1;
+        core.overflows()
+            .then_some(Raised::Overflow { core: n, at: began })
     }
 }
 

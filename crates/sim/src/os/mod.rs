@@ -116,6 +116,8 @@ pub struct Os {
     cores: Vec<Core>,
     classes: Classes,
     quotas: BTreeMap<u8, Quota>,
+    /// A budget for both directions counts lines written back, too.
+    counts_writes: bool,
     pool: SharedPool,
     splits: Vec<Splits>,
     tasks: BTreeMap<TaskId, Task>,
@@ -141,6 +143,7 @@ impl Os {
             cores,
             classes: Classes::new(&board.description.levels),
             quotas: BTreeMap::new(),
+            counts_writes: board.profile.counters.writes,
             pool: SharedPool::new(Nanos(0)),
             splits: Vec::new(),
             tasks: BTreeMap::new(),

@@ -2,17 +2,18 @@
 
 use std::cmp::Reverse;
 
-use quell_core::control::Regulator;
 use quell_core::control::bandwidth::Fast;
 use quell_core::control::pool::Pool;
 use quell_core::control::split::ByDemand;
+use quell_core::control::{Moved, Regulator};
 use quell_core::cpuset::CpuSet;
-use quell_core::plan::Regulation;
+use quell_core::plan::{Meter, Regulation};
 use quell_core::policy::Split;
 use quell_core::record::{Decision, Pooled};
 use quell_core::units::{Lines, Nanos};
 
 use super::{Due, Os, PS};
+use crate::machine::Armed;
 
 /// What the regulator of a core has done since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +34,7 @@ pub struct Throttled {
 #[derive(Debug)]
 pub(super) struct Regulated {
     regulator: Regulator,
+    meter: Meter,
     /// Since when it has been stopped.
     stopped: Option<Nanos>,
     did: Throttled,
@@ -64,16 +66,17 @@ impl Os {
             .collect();
         let first = self.pooled_cores().is_empty();
         for core in cores.iter().copied() {
-            let used = self.used(core);
+            let used = self.counted(core, regulation.meter);
             self.leave(core);
             self.cores[core].regulated = Some(Regulated {
                 regulator: Regulator::new(regulation, now, used),
+                meter: regulation.meter,
                 stopped: None,
                 did: Throttled::default(),
                 decisions: Vec::new(),
             });
             if regulation.pooling.is_none() {
-                self.machine.arm(core, Some(regulation.budget.0.max(1)));
+                self.arm(core, regulation.meter, regulation.budgets());
             }
         }
         if regulation.pooling.is_some() {
@@ -84,7 +87,7 @@ impl Os {
         }
         if regulation.split == Split::Demand && cores.len() > 1 {
             let total = Lines(regulation.budget.0.saturating_mul(cores.len() as u64));
-            let used = cores.iter().map(|core| self.used(*core)).collect();
+            let used = cores.iter().map(|core| self.used(*core).lines).collect();
             let by = ByDemand::new(total, regulation.least, regulation.period, now, used);
             let due = Due::Split(self.splits.len());
             self.events.push(Reverse((by.next().0 * PS, due)));
@@ -101,7 +104,7 @@ impl Os {
         for core in &cores {
             let regulated = self.cores.get_mut(*core).and_then(|c| c.regulated.as_mut());
             if let Some(regulated) = regulated {
-                regulated.regulator.set_budget(budget);
+                regulated.regulator.set_budget(budget.into());
             }
         }
         for splits in self.splits.iter_mut().filter(|s| s.cores == cores) {
@@ -140,8 +143,44 @@ impl Os {
         Some((did, std::mem::take(&mut regulated.decisions)))
     }
 
-    fn used(&self, core: usize) -> Lines {
-        Lines(self.machine.counts(core).lines())
+    /// Whether reads and writes of a core have a budget each.
+    #[must_use]
+    pub fn regulated_apart(&self, core: usize) -> bool {
+        let regulated = self.cores.get(core).and_then(|c| c.regulated.as_ref());
+        regulated.is_some_and(|r| matches!(r.regulator, Regulator::Apart(_)))
+    }
+
+    /// What the counters of a core read that its regulator looks at.
+    fn used(&self, core: usize) -> Moved {
+        let regulated = self.cores[core].regulated.as_ref();
+        self.counted(core, regulated.map_or(Meter::Hardware, |r| r.meter))
+    }
+
+    fn counted(&self, core: usize, meter: Meter) -> Moved {
+        let counts = self.machine.counts(core);
+        let (read, written) = (Lines(counts.lines()), Lines(counts.writebacks));
+        match meter {
+            Meter::Apart { .. } => Moved {
+                lines: read,
+                writes: written,
+            },
+            Meter::Writes => written.into(),
+            Meter::Hardware if self.counts_writes => Lines(counts.moved()).into(),
+            Meter::Hardware | Meter::Time | Meter::Reads => read.into(),
+        }
+    }
+
+    /// Arms what a meter counts.
+    fn arm(&mut self, core: usize, meter: Meter, lines: Moved) {
+        let (first, writes) = (Some(lines.lines.0), Some(lines.writes.0));
+        let mut armed = Armed::default();
+        match meter {
+            Meter::Apart { .. } => (armed.read, armed.written) = (first, writes),
+            Meter::Writes => armed.written = first,
+            Meter::Hardware if self.counts_writes => armed.moved = first,
+            Meter::Hardware | Meter::Time | Meter::Reads => armed.read = first,
+        }
+        self.machine.arm(core, armed);
     }
 
     /// The handler of a counter's interrupt.
@@ -153,21 +192,17 @@ impl Os {
             return;
         };
         regulated.did.overflows += 1;
-        regulated.did.lines = used.0;
+        regulated.did.lines = used.sum().0;
         let before = self.pool.period();
         let what = regulated.regulator.overflow(now, used, &self.pool);
         regulated.decisions.push(Decision {
             at: now,
-            used,
+            used: used.sum(),
             what,
             reaction: Some((delay, false)),
         });
         self.follow(core, what);
         let alone = !self.is_pooled(core);
-        if let (true, Fast::ThrottleUntil(until)) = (alone, what) {
-            let at = (until.0 * PS).max(self.now + self.costs.interrupt.0 * PS);
-            self.events.push(Reverse((at, Due::Release(core))));
-        }
         let period = self.pool.period();
         if !alone && (period != before || self.pool.is_free(period)) {
             for other in self.pooled_cores() {
@@ -180,24 +215,36 @@ impl Os {
 
     /// Does what a regulator has decided.
     fn follow(&mut self, core: usize, what: Fast) {
-        let now = self.now();
+        let (now, used) = (self.now(), self.used(core));
         let busy = self.now + self.costs.interrupt.0 * PS;
         let Some(regulated) = &mut self.cores[core].regulated else {
             return;
         };
         let lines = match what {
-            Fast::Rearm(lines) | Fast::NewPeriod(lines) => Some(lines.0),
+            Fast::Rearm(lines) | Fast::NewPeriod(lines) => Some(lines),
             Fast::RunFreeUntil(_) => None,
-            Fast::ThrottleUntil(_) => {
+            Fast::ThrottleUntil(until) => {
                 if regulated.stopped.is_none() {
                     regulated.did.throttles += 1;
                     regulated.stopped = Some(now);
                     self.machine.halt(core, self.now);
                 }
+                // Who is in the pool is let go by that.
+                if !matches!(regulated.regulator, Regulator::Pooled(_)) {
+                    let at = (until.0 * PS).max(busy);
+                    self.events.push(Reverse((at, Due::Release(core))));
+                }
                 return;
             }
         };
-        self.machine.arm(core, lines);
+        let meter = regulated.meter;
+        match lines.map(|lines| regulated.regulator.armed(lines, used)) {
+            Some(lines) => self.arm(core, meter, lines),
+            None => self.machine.arm(core, Armed::default()),
+        }
+        let Some(regulated) = &mut self.cores[core].regulated else {
+            return;
+        };
         let Some(since) = regulated.stopped.take() else {
             self.machine.delay(core, busy);
             return;
@@ -231,7 +278,7 @@ impl Os {
         if regulated.stopped.is_some() || !matches!(what, Fast::Rearm(_) | Fast::NewPeriod(_)) {
             regulated.decisions.push(Decision {
                 at: now,
-                used,
+                used: used.sum(),
                 what,
                 reaction: None,
             });
@@ -265,17 +312,21 @@ impl Os {
         let Some(splits) = self.splits.get(which) else {
             return;
         };
-        let used = splits.cores.iter().map(|core| self.used(*core)).collect();
+        let used = splits
+            .cores
+            .iter()
+            .map(|core| self.used(*core).lines)
+            .collect();
         let budget = |core: &usize| {
             let regulated = self.cores[*core].regulated.as_ref();
-            regulated.map_or(Lines(0), |r| r.regulator.budget())
+            regulated.map_or(Lines(0), |r| r.regulator.budget().lines)
         };
         let budgets: Vec<Lines> = splits.cores.iter().map(budget).collect();
         let splits = &mut self.splits[which];
         let parts = splits.by.step(now, used, &budgets);
         for (core, part) in splits.cores.iter().zip(parts) {
             if let Some(regulated) = &mut self.cores[*core].regulated {
-                regulated.regulator.set_budget(part);
+                regulated.regulator.set_budget(part.into());
             }
         }
         let next = splits.by.next().0 * PS;

@@ -244,6 +244,10 @@ pub struct Prefetcher {
 pub struct Counters {
     /// From an overflow to its interrupt being handled.
     pub delay: Nanos,
+    /// A budget for both directions counts lines written back, too, not lines read alone. A budget of one direction counts that one
+    /// either way.
+    #[serde(default)]
+    pub writes: bool,
     /// Where the numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.

@@ -150,7 +150,11 @@ impl Profile {
                 text("distance", &p.distance),
             ]);
         }
-        all.push(vec![text("delay", &self.counters.delay)]);
+        let counters = &self.counters;
+        all.push(vec![
+            text("delay", &counters.delay),
+            text("writes", &counters.writes),
+        ]);
         let os = &self.os;
         all.push(vec![
             text("slice", &os.slice),

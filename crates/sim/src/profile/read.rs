@@ -45,7 +45,7 @@ const TLB: &[&str] = &[
     "tagged",
 ];
 const PREFETCHER: &[&str] = &["on", "streams", "degree", "distance"];
-const COUNTERS: &[&str] = &["delay"];
+const COUNTERS: &[&str] = &["delay", "writes"];
 const OS: &[&str] = &["slice", "switch", "interrupt", "frames"];
 const MECHANISMS: &[&str] = &["available", "ways", "mba", "exclusion"];
 

@@ -7,6 +7,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod apart;
 mod determinism;
 mod divide;
 mod generators;

@@ -1,0 +1,409 @@
+//! Limits with a budget for each direction: lines that come in, and lines that are written back.
+//!
+//! Only counters tell the two apart. Nothing stands in for them: neither CPU time, nor the kernel's quota of it, nor the hardware's
+//! percentages know what a program does with its time.
+
+use crate::cpuset::CpuSet;
+use crate::inventory::{Measured, MeterKind};
+use crate::mechanism::{Level, Mechanism};
+use crate::plan::{Direction, Held, Meter, Promise, Regulation, Setting};
+use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted, Split};
+use crate::units::{LINE_BYTES, Lines, Rate, Share};
+
+use super::Draft;
+use super::bandwidth::{Limited, regulator, stops_others};
+use super::cpus::on;
+use super::deadline;
+use super::mba;
+use super::others::floor;
+use super::pooling::{self, Budget};
+use super::rates::{Wanted, about, rounded};
+
+/// What is wanted of each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Apart {
+    read: Option<Rate>,
+    write: Option<Rate>,
+}
+
+impl Apart {
+    /// `None` where both go together.
+    pub(super) fn of(wanted: Bandwidth) -> Option<Self> {
+        match wanted {
+            Bandwidth::ReadWrite { read, write } => Some(Self { read, write }),
+            Bandwidth::Rate(_) | Bandwidth::Share(_) => None,
+        }
+    }
+
+    /// Both together; what is not given counts for nothing.
+    pub(super) fn sum(self) -> Rate {
+        Rate(
+            self.given()
+                .map(|(_, rate)| rate.0)
+                .fold(0, u64::saturating_add),
+        )
+    }
+
+    /// The directions that a rate is given for.
+    pub(super) fn given(self) -> impl Iterator<Item = (Direction, Rate)> {
+        let read = self.read.map(|rate| (Direction::Read, rate));
+        let write = self.write.map(|rate| (Direction::Write, rate));
+        read.into_iter().chain(write)
+    }
+
+    /// Whether so many CPUs can be held to it, split evenly.
+    pub(super) fn holds(self, measured: &Measured, floor: Share, cpus: u64) -> bool {
+        self.given().all(|(direction, rate)| {
+            Share::ratio(rate.0 / cpus.max(1), peak(measured, direction).0) >= floor
+        })
+    }
+}
+
+/// The most that one CPU was seen to move in a direction: every line of a plain store comes in and is written back, a copy does one half
+/// of its bytes each. Where operations were not measured, what it moved in all.
+fn peak(measured: &Measured, direction: Direction) -> Rate {
+    let of: &[(&str, u64)] = match direction {
+        Direction::Read => &[("read", 1), ("write", 1), ("copy", 1)],
+        Direction::Write => &[
+            ("write", 1),
+            ("non-temporal", 1),
+            ("copy", 2),
+            ("copy-non-temporal", 2),
+        ],
+    };
+    of.iter()
+        .filter_map(|(operation, part)| Some(Rate(measured.by_operation.get(*operation)?.0 / part)))
+        .max()
+        .unwrap_or(measured.peak_cpu)
+}
+
+/// A direction that is limited, on each CPU.
+struct Way {
+    direction: Direction,
+    /// Of the whole group.
+    rate: Rate,
+    each: Rate,
+    peak: Rate,
+    /// The CPU can move more than that.
+    binds: bool,
+    lines: Lines,
+}
+
+/// Limits a group's directions.
+pub(super) fn limit(
+    draft: &mut Draft<'_>,
+    name: &str,
+    group: &Group,
+    wanted: &Wanted,
+    apart: Apart,
+) -> Option<Limited> {
+    let key = wanted.key();
+    if let Some((why, remedy)) = unsuited(draft, group, wanted) {
+        draft.refuse(key, why, Some(remedy.to_owned()));
+        return None;
+    }
+    let cpus = draft.division.of(name).cpus.clone();
+    if cpus.is_empty() {
+        // Refused for its CPUs already.
+        return None;
+    }
+    if let Err((why, remedy)) = counted_apart(draft, name, &cpus) {
+        draft.refuse(key, why, Some(remedy));
+        return None;
+    }
+    let Some(measured) = draft.machine.measured.as_ref() else {
+        draft.refuse(
+            key,
+            "the peak rate of one CPU has not been measured on this machine",
+            Some("run `quell doctor --deep` once".to_owned()),
+        );
+        return None;
+    };
+    let ways: Vec<Way> = apart
+        .given()
+        .map(|(direction, rate)| {
+            let each = Rate(rate.0 / cpus.len() as u64);
+            Way {
+                direction,
+                rate,
+                each,
+                peak: peak(measured, direction),
+                binds: each < measured.peak_cpu,
+                lines: Lines::at(each, draft.period),
+            }
+        })
+        .collect();
+    let mut refused = false;
+    for way in ways.iter().filter(|way| way.binds) {
+        if let Some((why, remedy)) = unheld(draft, name, way, &cpus) {
+            draft.refuse(key.clone(), why, Some(remedy));
+            refused = true;
+        }
+    }
+    if refused {
+        return None;
+    }
+    let done = regulate(draft, name, wanted, apart, &ways, cpus);
+    if draft.policy.mechanisms.bandwidth == BandwidthMechanism::MbaAndRegulator && done.by.is_some()
+    {
+        let rate = done.rate;
+        mba::beside(
+            draft,
+            name,
+            &Wanted {
+                rate,
+                ..wanted.clone()
+            },
+            &done,
+        );
+    }
+    Some(done)
+}
+
+/// What of the policy does not go with two budgets, and what to do instead.
+fn unsuited(
+    draft: &Draft<'_>,
+    group: &Group,
+    wanted: &Wanted,
+) -> Option<(&'static str, &'static str)> {
+    let one = "give one rate or percentage";
+    if draft.policy.mechanisms.bandwidth == BandwidthMechanism::Mba {
+        return Some((
+            "the hardware delays requests to memory whatever their direction",
+            "have it held by the regulator (mechanisms.bandwidth = \"regulator\"), or give one percentage",
+        ));
+    }
+    if pooling::is_pooled(&draft.policy.regulator, wanted.budget) {
+        return Some((
+            "not yet: budgets of reads and writes are not pooled: a CPU that is stopped for one direction would hold back what it has \
+             left of the other",
+            "leave regulator.reclaim and regulator.after out, or give one rate or percentage",
+        ));
+    }
+    deadline::moves(draft.policy, group).then_some((
+        "not yet: the loop around a target moves one budget of a CPU, not one for each direction",
+        one,
+    ))
+}
+
+/// Whether the counters of these CPUs tell the directions apart; if not, why, and what to do about it.
+fn counted_apart(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Result<(), (String, String)> {
+    let one = "give one rate or percentage for both together";
+    let blind = |why: String| {
+        let why = format!("reads and writes are told apart by hardware counters only: {why}");
+        (why, one.to_owned())
+    };
+    match regulator(draft, name, cpus) {
+        Err(why) => Err((
+            format!("only the regulator tells reads from writes: {why}"),
+            one.to_owned(),
+        )),
+        Ok(Meter::Time) if draft.policy.regulator.meter == MeterWanted::Time => Err((
+            "CPU time tells nothing about the direction of traffic (regulator.meter = \"time\")".to_owned(),
+            format!("leave regulator.meter out, or {one}"),
+        )),
+        Ok(Meter::Time) => Err(blind(
+            "none counts on this machine, and CPU time tells nothing about the direction of traffic".to_owned(),
+        )),
+        Ok(_) => match &draft.machine.means.meter {
+            MeterKind::Hardware { apart, .. } if cpus.is_subset(apart) => Ok(()),
+            MeterKind::Hardware { apart, .. } => {
+                let open = cpus.difference(apart);
+                let (those, s) = if open.len() > 1 { ("those", "") } else { ("that", "s") };
+                let (why, one) = blind(format!(
+                    "{those} of {} see{s} no lines that are written back (no such event, or it was not seen to count)",
+                    on(&open)
+                ));
+                Err((
+                    why,
+                    if apart.is_empty() {
+                        one
+                    } else {
+                        format!("run the group on CPUs {apart} (`cpus`), or {one}")
+                    },
+                ))
+            }
+            _ => Err(blind("none counts on this machine".to_owned())),
+        },
+    }
+}
+
+/// Why a budget cannot be held, and what to do instead.
+fn unheld(draft: &Draft<'_>, name: &str, way: &Way, cpus: &CpuSet) -> Option<(String, String)> {
+    let Way {
+        direction,
+        rate,
+        each,
+        peak,
+        ..
+    } = way;
+    let floor = floor(draft.policy, draft.machine);
+    let share = Share::ratio(each.0, peak.0);
+    if share < floor {
+        let lowest = peak.part(floor).0.max(1);
+        let raised = lowest.saturating_mul(cpus.len() as u64).div_ceil(1_000_000) * 1_000_000;
+        let fewer = rate.0 / lowest;
+        let mut remedy = format!("raise it to at least {}", Rate(raised));
+        if (1..cpus.len() as u64).contains(&fewer) {
+            remedy = format!(
+                "{remedy}, or confine the group to fewer CPUs (group.{name}.cpus = {fewer})"
+            );
+        }
+        let why = format!(
+            "{rate} {direction} is {} {}: {} of its time at the peak of {} in that direction, below the floor of {floor}, \
+             which the kernel gives ordinary tasks whatever a throttler does: the limit would leak",
+            rounded(*each),
+            match cpus.len() {
+                1 => format!("on {}", on(cpus)),
+                _ => format!("for each of {}", on(cpus)),
+            },
+            about(share),
+            rounded(*peak)
+        );
+        let lower = "lower regulator.floor and write require = \"none\": nothing is promised then";
+        return Some((why, format!("{remedy}, or {lower}")));
+    }
+    (way.lines.0 == 0).then(|| {
+        let why = format!(
+            "{rate} {direction} over {} CPUs is less than one line of {LINE_BYTES} bytes per {}",
+            cpus.len(),
+            draft.period
+        );
+        (why, "raise the limit or the period".to_owned())
+    })
+}
+
+fn regulate(
+    draft: &mut Draft<'_>,
+    name: &str,
+    wanted: &Wanted,
+    apart: Apart,
+    ways: &[Way],
+    cpus: CpuSet,
+) -> Limited {
+    let lines = |direction| {
+        let mut binding = ways.iter().filter(|w| w.binds);
+        binding.find(|w| w.direction == direction).map(|w| w.lines)
+    };
+    let meter = match (lines(Direction::Read), lines(Direction::Write)) {
+        (Some(read), Some(writes)) => Some((read, Meter::Apart { writes })),
+        (Some(read), None) => Some((read, Meter::Reads)),
+        (None, Some(writes)) => Some((writes, Meter::Writes)),
+        (None, None) => None,
+    };
+    let (mut level, mut weakest) = (Level::Regulated, None);
+    if draft.machine.simulated.is_none() {
+        weakest = Some("what is stored past the caches may be counted by neither event".to_owned());
+    }
+    if let Some(doubt) = draft.machine.measured.as_ref().and_then(Measured::doubt) {
+        level = Level::Estimated;
+        weakest = Some(doubt);
+    }
+    let by = meter.map(|(budget, meter)| {
+        let because = because(ways, cpus.len());
+        let origin = &wanted.origin;
+        let what = if wanted.budget == Budget::Limit {
+            "limit"
+        } else {
+            "reserve"
+        };
+        let measured = draft.machine.measured.as_ref();
+        let regulation = Regulation {
+            cpus: cpus.clone(),
+            budget,
+            period: draft.period,
+            meter,
+            peak: measured.map_or(Rate(0), |m| m.peak_cpu),
+            stop_cost: measured.and_then(|m| m.stop_cost).unwrap_or_default(),
+            longest: draft.policy.regulator.longest,
+            pooling: None,
+            split: Split::Even,
+            least: Lines(0),
+        };
+        let id = draft.step(
+            Some(name),
+            Mechanism::Bandwidth,
+            Setting::Regulate(regulation),
+            format!("{what} {because}{origin}"),
+        );
+        stops_others(draft, name, &cpus, meter);
+        id
+    });
+    let kernel = draft.machine.means.kernel_floor;
+    for way in ways {
+        let (level, weakest) = if !way.binds {
+            let why = format!(
+                "the measured peak of its CPUs is its bound ({} for each)",
+                rounded(
+                    draft
+                        .machine
+                        .measured
+                        .as_ref()
+                        .map_or(Rate(0), |m| m.peak_cpu)
+                )
+            );
+            (Level::Estimated, Some(why))
+        } else if Share::ratio(way.each.0, way.peak.0) < kernel {
+            let why = format!(
+                "it is below the {kernel} of a CPU that the kernel gives ordinary tasks whatever we do"
+            );
+            (Level::None, Some(why))
+        } else {
+            (level, weakest.clone())
+        };
+        draft.promises.push(Held {
+            group: name.to_owned(),
+            promise: Promise::LimitDirection {
+                direction: way.direction,
+                rate: way.rate,
+            },
+            level,
+            held_by: by.filter(|_| way.binds).into_iter().collect(),
+            weakest,
+        });
+    }
+    // What others' reserves rest on: a direction that is left open bounds nothing.
+    let open = [Direction::Read, Direction::Write]
+        .into_iter()
+        .find(|d| ways.iter().all(|way| way.direction != *d));
+    if let Some(open) = open {
+        (level, weakest) = (Level::None, Some(format!("nothing limits what is {open}")));
+    }
+    Limited {
+        group: name.to_owned(),
+        rate: apart.sum(),
+        level,
+        by,
+        weakest,
+        counts_all: open.is_none() && by.is_some(),
+        cpus,
+    }
+}
+
+/// Both budgets, and where they come from.
+fn because(ways: &[Way], cpus: usize) -> String {
+    let each: Vec<String> = ways
+        .iter()
+        .map(|way| {
+            let (rate, direction) = (way.rate, way.direction);
+            if way.binds {
+                let share = about(Share::ratio(way.each.0, way.peak.0));
+                let peak = rounded(way.peak);
+                format!("{rate} {direction} ({share} of the {peak} that one CPU can)")
+            } else {
+                format!("{rate} {direction} (no budget: its CPUs cannot)")
+            }
+        })
+        .collect();
+    let both = if ways.iter().filter(|way| way.binds).count() > 1 {
+        "; whichever is used up first stops the CPU"
+    } else {
+        ""
+    };
+    let split = if cpus > 1 {
+        "; split evenly, since budgets of one direction are not yet split by demand"
+    } else {
+        ""
+    };
+    format!("{}{both}{split}", each.join(", and "))
+}
