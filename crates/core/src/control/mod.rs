@@ -2,6 +2,7 @@
 
 pub mod bandwidth;
 pub mod deadline;
+pub mod deadlines;
 pub mod pool;
 pub mod pooled;
 pub mod split;
