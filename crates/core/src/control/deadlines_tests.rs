@@ -137,11 +137,12 @@ proptest! {
         }
         let given: Vec<f64> = units.iter().filter(|u| u.1 >= SETTLED).map(|u| u.3.0 as f64).collect();
         let mean = given.iter().sum::<f64>() / given.len() as f64;
-        prop_assert!(mean >= 0.88 * best, "{mean:e} of {best:e} on average");
-        // No oscillation: it stays where it is, to within a few hundredths.
+        prop_assert!(mean >= 0.85 * best, "{mean:e} of {best:e} on average");
+        // It stays where it is, to within a few hundredths, but for one way back: who was not the least when it gave in last, and is late
+        // later, goes back to what it left before that.
         let low = given.iter().copied().fold(f64::MAX, f64::min);
         let high = given.iter().copied().fold(0.0, f64::max);
-        prop_assert!(low >= 0.7 * best, "{low:e} of {best:e} at least");
+        prop_assert!(low >= 0.4 * best, "{low:e} of {best:e} at least");
         prop_assert!(high <= 1.15 * best, "{high:e} of {best:e} at most");
     }
 
