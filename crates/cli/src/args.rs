@@ -428,6 +428,9 @@ pub enum Generator {
         /// Its SCHED_FIFO priority, 1 to 79 (default: an ordinary task)
         #[arg(long)]
         priority: Option<u32>,
+        /// Say what a job moves and works on, as a program does through quell-client
+        #[arg(long)]
+        declares: bool,
         /// Its pages, and common options
         #[command(flatten)]
         buffer: Buffer,

@@ -113,6 +113,7 @@ pub fn run(args: &Bench) -> Result {
             passes,
             deadline,
             priority,
+            declares,
             buffer,
         } => generator(
             &Workload::Periodic {
@@ -123,6 +124,7 @@ pub fn run(args: &Bench) -> Result {
                 passes: *passes,
                 deadline: *deadline,
                 priority: *priority,
+                declares: *declares,
             },
             &buffer.common,
         ),

@@ -1,5 +1,6 @@
 //! `quell compare`
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -7,6 +8,7 @@ use std::path::Path;
 use quell_core::experiment::{Experiment, Subject};
 use quell_core::inventory::Inventory;
 use quell_core::plan::Refusal;
+use quell_core::policy::Policy;
 use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
 
 use crate::args::Compare;
@@ -183,7 +185,10 @@ pub fn carry_out(
         wanted.experiment,
         target.machines(),
         &machine,
-        &quell_core::planner::plan,
+        &|policy: &Policy, machine: &Inventory| {
+            let solos = crate::profile::solos(policy, machine, on, &BTreeMap::new());
+            quell_core::planner::plan_beside(policy, machine, &solos)
+        },
         &options,
         &mut bar,
     );

@@ -1,10 +1,12 @@
 //! `quell plan`
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
 use quell_core::inventory::Inventory;
 use quell_core::plan::{Plan as Planned, Refusal};
+use quell_core::planner::Solos;
 use quell_core::policy::Policy;
 use quell_core::text::place_of;
 use quell_linux::capture::Capture;
@@ -28,8 +30,13 @@ pub fn policy(path: &Path, open: bool) -> Result<Policy> {
 }
 
 /// Plans a policy for a machine; what is refused names the file, if there is one.
-pub fn plan(policy: &Policy, path: Option<&Path>, machine: &Inventory) -> Result<Planned> {
-    quell_core::planner::plan(policy, machine).map_err(|all| refused(&all, path))
+pub fn plan(
+    policy: &Policy,
+    path: Option<&Path>,
+    machine: &Inventory,
+    solos: &Solos,
+) -> Result<Planned> {
+    quell_core::planner::plan_beside(policy, machine, solos).map_err(|all| refused(&all, path))
 }
 
 /// Refusals, each with its place in the file, if there is one, in the order of the file.
@@ -90,7 +97,8 @@ pub fn run(args: &Plan) -> Result {
             machine
         }
     };
-    let plan = plan(&policy, Some(&args.policy), &machine)?;
+    let solos = crate::profile::solos(&policy, &machine, &args.on, &BTreeMap::new());
+    let plan = plan(&policy, Some(&args.policy), &machine, &solos)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&plan).map_err(failed)?);
     } else {

@@ -3,6 +3,7 @@
 pub mod args;
 mod probe;
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -10,10 +11,12 @@ use quell_core::backend::{Program, SubjectSpec};
 use quell_core::cpuset::CpuSet;
 use quell_core::deep::Fingerprint;
 use quell_core::demand::{
-    BIN, Measuring, PROFILE_SCHEMA, Profile, Quantity, Sampler, Series, Sought, Subject,
+    BIN, Measuring, PROFILE_SCHEMA, Profile, Quantity, Sampler, Series, Sought, Subject, UnitTimes,
     WorkingSet, assess, bins, proposal,
 };
 use quell_core::inventory::{Inventory, MeterKind};
+use quell_core::planner::{Solo, Solos};
+use quell_core::policy::{Group, Policy, Target as PolicyTarget};
 use quell_core::task::TaskMatch;
 use quell_core::units::{LINE_BYTES, Nanos};
 use quell_core::workload::Workload;
@@ -107,6 +110,7 @@ struct Found<'a> {
     counters: Vec<(Quantity, Vec<(Nanos, u64)>)>,
     measuring: Measuring,
     working_set: Option<WorkingSet>,
+    units_ns: Vec<u64>,
     /// CPU time that looking took.
     cost: Option<Nanos>,
     machine: &'a Inventory,
@@ -152,6 +156,7 @@ fn profile(args: &Args, subject: &Subject, found: Found<'_>) -> Result<Profile> 
         total,
         burst,
         working_set: found.working_set,
+        units: UnitTimes::of(found.units_ns),
         sampler: found.cost.map(|cost| Sampler {
             readings: times.unwrap_or(0) as u64,
             unread_bins: unread,
@@ -177,7 +182,7 @@ fn on_sim(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
         group: subject.name(),
         program: Program::Generator(run.clone()),
         cpus: args.cpus.clone(),
-        env: std::collections::BTreeMap::new(),
+        env: BTreeMap::new(),
         capture: true,
     };
     let mut bar = Bar::new();
@@ -191,6 +196,7 @@ fn on_sim(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
         ],
         measuring: Measuring::Simulated,
         working_set: watched.working_set,
+        units_ns: watched.units_ns,
         cost: None,
         fingerprint: Fingerprint::of(&machine, None),
         machine: &machine,
@@ -270,6 +276,7 @@ fn on_linux(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
         counters,
         measuring,
         working_set: watched.working_set,
+        units_ns: watched.units_ns,
         cost: Some(watched.cost),
         fingerprint: machine::fingerprint(&machine),
         machine: &machine,
@@ -323,14 +330,14 @@ fn place(name: &str) -> Result<PathBuf> {
     Ok(dir.join("profiles").join(format!("{name}.json")))
 }
 
-/// Its name, and the machine's, if it is a simulated one.
-fn file_name(profile: &Profile) -> String {
+/// What the profile of a program is called: its name, and the machine's, if that is a simulated one.
+fn named(program: &str, backend: &str) -> String {
     let fit = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    match profile.backend.strip_prefix("sim:") {
-        None => profile.name.clone(),
+    match backend.strip_prefix("sim:") {
+        None => program.to_owned(),
         Some(sim) => {
             let sim: String = sim.chars().map(|c| if fit(c) { c } else { '-' }).collect();
-            format!("{}@{sim}", profile.name)
+            format!("{program}@{sim}")
         }
     }
 }
@@ -338,7 +345,7 @@ fn file_name(profile: &Profile) -> String {
 fn keep(profile: &Profile, out: Option<&Path>) -> Result<()> {
     let path = match out {
         Some(path) => path.to_owned(),
-        None => place(&file_name(profile))?,
+        None => place(&named(&profile.name, &profile.backend))?,
     };
     let text = serde_json::to_string(profile).map_err(failed)?;
     machine::write_whole(&path, &(text + "\n")).map_err(|e| {
@@ -369,6 +376,69 @@ fn stored(named: &str) -> Result<Profile> {
         None => return Err(wrong(&format!("it is not a {PROFILE_SCHEMA}"))),
     }
     serde_json::from_value(value).map_err(|e| wrong(&e))
+}
+
+/// What the profiles tell of the groups whose targets are slowdowns. `launched`: the programs that the command line names, by group.
+pub fn solos(
+    policy: &Policy,
+    machine: &Inventory,
+    on: &On,
+    launched: &BTreeMap<String, Vec<String>>,
+) -> Solos {
+    let now = match on {
+        On::Linux => machine::fingerprint(machine),
+        On::Sim(_) => Fingerprint::of(machine, None),
+    };
+    let solo = |(name, group): (&String, &Group)| {
+        let target = group.target.as_ref().filter(|t| t.slowdown.is_some())?;
+        let command = launched.get(name).or(group.command.as_ref());
+        let program = match (command, group.matching.as_slice()) {
+            (Some(command), _) => Subject::Command {
+                command: command.clone(),
+            }
+            .name(),
+            (None, []) => name.clone(),
+            (None, matching) => Subject::Tasks {
+                matching: matching.to_vec(),
+            }
+            .name(),
+        };
+        let profile = target
+            .profile
+            .clone()
+            .unwrap_or_else(|| named(&program, &on.name()));
+        let took = alone(&profile, target, &now);
+        Some((name.clone(), Solo { profile, took }))
+    };
+    policy.groups.iter().filter_map(solo).collect()
+}
+
+/// What units took alone at a target's percentile, or why nobody knows.
+fn alone(
+    profile: &str,
+    target: &PolicyTarget,
+    now: &Fingerprint,
+) -> std::result::Result<Nanos, String> {
+    let stored =
+        stored(profile).map_err(|e| format!("there is no profile {profile}: {}", e.text))?;
+    let changed = stored.machine.changed(now);
+    if !changed.is_empty() {
+        return Err(format!(
+            "profile {profile} was made on another machine: {}",
+            changed.join(", ")
+        ));
+    }
+    let tells_none = || format!("profile {profile} tells of no units of work (docs/client.md)");
+    let units = stored.units.ok_or_else(tells_none)?;
+    // One of so many units may be late: fewer say nothing of it.
+    let least = (100.0 / (100.0 - target.percentile).max(0.1)).round();
+    if (units.units as f64) < least {
+        return Err(format!(
+            "profile {profile} tells of {} units of work, and {least} are needed for percentile {}",
+            units.units, target.percentile
+        ));
+    }
+    units.at(target.share()).ok_or_else(tells_none)
 }
 
 fn show(profile: &Profile, args: &Args) -> Result {

@@ -18,6 +18,7 @@ use quell_linux::backend::Linux;
 use crate::args::Run;
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::machine;
+use crate::target::On;
 
 /// The limit of best-effort tasks when the options name none.
 const USUAL_LIMIT: Share = Share::percent(20);
@@ -58,7 +59,13 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     } else {
         machine::linux()?
     };
-    let plan = crate::plan::plan(policy, args.policy.as_deref(), &machine)?;
+    let command = |subject: &SubjectSpec| match &subject.program {
+        Program::Command(command) => Some((subject.group.clone(), command.clone())),
+        Program::Generator(_) => None,
+    };
+    let launched = subjects.iter().filter_map(command).collect();
+    let solos = crate::profile::solos(policy, &machine, &On::Linux, &launched);
+    let plan = crate::plan::plan(policy, args.policy.as_deref(), &machine, &solos)?;
     if let Some(path) = &args.save {
         save(policy, subjects, path)?;
     }
@@ -370,6 +377,11 @@ impl Sink for Told {
             } else if lost || self.holding || !self.quiet {
                 eprintln!("quell: {what}");
             }
+        }
+        if let Event::Declared { group, declared } = event
+            && !self.quiet
+        {
+            eprintln!("quell: {group} says: {declared}");
         }
         if let Event::Units {
             group, units, late, ..

@@ -1,9 +1,11 @@
 //! `quell status` and `quell restore`
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use quell_core::plan::{Plan, Setting};
+use quell_core::plan::{GroupId, Plan, Setting};
+use quell_core::record::Declared;
 use quell_core::units::Nanos;
 use quell_linux::lease::{self, Lease, State};
 use quell_linux::lock::Lock;
@@ -24,6 +26,9 @@ struct Run {
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Plan>,
     throttled: Vec<Cpu>,
+    /// What programs say of their units, by group.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    declared: BTreeMap<GroupId, Declared>,
 }
 
 #[derive(Debug, Serialize)]
@@ -71,6 +76,8 @@ fn look(dir: &Path) -> Result<Run> {
     let plan: Option<Plan> = fs::read_to_string(dir.join(session::PLAN))
         .ok()
         .and_then(|text| serde_json::from_str(&text).ok());
+    let declared = fs::read_to_string(dir.join(session::DECLARED)).ok();
+    let declared = declared.and_then(|text| serde_json::from_str(&text).ok());
     let mut throttled = Vec::new();
     for step in plan.iter().flat_map(|p| &p.steps) {
         let Setting::Regulate(regulation) = &step.set else {
@@ -106,6 +113,7 @@ fn look(dir: &Path) -> Result<Run> {
         changes: undo::left_by(dir).map(|all| all.len()).unwrap_or(0),
         plan,
         throttled,
+        declared: declared.unwrap_or_default(),
     })
 }
 
@@ -123,6 +131,9 @@ fn show(run: &Run) {
             cpu.throttles,
             Nanos(cpu.throttled_ns / 1_000_000 * 1_000_000)
         );
+    }
+    for (group, declared) in &run.declared {
+        println!("  group {group} says: {declared}");
     }
     if let Some(plan) = &run.plan {
         print!("{}", quell_report::plan_text(plan, machine::style()));

@@ -1,8 +1,9 @@
 /* Tells Quell how a program's work is going: which time a unit of work is to take, and which it took.
  *
- * Link with libquell_client (.a or .so). Without Quell quell_open() returns NULL, and every call takes NULL and does
- * nothing. A session belongs to the process that opened it (a forked child's calls do nothing), and one thread uses it.
- * Telling of a unit makes no system call. docs/client.md has the shared memory behind it, byte by byte. */
+ * Link with libquell_client (.a or .so). Quell may have launched the program, or come later, or not at all: while it is not there,
+ * telling of a unit looks for it at most once a second, and otherwise makes no system call. A session belongs to the process that
+ * opened it (a forked child's calls do nothing), and one thread uses it. Every call takes NULL and does nothing then.
+ * docs/client.md has the shared memory behind it, byte by byte. */
 #ifndef QUELL_H
 #define QUELL_H
 
@@ -14,9 +15,15 @@ extern "C" {
 
 typedef struct quell_session quell_session;
 
-/* The session that Quell has left for this process, or NULL. At most one per process. */
+/* The session with Quell, there or not; never NULL. At most one per process. Waits at most 0.3 s, and only if Quell is there. */
 quell_session *quell_open(void);
 void quell_close(quell_session *session);
+
+/* Whether Quell is there and listens. */
+int quell_connected(quell_session *session);
+
+/* Why Quell gives this process no session: a sentence, or NULL where it has not refused any. */
+const char *quell_refused(quell_session *session);
 
 /* What the policy wants of each unit, in nanoseconds; 0: it does not say. */
 uint64_t quell_deadline(quell_session *session);

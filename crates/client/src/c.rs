@@ -1,4 +1,4 @@
-//! The same for C: `include/quell.h`. Every call takes the null pointer for a session that is not there.
+//! The same for C: `include/quell.h`. Every call takes the null pointer, and does nothing then.
 
 use std::time::Duration;
 
@@ -13,15 +13,10 @@ unsafe fn of<'s>(session: *mut Session) -> Option<&'s mut Session> {
     unsafe { session.as_mut() }
 }
 
-/// [`Session::open`]; null without Quell.
+/// [`Session::open`]; never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn quell_open() -> *mut Session {
-    let session = Session::open();
-    if session.connected() {
-        Box::into_raw(Box::new(session))
-    } else {
-        std::ptr::null_mut()
-    }
+    Box::into_raw(Box::new(Session::open()))
 }
 
 /// Gives the session up.
@@ -36,10 +31,31 @@ pub unsafe extern "C" fn quell_close(session: *mut Session) {
     }
 }
 
-/// [`Session::deadline`] in nanoseconds; 0: none.
+/// [`Session::connected`]: 1 or 0.
 ///
 /// # Safety
 /// `session` is null or came from [`quell_open`], and no other thread uses it now. So in all that follow.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_connected(session: *mut Session) -> libc::c_int {
+    // SAFETY: as the caller promises.
+    libc::c_int::from(unsafe { of(session) }.is_some_and(|s| s.connected()))
+}
+
+/// [`Session::refused`] as a sentence; null where Quell has refused nothing.
+///
+/// # Safety
+/// As of [`quell_connected`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_refused(session: *mut Session) -> *const libc::c_char {
+    // SAFETY: as the caller promises.
+    let why = unsafe { of(session) }.and_then(|s| s.refused());
+    why.map_or(std::ptr::null(), |why| why.text().as_ptr())
+}
+
+/// [`Session::deadline`] in nanoseconds; 0: none.
+///
+/// # Safety
+/// As of [`quell_connected`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_deadline(session: *mut Session) -> u64 {
     // SAFETY: as the caller promises.
@@ -50,7 +66,7 @@ pub unsafe extern "C" fn quell_deadline(session: *mut Session) -> u64 {
 /// [`Session::set_target`].
 ///
 /// # Safety
-/// As of [`quell_deadline`].
+/// As of [`quell_connected`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_set_target(session: *mut Session, target_ns: u64) {
     // SAFETY: as the caller promises.
@@ -62,7 +78,7 @@ pub unsafe extern "C" fn quell_set_target(session: *mut Session, target_ns: u64)
 /// [`Session::set_demand`].
 ///
 /// # Safety
-/// As of [`quell_deadline`].
+/// As of [`quell_connected`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_set_demand(
     session: *mut Session,
@@ -81,7 +97,7 @@ pub unsafe extern "C" fn quell_set_demand(
 /// [`Session::unit`].
 ///
 /// # Safety
-/// As of [`quell_deadline`].
+/// As of [`quell_connected`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_unit(session: *mut Session, took_ns: u64) {
     // SAFETY: as the caller promises.
@@ -93,7 +109,7 @@ pub unsafe extern "C" fn quell_unit(session: *mut Session, took_ns: u64) {
 /// [`Session::begin`].
 ///
 /// # Safety
-/// As of [`quell_deadline`].
+/// As of [`quell_connected`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_begin(session: *mut Session) {
     // SAFETY: as the caller promises.
@@ -105,7 +121,7 @@ pub unsafe extern "C" fn quell_begin(session: *mut Session) {
 /// [`Session::end`].
 ///
 /// # Safety
-/// As of [`quell_deadline`].
+/// As of [`quell_connected`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_end(session: *mut Session) {
     // SAFETY: as the caller promises.
@@ -117,7 +133,7 @@ pub unsafe extern "C" fn quell_end(session: *mut Session) {
 /// [`Session::beat`].
 ///
 /// # Safety
-/// As of [`quell_deadline`].
+/// As of [`quell_connected`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_beat(session: *mut Session) {
     // SAFETY: as the caller promises.

@@ -71,6 +71,7 @@ impl Reader {
         let map = Map::new(file.as_fd())?;
         let deadline = deadline.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
         map.word(at::DEADLINE).store(deadline, Relaxed);
+        map.word(at::LOOKS).store(1, Relaxed);
         map.word(at::VERSION).store(layout::VERSION, Relaxed);
         map.word(at::MAGIC).store(layout::MAGIC, Relaxed);
         Ok(Self {
@@ -87,6 +88,12 @@ impl Reader {
         self.file.as_fd()
     }
 
+    /// The process that uses it, in its own numbering; 0: nobody yet, or it has closed the session.
+    #[must_use]
+    pub fn owner(&self) -> u64 {
+        self.map.word(at::OWNER).load(Relaxed)
+    }
+
     /// What the program says a unit asks of the machine.
     #[must_use]
     pub fn demand(&self) -> Demand {
@@ -96,9 +103,10 @@ impl Reader {
         }
     }
 
-    /// Adds the units that have ended since the last look, in order of time. `now` tells the same clock's time: what ends later than
+    /// Adds the units that have ended since the last look, in order of time. A program that sees no look for two seconds gives the session up. `now` tells the same clock's time: what ends later than
     /// the count of units was read cannot be, so it is asked for after that.
     pub fn read(&mut self, now: impl FnOnce() -> u64, units: &mut Vec<Unit>) -> Seen {
+        self.map.word(at::LOOKS).fetch_add(1, Relaxed);
         let mut seen = Seen::default();
         let head = self.map.word(at::HEAD).load(Acquire);
         let now = now();
@@ -146,5 +154,11 @@ impl Reader {
         };
         fence(Acquire);
         (word(slot::NUMBER).load(Relaxed) == number + 1).then_some(unit)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.map.word(at::LOOKS).store(0, Relaxed);
     }
 }

@@ -1,13 +1,24 @@
 //! The program's side.
 
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::Once;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, fence};
 use std::time::Duration;
 
-use crate::layout::{self, at, slot, slot_of};
+use crate::door::{self, Answer, Asked};
+use crate::layout::{self, Refused, at, slot, slot_of};
 use crate::map::{Map, now};
+
+/// How often it is looked whether Quell has come, or has answered.
+const AGAIN: u64 = 1_000_000_000;
+/// The same once it has said no: another policy may say yes.
+const AGAIN_REFUSED: u64 = 10_000_000_000;
+/// How long a program that opens a session waits for the answer, if there is somebody to give one.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(300);
+/// Without a look of Quell's for so long it is gone: a run that hangs for a second has lost the machine.
+const GONE_AFTER: u64 = 2_000_000_000;
 
 /// Times this process has forked, counted in the children: a session belongs to the process that opened it.
 static FORKED: AtomicU32 = AtomicU32::new(0);
@@ -33,11 +44,19 @@ pub struct Demand {
     pub working_set: u64,
 }
 
-/// A session with Quell, or none: then every call does next to nothing. One per process; its units are told of by one thread.
+/// A session with Quell, or the wish for one: without Quell a call looks at the clock, and once a second whether Quell has come. One per
+/// process; its units are told of by one thread.
 #[derive(Debug)]
 pub struct Session {
     open: Option<Open>,
+    /// Where to ask for another.
+    door: PathBuf,
+    asked: Option<Asked>,
+    refused: Option<Refused>,
+    next_look: u64,
+    forked: u32,
     target: u64,
+    demand: Demand,
     begun: Option<u64>,
     beat: Option<u64>,
 }
@@ -47,36 +66,69 @@ struct Open {
     map: Map,
     written: u64,
     forked: u32,
+    /// Quell's looks as they were last seen, and when they were first seen so.
+    looks: u64,
+    since: u64,
 }
 
 impl Session {
-    /// The session that Quell has left for this process, if it has and no other process uses it.
+    /// The session that Quell has left for this process, if it has and no other process uses it; else the one that it gives a process
+    /// that asks. Waits at most 0.3 s for an answer, and only if Quell is there. If it is not, or ends, and comes later, the session
+    /// begins with one of the first units told of then.
     #[must_use]
     pub fn open() -> Self {
         let file = std::env::var(layout::VARIABLE).ok();
         let file = file.and_then(|number| number.parse::<RawFd>().ok());
-        Self::of(file.filter(|number| *number > 2).and_then(take))
+        let inherited = file.filter(|number| *number > 2).and_then(|number| {
+            // SAFETY: used for this call only; what it names is asked of the kernel by calls that may fail.
+            take(unsafe { BorrowedFd::borrow_raw(number) })
+        });
+        let door = std::env::var_os(layout::SOCKET_VARIABLE);
+        let door = door.map_or_else(|| PathBuf::from(layout::SOCKET), PathBuf::from);
+        let mut session = Self::of(inherited, door);
+        if session.open.is_none() {
+            let now = now();
+            session.look(now);
+            if let Some(asked) = &session.asked {
+                asked.wait(ANSWERED_WITHIN);
+                session.look(now);
+            }
+        }
+        session
     }
 
-    fn of(open: Option<Open>) -> Self {
+    fn of(open: Option<Open>, door: PathBuf) -> Self {
+        count_forks();
         Self {
             open,
+            door,
+            asked: None,
+            refused: None,
+            next_look: 0,
+            forked: FORKED.load(Relaxed),
             target: 0,
+            demand: Demand::default(),
             begun: None,
             beat: None,
         }
     }
 
-    /// Whether Quell is there.
+    /// Whether Quell is there and listens.
     #[must_use]
     pub fn connected(&self) -> bool {
         self.live().is_some()
     }
 
+    /// Why Quell gives this process no session, if it has said so.
+    #[must_use]
+    pub fn refused(&self) -> Option<Refused> {
+        self.refused
+    }
+
     fn live(&self) -> Option<&Open> {
         self.open
             .as_ref()
-            .filter(|open| open.forked == FORKED.load(Relaxed))
+            .filter(|open| open.forked == FORKED.load(Relaxed) && open.looks() != 0)
     }
 
     /// What the policy wants of each unit, if it says.
@@ -91,30 +143,24 @@ impl Session {
         self.target = nanos(target);
     }
 
-    /// Says what a unit asks of the machine.
+    /// Says what a unit asks of the machine: best before the first, since that is when a guess is of use.
     pub fn set_demand(&mut self, demand: Demand) {
+        self.demand = demand;
         if let Some(open) = self.live() {
-            open.map
-                .word(at::BYTES_PER_UNIT)
-                .store(demand.bytes_per_unit, Relaxed);
-            open.map
-                .word(at::WORKING_SET)
-                .store(demand.working_set, Relaxed);
+            open.say(demand);
         }
     }
 
     /// A unit has ended just now, and took so long: counted from when it was due, if that is known.
     pub fn unit(&mut self, took: Duration) {
-        if self.open.is_some() {
-            self.put(now(), nanos(took));
-        }
+        self.put(now(), nanos(took));
     }
 
     /// A unit begins.
     pub fn begin(&mut self) {
-        if self.open.is_some() {
-            self.begun = Some(now());
-        }
+        let now = now();
+        self.begun = Some(now);
+        self.attend(now);
     }
 
     /// The unit that was begun has ended.
@@ -127,25 +173,19 @@ impl Session {
 
     /// A heartbeat: a unit lasts from one to the next.
     pub fn beat(&mut self) {
-        if self.open.is_none() {
-            return;
-        }
         let ended = now();
-        if let Some(begun) = self.beat.replace(ended) {
-            self.put(ended, ended.saturating_sub(begun));
+        match self.beat.replace(ended) {
+            Some(begun) => self.put(ended, ended.saturating_sub(begun)),
+            None => self.attend(ended),
         }
     }
 
     fn put(&mut self, ended: u64, took: u64) {
+        self.attend(ended);
         let target = self.target;
         let Some(open) = &mut self.open else {
             return;
         };
-        if open.forked != FORKED.load(Relaxed) {
-            // A child that was forked: the session is its parent's.
-            self.open = None;
-            return;
-        }
         let (map, unit) = (&open.map, open.written);
         let at_slot = slot_of(unit);
         let word = |offset: usize| map.word(at_slot + offset);
@@ -159,6 +199,81 @@ impl Session {
         map.word(at::HEAD).store(unit.wrapping_add(1), Release);
         open.written = unit.wrapping_add(1);
     }
+
+    /// Gives up a session that Quell has let go of, and looks for another one at most once a second.
+    #[inline]
+    fn attend(&mut self, now: u64) {
+        if self.open.as_mut().is_some_and(|open| open.held(now)) {
+            return;
+        }
+        self.without(now);
+    }
+
+    #[cold]
+    fn without(&mut self, now: u64) {
+        // Closed, unless it is a parent's.
+        self.open = None;
+        if now >= self.next_look && self.forked == FORKED.load(Relaxed) {
+            self.look(now);
+        }
+    }
+
+    /// One step to a session, a few system calls: asks, or looks for the answer.
+    fn look(&mut self, now: u64) {
+        self.next_look = now.saturating_add(AGAIN);
+        let Some(asked) = self.asked.take() else {
+            self.asked = door::ask(&self.door);
+            return;
+        };
+        match asked.answer() {
+            Answer::Waiting(asked) => self.asked = Some(asked),
+            Answer::Session(file) => {
+                self.refused = None;
+                self.open = take(file.as_fd());
+                if let Some(open) = &self.open {
+                    open.say(self.demand);
+                }
+            }
+            Answer::Refused(why) => {
+                self.refused = Some(why);
+                self.next_look = now.saturating_add(AGAIN_REFUSED);
+            }
+            Answer::Gone => self.refused = None,
+        }
+    }
+}
+
+impl Open {
+    fn looks(&self) -> u64 {
+        self.map.word(at::LOOKS).load(Relaxed)
+    }
+
+    /// Whether Quell still reads it, and it is this process's.
+    #[inline]
+    fn held(&mut self, now: u64) -> bool {
+        let looks = self.looks();
+        if looks != self.looks {
+            self.looks = looks;
+            self.since = now;
+        }
+        looks != 0 && now - self.since.min(now) < GONE_AFTER && self.forked == FORKED.load(Relaxed)
+    }
+
+    fn say(&self, demand: Demand) {
+        let word = |offset| self.map.word(offset);
+        word(at::BYTES_PER_UNIT).store(demand.bytes_per_unit, Relaxed);
+        word(at::WORKING_SET).store(demand.working_set, Relaxed);
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if self.forked == FORKED.load(Relaxed) {
+            let own = u64::from(std::process::id());
+            let owner = self.map.word(at::OWNER);
+            let _ = owner.compare_exchange(own, 0, AcqRel, Relaxed);
+        }
+    }
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -166,12 +281,12 @@ fn nanos(time: Duration) -> u64 {
 }
 
 /// Takes the session of a descriptor, if it is one and free.
-fn take(file: RawFd) -> Option<Open> {
-    // SAFETY: used within this function only; what it names is asked of the kernel by calls that may fail.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(file) };
-    let map = Map::new(borrowed).ok()?;
+fn take(file: BorrowedFd<'_>) -> Option<Open> {
+    let map = Map::new(file).ok()?;
+    let looks = map.word(at::LOOKS).load(Relaxed);
     if map.word(at::MAGIC).load(Relaxed) != layout::MAGIC
         || map.word(at::VERSION).load(Relaxed) != layout::VERSION
+        || looks == 0
     {
         return None;
     }
@@ -189,12 +304,14 @@ fn take(file: RawFd) -> Option<Open> {
     count_forks();
     // What this process starts is not what Quell launched.
     // SAFETY: takes numbers only.
-    unsafe { libc::fcntl(borrowed.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
     let written = map.word(at::HEAD).load(Acquire);
     Some(Open {
         map,
         written,
         forked: FORKED.load(Relaxed),
+        looks,
+        since: now(),
     })
 }
 

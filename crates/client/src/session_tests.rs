@@ -4,13 +4,15 @@
 
 use super::*;
 use crate::layout::{SIZE, SLOTS};
+use crate::listener::Listener;
 use crate::reader::{Reader, Seen, Unit};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 fn pair() -> (Reader, Session) {
     let reader = Reader::create(Some(Duration::from_millis(16))).unwrap();
-    let session = Session::of(take(reader.file().as_raw_fd()));
+    let session = Session::of(take(reader.file()), PathBuf::new());
     assert!(session.connected());
     (reader, session)
 }
@@ -80,7 +82,7 @@ fn what_was_overwritten_is_counted_and_the_rest_is_read() {
 #[test]
 fn a_session_has_one_process_and_it_may_change_once_that_is_gone() {
     let (reader, _session) = pair();
-    let file = reader.file().as_raw_fd();
+    let file = reader.file();
     assert!(take(file).is_none());
     // One that has ended: a child that was reaped.
     let mut child = std::process::Command::new("true").spawn().unwrap();
@@ -97,15 +99,15 @@ fn what_is_no_session_is_not_touched() {
     let with = |offset, value| {
         let reader = Reader::create(None).unwrap();
         poke(&reader, offset, value);
-        take(reader.file().as_raw_fd()).is_some()
+        take(reader.file()).is_some()
     };
     assert!(with(at::DEADLINE, 5));
     assert!(!with(at::MAGIC, 5));
     assert!(!with(at::VERSION, 2));
+    assert!(!with(at::LOOKS, 0), "Quell has let go of it");
     let plain = File::open("/proc/self/exe").unwrap();
-    assert!(take(plain.as_raw_fd()).is_none());
-    assert!(take(12_345).is_none());
-    let mut nobody = Session::of(None);
+    assert!(take(plain.as_fd()).is_none());
+    let mut nobody = Session::of(None, PathBuf::from("/no/such/socket"));
     nobody.unit(Duration::from_nanos(1));
     nobody.begin();
     nobody.end();
@@ -193,4 +195,124 @@ fn while_it_is_written_nothing_torn_is_read() {
         }
         assert_eq!(read_units + lost, 300_000);
     });
+}
+
+/// A second, as the session counts it, without waiting for it.
+fn a_second_later(session: &mut Session) {
+    session.next_look = session.next_look.min(now());
+    session.begin();
+}
+
+#[test]
+fn who_asks_gets_a_session_and_so_does_who_was_there_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("folder/socket");
+    // The program comes first, and works without.
+    let mut session = Session::of(None, path.clone());
+    let demand = Demand {
+        bytes_per_unit: 7,
+        working_set: 9,
+    };
+    session.set_demand(demand);
+    session.begin();
+    session.end();
+    assert!(!session.connected() && session.asked.is_none());
+    for round in 1..=2 {
+        let listener = Listener::open(&path).unwrap();
+        assert!(listener.next().unwrap().is_none());
+        a_second_later(&mut session);
+        let caller = listener.next().unwrap().unwrap();
+        assert_eq!(caller.pid(), std::process::id());
+        assert!(caller.there());
+        let mut reader = Reader::create(Some(Duration::from_millis(round))).unwrap();
+        caller.grant(&reader).unwrap();
+        // Not looked for before a second is over: no call of the kernel for a unit.
+        session.begin();
+        session.end();
+        assert!(!session.connected());
+        a_second_later(&mut session);
+        assert_eq!(session.deadline(), Some(Duration::from_millis(round)));
+        session.end();
+        assert_eq!(read(&mut reader).0.len(), 1, "{round}");
+        assert_eq!(reader.demand(), demand);
+        assert_eq!(reader.owner(), u64::from(std::process::id()));
+        // Quell ends, in good order the first time.
+        if round == 1 {
+            drop(reader);
+            assert!(!session.connected());
+        } else {
+            session.unit(Duration::from_nanos(1));
+            assert!(session.connected(), "it has just looked");
+            session.open.as_mut().unwrap().since -= GONE_AFTER;
+            session.unit(Duration::from_nanos(1));
+            assert!(!session.connected());
+            assert_eq!(reader.owner(), 0, "given up");
+        }
+    }
+}
+
+#[test]
+fn who_is_refused_is_told_why_and_asks_less_often() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = Listener::open(&path).unwrap();
+    let mut session = Session::of(None, path);
+    for why in [Refused::NoGroup, Refused::Second, Refused::TooMany] {
+        a_second_later(&mut session);
+        listener.next().unwrap().unwrap().refuse(why);
+        a_second_later(&mut session);
+        assert_eq!(session.refused(), Some(why));
+        assert!(!session.connected());
+        assert!(session.next_look > now() + 9 * AGAIN);
+    }
+    // Whoever has hung up is not answered, and that is no harm.
+    a_second_later(&mut session);
+    let caller = listener.next().unwrap().unwrap();
+    assert!(caller.there());
+    drop(session);
+    assert!(!caller.there());
+    assert!(caller.grant(&Reader::create(None).unwrap()).is_err());
+}
+
+#[test]
+fn a_listener_that_ends_or_answers_nonsense_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let mut session = Session::of(None, path.clone());
+    let listener = Listener::open(&path).unwrap();
+    a_second_later(&mut session);
+    assert!(session.asked.is_some());
+    drop(listener);
+    a_second_later(&mut session);
+    assert!(session.asked.is_none() && session.refused().is_none());
+    // Nobody listens at what it has left.
+    a_second_later(&mut session);
+    assert!(session.asked.is_none());
+    // A session that is none.
+    let listener = Listener::open(&path).unwrap();
+    a_second_later(&mut session);
+    let reader = Reader::create(None).unwrap();
+    poke(&reader, at::VERSION, 2);
+    listener.next().unwrap().unwrap().grant(&reader).unwrap();
+    a_second_later(&mut session);
+    assert!(!session.connected());
+}
+
+#[test]
+fn a_descriptor_that_is_another_file_by_now_is_let_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let _listener = Listener::open(&path).unwrap();
+    let mut session = Session::of(None, path);
+    a_second_later(&mut session);
+    let number = session.asked.as_ref().unwrap().number();
+    // As a program does that becomes a daemon, and then opens a file of its own.
+    let plain = File::open("/proc/self/exe").unwrap();
+    // SAFETY: takes numbers only.
+    assert!(unsafe { libc::dup2(plain.as_raw_fd(), number) } >= 0);
+    a_second_later(&mut session);
+    assert!(session.asked.is_none());
+    drop(session);
+    // SAFETY: takes numbers only; closes what `dup2` made.
+    assert_eq!(unsafe { libc::close(number) }, 0, "it was closed");
 }

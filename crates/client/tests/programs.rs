@@ -25,9 +25,21 @@ const PROGRAM: &str = r#"
 int main(int argc, char **argv) {
     quell_session *session = quell_open();
     if (argc > 1 && !strcmp(argv[1], "without"))
-        return session ? 1 : (quell_unit(session, 1), quell_begin(session), quell_end(session), quell_beat(session), quell_close(session), 0);
-    if (!session || quell_open() || quell_deadline(session) != 16000000)
+        for (;; session = NULL) {
+            if (quell_connected(session) || quell_refused(session) || quell_deadline(session))
+                return 1;
+            quell_unit(session, 1);
+            quell_begin(session);
+            quell_end(session);
+            quell_beat(session);
+            quell_close(session);
+            if (!session)
+                return 0;
+        }
+    quell_session *second = quell_open();
+    if (!quell_connected(session) || quell_connected(second) || quell_deadline(session) != 16000000)
         return 2;
+    quell_close(second);
     quell_set_target(session, 9000000);
     quell_set_demand(session, 4096, 1 << 20);
     quell_unit(session, 1000);
@@ -38,7 +50,7 @@ int main(int argc, char **argv) {
     pid_t child = fork();
     if (child == 0) {
         quell_unit(session, 666);
-        _exit(quell_open() ? 3 : 0);
+        _exit(quell_connected(quell_open()) ? 3 : 0);
     }
     int status;
     waitpid(child, &status, 0);
@@ -96,7 +108,8 @@ fn run(program: &Path, argument: &str, reader: &Reader) -> ExitStatus {
     let mut command = Command::new(program);
     command
         .arg(argument)
-        .env(layout::VARIABLE, file.to_string());
+        .env(layout::VARIABLE, file.to_string())
+        .env(layout::SOCKET_VARIABLE, "/no/such/socket");
     // SAFETY: one system call between fork and exec.
     unsafe {
         command.pre_exec(move || match libc::fcntl(file, libc::F_SETFD, 0) {
@@ -140,6 +153,7 @@ fn without_quell_every_call_does_nothing() {
     let run = |session: Option<&str>| {
         let mut command = Command::new(built.path().join("program"));
         command.arg("without").env_remove(layout::VARIABLE);
+        command.env(layout::SOCKET_VARIABLE, "/no/such/socket");
         session.map(|s| command.env(layout::VARIABLE, s));
         command.status().unwrap().code()
     };

@@ -225,6 +225,7 @@ pub fn units_of_observed_groups_are_seen(arm: &mut dyn Arm) {
     let target = Nanos::millis(5);
     let observed = Observed {
         source: Source::Client,
+        matching: Vec::new(),
         deadline: Some(target),
         percentile: Share::percent(99),
     };

@@ -9,7 +9,7 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::demand::{Drawn, WorkingSet};
 use crate::inventory::Inventory;
 use crate::plan::{GroupId, Observed, Step};
-use crate::record::{CpuTimes, Decision, Event};
+use crate::record::{CpuTimes, Decision, Declared, Event};
 use crate::units::{Lines, Nanos};
 use crate::workload::Workload;
 
@@ -65,6 +65,8 @@ pub enum Seen {
     Exited(SubjectId, i32, Nanos),
     /// Units of work of an observed group ended, in order of time; and how many more there were that nobody can tell of.
     Units(GroupId, Vec<Unit>, u64),
+    /// What a program of an observed group says of its units, when it says it first and when that changes.
+    Declared(GroupId, Declared),
     /// Something for the record: throttling, findings.
     Event(Event),
     /// What the regulator of a CPU decided since the last time, and how many decisions were lost on the way.

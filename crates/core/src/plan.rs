@@ -436,6 +436,9 @@ impl std::fmt::Display for Refusal {
 pub struct Observed {
     /// Where the times come from.
     pub source: Source,
+    /// Who belongs to it besides what is launched: programs that run already.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub matching: Vec<TaskMatch>,
     /// The longest time per unit; absent: what the application says of each.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub deadline: Option<Nanos>,
@@ -443,18 +446,13 @@ pub struct Observed {
     pub percentile: Share,
 }
 
-/// The closed loop around one group's target: what the others may draw follows how late its units are
-/// ([`Deadline`](crate::control::deadline::Deadline)).
+/// The closed loop around the targets of one or several groups: what the others may draw follows how late their units are, those of the worst off
+/// first ([`Deadlines`](crate::control::deadlines::Deadlines)).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Adaptation {
-    /// The group whose units are to be in time.
-    pub group: GroupId,
-    /// The longest time per unit; absent: what the application says of each.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub deadline: Option<Nanos>,
-    /// Which share of the units.
-    pub percentile: Share,
+    /// The groups whose units are to be in time, as [`Plan::observed`] has their targets.
+    pub groups: Vec<GroupId>,
     /// What all CPUs draw together: what of this the others are not given is reserved.
     pub sustainable: Rate,
     /// Whose budgets are moved, all in proportion.

@@ -10,7 +10,7 @@ use crate::cpuset::CpuId;
 use crate::inventory::Inventory;
 use crate::plan::{GroupId, Plan, Refusal, StepId};
 use crate::result::CompareResult;
-use crate::units::{Lines, Nanos};
+use crate::units::{Bytes, Lines, Nanos};
 
 /// Schema id of `events.jsonl`.
 pub const EVENTS_SCHEMA: &str = "quell.events/1";
@@ -77,6 +77,14 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "is_zero")]
         lost: u64,
     },
+    /// What a program says of its units through quell-client.
+    Declared {
+        /// The group it is in.
+        group: GroupId,
+        /// What that is.
+        #[serde(flatten)]
+        declared: Declared,
+    },
     /// What is left to the others was changed, so that a group's units are in time.
     Adapted {
         /// The group.
@@ -105,6 +113,33 @@ pub enum Event {
         /// Its exit status as a shell reports it.
         status: i32,
     },
+}
+
+/// What a unit of work asks of the machine, as its program says. Nobody has checked it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Declared {
+    /// Bytes that a unit moves to and from memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_per_unit: u64,
+    /// Bytes that it uses again and again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub working_set: u64,
+}
+
+impl std::fmt::Display for Declared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let said = [
+            (self.bytes_per_unit, "a unit moves"),
+            (self.working_set, "its working set is"),
+        ];
+        let said: Vec<String> = said
+            .into_iter()
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(bytes, what)| format!("{what} {}", Bytes(bytes)))
+            .collect();
+        f.write_str(&said.join(", "))
+    }
 }
 
 const fn is_zero(n: &u64) -> bool {

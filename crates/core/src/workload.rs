@@ -244,6 +244,9 @@ pub enum Workload<S = Size> {
         /// Its SCHED_FIFO priority. Absent: an ordinary task.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         priority: Option<u32>,
+        /// Says what a job moves and works on, as a program does through quell-client.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        declares: bool,
     },
     /// The call stage of a frame pipeline: encodes frames, sends them as small packets to a peer that reflects them, and
     /// decodes what comes back for the display stage beside it (`bandwidth_mb_s`, program bytes).
@@ -409,6 +412,7 @@ impl Workload {
                 passes,
                 deadline,
                 priority,
+                declares,
             } => Workload::Periodic {
                 size: size.resolve(caches),
                 pages,
@@ -417,6 +421,7 @@ impl Workload {
                 passes,
                 deadline,
                 priority,
+                declares,
             },
             Self::FramesCall {
                 frame,

@@ -1,15 +1,16 @@
 //! Units of work while a plan holds: what is put on record of them, and the closed loop that moves budgets by them.
 //!
-//! What is decided is [`Deadline`]'s; here its word becomes budgets of CPUs, and events.
+//! What is decided is [`Deadlines`]'; here its word becomes budgets of CPUs, and events.
 
 use std::collections::BTreeMap;
 
 use quell_core::backend::{Action, Backend};
-use quell_core::control::deadline::{Aim, Deadline, Step, Unit};
+use quell_core::control::deadline::{Aim, Step, Unit};
+use quell_core::control::deadlines::Deadlines;
 use quell_core::cpuset::CpuSet;
 use quell_core::plan::{Adaptation, GroupId, Observed, Plan, Setting};
 use quell_core::policy::Source;
-use quell_core::record::Event;
+use quell_core::record::{Declared, Event};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::drive::Sink;
@@ -83,7 +84,7 @@ struct Budget {
 #[derive(Debug)]
 struct Loop {
     plan: Adaptation,
-    control: Deadline,
+    control: Deadlines,
     budgets: Vec<Budget>,
 }
 
@@ -110,18 +111,26 @@ impl Loop {
             })
             .collect();
         let sum = |of: fn(&Budget) -> Rate| Rate(budgets.iter().map(|b| of(b).0).sum());
-        let aim = Aim {
-            deadline: adapts.deadline,
-            percentile: adapts.percentile,
-            most: sum(|b| b.most),
-            least: sum(|b| b.least),
-            settles: budgets.iter().map(|b| b.period).max().unwrap_or_default(),
-        };
+        let aims = adapts.groups.iter().map(|group| {
+            let observed = plan.observed.get(group);
+            Aim {
+                deadline: observed.and_then(|o| o.deadline),
+                percentile: observed.map_or(Share::WHOLE, |o| o.percentile),
+                most: sum(|b| b.most),
+                least: sum(|b| b.least),
+                settles: budgets.iter().map(|b| b.period).max().unwrap_or_default(),
+            }
+        });
         Self {
             plan: adapts.clone(),
-            control: Deadline::new(aim, now),
+            control: Deadlines::new(aims, now),
             budgets,
         }
+    }
+
+    /// The number of a group's aim.
+    fn aim(&self, group: &str) -> Option<usize> {
+        self.plan.groups.iter().position(|g| g == group)
     }
 
     /// The actions that leave so much to the others: each budget as far between its ends as the sum is.
@@ -148,14 +157,29 @@ impl Loop {
         now: Nanos,
         sink: &mut dyn Sink,
     ) -> Result<(), String> {
-        let group = &self.plan.group;
+        for (aim, step) in self.control.step(now) {
+            self.carry_out(backend, now, aim, step, sink)?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(
+        &self,
+        backend: &mut dyn Backend,
+        now: Nanos,
+        aim: usize,
+        step: Step,
+        sink: &mut dyn Sink,
+    ) -> Result<(), String> {
+        let Some(group) = self.plan.groups.get(aim) else {
+            return Ok(());
+        };
         let finding = |what: String| Event::Finding {
             what,
             group: Some(group.clone()),
         };
-        let event = match self.control.step(now) {
-            None => return Ok(()),
-            Some(Step::Change { from, to, why }) => {
+        let event = match step {
+            Step::Change { from, to, why } => {
                 for action in self.leave(to) {
                     backend.act(&action).map_err(|e| {
                         format!("a budget could not be moved for group {group}: {e}")
@@ -169,12 +193,12 @@ impl Loop {
                     why: why.to_string(),
                 }
             }
-            Some(Step::Silent { since }) => finding(format!(
-                "no unit of group {group} has ended for {}: what is left to the others stays at {} until one does",
+            Step::Silent { since } => finding(format!(
+                "no unit of group {group} has ended for {}: what it leaves to the others stays at {} until one does",
                 Nanos(now.since(since).0 / 1_000_000 * 1_000_000),
-                whole(self.control.given())
+                whole(self.control.given_by(aim))
             )),
-            Some(Step::Unmet { took, target }) => finding(format!(
+            Step::Unmet { took, target } => finding(format!(
                 "units of group {group} take up to {took} of {target}, although the others are left no more than {}",
                 whole(self.control.given())
             )),
@@ -237,12 +261,41 @@ impl Adapt {
             return;
         };
         watched.lost += lost;
-        let mut control = self.adapts.as_mut().filter(|a| a.plan.group == group);
+        let mut control = self.adapts.as_mut().and_then(|a| Some((a.aim(group)?, a)));
         for unit in units {
             watched.seen(unit);
-            if let Some(adapts) = &mut control {
-                adapts.control.seen(unit);
+            if let Some((aim, adapts)) = &mut control {
+                adapts.control.seen(*aim, unit);
             }
+        }
+    }
+
+    /// Takes in what a program of a group says of its units: on record, and a first guess for the loop, if its target is a time.
+    pub(crate) fn declared(
+        &mut self,
+        backend: &mut dyn Backend,
+        now: Nanos,
+        group: &str,
+        declared: Declared,
+        sink: &mut dyn Sink,
+    ) -> Result<(), String> {
+        let event = Event::Declared {
+            group: group.to_owned(),
+            declared,
+        };
+        sink.put(now, &event);
+        let deadline = self.watched.get(group).and_then(|w| w.observed.deadline);
+        let control = self.adapts.as_mut().and_then(|a| Some((a.aim(group)?, a)));
+        let (Some((aim, adapts)), Some(deadline)) = (control, deadline) else {
+            return Ok(());
+        };
+        let need =
+            u128::from(declared.bytes_per_unit) * 1_000_000_000 / u128::from(deadline.0.max(1));
+        let need = Rate(u64::try_from(need).unwrap_or(u64::MAX));
+        let sustainable = adapts.plan.sustainable;
+        match adapts.control.declared(now, aim, need, sustainable) {
+            Some(step) => adapts.carry_out(backend, now, aim, step, sink),
+            None => Ok(()),
         }
     }
 
@@ -283,203 +336,30 @@ impl Adapt {
         }
     }
 
-    /// Tells what is left to be told, and whether the target that was followed was met.
+    /// Tells what is left to be told, and whether the targets that were followed were met.
     pub(crate) fn end(&mut self, now: Nanos, sink: &mut dyn Sink) {
         self.tell(now, sink);
         let Some(adapts) = &self.adapts else {
             return;
         };
-        let group = &adapts.plan.group;
-        let Some((units, late)) = self.watched.get(group).map(|w| w.judged) else {
-            return;
-        };
-        let allowed = Share(Share::WHOLE.0.saturating_sub(adapts.plan.percentile.0));
-        if Share::ratio(late, units) > allowed {
-            let what = format!(
-                "group {group}: {late} of {units} units were late, more than the {allowed} that its target allows: it is at level none"
-            );
-            let group = Some(group.clone());
-            sink.put(now, &Event::Finding { what, group });
+        for group in &adapts.plan.groups {
+            let Some(watched) = self.watched.get(group) else {
+                continue;
+            };
+            let (units, late) = watched.judged;
+            let percentile = watched.observed.percentile;
+            let allowed = Share(Share::WHOLE.0.saturating_sub(percentile.0));
+            if Share::ratio(late, units) > allowed {
+                let what = format!(
+                    "group {group}: {late} of {units} units were late, more than the {allowed} that its target allows: it is at level none"
+                );
+                let group = Some(group.clone());
+                sink.put(now, &Event::Finding { what, group });
+            }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake::{Fake, command, plan_with_steps};
-    use crate::hold::{self, Until};
-    use quell_core::mechanism::Mechanism;
-    use quell_core::plan::{Lever, Meter, Regulation, StepId};
-    use quell_core::policy::Split;
-
-    const DEADLINE: Nanos = Nanos::millis(8);
-
-    /// A job is to be in time; a neighbour on two CPUs has 4 GB/s for that, and 1 in any case.
-    fn plan() -> Plan {
-        let mut plan = plan_with_steps(1);
-        let step = &mut plan.steps[0];
-        step.mechanism = Mechanism::Bandwidth;
-        step.set = Setting::Regulate(Regulation {
-            cpus: CpuSet::from_iter([2, 3]),
-            budget: Lines::at(Rate(2_000_000_000), Nanos::millis(1)),
-            period: Nanos::millis(1),
-            meter: Meter::Time,
-            peak: Rate(2_000_000_000),
-            stop_cost: Nanos(0),
-            longest: Nanos::millis(5),
-            pooling: None,
-            split: Split::Even,
-            least: Lines(0),
-        });
-        let observed = Observed {
-            source: Source::Client,
-            deadline: Some(DEADLINE),
-            percentile: Share::percent(99),
-        };
-        plan.observed.insert("job".into(), observed);
-        plan.adapts = Some(Adaptation {
-            group: "job".into(),
-            deadline: Some(DEADLINE),
-            percentile: Share::percent(99),
-            sustainable: Rate(10_000_000_000),
-            levers: vec![Lever {
-                group: "noise".into(),
-                step: StepId(1),
-                least: Rate(1_000_000_000),
-                most: Rate(4_000_000_000),
-            }],
-        });
-        plan
-    }
-
-    /// A job that ends after six seconds; its units, every 10 ms from 1 s on, take so long in turn.
-    fn ran(plan: &Plan, took: &[Nanos]) -> (Fake, Vec<(Nanos, Event)>) {
-        let mut fake = Fake::new();
-        fake.command("job", Nanos::secs(6), 0, &[]);
-        for (n, took) in (0..).zip(took) {
-            fake.unit_at(Nanos::millis(1_000 + 10 * n), "job", *took);
-        }
-        let mut sink = Vec::new();
-        hold::run(&mut fake, plan, &[command("job")], Until::First, &mut sink).unwrap();
-        (fake, sink)
-    }
-
-    #[test]
-    fn late_units_take_from_the_others_and_it_is_on_record() {
-        let mut took = vec![Nanos::millis(7); 50];
-        took.extend([Nanos::millis(9)]);
-        let (fake, sink) = ran(&plan(), &took);
-        assert_eq!(fake.log[0], "observe job");
-        let adapted: Vec<_> = sink
-            .iter()
-            .filter(|(_, e)| matches!(e, Event::Adapted { .. }))
-            .collect();
-        let [
-            (
-                at,
-                Event::Adapted {
-                    from_bytes_per_s,
-                    to_bytes_per_s,
-                    reserved_bytes_per_s,
-                    why,
-                    ..
-                },
-            ),
-        ] = adapted.as_slice()
-        else {
-            panic!("{adapted:?}")
-        };
-        // Seen at the latest a step after it ended.
-        assert!(
-            (Nanos::millis(1_500)..=Nanos::millis(1_510)).contains(at),
-            "{at}"
-        );
-        assert_eq!(
-            (*from_bytes_per_s, *to_bytes_per_s, *reserved_bytes_per_s),
-            (4_000_000_000, 3_920_000_000, 6_080_000_000)
-        );
-        assert_eq!(why, "a unit took 9ms of 8ms");
-        // 1.96 GB/s each, in lines of 64 bytes per millisecond.
-        let budgets: Vec<&String> = fake
-            .log
-            .iter()
-            .filter(|l| l.starts_with("budget"))
-            .collect();
-        assert_eq!(budgets, ["budget 2-3 30624"]);
-        let (mut units, mut late) = (0, 0);
-        for (_, event) in &sink {
-            if let Event::Units {
-                units: n,
-                late: l,
-                worst_ns,
-                ..
-            } = event
-            {
-                units += n;
-                late += l;
-                assert!((7_000_000..=9_000_000).contains(worst_ns));
-            }
-        }
-        assert_eq!((units, late), (51, 1));
-    }
-
-    #[test]
-    fn a_silent_job_and_an_unmet_target_are_told() {
-        let findings = |took: &[Nanos]| {
-            let (fake, sink) = ran(&plan(), took);
-            assert!(fake.clean());
-            let found = sink.into_iter().filter_map(|(_, e)| match e {
-                Event::Finding { what, .. } => Some(what),
-                _ => None,
-            });
-            found.collect::<Vec<_>>()
-        };
-        let silent = findings(&[Nanos::millis(7); 20]);
-        assert_eq!(silent.len(), 1, "{silent:?}");
-        assert!(
-            silent[0].starts_with("no unit of group job has ended for 1"),
-            "{silent:?}"
-        );
-        let unmet = findings(&[Nanos::millis(9); 450]);
-        assert_eq!(unmet.len(), 2, "{unmet:?}");
-        assert!(
-            unmet[0].contains("are left no more than 1GB/s"),
-            "{unmet:?}"
-        );
-        assert!(unmet[1].ends_with("it is at level none"), "{unmet:?}");
-    }
-
-    #[test]
-    fn a_program_that_tells_of_nothing_is_told_of_once() {
-        let mut fake = Fake::new();
-        fake.command("job", Nanos::secs(30), 0, &[]);
-        let mut sink = Vec::new();
-        let job = [command("job")];
-        hold::run(&mut fake, &plan(), &job, Until::First, &mut sink).unwrap();
-        let mut findings = sink
-            .iter()
-            .filter(|(_, e)| matches!(e, Event::Finding { .. }));
-        let Some((at, Event::Finding { what, .. })) = findings.next() else {
-            panic!("{sink:?}")
-        };
-        assert!(
-            (Nanos::secs(10)..=Nanos::millis(10_200)).contains(at),
-            "{at}"
-        );
-        assert!(what.contains("through quell-client"), "{what}");
-        assert_eq!(findings.next(), None);
-    }
-
-    #[test]
-    fn what_is_only_observed_moves_nothing() {
-        let mut plan = plan();
-        plan.adapts = None;
-        let (fake, sink) = ran(&plan, &[Nanos::millis(9); 30]);
-        assert!(!fake.log.iter().any(|l| l.starts_with("budget")));
-        assert!(
-            sink.iter()
-                .any(|(_, e)| matches!(e, Event::Units { late, .. } if *late > 0))
-        );
-    }
-}
+#[path = "adapt_tests.rs"]
+mod tests;

@@ -488,7 +488,11 @@ impl Script for Cell {
                 let sum = self.throttling.get_or_insert_default();
                 decisions.iter().for_each(|d| sum.decided(cpu, d));
             }
-            Seen::Event(_) | Seen::Units(..) | Seen::Stop(_) | Seen::Revoked(_) => {}
+            Seen::Event(_)
+            | Seen::Units(..)
+            | Seen::Declared(..)
+            | Seen::Stop(_)
+            | Seen::Revoked(_) => {}
         }
         Ok(())
     }

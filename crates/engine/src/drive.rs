@@ -262,7 +262,13 @@ fn hold(
                     finding(backend, sink, &why);
                     return Ok(Ended::Revoked(why));
                 }
-                Seen::Units(group, units, lost) => adapt.seen(&group, &units, lost),
+                Seen::Units(group, units, lost) => {
+                    adapt.seen(&group, &units, lost);
+                    script.seen(now, Seen::Units(group, units, lost), &mut orders)?;
+                }
+                Seen::Declared(group, declared) => {
+                    adapt.declared(backend, now, &group, declared, sink)?;
+                }
                 Seen::Event(event) => {
                     sink.put(now, &event);
                     script.seen(now, Seen::Event(event), &mut orders)?;

@@ -17,7 +17,7 @@ use quell_core::inventory::{
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
 use quell_core::plan::{GroupId, Observed, Plan, Setting, Step, StepId};
-use quell_core::record::{CpuTimes, Event};
+use quell_core::record::{CpuTimes, Declared, Event};
 use quell_core::units::{Bytes, Nanos, Rate, Share};
 
 /// What a generator reports: from (its name, the steps in force, the others running beside it, its span).
@@ -138,6 +138,10 @@ impl Fake {
             target: None,
         };
         self.push(ended, Seen::Units(group.into(), vec![unit], 0));
+    }
+
+    pub fn declared_at(&mut self, at: Nanos, group: &str, declared: Declared) {
+        self.push(at, Seen::Declared(group.into(), declared));
     }
 
     pub fn revoke_at(&mut self, at: Nanos, why: &str) {

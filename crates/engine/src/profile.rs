@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use quell_core::backend::{Action, Backend, Program, Seen, SubjectId, SubjectSpec};
 use quell_core::demand::{BIN, Drawn, WorkingSet};
-use quell_core::plan::Plan;
-use quell_core::units::Nanos;
+use quell_core::plan::{Observed, Plan};
+use quell_core::policy::Source;
+use quell_core::units::{Nanos, Share};
 
 use crate::compare::Progress;
 use crate::drive::{DriveError, Ended, NoSink, Order, Script, drive};
@@ -18,6 +19,8 @@ pub struct Watched {
     pub readings: Vec<(Nanos, Drawn)>,
     /// The memory it worked on at the end.
     pub working_set: Option<WorkingSet>,
+    /// Nanoseconds that its units of work took, as far as it tells of any.
+    pub units_ns: Vec<u64>,
 }
 
 impl Watched {
@@ -65,12 +68,18 @@ pub fn watch(
         watched: Watched::default(),
         progress,
     };
+    let observed = Observed {
+        source: Source::Client,
+        matching: Vec::new(),
+        deadline: None,
+        percentile: Share::WHOLE,
+    };
     let plan = Plan {
         policy: "profile".to_owned(),
         groups: Vec::new(),
         steps: Vec::new(),
         promises: Vec::new(),
-        observed: BTreeMap::new(),
+        observed: BTreeMap::from([(spec.group.clone(), observed)]),
         adapts: None,
         notes: Vec::new(),
     };
@@ -122,6 +131,11 @@ impl Script for Watching<'_> {
                     warmup: self.warmup,
                     duration: self.span,
                 }));
+                Ok(())
+            }
+            Seen::Units(_, units, _) if !self.watched.readings.is_empty() => {
+                let took = units.iter().map(|unit| unit.took.0);
+                self.watched.units_ns.extend(took);
                 Ok(())
             }
             Seen::Exited(_, status, _) => Err(format!(
@@ -206,7 +220,13 @@ mod tests {
         assert_eq!(watched.readings[0].0, Nanos::millis(70));
         assert_eq!(
             fake.log,
-            ["start job", "go job 20ms 30ms", "stop job", "undo"]
+            [
+                "observe job",
+                "start job",
+                "go job 20ms 30ms",
+                "stop job",
+                "undo"
+            ]
         );
     }
 

@@ -9,6 +9,7 @@ pub mod capture;
 pub mod cgroup;
 pub mod change;
 mod children;
+mod clients;
 pub mod cpumax;
 pub mod cpuset;
 mod drift;

@@ -5,9 +5,11 @@
 //! What is born of the program counts with it from its birth on; tasks that a match would select and that come later are not counted.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc;
 
+use quell_client::Reader;
+use quell_client::layout::VARIABLE;
 use quell_core::backend::{Seen, SubjectId};
 use quell_core::cpuset::CpuSet;
 use quell_core::demand::WorkingSet;
@@ -72,6 +74,8 @@ pub struct Watched {
     pub readings: Vec<(Nanos, [u64; 2])>,
     /// CPU time that reading took.
     pub cost: Nanos,
+    /// Nanoseconds that its units of work took, where it was started and tells of any through quell-client.
+    pub units_ns: Vec<u64>,
     /// What the program works on, where it could be told.
     pub working_set: Option<WorkingSet>,
     /// What a person should know.
@@ -91,16 +95,31 @@ pub fn watch(
 ) -> Result<Watched> {
     let signals = signals::stop_signals()
         .map_err(|e| Error::refused(format!("signals cannot be received: {e}")))?;
+    let mut session = Reader::create(None)
+        .map_err(|e| Error::refused(format!("there is no memory for a session: {e}")))?;
+    let file = session
+        .file()
+        .try_clone_to_owned()
+        .map_err(|e| Error::refused(format!("no file can be opened: {e}")))?;
     let mut follow = |mut subject: Option<Subject>, own| {
         let known = subject.as_mut();
-        let watched = look(files, options, known, own, &signals, told, progress);
+        let watched = look(
+            files,
+            options,
+            known,
+            own,
+            &signals,
+            &mut session,
+            told,
+            progress,
+        );
         if let Some(mut subject) = subject {
             subject.stop(&mut || ());
         }
         watched
     };
     let Wanted::Command(_) = options.wanted else {
-        return follow(begin(options, &signals)?, Vec::new());
+        return follow(begin(options, &file, &signals)?, Vec::new());
     };
     // Between the start of a program and the opening of its counters it may have had children (a shell has, within a tenth of a
     // millisecond). So it is born of a thread that is counted, and counts from its birth on. The thread lives until
@@ -108,11 +127,11 @@ pub fn watch(
     std::thread::scope(|scope| {
         let (born, birth) = mpsc::channel();
         let (over, end) = mpsc::channel::<()>();
-        let signals = &signals;
+        let (signals, file) = (&signals, &file);
         scope.spawn(move || {
             let own = rustix::thread::gettid().as_raw_nonzero().get();
             let counted = source(options, own.unsigned_abs());
-            let begun = counted.and_then(|own| Ok((begin(options, signals)?, vec![own])));
+            let begun = counted.and_then(|own| Ok((begin(options, file, signals)?, vec![own])));
             // The other end waits for this before anything else.
             let _ = born.send(begun);
             let _ = end.recv();
@@ -126,7 +145,7 @@ pub fn watch(
 }
 
 /// Starts the program, and has a generator run.
-fn begin(options: &Options<'_>, signals: &OwnedFd) -> Result<Option<Subject>> {
+fn begin(options: &Options<'_>, session: &OwnedFd, signals: &OwnedFd) -> Result<Option<Subject>> {
     let (command, warmup) = match options.wanted {
         Wanted::Tasks(_) => return Ok(None),
         Wanted::Command(command) => (command, None),
@@ -134,13 +153,13 @@ fn begin(options: &Options<'_>, signals: &OwnedFd) -> Result<Option<Subject>> {
     };
     let birth = Birth {
         command,
-        env: Vec::new(),
+        env: vec![(VARIABLE.to_owned(), session.as_raw_fd().to_string())],
         doors: Vec::new(),
         cpus: options.cpus.clone(),
         generator: warmup.is_some(),
         capture: true,
         along: false,
-        inherits: None,
+        inherits: Some(session.as_fd()),
     };
     let mut subject = Subject::start(SubjectId(1), options.name, &birth)?;
     if let Some(warmup) = warmup {
@@ -189,12 +208,14 @@ impl Followed<'_> {
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "one caller, which has them all")]
 fn look(
     files: &dyn Files,
     options: &Options<'_>,
     mut subject: Option<&mut Subject>,
     mut sources: Vec<Source>,
     signals: &OwnedFd,
+    session: &mut Reader,
     told: &mut dyn FnMut(&str),
     progress: &mut dyn FnMut(u32),
 ) -> Result<Watched> {
@@ -237,6 +258,9 @@ fn look(
         .map_err(|e| Error::refused(format!("the counters cannot be read: {e}")))?;
     let begun = rt::now();
     let end = begun.plus(options.span);
+    // What it did while it became ready is not looked at.
+    let (mut units, mut lost) = (Vec::new(), 0);
+    session.read(|| rt::now().0, &mut Vec::new());
     let (mut search, mut notes, mut seen) = (begun.plus(SEARCH), Vec::new(), Vec::new());
     let mut ended = false;
     while !ended && rt::now() < end {
@@ -247,6 +271,7 @@ fn look(
         if let Some(subject) = subject.as_deref_mut() {
             subject.observe(&mut seen);
         }
+        lost += session.read(|| rt::now().0, &mut units).lost;
         for one in seen.drain(..) {
             match one {
                 Seen::Line(_, line) => told(&line),
@@ -271,6 +296,11 @@ fn look(
         }
     }
     let readings = sampler.end();
+    if lost > 0 {
+        notes.push(format!(
+            "{lost} units of work came faster than they were read"
+        ));
+    }
     if readings.gaps {
         notes
             .push("a counter was taken away for a time: what was drawn then is missing".to_owned());
@@ -279,6 +309,7 @@ fn look(
     Ok(Watched {
         readings: readings.all,
         cost: readings.cost,
+        units_ns: units.iter().map(|unit| unit.took_ns).collect(),
         working_set,
         notes,
     })

@@ -1,12 +1,14 @@
 //! One hold on the machine: the lock, the run's folder with journal and lease, and the watchdog. Begun before the first
 //! change, ended after the last undo.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_core::backend::Undone;
-use quell_core::plan::Plan;
+use quell_core::plan::{GroupId, Plan};
+use quell_core::record::Declared;
 use quell_core::units::Nanos;
 
 use crate::cgroup::Cgroups;
@@ -29,6 +31,9 @@ const LONGEST_REST: Nanos = Nanos::secs(600);
 
 /// The plan's name in a run's folder, for `quell status`.
 pub const PLAN: &str = "plan.json";
+
+/// What programs say of their units, by group, in a run's folder: for `quell status`.
+pub const DECLARED: &str = "declared.json";
 
 /// How the watchdog is started: a program that ends up in [`watchdog::run`] with the run's folder as last argument.
 #[derive(Clone, Debug)]
@@ -159,6 +164,12 @@ impl Session {
         let text = serde_json::to_string(plan).unwrap_or_default();
         std::fs::write(&path, text)
             .map_err(|e| Error::file("write", &path.to_string_lossy(), None, e))
+    }
+
+    /// Leaves what programs say of their units in the run's folder, for `quell status`, which does without where it cannot be written.
+    pub fn declared(&self, all: &BTreeMap<GroupId, Declared>) {
+        let text = serde_json::to_string(all).unwrap_or_default();
+        let _ = std::fs::write(self.dir.join(DECLARED), text);
     }
 
     /// The journal, for changes.

@@ -282,6 +282,37 @@ struct Candidate<'a> {
 /// Who is in which group.
 pub type Assigned = BTreeMap<GroupId, Vec<Stat>>;
 
+/// The group that matches a process by itself.
+///
+/// # Errors
+/// [`Error::Refused`] for a process in two groups; [`Error::File`].
+pub fn matched(files: &dyn Files, groups: &[Matcher], pid: u32) -> Result<Option<GroupId>> {
+    let Some(stat) = procfs::stat(files, pid)?.filter(|s| !s.kernel_thread() && !s.dead()) else {
+        return Ok(None);
+    };
+    let candidate = Candidate { files, stat: &stat };
+    let mut found: Option<&Matcher> = None;
+    for group in groups {
+        if !group.matches(&candidate)? {
+            continue;
+        }
+        if let Some(other) = found.replace(group) {
+            return Err(in_two(&stat, other, group));
+        }
+    }
+    Ok(found.map(|group| group.group.clone()))
+}
+
+fn in_two(stat: &Stat, one: &Matcher, other: &Matcher) -> Error {
+    Error::refused_with(
+        format!(
+            "process {} ({}) is matched by two groups, {} and {}",
+            stat.id.pid, stat.comm, one.group, other.group
+        ),
+        "make one of their match tables narrower",
+    )
+}
+
 /// Finds the processes of every group. Groups without any are in the result, empty.
 ///
 /// # Errors
@@ -313,13 +344,7 @@ pub fn assign(files: &dyn Files, groups: &[Matcher], never: &BTreeSet<u32>) -> R
                 continue;
             }
             if let Some(other) = direct.insert(stat.id.pid, i) {
-                return Err(Error::refused_with(
-                    format!(
-                        "process {} ({}) is matched by two groups, {} and {}",
-                        stat.id.pid, stat.comm, groups[other].group, group.group
-                    ),
-                    "make one of their match tables narrower",
-                ));
+                return Err(in_two(stat, &groups[other], group));
             }
         }
     }

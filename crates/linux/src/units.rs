@@ -1,4 +1,4 @@
-//! How units of work of a launched program are seen: in the session it writes, or in the lines it prints.
+//! How units of work of a program are seen: in the session it writes, or in the lines it prints.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -8,17 +8,23 @@ use quell_core::backend::{Seen, SubjectId};
 use quell_core::control::deadline::Unit;
 use quell_core::plan::Observed;
 use quell_core::policy::{Pattern, Source};
-use quell_core::record::Event;
+use quell_core::record::{Declared, Event};
 use quell_core::units::Nanos;
 
 use crate::error::{Error, Result};
 use crate::rt;
+
+/// So often a program is heard that says something else of its units than before.
+const MOST_CHANGES: u32 = 100;
 
 /// The units of one program.
 #[derive(Debug)]
 pub(crate) struct Units {
     group: String,
     from: From,
+    /// What it says of them, as it was told, and how often that has changed.
+    declared: Declared,
+    changes: u32,
     /// That it writes what cannot be was told.
     strange: bool,
 }
@@ -26,50 +32,61 @@ pub(crate) struct Units {
 #[derive(Debug)]
 enum From {
     Session(Box<Reader>),
-    Lines(Pattern),
+    Lines(SubjectId, Pattern),
 }
 
 impl Units {
-    /// Those of a program of `group`, observed so; nothing where nobody observes it.
+    /// Those of a program that is launched as `id` in `group`, observed so; nothing where nobody observes it.
     ///
     /// # Errors
     /// When there is no memory for its session.
-    pub(crate) fn new(group: &str, observed: &Observed) -> Result<Option<Self>> {
+    pub(crate) fn new(id: SubjectId, group: &str, observed: &Observed) -> Result<Option<Self>> {
         let from = match &observed.source {
             Source::None => return Ok(None),
-            Source::Pattern(pattern) => From::Lines(pattern.clone()),
-            Source::Client => {
-                let deadline = observed.deadline.map(|d| Duration::from_nanos(d.0));
-                let reader = Reader::create(deadline).map_err(|e| {
-                    Error::refused(format!(
-                        "group {group}: no session can be made for its program: {e}"
-                    ))
-                })?;
-                From::Session(Box::new(reader))
-            }
+            Source::Pattern(pattern) => From::Lines(id, pattern.clone()),
+            Source::Client => From::Session(Box::new(session(group, observed)?)),
         };
-        Ok(Some(Self {
+        Ok(Some(Self::from(group, from)))
+    }
+
+    /// Those of a program in `group` that is handed this session.
+    pub(crate) fn of(group: &str, session: Reader) -> Self {
+        Self::from(group, From::Session(Box::new(session)))
+    }
+
+    fn from(group: &str, from: From) -> Self {
+        Self {
             group: group.to_owned(),
             from,
+            declared: Declared::default(),
+            changes: 0,
             strange: false,
-        }))
+        }
     }
 
     /// The session's file, which the program is to inherit.
-    pub(crate) fn session(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.from {
             From::Session(reader) => Some(reader.file()),
-            From::Lines(_) => None,
+            From::Lines(..) => None,
+        }
+    }
+
+    /// The process that has the session, as it says; 0: none.
+    pub(crate) fn owner(&self) -> u64 {
+        match &self.from {
+            From::Session(reader) => reader.owner(),
+            From::Lines(..) => 0,
         }
     }
 
     /// Whether its lines are looked at.
     pub(crate) fn lines(&self) -> bool {
-        matches!(self.from, From::Lines(_))
+        matches!(self.from, From::Lines(..))
     }
 
     /// Tells the units that have ended since the last time; those in lines are of the subject's that were just `seen`.
-    pub(crate) fn tell(&mut self, id: SubjectId, now: Nanos, seen: &mut Vec<Seen>) {
+    pub(crate) fn tell(&mut self, now: Nanos, seen: &mut Vec<Seen>) {
         let (mut units, mut lost, mut strange) = (Vec::new(), 0, 0);
         match &mut self.from {
             From::Session(reader) => {
@@ -81,10 +98,20 @@ impl Units {
                     took: Nanos(unit.took_ns),
                     target: unit.target_ns.map(Nanos),
                 }));
+                let said = reader.demand();
+                let declared = Declared {
+                    bytes_per_unit: said.bytes_per_unit,
+                    working_set: said.working_set,
+                };
+                if declared != self.declared && self.changes < MOST_CHANGES {
+                    self.changes += 1;
+                    self.declared = declared;
+                    seen.push(Seen::Declared(self.group.clone(), declared));
+                }
             }
-            From::Lines(pattern) => {
+            From::Lines(id, pattern) => {
                 let lines = seen.iter().filter_map(|one| match one {
-                    Seen::Line(of, line) if *of == id => pattern.time(line),
+                    Seen::Line(of, line) if of == id => pattern.time(line),
                     _ => None,
                 });
                 units.extend(lines.map(|took| Unit {
@@ -106,4 +133,17 @@ impl Units {
             seen.push(Seen::Event(Event::Finding { what, group }));
         }
     }
+}
+
+/// A session for a program of `group`.
+///
+/// # Errors
+/// When there is no memory for it.
+pub(crate) fn session(group: &str, observed: &Observed) -> Result<Reader> {
+    let deadline = observed.deadline.map(|d| Duration::from_nanos(d.0));
+    Reader::create(deadline).map_err(|e| {
+        Error::refused(format!(
+            "group {group}: no session can be made for its program: {e}"
+        ))
+    })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use quell_core::cpuset::CpuSet;
-use quell_core::record::{Event, Record, Spent};
+use quell_core::record::{Declared, Event, Record, Spent};
 
 use crate::plan::plan_text;
 use crate::text::{Style, Tone, count, number, thousands};
@@ -66,6 +66,7 @@ fn units(record: &Record) -> Vec<String> {
         lost: u64,
         worst_ns: u64,
         left: Vec<u64>,
+        declared: Vec<Declared>,
     }
     let mut groups: BTreeMap<&str, Sum> = BTreeMap::new();
     for stamped in &record.events {
@@ -89,6 +90,9 @@ fn units(record: &Record) -> Vec<String> {
                 to_bytes_per_s,
                 ..
             } => groups.entry(group).or_default().left.push(*to_bytes_per_s),
+            Event::Declared { group, declared } => {
+                groups.entry(group).or_default().declared.push(*declared);
+            }
             _ => {}
         }
     }
@@ -116,6 +120,9 @@ fn units(record: &Record) -> Vec<String> {
                 mb(*least),
                 mb(*last)
             );
+        }
+        if let Some(said) = sum.declared.last() {
+            let _ = write!(text, "; its program says: {said}");
         }
         text + "."
     };
@@ -249,6 +256,13 @@ mod tests {
                 worst_ns: 9_500_000,
                 lost: 2,
             },
+            Event::Declared {
+                group: "victim".into(),
+                declared: Declared {
+                    bytes_per_unit: 4_000_000,
+                    working_set: 3 << 20,
+                },
+            },
             Event::Adapted {
                 group: "victim".into(),
                 from_bytes_per_s: 4_000_000_000,
@@ -276,7 +290,7 @@ mod tests {
             "what lived shorter, and the end of each, is missing",
             "victim ended with status 3.",
             "victim: 1,500 units of work, 3 late (0.20 %), the slowest 9.50 ms; 2 more were reported faster than they were read; what \
-             is left to the others was moved 1 time, down to 2,000 MB/s and at last to 2,000 MB/s.",
+             is left to the others was moved 1 time, down to 2,000 MB/s and at last to 2,000 MB/s; its program says: a unit moves 4MB, its working set is 3MiB.",
         ] {
             assert!(text.contains(needed), "{needed}: {text}");
         }

@@ -126,6 +126,9 @@ fn run(trace: &mut Trace, record: &Record) {
                     json!({"group": group}),
                 )
             }
+            Event::Declared { group, declared } => {
+                (format!("{group} says: {declared}"), json!({"group": group}))
+            }
             Event::Exit { group, status } => (
                 format!("the command of group {group} ended with {status}"),
                 json!({"group": group, "status": status}),

@@ -1,16 +1,18 @@
 //! A profile as text, and the sentences about it that the page says, too.
 
-use quell_core::demand::{Burst, Figures, Measuring, Profile, Quantity, Sensitivity, WorkingSet};
-use quell_core::units::Rate;
+use quell_core::demand::{
+    Burst, Figures, Measuring, Profile, Quantity, Sensitivity, UnitTimes, WorkingSet,
+};
+use quell_core::units::{Rate, Share};
 
-use crate::text::{Style, Table, TableCell, Tone, number, percent, spread};
+use crate::text::{Style, Table, TableCell, Tone, number, percent, spread, thousands};
 
 /// A profile for a terminal.
 #[must_use]
 pub fn profile_text(profile: &Profile, style: Style) -> String {
     let mut out = style.paint(Tone::Title, &profile.name);
     out.push_str(&format!("  {}\n", circumstances(profile)));
-    out.push_str(&style.wrap("", "", &measured_by(&profile.measuring)));
+    out.push_str(&style.wrap("", "", &measured_by(&profile.measuring).join(" ")));
     out.push('\n');
     out.push_str(&figures(profile).render(style));
     out.push('\n');
@@ -41,22 +43,20 @@ pub(crate) fn circumstances(profile: &Profile) -> String {
 }
 
 /// How the figures came about: what they are worth.
-pub(crate) fn measured_by(measuring: &Measuring) -> String {
+pub(crate) fn measured_by(measuring: &Measuring) -> Vec<String> {
     match measuring {
         Measuring::Simulated => {
-            "Lines read from and written to memory, as the simulated machine counts them: exact."
-                .to_owned()
+            vec!["Lines read from and written to memory, as the simulated machine counts them: exact.".to_owned()]
         }
         Measuring::Events { events, fills_only } => {
-            let blind = if *fills_only {
-                " Lines written back are not seen by them."
-            } else {
-                ""
-            };
-            format!(
-                "Lines counted by {}, 64 bytes each.{blind}",
+            let mut all = vec![format!(
+                "Lines counted by {}, 64 bytes each.",
                 events.join(" and ")
-            )
+            )];
+            if *fills_only {
+                all.push("Lines written back are not seen by them.".to_owned());
+            }
+            all
         }
         Measuring::CpuTime { why, bound } => {
             let bound = match bound {
@@ -65,9 +65,11 @@ pub(crate) fn measured_by(measuring: &Measuring) -> String {
                 ),
                 None => "this machine's rates have not been measured (`quell doctor --deep`), so no bound can be given".to_owned(),
             };
-            format!(
-                "CPU time, as a substitute: it shows when the program works, not what it moves. No event counts here ({why}); {bound}."
-            )
+            vec![
+                "CPU time, as a substitute: it shows when the program works, not what it moves."
+                    .to_owned(),
+                format!("No event counts here: {why}; {bound}."),
+            ]
         }
     }
 }
@@ -125,19 +127,36 @@ pub(crate) fn figures(profile: &Profile) -> Table {
 pub(crate) fn sentences(profile: &Profile) -> Vec<String> {
     let mut all = vec![bursts(profile.burst.as_ref(), profile.quantity())];
     all.extend(profile.working_set.as_ref().map(works_on));
+    all.extend(profile.units.as_ref().and_then(units));
     all.extend(profile.sampler.as_ref().map(|sampler| {
         let late = match sampler.unread_bins {
             0 => "all of them on time".to_owned(),
+            1 => "1 millisecond without one, which shows the mean of its surroundings".to_owned(),
             n => format!("{n} milliseconds without one, which show the mean of their surroundings"),
         };
         format!(
             "Looking: {} readings, {late}; it took {} of a CPU.",
-            sampler.readings,
+            thousands(&sampler.readings.to_string()),
             percent(sampler.cpu_share)
         )
     }));
     all.push(format!("Proposal: {}", profile.proposal.because));
     all
+}
+
+/// What its units took: what `target.slowdown` refers to.
+fn units(times: &UnitTimes) -> Option<String> {
+    let at = |percent| {
+        let took = times.at(Share::percent(percent))?;
+        Some(number(took.0 as f64 / 1e6))
+    };
+    Some(format!(
+        "Units of work: {}; half of them took {} ms at most, 99 % of them {} ms, the slowest {} ms.",
+        thousands(&times.units.to_string()),
+        at(50)?,
+        at(99)?,
+        at(100)?
+    ))
 }
 
 fn bursts(burst: Option<&Burst>, quantity: Quantity) -> String {

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use quell_client::Session;
+use quell_client::{Demand, Session};
 use quell_core::backend::Measurement;
 use quell_core::units::LINE_BYTES;
 
@@ -92,6 +92,7 @@ impl Task {
             passes,
             deadline,
             priority,
+            declares,
         } = *workload
         else {
             return Err(Error::refused(
@@ -102,7 +103,7 @@ impl Task {
         };
         cycles::known()?;
         let buffer = Buffer::new(size, pages)?;
-        Ok(Self {
+        let mut task = Self {
             buffer,
             step: usize::try_from(step.0).unwrap_or(usize::MAX),
             period: period.0,
@@ -112,7 +113,14 @@ impl Task {
             session: Session::open(),
             _slack: Slack::off()?,
             _fifo: priority.map(Fifo::take).transpose()?,
-        })
+        };
+        if declares {
+            task.session.set_demand(Demand {
+                bytes_per_unit: task.pass_bytes() * u64::from(passes),
+                working_set: size.0,
+            });
+        }
+        Ok(task)
     }
 
     /// One pass over the buffer.
@@ -382,6 +390,7 @@ mod tests {
             passes,
             deadline: None,
             priority: None,
+            declares: false,
         })
         .unwrap()
     }

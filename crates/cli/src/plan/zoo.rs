@@ -30,7 +30,7 @@ fn files(dir: &str) -> Vec<(String, PathBuf)> {
 /// What `quell plan` prints, on stdout or, refused, on stderr.
 fn answer(name: &str, path: &Path, machine: &Inventory) -> String {
     let shown = Path::new("examples").join(format!("{name}.toml"));
-    let planned = policy(path, false).and_then(|p| plan(&p, Some(path), machine));
+    let planned = policy(path, false).and_then(|p| plan(&p, Some(path), machine, &Solos::new()));
     match planned {
         Ok(plan) => printed(&plan, &shown, Style::default()),
         Err(failure) => {

@@ -17,6 +17,9 @@
 //!
 //! Only units that began after a change has settled tell of it. Without units nothing is known, and nothing is changed.
 //!
+//! Who says what its units move is believed once, before anything is known ([`Deadline::guess`]): the others then begin with what that leaves instead of
+//! with everything, and the first step from there is a small one, to learn how durations follow.
+//!
 //! Time is counted in units, not in seconds, so that frames of 16 ms and jobs of 1 ms settle alike in their own time.
 
 use std::fmt;
@@ -41,6 +44,9 @@ const NEAR: Share = Share::percent(4);
 /// A small step, and how much it grows at most while nothing is late.
 const STEP: Share = Share(5_000);
 const LARGEST_GROWTH: u64 = 16;
+
+/// The first step from a guess: large enough to learn from.
+const FIRST_STEP: Share = Share::percent(8);
 
 /// Units in time for each late one: at most, for percentiles next to 100.
 const LONGEST_PATIENCE: u64 = 20_000;
@@ -128,6 +134,11 @@ pub enum Why {
         /// How many in a row.
         units: u64,
     },
+    /// What units are said to move, before any has ended.
+    Declared {
+        /// The rate at which they then draw.
+        need: Rate,
+    },
 }
 
 impl fmt::Display for Why {
@@ -148,6 +159,7 @@ impl fmt::Display for Why {
                 "the last step was too much: a unit took {took} of {target}"
             ),
             Self::InTime { units } => write!(f, "{units} units in time"),
+            Self::Declared { need } => write!(f, "its units are said to draw {need}"),
         }
     }
 }
@@ -222,6 +234,10 @@ pub struct Deadline {
     /// What was given before the last step back, as long as that is not judged.
     before: Option<Rate>,
     growth: u64,
+    /// What is given was guessed, and no step was taken since.
+    guessed: bool,
+    /// What was given was what the others had, at the last step.
+    bounds: bool,
     /// The last two units' ends.
     last: Option<Nanos>,
     between: Nanos,
@@ -254,6 +270,8 @@ impl Deadline {
             ceiling: None,
             before: None,
             growth: 1,
+            guessed: false,
+            bounds: true,
             last: None,
             between: Nanos(0),
             silent: false,
@@ -261,7 +279,7 @@ impl Deadline {
         }
     }
 
-    /// What is left to the others.
+    /// What is left to the others, as far as these units go.
     #[must_use]
     pub fn given(&self) -> Rate {
         self.given
@@ -305,19 +323,53 @@ impl Deadline {
         }
     }
 
-    /// Decides by what was seen since the last step.
-    pub fn step(&mut self, now: Nanos) -> Option<Step> {
+    /// Leaves the others so much from now on, if less than before and nothing is known of units yet. Whether it did.
+    pub fn guess(&mut self, now: Nanos, left: Rate) -> bool {
+        let left = left.clamp(self.aim.least, self.aim.most);
+        let known = self.ceiling.is_some() || self.learned.is_some() || self.in_time.units > 0;
+        if known || left >= self.given {
+            return false;
+        }
+        self.batch = Batch::default();
+        self.ceiling = Some(self.given);
+        self.guessed = true;
+        self.change(now, left);
+        true
+    }
+
+    /// Decides by what was seen since the last step. `force` is what the others are left in fact: less than [`Self::given`] where somebody
+    /// else's units need it, and then only late ones tell anything.
+    pub fn step(&mut self, now: Nanos, force: Rate) -> Option<Step> {
         self.stepped = now;
+        let bounds = force >= self.given;
+        if bounds != std::mem::replace(&mut self.bounds, bounds) {
+            self.in_time = Durations::default();
+        }
         let batch = std::mem::take(&mut self.batch);
         if let Some(since) = self.silent_since(now) {
             return (!std::mem::replace(&mut self.silent, true)).then_some(Step::Silent { since });
         }
         self.silent = false;
         if let Some((took, target)) = batch.worst {
+            if !bounds {
+                // They were late by what the others had, not by what these units would leave them.
+                self.given = force;
+            }
             return self.cut(now, &batch, took, target);
         }
         self.in_time.add(&batch.in_time);
-        self.give_back(now)
+        if bounds { self.give_back(now) } else { None }
+    }
+
+    /// The others have much less since somebody else's units were late: only what begins from now on tells of that.
+    pub(super) fn fell(&mut self, now: Nanos) {
+        self.judged_from = now.plus(self.aim.settles);
+    }
+
+    /// Whether units were late since the last step.
+    #[cfg(test)]
+    pub(super) fn has_late(&self) -> bool {
+        self.batch.worst.is_some()
     }
 
     fn silent_since(&self, now: Nanos) -> Option<Nanos> {
@@ -377,7 +429,10 @@ impl Deadline {
         }
         let near = Share(NEAR.0 * self.often());
         let near = |ceiling: &Rate| ceiling.0.saturating_sub(from.0) <= ceiling.part(near).0;
-        let reach = self.reach();
+        let mut reach = self.reach();
+        if std::mem::take(&mut self.guessed) {
+            reach = reach.min(from.part(FIRST_STEP).0);
+        }
         let to = match self.ceiling {
             Some(ceiling) if !near(&ceiling) && reach > from.part(STEP).0 => {
                 Rate(from.0 + reach.min((ceiling.0 - from.0) / 2))

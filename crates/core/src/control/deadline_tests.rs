@@ -106,7 +106,7 @@ fn run(plant: &Plant, control: &mut Deadline, deadline: Nanos, until: Nanos, see
         let ended = begin.plus(took);
         while control.next() <= ended {
             let now = control.next();
-            if let Some(step) = control.step(now) {
+            if let Some(step) = control.step(now, control.given()) {
                 ran.steps.push((now, step));
             }
             if force.back().map(|f| f.1) != Some(control.given()) {
@@ -177,6 +177,44 @@ proptest! {
         prop_assert!(high <= 1.15 * best, "{high:e} of {best:e} at most");
     }
     #[test]
+    fn a_guess_however_wrong_ends_where_none_would(
+        (plant, deadline) in plants(),
+        guess in 0u64..12_000_000_000,
+        seed in 0u64..1000,
+    ) {
+        let best = plant.best(deadline).0 as f64;
+        let mut control = Deadline::new(aim(deadline), Nanos(0));
+        prop_assert!(control.guess(Nanos(0), Rate(guess)) == (guess < MOST.0));
+        prop_assert_eq!(control.given(), Rate(guess).clamp(LEAST, MOST));
+        let ran = run(&plant, &mut control, deadline, Nanos::secs(12), seed);
+        let late = ran.late_after(SETTLED);
+        prop_assert!(late <= 0.01, "{late} late");
+        let (low, mean, high) = ran.given_after(SETTLED);
+        prop_assert!(mean >= 0.9 * best, "{mean:e} of {best:e} on average");
+        prop_assert!(low >= 0.7 * best, "{low:e} of {best:e} at least");
+        prop_assert!(high <= 1.15 * best, "{high:e} of {best:e} at most");
+        // Once units have come, nobody guesses any more.
+        prop_assert!(!control.guess(Nanos::secs(12), LEAST));
+    }
+
+    #[test]
+    fn a_guess_near_the_truth_spares_the_units_that_a_search_costs(
+        (plant, deadline) in plants(),
+        near in 0.7..1.0f64,
+        seed in 0u64..1000,
+    ) {
+        let best = plant.best(deadline).0 as f64;
+        let late = |guess: Option<Rate>| {
+            let mut control = Deadline::new(aim(deadline), Nanos(0));
+            guess.map(|guess| control.guess(Nanos(0), guess));
+            let ran = run(&plant, &mut control, deadline, SETTLED, seed);
+            ran.units.iter().filter(|u| u.1).count()
+        };
+        let (with, without) = (late(Some(Rate((best * near) as u64))), late(None));
+        prop_assert!(with <= without, "{with} late with, {without} without");
+    }
+
+    #[test]
     fn whatever_comes_it_stays_between_its_ends_and_gives_back_slowly(
         units in prop::collection::vec((0u64..30_000_000, 0u64..20_000_000), 1..600),
         percentile in 1u64..=100,
@@ -200,7 +238,7 @@ proptest! {
                 continue;
             }
             let before = control.given();
-            let step = control.step(now);
+            let step = control.step(now, before);
             let given = control.given();
             prop_assert!(given >= Rate(least.clamp(1, most)) && given <= Rate(most));
             let changed = matches!(step, Some(Step::Change { from, to, .. }) if (from, to) == (before, given));
@@ -306,7 +344,7 @@ fn without_units_nothing_changes_and_that_is_told_once() {
     // Before the first unit nobody waits for one.
     for _ in 0..500 {
         let now = control.next();
-        assert_eq!(control.step(now), None);
+        assert_eq!(control.step(now, MOST), None);
     }
     assert_eq!(control.given(), MOST);
     let mut control = Deadline::new(aim(deadline), Nanos(0));
@@ -315,7 +353,7 @@ fn without_units_nothing_changes_and_that_is_told_once() {
     let mut told = Vec::new();
     while control.next() < last.plus(Nanos::secs(30)) {
         let now = control.next();
-        told.extend(control.step(now).map(|step| (now, step)));
+        told.extend(control.step(now, held).map(|step| (now, step)));
     }
     assert_eq!(control.given(), held);
     assert!(
@@ -329,7 +367,7 @@ fn without_units_nothing_changes_and_that_is_told_once() {
         target: None,
     };
     control.seen(&unit(Nanos::millis(9)));
-    let step = control.step(last.plus(Nanos::secs(30)));
+    let step = control.step(last.plus(Nanos::secs(30)), held);
     assert!(
         matches!(step, Some(Step::Change { to, .. }) if to < held),
         "{step:?}"
@@ -352,8 +390,8 @@ fn without_a_deadline_each_unit_says_its_own() {
     };
     control.seen(&unit(None));
     control.seen(&unit(Some(Nanos::millis(12))));
-    assert_eq!(control.step(Nanos::millis(31)), None);
+    assert_eq!(control.step(Nanos::millis(31), MOST), None);
     control.seen(&unit(Some(Nanos::millis(11))));
-    let step = control.step(Nanos::millis(41));
+    let step = control.step(Nanos::millis(41), MOST);
     assert!(matches!(step, Some(Step::Change { .. })), "{step:?}");
 }

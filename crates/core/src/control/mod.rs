@@ -3,6 +3,7 @@
 pub mod apart;
 pub mod bandwidth;
 pub mod deadline;
+pub mod deadlines;
 pub mod pool;
 pub mod pooled;
 pub mod split;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use burst::{Burst, burst};
 pub use profile::{
     Measuring, PROFILE_SCHEMA, Pressed, Profile, Quantity, Sampler, Sensitivity, Series, Subject,
-    WorkingSet, assess,
+    UnitTimes, WorkingSet, assess,
 };
 pub use proposal::{Basis, Proposal, Sought, proposal};
 

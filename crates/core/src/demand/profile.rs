@@ -8,7 +8,7 @@ use crate::deep::Fingerprint;
 use crate::result::Timing;
 use crate::stats::Interval;
 use crate::task::TaskMatch;
-use crate::units::Rate;
+use crate::units::{Nanos, Rate, Share};
 use crate::workload::Workload;
 
 /// Schema id of a profile.
@@ -50,6 +50,9 @@ pub struct Profile {
     /// The memory it works on; absent where nobody could tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub working_set: Option<WorkingSet>,
+    /// How long its units of work took; absent where it told of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub units: Option<UnitTimes>,
     /// What looking cost; absent on a simulated machine, where it costs nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<Sampler>,
@@ -240,6 +243,38 @@ impl Series {
             figures: Figures::of(&values)?,
             per_bin,
         })
+    }
+}
+
+/// How long units of work took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UnitTimes {
+    /// How many there were.
+    pub units: u64,
+    /// Nanoseconds that so many thousandths of them took at most, from 0 (the fastest) to 1000 (the slowest): values that occurred.
+    pub per_mille_ns: Vec<u64>,
+}
+
+impl UnitTimes {
+    /// `None` without a unit.
+    #[must_use]
+    pub fn of(mut took_ns: Vec<u64>) -> Option<Self> {
+        took_ns.sort_unstable();
+        let units = took_ns.len();
+        let rank = |mille: usize| (mille * units).div_ceil(1_000).saturating_sub(1);
+        let per_mille_ns = (0..=1_000).map(|mille| took_ns.get(rank(mille)).copied());
+        Some(Self {
+            units: units as u64,
+            per_mille_ns: per_mille_ns.collect::<Option<_>>()?,
+        })
+    }
+
+    /// What that share of them took at most, in whole thousandths, rounded up.
+    #[must_use]
+    pub fn at(&self, share: Share) -> Option<Nanos> {
+        let mille = usize::try_from(share.0.div_ceil(1_000)).ok()?;
+        self.per_mille_ns.get(mille).map(|ns| Nanos(*ns))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The closed loop around a target: who is observed, and whose budgets move (`regulator.adapt = "deadline"`).
+//! The closed loop around targets: who is observed, and whose budgets move (`regulator.adapt = "deadline"`).
 //!
 //! What the regulator holds for best-effort groups is what can be moved: at most as planned, which is their limit or what the
 //! reserves leave, and at least what can be held, or their own reserve.
@@ -35,40 +35,99 @@ fn source(target: &Target) -> Option<&Source> {
     }
 }
 
-/// What is launched can be observed: it inherits its session, or its output is read.
-fn observable(group: &Group) -> bool {
-    group.matching.is_empty()
+/// What is known of a group's program when it runs alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Solo {
+    /// The profile's name.
+    pub profile: String,
+    /// What its units took at the percentile of the group's target, or why that is not known.
+    pub took: Result<Nanos, String>,
+}
+
+/// By group.
+pub type Solos = BTreeMap<GroupId, Solo>;
+
+impl Draft<'_> {
+    /// The longest time per unit, if the policy says one, or a profile and how much slower it may be.
+    pub(super) fn deadline_of(&self, group: &str, target: &Target) -> Option<Nanos> {
+        let slower = || {
+            let solo = self.solos.get(group)?.took.as_ref().ok()?;
+            Some(times(*solo, target.slowdown?))
+        };
+        target.deadline.or_else(slower)
+    }
+}
+
+/// Targets that cannot be followed, whether anything follows them or not.
+pub(super) fn check(draft: &mut Draft<'_>) {
+    for (name, group) in &draft.policy.groups {
+        let Some((target, source)) = group.target.as_ref().and_then(|t| Some((t, source(t)?)))
+        else {
+            continue;
+        };
+        let runs = !group.matching.is_empty();
+        if runs && matches!(source, Source::Pattern(_)) {
+            draft.refuse(
+                format!("group.{name}.target.source"),
+                "the output of programs that run already cannot be read along",
+                Some("let Quell launch it, or let it tell of its units through quell-client (docs/client.md)".to_owned()),
+            );
+        }
+        if target.slowdown.is_none() {
+            continue;
+        }
+        let known = draft.solos.get(name);
+        match known.map(|solo| (&solo.profile, &solo.took)) {
+            Some((profile, Ok(took))) => {
+                let deadline = draft.deadline_of(name, target).unwrap_or_default();
+                draft.notes.push(format!(
+                    "group {name}: alone {} of its units took {took} at most (profile {profile}): they may take {deadline}",
+                    target.share()
+                ));
+            }
+            unknown => {
+                let why = match unknown {
+                    Some((_, Err(why))) => why.as_str(),
+                    _ => "no profile is at hand that tells what its units take alone",
+                };
+                let remedy =
+                    "run `quell profile -- PROGRAM` while nothing else runs, or write a deadline";
+                draft.refuse(
+                    format!("group.{name}.target.slowdown"),
+                    why.to_owned(),
+                    Some(remedy.to_owned()),
+                );
+            }
+        }
+    }
 }
 
 /// Groups whose units are observed, and how.
-pub(super) fn observed(policy: &Policy) -> BTreeMap<GroupId, Observed> {
-    let groups = policy.groups.iter().filter(|(_, g)| observable(g));
-    groups
-        .filter_map(|(name, group)| {
-            let target = group.target.as_ref()?;
-            let observed = Observed {
-                source: source(target)?.clone(),
-                deadline: target.deadline,
-                percentile: millionths(target.percentile),
-            };
-            Some((name.clone(), observed))
-        })
-        .collect()
+pub(super) fn observed(draft: &Draft<'_>) -> BTreeMap<GroupId, Observed> {
+    let observed = |(name, group): (&String, &Group)| {
+        let target = group.target.as_ref()?;
+        let observed = Observed {
+            source: source(target)?.clone(),
+            matching: group.matching.clone(),
+            deadline: draft.deadline_of(name, target),
+            percentile: target.share(),
+        };
+        Some((name.clone(), observed))
+    };
+    draft.policy.groups.iter().filter_map(observed).collect()
 }
 
 /// Targets that nothing follows.
 pub(super) fn notes(draft: &mut Draft<'_>) {
+    if adapts(draft.policy) {
+        return;
+    }
     for (name, group) in &draft.policy.groups {
         let Some(target) = &group.target else {
             continue;
         };
-        let steered = draft.adapts.as_ref().is_some_and(|a| a.group == *name);
         let what = match source(target) {
-            _ if steered || adapts(draft.policy) => continue,
             None => "its target is a wish: nobody observes its units (source = \"none\")",
-            Some(_) if !observable(group) => {
-                "its target is a wish: not yet: units of programs that run already are not observed, only of those that are launched"
-            }
             Some(_) => {
                 "its units are observed, and nothing holds them inside its target (regulator.adapt = \"deadline\" would)"
             }
@@ -83,9 +142,10 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
     if !adapts(draft.policy) || !draft.refusals.is_empty() {
         return;
     }
-    let Some((name, target)) = aimed(draft) else {
+    let aimed = aimed(draft);
+    if aimed.is_empty() {
         return;
-    };
+    }
     let levers = levers(draft, reserved, limited);
     let Some(sustainable) = draft.sustainable(&draft.machine.cpu_set()) else {
         return;
@@ -98,83 +158,59 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
         );
         return;
     }
-    let percentile = millionths(target.percentile);
-    let deadline = target.deadline;
-    promise(draft, &name, (deadline, percentile), &levers, limited);
+    for (name, target) in &aimed {
+        let percentile = target.share();
+        let deadline = draft.deadline_of(name, target);
+        promise(draft, name, (deadline, percentile), &levers, limited);
+    }
     let named: Vec<String> = levers
         .iter()
         .map(|l| format!("{} (from {} down to {})", l.group, l.most, l.least))
         .collect();
-    draft.notes.push(format!(
-        "as units of group {name} are late or in time, less or more is left to {}",
-        named.join(", ")
-    ));
+    let groups: Vec<GroupId> = aimed.into_keys().collect();
+    draft.notes.push(match groups.as_slice() {
+        [one] => format!(
+            "as units of group {one} are late or in time, less or more is left to {}",
+            named.join(", ")
+        ),
+        several => format!(
+            "as units of the groups {} are late or in time, less or more is left to {}: what the one leaves that is worst off",
+            several.join(", "),
+            named.join(", ")
+        ),
+    });
     draft.adapts = Some(Adaptation {
-        group: name,
-        deadline,
-        percentile,
+        groups,
         sustainable,
         levers,
     });
 }
 
-/// The group whose target is followed.
-fn aimed(draft: &mut Draft<'_>) -> Option<(String, Target)> {
+/// The groups whose targets are followed; none where something is refused.
+fn aimed(draft: &mut Draft<'_>) -> BTreeMap<GroupId, Target> {
     let policy = draft.policy;
-    let keys = &policy.regulator;
-    if keys.strict {
+    if policy.regulator.strict {
         draft.refuse(
             "regulator.adapt",
             "with regulator.strict a critical group is stopped at its reserve, whatever is left to the others",
             Some("use one of them".to_owned()),
         );
-        return None;
+        return BTreeMap::new();
     }
-    let aims = |(_, group): &(&String, &Group)| {
-        group.role == Role::Critical && group.target.as_ref().and_then(source).is_some()
+    let aim = |(name, group): (&String, &Group)| {
+        let target = group.target.as_ref()?;
+        let aimed = group.role == Role::Critical && source(target).is_some();
+        aimed.then(|| (name.clone(), target.clone()))
     };
-    let aimed: Vec<(&String, &Group)> = policy.groups.iter().filter(aims).collect();
-    let (name, group) = match aimed.as_slice() {
-        [one] => *one,
-        [] => {
-            draft.refuse(
-                "regulator.adapt",
-                "no critical group has a target whose units are observed",
-                Some("give one a target, as in group.NAME.target.deadline = \"50ms\"".to_owned()),
-            );
-            return None;
-        }
-        several => {
-            let names: Vec<&str> = several.iter().map(|(n, _)| n.as_str()).collect();
-            draft.refuse(
-                "regulator.adapt",
-                format!(
-                    "not yet: budgets follow the target of one group, not of {}",
-                    names.join(" and ")
-                ),
-                Some("write source = \"none\" in the targets of all but one".to_owned()),
-            );
-            return None;
-        }
-    };
-    let target = group.target.clone()?;
-    if target.slowdown.is_some() {
+    let aimed: BTreeMap<_, _> = policy.groups.iter().filter_map(aim).collect();
+    if aimed.is_empty() {
         draft.refuse(
-            format!("group.{name}.target.slowdown"),
-            "not yet: a slowdown against a profiled run is not followed",
-            Some("write a deadline instead".to_owned()),
+            "regulator.adapt",
+            "no critical group has a target whose units are observed",
+            Some("give one a target, as in group.NAME.target.deadline = \"50ms\"".to_owned()),
         );
-        return None;
     }
-    if !observable(group) {
-        draft.refuse(
-            format!("group.{name}.target.source"),
-            "not yet: units of programs that run already are not observed",
-            Some("let Quell launch it (`command`, or after --)".to_owned()),
-        );
-        return None;
-    }
-    Some((name.clone(), target))
+    aimed
 }
 
 fn levers(draft: &Draft<'_>, reserved: &[(String, Rate)], limited: &[Limited]) -> Vec<Lever> {
@@ -256,12 +292,12 @@ fn promise(
     });
 }
 
-/// A percentile between 0 and 100, as checked.
+/// So many times a time, to the microsecond.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "between 0 and a million"
+    reason = "at least 1, as checked; too large a time is held at the largest"
 )]
-fn millionths(percentile: f64) -> Share {
-    Share((percentile.clamp(0.0, 100.0) * 10_000.0).round() as u64)
+fn times(time: Nanos, factor: f64) -> Nanos {
+    Nanos((time.0 as f64 * factor / 1e3).round() as u64 * 1_000)
 }

@@ -3,7 +3,7 @@
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
 //! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
-//! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around a target, [`together`] tells who
+//! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around targets, [`together`] tells who
 //! stops with whom, [`sharing`] who shares a cache.
 
 mod allot;
@@ -33,6 +33,7 @@ use crate::plan::{
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
 use crate::units::Nanos;
 use cpus::Division;
+pub use deadline::{Solo, Solos};
 
 /// The plan under construction.
 struct Draft<'a> {
@@ -45,6 +46,7 @@ struct Draft<'a> {
     notes: Vec<String>,
     refusals: Vec<Refusal>,
     adapts: Option<Adaptation>,
+    solos: &'a Solos,
     /// Of the regulators.
     period: Nanos,
 }
@@ -54,6 +56,18 @@ struct Draft<'a> {
 /// # Errors
 /// Everything that cannot be had, each with its key, the reason and the remedy.
 pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
+    plan_beside(policy, machine, &Solos::new())
+}
+
+/// The same, with what is known of the groups' programs when they run alone.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_beside(
+    policy: &Policy,
+    machine: &Inventory,
+    solos: &Solos,
+) -> Result<Plan, Vec<Refusal>> {
     let mut refusals = crate::policy::not_yet(policy);
     let division = cpus::divide(policy, machine, &mut refusals);
     let groups = policy
@@ -75,12 +89,14 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
         notes: Vec::new(),
         refusals,
         adapts: None,
+        solos,
         period: Nanos(0),
     };
     draft.notes.append(&mut draft.division.notes);
     draft.gather();
     draft.partition();
     partition::plan(&mut draft);
+    deadline::check(&mut draft);
     bandwidth::plan(&mut draft);
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
@@ -92,13 +108,14 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
     if !draft.refusals.is_empty() {
         return Err(draft.refusals);
     }
+    let observed = deadline::observed(&draft);
     Ok(Plan {
         policy: policy.name.clone(),
         groups: draft.groups,
         steps: draft.steps,
         promises: draft.promises,
         notes: draft.notes,
-        observed: deadline::observed(policy),
+        observed,
         adapts: draft.adapts,
     })
 }

@@ -14,7 +14,7 @@
 //! tenth, the period is the geometric mean of what either asks for, so that both are missed by the same factor, and a quarter of
 //! the deadline at most. Either goes before the cache. Bandwidth alone bounds nothing: what the neighbours may draw is the same in any period.
 
-use crate::policy::{Policy, Role};
+use crate::policy::Role;
 use crate::units::{Bytes, Nanos, Rate};
 
 use super::Draft;
@@ -59,7 +59,7 @@ pub(super) fn period(draft: &Draft<'_>, together: Rate) -> (Nanos, Option<String
     }
     let measured = draft.machine.measured.as_ref();
     let (period, why) = derive(&Bounds {
-        deadline: deadline(draft.policy),
+        deadline: deadline(draft),
         reclaim: keys.reclaim,
         room: room(draft, together),
         stop: measured.and_then(|m| m.stop_cost),
@@ -69,10 +69,11 @@ pub(super) fn period(draft: &Draft<'_>, together: Rate) -> (Nanos, Option<String
     (period, Some(note))
 }
 
-fn deadline(policy: &Policy) -> Option<Nanos> {
-    let critical = policy.groups.values().filter(|g| g.role == Role::Critical);
+fn deadline(draft: &Draft<'_>) -> Option<Nanos> {
+    let critical = draft.policy.groups.iter();
+    let critical = critical.filter(|(_, group)| group.role == Role::Critical);
     critical
-        .filter_map(|group| group.target.as_ref()?.deadline)
+        .filter_map(|(name, group)| draft.deadline_of(name, group.target.as_ref()?))
         .min()
 }
 

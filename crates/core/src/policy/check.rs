@@ -227,6 +227,13 @@ fn target_of(found: &mut Found, at: &Path, target: &Target) {
         }
         _ => {}
     }
+    if target.profile.is_some() && target.slowdown.is_none() {
+        found.say(
+            at.key("profile"),
+            "a profile is what a slowdown refers to, and there is none",
+            Some("write slowdown = 1.10 instead of the deadline, or remove it"),
+        );
+    }
     if !(target.percentile > 0.0 && target.percentile <= 100.0) {
         found.say(
             at.key("percentile"),

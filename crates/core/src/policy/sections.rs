@@ -15,16 +15,33 @@ pub struct Target {
     /// The longest time per unit of work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Nanos>,
-    /// The largest factor against the profiled solo run, for example 1.10.
+    /// The largest factor against the profiled solo run, for example 1.10: the percentile of the units' times may be so many times what it was
+    /// in the profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
+    /// The profile that `slowdown` refers to, by its name or file. Default: the one that `quell profile` keeps of the group's program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// Which percentile of the units of work must meet it.
     #[serde(default = "ninety_nine")]
     pub percentile: f64,
-    /// Where the times come from: the program itself, through quell-client (default: "client"), or its output, which is passed on
-    /// unchanged. Of programs that Quell launches.
+    /// Where the times come from: the program itself, through quell-client (default: "client"), launched or running already; or the output of
+    /// one that Quell launches, which is passed on unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
+}
+
+impl Target {
+    /// The percentile as a share of the units.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and a million"
+    )]
+    pub fn share(&self) -> Share {
+        Share((self.percentile.clamp(0.0, 100.0) * 10_000.0).round() as u64)
+    }
 }
 
 const fn ninety_nine() -> f64 {
@@ -222,7 +239,7 @@ pub struct RegulatorKeys {
     /// begins at once.
     pub after: After,
     /// Whether reserves follow the target: what is left to the best-effort groups that the regulator holds moves with how many units
-    /// of the one critical group with a deadline are late; what is planned for them is what they have at first and at most.
+    /// of the critical groups with targets are late, those of the worst off first; what is planned for them is what they have at first and at most.
     pub adapt: Adapt,
     /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By default a critical group is
     /// never throttled.

@@ -18,14 +18,15 @@ use quell_core::control::split::ByDemand;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Inventory, Measured};
 use quell_core::plan::{GroupId, Observed, Plan, Regulation, Step};
-use quell_core::policy::OnDrift;
-use quell_core::record::{CpuTimes, Decision, Pooled};
+use quell_core::policy::{OnDrift, Source};
+use quell_core::record::{CpuTimes, Decision, Declared, Pooled};
 use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Lines, Nanos};
 use quell_core::workload::{Caches, Workload};
 
 use crate::cgroup::Cgroups;
 use crate::children::{Birth, Subject};
+use crate::clients::Clients;
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::pmu::{self, Counting, Traffic};
@@ -51,6 +52,9 @@ pub struct Tools {
     /// How the watchdog is started.
     pub watchdog: WatchdogCommand,
 }
+
+/// Later than anything.
+const NEVER: Nanos = Nanos(u64::MAX);
 
 struct Group {
     home: Home,
@@ -155,7 +159,12 @@ pub struct Linux {
     subjects: Vec<Subject>,
     /// Groups whose units of work are told of.
     observed: BTreeMap<GroupId, Observed>,
+    /// What their programs say of them.
+    declared: BTreeMap<GroupId, Declared>,
     units: BTreeMap<SubjectId, Units>,
+    /// Those of programs that ask, once somebody may; and when to look who does. Never again once they cannot be listened to.
+    clients: Option<Clients>,
+    next_call: Nanos,
     next_beat: Nanos,
     next_look: Nanos,
     revoked: bool,
@@ -190,7 +199,10 @@ impl Linux {
             splits: Vec::new(),
             subjects: Vec::new(),
             observed: BTreeMap::new(),
+            declared: BTreeMap::new(),
             units: BTreeMap::new(),
+            clients: None,
+            next_call: NEVER,
             next_beat: Nanos(0),
             next_look: Nanos(0),
             revoked: false,
@@ -249,7 +261,10 @@ impl Linux {
         self.subjects.clear();
         self.groups.clear();
         self.observed.clear();
+        self.declared.clear();
         self.units.clear();
+        self.clients = None;
+        self.next_call = NEVER;
         self.rest = None;
     }
 
@@ -333,11 +348,11 @@ impl Linux {
         };
         let id = SubjectId(u32::try_from(self.subjects.len()).unwrap_or(u32::MAX));
         let units = match self.observed.get(&subject.group) {
-            Some(observed) => Units::new(&subject.group, observed)?,
+            Some(observed) => Units::new(id, &subject.group, observed)?,
             None => None,
         };
         let mut env: Vec<(String, String)> = subject.env.clone().into_iter().collect();
-        let inherits = units.as_ref().and_then(Units::session);
+        let inherits = units.as_ref().and_then(Units::file);
         env.extend(inherits.map(|file| (VARIABLE.to_owned(), file.as_raw_fd().to_string())));
         let birth = Birth {
             command: &command,
@@ -396,6 +411,8 @@ impl Backend for Linux {
         groups: &BTreeMap<GroupId, Observed>,
     ) -> std::result::Result<(), BackendError> {
         self.observed.clone_from(groups);
+        let asked = groups.values().any(|o| o.source == Source::Client);
+        self.next_call = if asked { Nanos(0) } else { NEVER };
         Ok(())
     }
 

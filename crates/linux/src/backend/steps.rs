@@ -128,7 +128,7 @@ impl Linux {
         Ok(notes)
     }
 
-    fn matchers(&self) -> Result<Vec<Matcher>> {
+    pub(super) fn matchers(&self) -> Result<Vec<Matcher>> {
         self.groups
             .iter()
             .map(|(name, g)| Matcher::new(&self.files, name, &g.matching))

@@ -8,9 +8,11 @@ use quell_core::record::{Event, Spent};
 use quell_core::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::{Linux, Regulated};
+use super::{Linux, NEVER, Regulated};
+use crate::clients::{self, Clients, Membership};
 use crate::error::{Error, Result};
 use crate::session::Session;
+use crate::tasks::Matcher;
 use crate::{drift, rt, signals};
 
 /// How often the heartbeat is renewed.
@@ -150,11 +152,87 @@ impl Linux {
     /// Tells the units of work that were printed, and at the end of a wait those in the sessions: their programs wake nobody.
     fn tell_units(&mut self, seen: &mut Observation, until: Nanos) {
         let now = rt::now();
-        for (id, units) in &mut self.units {
+        for units in self.units.values_mut() {
             if units.lines() || !seen.is_empty() || now >= until {
-                units.tell(*id, now, seen);
+                units.tell(now, seen);
             }
         }
+        if let Some(clients) = &mut self.clients
+            && (!seen.is_empty() || now >= until)
+        {
+            clients.tell_units(now, seen);
+        }
+        let said = seen.iter().filter_map(|one| match one {
+            Seen::Declared(group, declared) => Some((group.clone(), *declared)),
+            _ => None,
+        });
+        let before = self.declared.clone();
+        self.declared.extend(said);
+        if self.declared != before
+            && let Some(session) = &self.session
+        {
+            session.declared(&self.declared);
+        }
+    }
+
+    /// Answers programs that ask for a session, once there is a hold: nobody else listens then.
+    fn answer_clients(&mut self, seen: &mut Observation) {
+        let mut clients = match self.clients.take() {
+            Some(clients) => clients,
+            None => match self.listen(seen) {
+                Ok(Some(clients)) => clients,
+                Ok(None) => return,
+                Err(e) => {
+                    self.next_call = NEVER;
+                    let what = e.to_string();
+                    seen.push(Seen::Event(Event::Finding { what, group: None }));
+                    return;
+                }
+            },
+        };
+        let has = |pid: u32| {
+            let mut launched = self.units.values();
+            launched.any(|units| units.owner() == u64::from(pid))
+        };
+        clients.attend(rt::now(), &has, &|| self.membership(), seen);
+        self.clients = Some(clients);
+    }
+
+    /// Listens; not where programs are only launched and nothing is held: that does without.
+    fn listen(&mut self, seen: &mut Observation) -> Result<Option<Clients>> {
+        let running = self.observed.values().any(|o| !o.matching.is_empty());
+        if self.session.is_none() && !running {
+            return Ok(None);
+        }
+        for note in self.session()?.1 {
+            seen.push(Seen::Event(Event::Finding {
+                what: note,
+                group: None,
+            }));
+        }
+        Clients::listen(&self.run_root, &self.observed).map(Some)
+    }
+
+    fn membership(&self) -> Result<Membership<'_>> {
+        let of_none = |name: &&String| !self.groups.contains_key(*name);
+        let others = self.observed.iter().filter(|(name, _)| of_none(name));
+        let mut matchers = self.matchers()?;
+        for (name, observed) in others {
+            matchers.push(Matcher::new(&self.files, name, &observed.matching)?);
+        }
+        let homes = self.groups.iter().flat_map(|(name, group)| {
+            let places = group.home.places.iter();
+            places.map(|place| clients::Home {
+                group: name.clone(),
+                hierarchy: place.hierarchy.clone(),
+                dir: place.dir.clone(),
+            })
+        });
+        Ok(Membership {
+            files: &self.files,
+            matchers,
+            homes: homes.collect(),
+        })
     }
 
     fn poll(&mut self, until: Nanos) -> Result<()> {
@@ -199,6 +277,10 @@ impl Linux {
             for subject in &mut self.subjects {
                 subject.observe(seen);
             }
+            if !self.revoked && rt::now() >= self.next_call {
+                self.next_call = rt::now().plus(clients::EVERY);
+                self.answer_clients(seen);
+            }
             self.tell_units(seen, until);
             while let Some(signal) = signals::next_signal(&self.signals) {
                 seen.push(Seen::Stop(signal));
@@ -227,7 +309,7 @@ impl Linux {
             } else {
                 until
             };
-            self.poll(next)?;
+            self.poll(next.min(self.next_call))?;
         }
     }
 }

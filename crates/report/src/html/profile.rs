@@ -46,7 +46,7 @@ fn paragraphs(sentences: &[String]) -> String {
 
 /// What the figures are before any of them.
 fn said_first(profile: &Profile) -> Vec<String> {
-    let mut all = vec![measured_by(&profile.measuring)];
+    let mut all = measured_by(&profile.measuring);
     all.extend(sentences(profile));
     all
 }
@@ -62,6 +62,14 @@ fn what(profile: &Profile) -> &'static str {
             _,
         ) => "read from memory (MB/s)",
         _ => "read and written (MB/s)",
+    }
+}
+
+/// The same beside the scale, which is short.
+fn scale_title(profile: &Profile) -> &'static str {
+    match profile.quantity() {
+        Quantity::CpuTime => "CPU time (CPUs)",
+        Quantity::Read | Quantity::Written => what(profile),
     }
 }
 
@@ -85,15 +93,19 @@ fn frame(profile: &Profile, svg: &mut Svg, area: &Area, (from, to): (f64, f64)) 
     let top = (profile.total.peak * 1.05).max(f64::MIN_POSITIVE);
     let y = Scale::linear((0.0, top), area.up());
     svg.rows(area, &y, &y.ticks(5), true);
+    svg.upright(
+        (area.left - 50.0, (area.top + area.bottom) / 2.0),
+        scale_title(profile),
+    );
+    (x, y)
+}
+
+/// The mean of the whole profile, on top of what is drawn.
+fn mean(profile: &Profile, svg: &mut Svg, area: &Area, y: &Scale) {
     let mean = y.at(profile.total.mean);
     svg.line("one", &[(area.left, mean), (area.right, mean)]);
     let text = format!("mean {}", number(profile.total.mean));
     svg.text((area.right, mean - 4.0), Anchor::End, "small halo", &text);
-    svg.upright(
-        (area.left - 50.0, (area.top + area.bottom) / 2.0),
-        what(profile),
-    );
-    (x, y)
 }
 
 fn canvas(width: Width) -> (Svg, Area) {
@@ -119,18 +131,27 @@ fn one_second(profile: &Profile) -> Section {
         number(span.0),
         what(profile)
     );
+    let below = match profile.quantity() {
+        Quantity::CpuTime => "",
+        Quantity::Read | Quantity::Written => {
+            ": what a reserve at the mean would let through is below it"
+        }
+    };
+    let reading = format!(
+        "A column per millisecond. The dashed line is the mean of the whole profile{below}. The second shown is the one whose mean is nearest to that."
+    );
     let figure = Figure {
         id: "fig-second",
         title: "Demand over one second",
         shows: &shows,
-        reading: "A column per millisecond. The dashed line is the mean of the whole profile: what a reserve at the mean would let through is below \
-                  it. The second shown is the one whose mean is nearest to that.",
+        reading: &reading,
     };
     let draw = |width| {
         let (mut svg, area) = canvas(width);
         let (x, y) = frame(profile, &mut svg, &area, span);
         svg.columns(&area, &x, &x.ticks(10), "ms");
         steps(&mut svg, "fill s2", (&x, &y), span, shown);
+        mean(profile, &mut svg, &area, &y);
         svg
     };
     Section {
@@ -167,6 +188,7 @@ fn whole(profile: &Profile) -> Section {
         svg.surface("band s2", &upper.chain(lower).collect::<Vec<_>>());
         let middle: Vec<_> = all.iter().map(|b| (x.at(b.at), y.at(b.median))).collect();
         svg.line("line thin s2", &middle);
+        mean(profile, &mut svg, &area, &y);
         svg
     };
     Section {

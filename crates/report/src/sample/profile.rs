@@ -3,7 +3,7 @@
 use quell_core::deep::Fingerprint;
 use quell_core::demand::{
     Measuring, PROFILE_SCHEMA, Pressed, Profile, Quantity, Sampler, Sensitivity, Series, Sought,
-    Subject, WorkingSet, assess, proposal,
+    Subject, UnitTimes, WorkingSet, assess, proposal,
 };
 use quell_core::result::Timing;
 use quell_core::units::Rate;
@@ -53,6 +53,7 @@ fn profile(subject: Subject, measuring: Measuring, series: Vec<Series>) -> Profi
             resolution_bytes: 4096,
             how: "pages of 4096 bytes".to_owned(),
         }),
+        units: UnitTimes::of((1..=200).map(|n| 4_000_000 + n * 5_000).collect()),
         sampler: Some(Sampler {
             readings: 2_001,
             unread_bins: 3,

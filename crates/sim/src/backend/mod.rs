@@ -222,6 +222,10 @@ impl Sim {
         let mut generator = Generator::new(task, &spec.group, &work, clock);
         if self.observed.contains(&spec.group) {
             generator.observe();
+            let told = work
+                .declared
+                .map(|said| Seen::Declared(spec.group.clone(), said));
+            self.pending.extend(told);
         }
         self.subjects.insert(id, generator);
         self.pending.push(Seen::Ready(id));

@@ -22,9 +22,10 @@ fn adapts(plan: &Plan) -> &Adaptation {
 fn without_a_reserve_the_others_begin_with_all_that_their_cpus_draw() {
     let plan = planned(DEADLINE, &machine(4, 1));
     let adapts = adapts(&plan);
-    assert_eq!(adapts.group, "victim");
-    assert_eq!(adapts.deadline, Some(Nanos::millis(8)));
-    assert_eq!(adapts.percentile, Share::percent(99));
+    assert_eq!(adapts.groups, ["victim"]);
+    let observed = &plan.observed["victim"];
+    assert_eq!(observed.deadline, Some(Nanos::millis(8)));
+    assert_eq!(observed.percentile, Share::percent(99));
     assert_eq!(adapts.sustainable, Rate(20_000_000_000));
     // Three CPUs with a floor of a fifth above the kernel's, and what all CPUs sustain.
     let [lever] = adapts.levers.as_slice() else {
@@ -106,8 +107,21 @@ fn what_cannot_be_followed_is_refused_with_a_remedy() {
     let wish = DEADLINE.replace("'8ms'", "'8ms'\ntarget.source = 'none'");
     assert!(refused(&wish, &machine).contains("no critical group has a target"));
     let slowdown = DEADLINE.replace("deadline = '8ms'", "slowdown = 1.1");
-    assert!(refused(&slowdown, &machine).contains("group.victim.target.slowdown: not yet"));
-    let running = DEADLINE.replace("command = ['a']", "match = [{ comm = 'a' }]");
+    let text = refused(&slowdown, &machine);
+    assert!(
+        text.contains("group.victim.target.slowdown: no profile is at hand"),
+        "{text}"
+    );
+    assert!(text.contains("run `quell profile"), "{text}");
+    // Whether anything follows it or not.
+    let off = slowdown.replace("regulator.adapt = 'deadline'", "");
+    assert!(refused(&off, &machine).contains("group.victim.target.slowdown"));
+    let running = DEADLINE
+        .replace("command = ['a']", "match = [{ comm = 'a' }]")
+        .replace(
+            "'8ms'",
+            "'8ms'\ntarget.source = { pattern = '([0-9]+)', unit = 'ms' }",
+        );
     assert!(refused(&running, &machine).contains("let Quell launch it"));
     let strict = DEADLINE.replace(
         "regulator.adapt",
@@ -118,8 +132,67 @@ fn what_cannot_be_followed_is_refused_with_a_remedy() {
     assert!(refused(&alone, &machine).contains("nobody whose budget could be moved"));
     let quota = format!("mechanisms.bandwidth = 'none'\n{DEADLINE}limit.bandwidth = '2GB/s'");
     assert!(refused(&quota, &machine).contains("nobody whose budget could be moved"));
+}
+
+#[test]
+fn several_targets_share_the_levers_and_each_is_a_promise() {
     let two = format!(
-        "{DEADLINE}[group.other]\nrole = 'critical'\ncommand = ['c']\ncpus = 1\ntarget.deadline = '1ms'"
+        "{DEADLINE}[group.other]\nrole = 'critical'\nmatch = [{{ comm = 'c' }}]\ncpus = 1\ntarget.deadline = '1ms'"
     );
-    assert!(refused(&two, &machine).contains("not of victim and other"));
+    let plan = planned(&two, &machine(4, 1));
+    assert_eq!(adapts(&plan).groups, ["other", "victim"]);
+    assert!(
+        told(&plan, "what the one leaves that is worst off"),
+        "{:?}",
+        plan.notes
+    );
+    let targets: Vec<_> = plan
+        .promises
+        .iter()
+        .filter(|p| matches!(p.promise, Promise::Deadline { .. }))
+        .map(|p| (p.group.as_str(), p.promise.to_string()))
+        .collect();
+    assert_eq!(
+        targets,
+        [
+            ("other", "99% of its units within 1ms".to_owned()),
+            ("victim", "99% of its units within 8ms".to_owned())
+        ]
+    );
+    // One that runs already is found as its group is.
+    assert_eq!(
+        plan.observed["other"].matching[0].comm.as_deref(),
+        Some("c")
+    );
+    assert!(plan.observed["victim"].matching.is_empty());
+}
+
+#[test]
+fn a_slowdown_is_so_many_times_what_the_profile_has() {
+    let text = DEADLINE.replace("deadline = '8ms'", "slowdown = 1.1");
+    let with = |took| {
+        let profile = "detector".to_owned();
+        let solos = Solos::from([("victim".to_owned(), Solo { profile, took })]);
+        plan_beside(&policy(&text), &machine(4, 1), &solos)
+    };
+    let plan = with(Ok(Nanos(7_312_345))).unwrap();
+    assert_eq!(plan.observed["victim"].deadline, Some(Nanos::micros(8_044)));
+    assert!(
+        told(
+            &plan,
+            "alone 99% of its units took 7312.345us at most (profile detector): they may take 8.044ms"
+        ),
+        "{:?}",
+        plan.notes
+    );
+    // It bounds the period as a written one does.
+    let written = DEADLINE.replace("'8ms'", "'8044us'");
+    let written = planned(&written, &machine(4, 1));
+    let steps = |plan: &Plan| plan.steps.clone();
+    assert_eq!(steps(&plan), steps(&written));
+    let refusals = with(Err("profile detector tells of no units".to_owned())).unwrap_err();
+    assert_eq!(
+        refusals[0].to_string(),
+        "group.victim.target.slowdown: profile detector tells of no units; run `quell profile -- PROGRAM` while nothing else runs, or write a deadline"
+    );
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::BufReader;
 
 use quell_core::backend::BackendError;
+use quell_core::record::Declared;
 use quell_core::units::{Bytes, LINE_BYTES, Rate};
 use quell_core::workload::{
     Access, Banks, CALL_RATE, Caches, Operation, Order, Pages, STREAM_SIZE, Store, Workload,
@@ -82,6 +83,8 @@ pub(in super::super) struct Work {
     pub(in super::super) writes: bool,
     /// SCHED_FIFO's, of a real-time task.
     pub(in super::super) priority: Option<u32>,
+    /// What it says of its units.
+    pub(in super::super) declared: Option<Declared>,
     pub(super) kind: Kind,
     clock: Picos,
     latency: Picos,
@@ -205,11 +208,10 @@ impl Work {
                     let why = "`passes`: the simulated machine tells jobs apart and not the passes of a job; leave it out, or use --on linux";
                     return Err(refused(workload, &why));
                 }
-                let apart = step.0.max(LINE_BYTES);
                 let job = Job::Task {
                     period,
                     deadline: deadline.unwrap_or(period),
-                    bytes: size.0.div_ceil(apart) * LINE_BYTES,
+                    bytes: pass_bytes(size, step),
                 };
                 (size, false, Kind::Units(job))
             }
@@ -238,6 +240,7 @@ impl Work {
                 Workload::Periodic { priority, .. } => priority,
                 _ => None,
             },
+            declared: declared(workload),
             kind,
             clock: place.clock,
             latency: place.latency,
@@ -325,6 +328,28 @@ impl Work {
         let core = (self.clock, self.latency);
         Pattern::Frames(Frames::new(stage, self.memory.0, core, SEED))
     }
+}
+
+/// What a workload says of its units.
+fn declared(workload: &Workload<Bytes>) -> Option<Declared> {
+    let Workload::Periodic {
+        size,
+        step,
+        declares: true,
+        ..
+    } = *workload
+    else {
+        return None;
+    };
+    Some(Declared {
+        bytes_per_unit: pass_bytes(size, step),
+        working_set: size.0,
+    })
+}
+
+/// Program bytes of a pass: the lines it touches.
+fn pass_bytes(size: Bytes, step: Bytes) -> u64 {
+    size.0.div_ceil(step.0.max(LINE_BYTES)) * LINE_BYTES
 }
 
 /// Nothing of a frame subject but its media `rate` may differ from what is usual: its demand is the published one.

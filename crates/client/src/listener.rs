@@ -1,0 +1,184 @@
+//! Quell's side of the door: programs that ask for a session, who they are, and the answer. Nothing here waits, and nobody who asks can
+//! make it: sockets do not block, a caller says nothing, and who does not take the answer does without.
+
+use std::fs;
+use std::io;
+use std::mem::{size_of, size_of_val};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::door::address;
+use crate::layout::{GRANTED, MAGIC, Refused};
+use crate::reader::Reader;
+
+/// So many may ask at once; more are told to come again by the kernel.
+const BACKLOG: libc::c_int = 64;
+
+/// The socket at which programs ask.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+/// A program that asks.
+#[derive(Debug)]
+pub struct Caller {
+    socket: OwnedFd,
+    pid: u32,
+}
+
+/// What a call of the kernel's that answers with a descriptor came to.
+fn descriptor(answer: libc::c_int) -> io::Result<OwnedFd> {
+    if answer < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(answer) })
+}
+
+impl Listener {
+    /// Listens at `path`, whose folder is made if it is missing, for programs of every user. What an earlier run left there is replaced in one
+    /// step: whoever calls this is the only one that may.
+    ///
+    /// # Errors
+    /// What the kernel answers; a path that is too long.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let new = path.with_extension("new");
+        let too_long = || io::Error::other("the path is too long for a socket");
+        let (address, length) = address(&new).ok_or_else(too_long)?;
+        match fs::remove_file(&new) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: takes numbers only.
+        let socket = descriptor(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
+        let number = socket.as_raw_fd();
+        // SAFETY: the address is valid for the call, and as long as said.
+        let listens = unsafe {
+            libc::bind(number, (&raw const address).cast(), length) == 0
+                && libc::listen(number, BACKLOG) == 0
+        };
+        if !listens {
+            return Err(io::Error::last_os_error());
+        }
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o666))?;
+        fs::rename(&new, path)?;
+        Ok(Self(socket))
+    }
+
+    /// The next one that asks, if anybody does.
+    ///
+    /// # Errors
+    /// When no descriptor can be had any more.
+    pub fn next(&self) -> io::Result<Option<Caller>> {
+        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        let nobody = std::ptr::null_mut();
+        // SAFETY: takes no address.
+        let answer =
+            unsafe { libc::accept4(self.0.as_raw_fd(), nobody, std::ptr::null_mut(), flags) };
+        let socket = match descriptor(answer) {
+            Ok(socket) => socket,
+            Err(e) => {
+                return match e.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED) => Ok(None),
+                    _ => Err(e),
+                };
+            }
+        };
+        let mut who = libc::ucred {
+            pid: 0,
+            uid: 0,
+            gid: 0,
+        };
+        let mut length = libc::socklen_t::try_from(size_of_val(&who)).map_err(io::Error::other)?;
+        // SAFETY: both are valid for the call.
+        let told = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut who).cast(),
+                &raw mut length,
+            )
+        };
+        if told < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let pid = u32::try_from(who.pid).unwrap_or(0);
+        Ok(Some(Caller { socket, pid }))
+    }
+}
+
+impl Caller {
+    /// The process that asks, in our numbering; 0 where it cannot be seen from here (another PID namespace).
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether whoever asks still has the socket: then its number has not been given to another process.
+    #[must_use]
+    pub fn there(&self) -> bool {
+        let mut watched = libc::pollfd {
+            fd: self.socket.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry, valid for the call.
+        unsafe { libc::poll(&raw mut watched, 1, 0) >= 0 && watched.revents & libc::POLLHUP == 0 }
+    }
+
+    /// Hands over a session.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn grant(self, session: &Reader) -> io::Result<()> {
+        self.send(GRANTED, Some(session.file().as_raw_fd()))
+    }
+
+    /// Says no. Who is gone does not hear it.
+    pub fn refuse(self, why: Refused) {
+        let _ = self.send(why as u64, None);
+    }
+
+    fn send(&self, code: u64, file: Option<RawFd>) -> io::Result<()> {
+        let mut words = [MAGIC, code];
+        let mut part = libc::iovec {
+            iov_base: words.as_mut_ptr().cast(),
+            iov_len: size_of_val(&words),
+        };
+        // Room for one descriptor, aligned as the kernel wants it.
+        let mut control = [0u64; 4];
+        // SAFETY: a message of zeroes is one.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        if let Some(file) = file {
+            let size = size_of::<RawFd>() as libc::c_uint;
+            message.msg_control = control.as_mut_ptr().cast();
+            // SAFETY: both compute lengths only.
+            let (space, length) = unsafe { (libc::CMSG_SPACE(size), libc::CMSG_LEN(size)) };
+            message.msg_controllen = space as _;
+            // SAFETY: the buffer is valid, and has room for a header and a descriptor.
+            unsafe {
+                let header = libc::CMSG_FIRSTHDR(&raw const message);
+                (*header).cmsg_level = libc::SOL_SOCKET;
+                (*header).cmsg_type = libc::SCM_RIGHTS;
+                (*header).cmsg_len = length as _;
+                libc::CMSG_DATA(header)
+                    .cast::<RawFd>()
+                    .write_unaligned(file);
+            }
+        }
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: everything the message points to is valid for the call.
+        let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const message, flags) };
+        match sent {
+            0.. => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! Programs that run already and tell of their units through quell-client: they ask for a session at a socket, and get one if they
+//! belong to a group whose units are told of so.
+//!
+//! Nothing that a program does holds us up: who asks is looked at ten times a second and so many at a time, there are so many sessions
+//! and no more, and a session is read as any other ([`crate::units`]). Which process asks the kernel tells; it is watched by a pidfd, and its
+//! session ends with it, or when it closes it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use quell_client::{Caller, Listener, Refused};
+use quell_core::backend::Seen;
+use quell_core::plan::{GroupId, Observed};
+use quell_core::policy::Source;
+use quell_core::record::Event;
+use quell_core::units::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags};
+
+use crate::cgroup::Hierarchy;
+use crate::error::{Error, Result};
+use crate::procfs;
+use crate::root::Files;
+use crate::tasks::{self, Matcher};
+use crate::units::{self, Units};
+
+/// How often it is looked who asks.
+pub(crate) const EVERY: Nanos = Nanos::millis(100);
+/// How many are answered at a time.
+const AT_A_TIME: usize = 16;
+/// How many sessions there are at most, besides those of programs that were launched.
+const MOST: usize = if cfg!(test) { 2 } else { 64 };
+/// How many processes are told of by name in the record, come and gone.
+const MOST_TOLD: usize = 64;
+
+/// Where programs ask, below the folder of all runs.
+pub(crate) fn socket(run_root: &Path) -> PathBuf {
+    run_root.join("client").join("socket")
+}
+
+/// A cgroup that belongs to a group.
+#[derive(Clone, Debug)]
+pub(crate) struct Home {
+    pub(crate) group: GroupId,
+    pub(crate) hierarchy: Hierarchy,
+    pub(crate) dir: String,
+}
+
+/// How a process's group is found.
+pub(crate) struct Membership<'a> {
+    pub(crate) files: &'a dyn Files,
+    /// Of all groups: whoever is matched by one belongs to it, and so does who is born of it.
+    pub(crate) matchers: Vec<Matcher>,
+    /// Where tasks of groups live.
+    pub(crate) homes: Vec<Home>,
+}
+
+impl Membership<'_> {
+    /// The group of a process: the one that matches it, else the one whose cgroup it is in, else its closest matched ancestor's.
+    fn of(&self, pid: u32) -> Result<Option<GroupId>> {
+        let ourselves = std::process::id();
+        for (n, at) in procfs::ancestry(self.files, pid)?.into_iter().enumerate() {
+            if at == ourselves {
+                break;
+            }
+            if let Some(group) = tasks::matched(self.files, &self.matchers, at)? {
+                return Ok(Some(group));
+            }
+            if n == 0
+                && let Some(group) = self.home_of(pid)?
+            {
+                return Ok(Some(group));
+            }
+        }
+        Ok(None)
+    }
+
+    fn home_of(&self, pid: u32) -> Result<Option<GroupId>> {
+        for home in &self.homes {
+            let Some(dir) = home.hierarchy.dir_of(self.files, pid)? else {
+                continue;
+            };
+            let below = dir.strip_prefix(&home.dir);
+            if below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+                return Ok(Some(home.group.clone()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A process with a session.
+#[derive(Debug)]
+struct Client {
+    pid: u32,
+    pidfd: OwnedFd,
+    units: Units,
+    /// It has taken the session.
+    taken: bool,
+}
+
+impl Client {
+    fn ended(&self) -> bool {
+        let mut watched = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        rustix::event::poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    listener: Listener,
+    observed: BTreeMap<GroupId, Observed>,
+    all: Vec<Client>,
+    /// Processes that the record was told of.
+    told: BTreeSet<u32>,
+}
+
+impl Clients {
+    /// Begins to listen for programs of these groups.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub(crate) fn listen(run_root: &Path, observed: &BTreeMap<GroupId, Observed>) -> Result<Self> {
+        let path = socket(run_root);
+        let listener = Listener::open(&path).map_err(|e| {
+            Error::refused_with(
+                format!(
+                    "{}: programs cannot be listened to there: {e}; what they tell of their units is not heard",
+                    path.display()
+                ),
+                "look at who may write there",
+            )
+        })?;
+        Ok(Self {
+            listener,
+            observed: observed.clone(),
+            all: Vec::new(),
+            told: BTreeSet::new(),
+        })
+    }
+
+    /// Lets go who has ended, and answers who asks. `has` tells whether a process has a session that it was launched with; `membership` is
+    /// only asked for if somebody asks.
+    pub(crate) fn attend<'a>(
+        &mut self,
+        now: Nanos,
+        has: &dyn Fn(u32) -> bool,
+        membership: &dyn Fn() -> Result<Membership<'a>>,
+        seen: &mut Vec<Seen>,
+    ) {
+        self.let_go(now, seen);
+        let mut members = None;
+        for _ in 0..AT_A_TIME {
+            let caller = match self.listener.next() {
+                Ok(Some(caller)) => caller,
+                Ok(None) => return,
+                Err(e) => {
+                    let what = format!("a program that asks for a session cannot be heard: {e}");
+                    self.tell(0, what, None, seen);
+                    return;
+                }
+            };
+            let members = members.get_or_insert_with(membership);
+            let pid = caller.pid();
+            let group = match members {
+                Ok(members) if pid != 0 => members.of(pid).map_err(|e| e.to_string()),
+                Ok(_) => Ok(None),
+                Err(e) => Err(e.to_string()),
+            };
+            match group {
+                Ok(group) => self.answer(now, caller, group, has, seen),
+                Err(why) => {
+                    caller.refuse(Refused::NoGroup);
+                    let what = format!("which group process {pid} is in cannot be told: {why}");
+                    self.tell(pid, what, None, seen);
+                }
+            }
+        }
+    }
+
+    /// Tells what the programs have told.
+    pub(crate) fn tell_units(&mut self, now: Nanos, seen: &mut Vec<Seen>) {
+        for client in &mut self.all {
+            client.units.tell(now, seen);
+        }
+    }
+
+    fn answer(
+        &mut self,
+        now: Nanos,
+        caller: Caller,
+        group: Option<GroupId>,
+        has: &dyn Fn(u32) -> bool,
+        seen: &mut Vec<Seen>,
+    ) {
+        let pid = caller.pid();
+        let observed = group.and_then(|g| Some((self.observed.get(&g)?.clone(), g)));
+        let Some((observed, group)) = observed.filter(|(o, _)| o.source == Source::Client) else {
+            caller.refuse(Refused::NoGroup);
+            let what = format!(
+                "process {pid} wants to tell of its units, and is in no group whose target has source = \"client\""
+            );
+            self.tell(pid, what, None, seen);
+            return;
+        };
+        if self.all.iter().any(|c| c.pid == pid) {
+            // One that it has closed since, or never taken.
+            self.let_go(now, seen);
+            self.all.retain(|c| c.pid != pid || c.taken);
+        }
+        if has(pid) || self.all.iter().any(|c| c.pid == pid) {
+            caller.refuse(Refused::Second);
+            let what = format!("group {group}: process {pid} wants a second session; it has one");
+            self.tell(pid, what, Some(group), seen);
+            return;
+        }
+        if self.all.len() >= MOST {
+            caller.refuse(Refused::TooMany);
+            let what = format!(
+                "group {group}: process {pid} is not heard, {MOST} others have sessions already"
+            );
+            self.tell(pid, what, Some(group), seen);
+            return;
+        }
+        match self.grant(caller, &group, &observed) {
+            Ok(true) => {
+                let what = format!("group {group}: process {pid} tells of its units");
+                self.tell(pid, what, Some(group), seen);
+            }
+            // It did not wait for the answer.
+            Ok(false) => {}
+            Err(e) => {
+                let what = format!("group {group}: process {pid} gets no session: {e}");
+                self.tell(pid, what, Some(group), seen);
+            }
+        }
+    }
+
+    fn grant(&mut self, caller: Caller, group: &str, observed: &Observed) -> Result<bool> {
+        let pid = caller.pid();
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let opened = number.map(|number| rustix::process::pidfd_open(number, PidfdFlags::empty()));
+        let Some(Ok(pidfd)) = opened else {
+            return Ok(false);
+        };
+        // Still the process that asked, then.
+        if !caller.there() {
+            return Ok(false);
+        }
+        let session = units::session(group, observed)?;
+        if caller.grant(&session).is_err() {
+            return Ok(false);
+        }
+        self.all.push(Client {
+            pid,
+            pidfd,
+            units: Units::of(group, session),
+            taken: false,
+        });
+        Ok(true)
+    }
+
+    /// Reads for a last time what programs have told that have ended, or closed their session.
+    fn let_go(&mut self, now: Nanos, seen: &mut Vec<Seen>) {
+        self.all.retain_mut(|client| {
+            let owned = client.units.owner() != 0;
+            let over = client.ended() || (client.taken && !owned);
+            client.taken |= owned;
+            if over {
+                client.units.tell(now, seen);
+            }
+            !over
+        });
+    }
+
+    /// A finding, once for a process.
+    fn tell(&mut self, pid: u32, what: String, group: Option<GroupId>, seen: &mut Vec<Seen>) {
+        if self.told.len() < MOST_TOLD && self.told.insert(pid) {
+            seen.push(Seen::Event(Event::Finding { what, group }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use quell_client::{Demand, Session, layout};
+    use quell_core::control::deadline::Unit;
+    use quell_core::record::Declared;
+    use quell_core::task::TaskMatch;
+    use quell_core::units::Share;
+
+    use super::*;
+    use crate::root::Kernel;
+    use crate::rt;
+
+    /// The program that asks, in a process of its own: this test, called by the others.
+    #[test]
+    fn program() {
+        if std::env::var_os(layout::SOCKET_VARIABLE).is_none() {
+            return;
+        }
+        let state = |s: &Session| match s.refused() {
+            Some(why) => format!("{why}"),
+            None => format!("{:?}", s.deadline()),
+        };
+        let mut session = Session::open();
+        println!("\nfirst {}", state(&session));
+        let second = Session::open();
+        println!("second {}", state(&second));
+        session.set_demand(Demand {
+            bytes_per_unit: 64,
+            working_set: 128,
+        });
+        // A line is a unit; the word closes the session, and opens another.
+        for line in std::io::stdin().lines() {
+            if line.unwrap() == "again" {
+                drop(session);
+                session = Session::open();
+                println!("again {}", state(&session));
+            } else {
+                session.unit(Duration::from_millis(3));
+            }
+        }
+    }
+
+    struct Asking {
+        child: Child,
+        lines: BufReader<std::process::ChildStdout>,
+    }
+
+    impl Asking {
+        fn start(root: &Path) -> Self {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["clients::tests::program", "--exact", "--nocapture"])
+                .env(layout::SOCKET_VARIABLE, socket(root))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let lines = BufReader::new(child.stdout.take().unwrap());
+            Self { child, lines }
+        }
+
+        fn say(&mut self, word: &str) {
+            writeln!(self.child.stdin.as_mut().unwrap(), "{word}").unwrap();
+        }
+
+        /// What it says after this word; it is attended to meanwhile.
+        fn hears(&mut self, word: &str, attend: &mut dyn FnMut()) -> String {
+            std::thread::scope(|scope| {
+                let lines = &mut self.lines;
+                let read = scope.spawn(move || {
+                    let found = lines.lines().map(std::io::Result::unwrap);
+                    let mut found = found.filter_map(|l| Some(l.strip_prefix(word)?.to_owned()));
+                    found.next().unwrap()
+                });
+                let begun = Instant::now();
+                while !read.is_finished() && begun.elapsed() < Duration::from_secs(20) {
+                    attend();
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                read.join().unwrap().trim().to_owned()
+            })
+        }
+    }
+
+    impl Drop for Asking {
+        fn drop(&mut self) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+
+    fn observed() -> BTreeMap<GroupId, Observed> {
+        let observed = Observed {
+            source: Source::Client,
+            matching: Vec::new(),
+            deadline: Some(Nanos::millis(16)),
+            percentile: Share::percent(99),
+        };
+        [("job".to_owned(), observed)].into()
+    }
+
+    fn members<'a>(kernel: &'a Kernel, pids: &[u32]) -> Result<Membership<'a>> {
+        let of = |pid: &u32| TaskMatch {
+            pid: Some(*pid),
+            ..TaskMatch::default()
+        };
+        let tables: Vec<TaskMatch> = pids.iter().map(of).collect();
+        Ok(Membership {
+            files: kernel,
+            matchers: vec![Matcher::new(kernel, "job", &tables)?],
+            homes: Vec::new(),
+        })
+    }
+
+    fn findings(seen: &[Seen]) -> Vec<&str> {
+        let found = seen.iter().filter_map(|one| match one {
+            Seen::Event(Event::Finding { what, .. }) => Some(what.as_str()),
+            _ => None,
+        });
+        found.collect()
+    }
+
+    #[test]
+    fn a_program_of_the_group_is_heard_until_it_ends_and_has_one_session() {
+        let (kernel, dir) = (Kernel::new().unwrap(), tempfile::tempdir().unwrap());
+        let mut clients = Clients::listen(dir.path(), &observed()).unwrap();
+        let mut program = Asking::start(dir.path());
+        let pid = program.child.id();
+        let mut seen = Vec::new();
+        let mut attend = |clients: &mut Clients| {
+            let members = || members(&kernel, &[pid]);
+            clients.attend(rt::now(), &|_| false, &members, &mut seen);
+            clients.tell_units(rt::now(), &mut seen);
+        };
+        let first = program.hears("first", &mut || attend(&mut clients));
+        assert_eq!(first, "Some(16ms)");
+        let second = program.hears("second", &mut || attend(&mut clients));
+        assert_eq!(second, Refused::Second.to_string());
+        program.say("unit");
+        // It may close its session, and open another.
+        program.say("again");
+        let again = program.hears("again", &mut || attend(&mut clients));
+        assert_eq!(again, "Some(16ms)");
+        program.say("unit");
+        drop(program.child.stdin.take());
+        program.child.wait().unwrap();
+        attend(&mut clients);
+        assert!(clients.all.is_empty());
+        let took: Vec<Nanos> = seen
+            .iter()
+            .filter_map(|one| match one {
+                Seen::Units(group, units, 0) if group == "job" => Some(units),
+                _ => None,
+            })
+            .flatten()
+            .map(|unit: &Unit| unit.took)
+            .collect();
+        assert_eq!(took, [Nanos::millis(3); 2]);
+        let said = Declared {
+            bytes_per_unit: 64,
+            working_set: 128,
+        };
+        assert!(seen.contains(&Seen::Declared("job".to_owned(), said)));
+        assert_eq!(
+            findings(&seen),
+            [format!("group job: process {pid} tells of its units")]
+        );
+    }
+
+    #[test]
+    fn who_is_in_no_group_has_one_already_or_comes_too_late_is_told_so() {
+        let (kernel, dir) = (Kernel::new().unwrap(), tempfile::tempdir().unwrap());
+        let mut clients = Clients::listen(dir.path(), &observed()).unwrap();
+        let mut seen = Vec::new();
+        let mut asked = |clients: &mut Clients, member: bool, launched: bool| {
+            let mut program = Asking::start(dir.path());
+            let pids: Vec<u32> = member.then(|| program.child.id()).into_iter().collect();
+            let said = program.hears("first", &mut || {
+                clients.attend(
+                    rt::now(),
+                    &|_| launched,
+                    &|| members(&kernel, &pids),
+                    &mut seen,
+                );
+            });
+            (program, said)
+        };
+        let (_stranger, said) = asked(&mut clients, false, false);
+        assert_eq!(said, Refused::NoGroup.to_string());
+        let (_launched, said) = asked(&mut clients, true, true);
+        assert_eq!(said, Refused::Second.to_string());
+        let mut inside = Vec::new();
+        for _ in 0..MOST {
+            let (program, said) = asked(&mut clients, true, false);
+            assert_eq!(said, "Some(16ms)");
+            inside.push(program);
+        }
+        let (_late, said) = asked(&mut clients, true, false);
+        assert_eq!(said, Refused::TooMany.to_string());
+        drop(inside);
+        let (_next, said) = asked(&mut clients, true, false);
+        assert_eq!(said, "Some(16ms)");
+    }
+
+    #[test]
+    fn nobody_who_asks_and_goes_is_waited_for() {
+        let (kernel, dir) = (Kernel::new().unwrap(), tempfile::tempdir().unwrap());
+        let mut clients = Clients::listen(dir.path(), &observed()).unwrap();
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let mut program = Asking::start(dir.path());
+            std::thread::sleep(Duration::from_millis(100));
+            program.child.kill().unwrap();
+            program.child.wait().unwrap();
+            let pid = program.child.id();
+            clients.attend(
+                rt::now(),
+                &|_| false,
+                &|| members(&kernel, &[pid]),
+                &mut seen,
+            );
+            assert!(clients.all.is_empty());
+        }
+        // We ourselves are nobody's.
+        let own = [std::process::id()];
+        let members = members(&kernel, &own).unwrap();
+        assert_eq!(members.of(own[0]).unwrap(), None);
+    }
+}
