@@ -81,13 +81,16 @@ impl MbaCurve {
     ///
     /// # Errors
     /// Those of `run`.
-    pub fn measure<E>(
+    pub fn measure<E, F>(
         bounds: &MbaBounds,
         cpus: &CpuSet,
         operation: &str,
         rounds: usize,
-        run: &mut dyn FnMut(u32, &[CpuId]) -> Result<f64, E>,
-    ) -> Result<Self, E> {
+        run: &mut F,
+    ) -> Result<Self, E>
+    where
+        F: FnMut(u32, &[CpuId]) -> Result<f64, E>,
+    {
         let (counts, percentages) = (counts(cpus.len()), percentages(bounds));
         let cells: Vec<(usize, u32)> = counts
             .iter()
