@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::{CpuId, CpuSet};
-use crate::deep::{CounterCheck, Deep, OperationRates};
+use crate::deep::{CounterCheck, Deep, MbaCurve, OperationRates};
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::Partitions;
 use crate::units::{Bytes, Nanos, Rate, Share};
@@ -261,6 +261,9 @@ pub struct Measured {
     /// not here, is no meter.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, CounterCheck>,
+    /// What the percentages of bandwidth allocation in hardware come to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mba: Option<MbaCurve>,
     /// How much each CPU streamed through where memory was too short to go beyond the last-level cache: part of the
     /// traffic stayed in it, and memory may sustain less than these rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]

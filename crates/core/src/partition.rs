@@ -192,6 +192,27 @@ pub struct MbaBounds {
     pub least: u32,
     /// Steps of percentages.
     pub step: u32,
+    /// What the kernel takes.
+    #[serde(default, skip_serializing_if = "MbaUnit::is_percent")]
+    pub unit: MbaUnit,
+}
+
+/// What bandwidth allocation is written in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MbaUnit {
+    /// Percentages of the requests of each core.
+    #[default]
+    Percent,
+    /// MiB/s of all CPUs of a group on one memory domain together: resctrl is mounted with `mba_MBps`, and the kernel looks for the
+    /// percentage.
+    MibPerS,
+}
+
+impl MbaUnit {
+    fn is_percent(&self) -> bool {
+        *self == Self::Percent
+    }
 }
 
 /// Mechanisms that cannot be had together.

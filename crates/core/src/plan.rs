@@ -131,6 +131,11 @@ pub enum Setting {
         /// Percentage of an unthrottled core's requests, as resctrl's `MB` line.
         percent: u32,
     },
+    /// Let the kernel look for that percentage, so that the group keeps to a rate on each memory domain (resctrl mounted with `mba_MBps`).
+    MbaRate {
+        /// The rate in MiB/s, as resctrl's `MB` line.
+        mib_s: u32,
+    },
 }
 
 /// Which meter a regulation uses.

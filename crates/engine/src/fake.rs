@@ -422,6 +422,7 @@ pub fn machine(cpus: u32) -> Inventory {
             stop_cost: None,
             operations: Vec::new(),
             counters: BTreeMap::new(),
+            mba: None,
             within_cache: None,
             at_unix_s: 0,
             deep: None,

@@ -1,7 +1,8 @@
 //! What a machine's caches, banks and controllers can be divided by, in words.
 
+use quell_core::deep::{MbaCurve, MbaPoint};
 use quell_core::inventory::{CacheKind, Inventory};
-use quell_core::partition::{Colouring, Mask, WayPartition};
+use quell_core::partition::{Colouring, Mask, MbaBounds, MbaUnit, WayPartition};
 
 use crate::doctor::size;
 use crate::text::{count, list};
@@ -34,15 +35,8 @@ pub(crate) fn lines(machine: &Inventory) -> Vec<(&'static str, String)> {
         lines.push(("pseudo-lock", text));
     }
     if let Some(mba) = &partitions.mba {
-        lines.push((
-            "mba",
-            format!(
-                "{}% to 100% of a core's requests in steps of {}%; {}, that of all other tasks included",
-                mba.least,
-                mba.step,
-                classes(mba.classes)
-            ),
-        ));
+        let measured = machine.measured.as_ref();
+        lines.push(("mba", mba_of(mba, measured.and_then(|m| m.mba.as_ref()))));
     }
     for exclusion in &partitions.exclusions {
         let with: Vec<String> = exclusion.with.iter().map(ToString::to_string).collect();
@@ -57,6 +51,47 @@ pub(crate) fn lines(machine: &Inventory) -> Vec<(&'static str, String)> {
         ));
     }
     lines
+}
+
+fn mba_of(mba: &MbaBounds, curve: Option<&MbaCurve>) -> String {
+    let classes = classes(mba.classes);
+    let steps = match mba.unit {
+        MbaUnit::Percent => format!(
+            "{}% to 100% of a core's requests in steps of {}%",
+            mba.least, mba.step
+        ),
+        MbaUnit::MibPerS => {
+            return format!(
+                "rates in MiB/s, for which the kernel looks once a second; {classes}, that of all other tasks included"
+            );
+        }
+    };
+    let what = match curve {
+        None => "what they come to in bytes has not been measured".to_owned(),
+        Some(curve) => {
+            let mut counts: Vec<u32> = curve.points.iter().map(|p| p.cpus).collect();
+            counts.dedup();
+            let each: Vec<String> = counts.iter().map(|n| reached(curve, *n)).collect();
+            format!("by streams of {} {}", curve.operation, each.join("; "))
+        }
+    };
+    format!("{steps}; {classes}, that of all other tasks included; {what}")
+}
+
+/// What so many CPUs reach from the smallest step to the largest, to see where steps do the same.
+fn reached(curve: &MbaCurve, cpus: u32) -> String {
+    let points = curve.points.iter().filter(|p| p.cpus == cpus);
+    let gb = |p: &MbaPoint| format!("{:.1}", p.mb_s.p50 / 1e3);
+    let rates: Vec<String> = points.clone().map(gb).collect();
+    let ends: Vec<String> = points.map(|p| format!("{}%", p.percent)).collect();
+    format!(
+        "{} reach{} {} GB/s from {} to {}",
+        count(cpus, "CPU"),
+        if cpus == 1 { "es" } else { "" },
+        rates.join(" "),
+        ends.first().map_or("", String::as_str),
+        ends.last().map_or("", String::as_str)
+    )
 }
 
 fn number(n: usize) -> u32 {
@@ -146,6 +181,7 @@ mod tests {
                 classes: 8,
                 least: 10,
                 step: 10,
+                unit: MbaUnit::Percent,
             }),
             exclusions: vec![Exclusion {
                 mechanism: Mechanism::Ways,
@@ -163,9 +199,29 @@ sets: 4 colours of pages of 4 KiB, by address bits 14 and 15; large pages have 1
 banks: 4 colours of pages of 4 KiB, by address bits 14+17 and 21 (+: exclusive or); large pages have 2
 sets + banks: share 1 address bit: asked for together they are 2 colours of pages of 4 KiB, by address bit 14; large pages have 1
 pseudo-lock: memory can be locked in ways of L3, which everybody then leaves
-mba: 10% to 100% of a core's requests in steps of 10%; 8 classes, that of all other tasks included
+mba: 10% to 100% of a core's requests in steps of 10%; 8 classes, that of all other tasks included; what they come to in bytes has not been measured
 not together: ways with sets or banks: so it is";
         assert_eq!(told.join("\n"), wanted);
+        let (cpus, bounds) = (machine.cpu_set(), machine.partitions.mba.as_mut().unwrap());
+        bounds.step = 50;
+        let curve = MbaCurve::measure(bounds, &cpus, "read", 2, &mut |percent, cpus| {
+            Ok::<f64, ()>(f64::from(percent) * 1e7 * cpus.len() as f64)
+        });
+        machine.measured.as_mut().unwrap().mba = curve.ok();
+        let mba = |machine: &Inventory| {
+            lines(machine)
+                .into_iter()
+                .find(|(label, _)| *label == "mba")
+        };
+        let text = mba(&machine).unwrap().1;
+        assert!(
+            text.ends_with(
+                "; by streams of read 1 CPU reaches 0.1 0.5 1.0 GB/s from 10% to 100%; 2 CPUs reach 0.2 1.0 2.0 GB/s from 10% to 100%"
+            ),
+            "{text}"
+        );
+        machine.partitions.mba.as_mut().unwrap().unit = MbaUnit::MibPerS;
+        assert!(mba(&machine).unwrap().1.starts_with("rates in MiB/s"));
         machine.partitions = Partitions::default();
         assert!(lines(&machine).is_empty());
     }

@@ -244,6 +244,11 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::Mba { percent } => {
             format!("delay its requests to memory to {percent}% of what a core can make")
         }
+        Setting::MbaRate { mib_s } => {
+            format!(
+                "have the kernel delay its requests to memory until they are {mib_s}MiB/s on each memory domain"
+            )
+        }
     }
 }
 

@@ -259,6 +259,7 @@ mod tests {
             stop_cost: None,
             operations: Vec::new(),
             counters: std::collections::BTreeMap::new(),
+            mba: None,
             within_cache: None,
             at_unix_s: 0,
             deep: None,

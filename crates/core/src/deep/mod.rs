@@ -6,6 +6,7 @@
 mod counter;
 mod fingerprint;
 mod knee;
+mod mba;
 mod pairs;
 mod rates;
 mod steps;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use counter::CounterCheck;
 pub use fingerprint::Fingerprint;
 pub use knee::knee;
+pub use mba::{MbaCurve, MbaPoint};
 pub use pairs::{PAIRS, pairs};
 pub use rates::{Runs, Streams};
 pub use steps::{LevelSeen, Seen, levels};

@@ -81,6 +81,7 @@ impl Measured {
             stop_cost: None,
             operations: all.iter().filter_map(OperationRates::of).collect(),
             counters: BTreeMap::new(),
+            mba: None,
             within_cache: None,
             at_unix_s,
             deep: None,

@@ -496,7 +496,7 @@ fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
         .collect()
 }
 
-/// The masks by level and the percentage that a class of service stands for.
+/// The masks by level and the percentage or rate that a class of service stands for.
 type Class = (Vec<(u32, Mask)>, Option<u32>);
 
 /// Ways and percentages are given to classes of service, of which there are few.
@@ -519,9 +519,9 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
                     levels.insert(level);
                     class.0.push((level, mask));
                 }
-                Setting::Mba { percent } => {
+                Setting::Mba { percent: set } | Setting::MbaRate { mib_s: set } => {
                     mba = true;
-                    class.1 = Some(percent);
+                    class.1 = Some(set);
                 }
                 Setting::Lock { .. } => locks += 1,
                 _ => {}

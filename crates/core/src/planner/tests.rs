@@ -72,6 +72,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             stop_cost: None,
             operations: Vec::new(),
             counters: BTreeMap::new(),
+            mba: None,
             within_cache: None,
             at_unix_s: 0,
             deep: None,

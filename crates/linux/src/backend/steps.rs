@@ -62,7 +62,8 @@ impl Linux {
             Setting::Ways { .. }
             | Setting::Colour { .. }
             | Setting::Lock { .. }
-            | Setting::Mba { .. } => {
+            | Setting::Mba { .. }
+            | Setting::MbaRate { .. } => {
                 return Err(Error::refused(format!(
                     "{} is not built for Linux yet",
                     step.mechanism

@@ -105,6 +105,7 @@ pub(crate) fn machine() -> Inventory {
             stop_cost: None,
             operations: Vec::new(),
             counters: BTreeMap::new(),
+            mba: None,
             within_cache: None,
             at_unix_s: 0,
             deep: None,

@@ -1,22 +1,26 @@
 //! What the simulated machine is, as its own generators measure it: the rates, by the procedure used on real machines
-//! (`quell_workload::measure`) in simulated time.
+//! (`quell_workload::measure`) in simulated time, and what its bandwidth allocation comes to (`quell_core::deep::MbaCurve`).
 //!
 //! Deviations from that procedure: nothing disturbs a run, so runs are short and each CPU alone runs once; every run begins on a
 //! machine freshly booted, its buffer touched.
 
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::deep::{Runs, Streams};
+use quell_core::deep::{MbaCurve, Runs, Streams};
 use quell_core::inventory::Measured;
 use quell_core::units::{LINE_BYTES, Nanos};
 use quell_core::workload::Operation;
 
 use crate::board::Board;
 use crate::frames::Placement;
-use crate::os::Os;
+use crate::os::{Os, TaskId};
 use crate::pattern::{Pattern, Stream};
 
 use quell_core::backend::BackendError;
 
+/// A run under a percentage of bandwidth allocation, of which there are many.
+const BRIEF: Nanos = Nanos::micros(300);
+/// More than a CPU streams through in such a run.
+const LEAST: u64 = 16 << 20;
 /// Runs of all CPUs together.
 const ROUNDS: u64 = 2;
 /// Before a run is measured: until queues are as full as they stay.
@@ -55,12 +59,29 @@ fn ways(bytes: u64) -> [Way; 5] {
     ]
 }
 
+/// How streams are measured.
+#[derive(Clone, Copy)]
+struct Trial {
+    /// Of their requests, which they are throttled to.
+    percent: u32,
+    span: Nanos,
+    /// The caches are full of so much memory of somebody else; absent: each has gone through its own.
+    others: Option<u64>,
+}
+
+/// Unthrottled.
+const FREE: Trial = Trial {
+    percent: 100,
+    span: RUN,
+    others: None,
+};
+
 /// Streams on `cpus` at once on a machine booted with `seed`, each over `bytes`; program bytes per second of each.
 fn run(
     board: &Board,
     cpus: &[CpuId],
-    way: &Way,
-    bytes: u64,
+    (way, bytes): (&Way, u64),
+    trial: Trial,
     seed: u64,
 ) -> Result<Vec<f64>, BackendError> {
     let wrong = |e: &dyn std::fmt::Display| {
@@ -70,34 +91,40 @@ fn run(
         ))
     };
     let mut os = Os::boot(board, seed).map_err(|e| wrong(&e))?;
-    let mut tasks = Vec::new();
-    for &cpu in cpus {
+    os.set_mba(0, trial.percent);
+    let mut start = |cpu, bytes, touched| {
         let space = os
             .allocate(bytes, &Placement::Plain)
             .map_err(|e| wrong(&e))?;
         let program = (way.pattern.clone(), space);
-        let task = os
-            .spawn(
-                &CpuSet::from_iter([cpu]),
-                None,
-                0,
-                program,
-                bytes,
-                way.writes,
-            )
-            .ok_or_else(|| wrong(&format!("there is no CPU {cpu}")))?;
-        tasks.push(task);
+        os.spawn(
+            &CpuSet::from_iter([cpu]),
+            None,
+            0,
+            program,
+            touched,
+            way.writes,
+        )
+        .ok_or_else(|| wrong(&format!("there is no CPU {cpu}")))
+    };
+    if let (Some(others), Some(cpu)) = (trial.others, cpus.first()) {
+        start(*cpu, others, others)?;
     }
+    let touched = trial.others.map_or(bytes, |_| 0);
+    let tasks: Vec<TaskId> = cpus
+        .iter()
+        .map(|cpu| start(*cpu, bytes, touched))
+        .collect::<Result<_, _>>()?;
     tasks.iter().for_each(|task| os.go_on(*task, u64::MAX));
     os.run(SETTLE);
     let before: Vec<u64> = tasks.iter().map(|task| os.done(*task)).collect();
-    os.run(SETTLE.plus(RUN));
+    os.run(SETTLE.plus(trial.span));
     let done = tasks
         .iter()
         .zip(before)
         .map(|(task, before)| os.done(*task) - before);
     Ok(done
-        .map(|lines| (lines * LINE_BYTES) as f64 * 1e9 / RUN.0 as f64)
+        .map(|lines| (lines * LINE_BYTES) as f64 * 1e9 / trial.span.0 as f64)
         .collect())
 }
 
@@ -117,10 +144,11 @@ pub(super) fn rates(
     for way in ways(bytes) {
         let (mut alone, mut together) = (Runs::new(), Runs::new());
         for (cpu, n) in cpus.spread(MOST_CPUS).into_iter().zip(0..) {
-            alone.insert(cpu, run(board, &[cpu], &way, bytes, seed + n)?);
+            let rates = run(board, &[cpu], (&way, bytes), FREE, seed + n)?;
+            alone.insert(cpu, rates);
         }
         for n in 0..ROUNDS {
-            let rates = run(board, &all, &way, bytes, seed + n)?;
+            let rates = run(board, &all, (&way, bytes), FREE, seed + n)?;
             for (&cpu, rate) in all.iter().zip(rates) {
                 together.entry(cpu).or_default().push(rate);
             }
@@ -131,8 +159,29 @@ pub(super) fn rates(
             together,
         });
     }
-    let mut rates = Measured::of_streams(&measured, all.len(), 0)
+    let mut measured = Measured::of_streams(&measured, all.len(), 0)
         .ok_or_else(|| BackendError("rates of no CPU were asked for".to_owned()))?;
-    rates.stop_cost = Some(board.stop_cost());
-    Ok(rates)
+    measured.stop_cost = Some(board.stop_cost());
+    let Some(bounds) = &board.profile.mechanisms.mba else {
+        return Ok(measured);
+    };
+    let operation = measured.peak_operation.as_str();
+    let mut once = |percent, cpus: &[CpuId]| {
+        let trial = Trial {
+            percent,
+            span: BRIEF,
+            others: Some(2 * llc),
+        };
+        let fastest = ways(LEAST).into_iter().find(|w| w.operation == operation);
+        let rates = match fastest {
+            Some(way) => run(board, cpus, (&way, LEAST), trial, seed)?,
+            None => Vec::new(),
+        };
+        Ok::<f64, BackendError>(rates.into_iter().sum())
+    };
+    let curve = MbaCurve::measure(bounds, cpus, operation, 1, &mut once)?;
+    Ok(Measured {
+        mba: Some(curve),
+        ..measured
+    })
 }

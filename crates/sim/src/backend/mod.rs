@@ -384,7 +384,8 @@ impl Backend for Sim {
             | Setting::Ways { .. }
             | Setting::Colour { .. }
             | Setting::Lock { .. }
-            | Setting::Mba { .. } => self.divide(name, step)?,
+            | Setting::Mba { .. }
+            | Setting::MbaRate { .. } => self.divide(name, step)?,
         }
         self.changes += 1;
         Ok(Vec::new())

@@ -58,6 +58,11 @@ impl Sim {
                 }
                 self.os.set_mba(class, *percent);
             }
+            Setting::MbaRate { mib_s } => {
+                return Err(wrong(format!(
+                    "{mib_s} MiB/s: this machine throttles to percentages of a core's requests, not to rates"
+                )));
+            }
             Setting::CpuMax { share, period } => {
                 self.has(Mechanism::CpuMax)?;
                 let time = u128::from(period.0) * u128::from(share.0) / u128::from(Share::WHOLE.0);

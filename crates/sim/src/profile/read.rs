@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use quell_core::mechanism::Mechanism;
+use quell_core::partition::MbaUnit;
 use quell_core::text::{Complaint, Path, suggestion};
 use quell_model::Invalid;
 use quell_model::address::gf2::Space;
@@ -319,6 +320,9 @@ fn mechanisms(profile: &Profile, found: &mut Found) {
         found.range(&at, "classes", mba.classes, 256);
         found.range(&at, "least", mba.least, 100);
         found.range(&at, "step", mba.step, 100);
+        if mba.unit != MbaUnit::Percent {
+            found.say(at.key("unit"), "the model throttles by percentages", None);
+        }
     }
     for (n, exclusion) in m.exclusion.iter().enumerate() {
         let at = at.key("exclusion").index(n);

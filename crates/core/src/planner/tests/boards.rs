@@ -1,7 +1,7 @@
 //! Inventories shaped like the machines of the published case studies.
 
 use super::*;
-use crate::partition::{Colouring, Exclusion, MbaBounds, WayPartition};
+use crate::partition::{Colouring, Exclusion, MbaBounds, MbaUnit, WayPartition};
 
 /// With these mechanisms at their best.
 fn with(mut machine: Inventory, mechanisms: &[Mechanism]) -> Inventory {
@@ -131,6 +131,7 @@ pub(super) fn icelake_sp() -> Inventory {
             classes: 8,
             least: 10,
             step: 10,
+            unit: MbaUnit::Percent,
         }),
         ..Partitions::default()
     };
