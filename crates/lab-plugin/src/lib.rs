@@ -394,7 +394,7 @@ extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
         if qemu::qemu_plugin_translate_vaddr(start, &raw mut physical) {
             let lines = ((physical % 64 + size).div_ceil(64)).min(127);
             let instructions = (n as u64).min(4095);
-            let note = physical / 64 << LINE_AT
+            let note = (physical / 64) << LINE_AT
                 | instructions << INSTRUCTIONS_AT
                 | lines << LINES_AT
                 | u64::from(user);

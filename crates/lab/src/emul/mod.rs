@@ -70,6 +70,7 @@ pub struct After {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Cpu {
+    core: usize,
     /// The line of the last data access, as [`Machine::repeats`] has it.
     last: AtomicU64,
     /// The line of the last fetch.
@@ -136,7 +137,9 @@ impl Machine {
     /// # Errors
     /// For caches that cannot be.
     pub fn new(profile: Profile, topology: Topology) -> Result<Self, Error> {
-        let cpu = || Cpu {
+        let threads = topology.threads.max(1) as usize;
+        let cpu = |n: usize| Cpu {
+            core: n / threads,
             due: AtomicU64::new(u64::MAX),
             last: AtomicU64::new(u64::MAX),
             fetched: AtomicU64::new(u64::MAX),
@@ -144,7 +147,7 @@ impl Machine {
             ..Cpu::default()
         };
         Ok(Self {
-            cpus: (0..topology.cpus()).map(|_| cpu()).collect(),
+            cpus: (0..topology.cpus() as usize).map(cpu).collect(),
             caches: Caches::new(&profile, topology)?,
             profile,
             topology,
@@ -157,7 +160,7 @@ impl Machine {
     #[inline]
     pub fn repeats(&self, cpu: usize, address: u64, write: bool) -> bool {
         let cpu = &self.cpus[cpu];
-        let line = address / LINE << 1;
+        let line = (address / LINE) << 1;
         let last = cpu.last.load(Relaxed);
         if last == line | 1 || (last == line && !write) {
             return true;
@@ -204,7 +207,7 @@ impl Machine {
     }
 
     fn core(&self, cpu: usize) -> usize {
-        cpu / self.topology.threads as usize
+        self.cpus[cpu].core
     }
 
     /// An access that the first level did not have.

@@ -201,7 +201,7 @@ mod tests {
         let mut pmu = pmu();
         assert!(pmu.write(0x186, 0x412e | BOTH_MODES_AND_INTERRUPT));
         // perf writes the period as a negative number.
-        assert!(pmu.write(0xc1, (-100i64) as u64));
+        assert!(pmu.write(0xc1, (-100i64).cast_unsigned()));
         assert_eq!(pmu.read(0xc1), Some(FULL - 99));
         assert!(!pmu.count(Event::Misses, true, 1000), "globally off");
         assert!(pmu.write(0x38f, 0xf | 7 << 32));

@@ -95,7 +95,7 @@ impl Machine {
             L2_QOS_CFG if l2.is_some_and(|a| a.cdp) => {
                 Some(u64::from(lock(self.caches.second(core)).masks.apart))
             }
-            _ if register >= L2_MASKS && register < DELAYS && l2.is_some() => {
+            L2_MASKS..DELAYS if l2.is_some() => {
                 mask(&lock(self.caches.second(core)).masks, register - L2_MASKS)
             }
             L3_QOS_CFG | L3_MASKS..L2_MASKS | DELAYS..0xe00 => {
