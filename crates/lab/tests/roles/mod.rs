@@ -13,7 +13,7 @@ pub fn play(role: &str) {
     let size = |n: usize| words[n].parse::<usize>().unwrap();
     match words[0] {
         "walk" => walk(size(1), size(2), &words[3..]),
-        "list" => list(size(1), size(2), words[3]),
+        "list" => list(size(1), size(2), words[3], words.get(4).copied()),
         "stream" => {
             let mut memory = Memory::new(size(1));
             join(words[2]);
@@ -118,29 +118,36 @@ fn walk(size: usize, times: usize, groups: &[&str]) {
     tell(format!("occupancy {size} {}", occupancy.read()));
 }
 
-/// Walks through lines in an order of no pattern, with work in between, once to have them and then so many times; lines from
-/// memory per access of those times.
-fn list(size: usize, times: usize, group: &str) {
+/// Walks through lines in an order of no pattern, once to have them and then so many times; lines from memory per access of
+/// those times. Before each, the members of `beside` have brought in twice the cache: however the host divides its time.
+fn list(size: usize, times: usize, group: &str, beside: Option<&str>) {
+    const TWICE: u64 = 16 << 20;
     let memory = Memory::new(size);
     let lines = size / LINE;
     let mut bytes = Monitor::new(group, "mbm_total_bytes");
-    join(group);
-    let mut before = 0;
+    let mut beside = beside.map(|group| Monitor::new(group, "mbm_total_bytes"));
+    let (mut came, root) = (0, Path::new(group).parent().unwrap().to_str().unwrap());
     for time in 0..=times {
-        if time == 1 {
-            before = bytes.read();
+        // Waiting is not the list's.
+        join(root);
+        if let Some(beside) = &mut beside {
+            let from = beside.read();
+            while beside.read() < from + TWICE {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
+        let before = bytes.read();
+        join(group);
         for n in 0..lines {
             // An odd factor visits every line of a power of two.
             let at = n.wrapping_mul(0x9e37_79b1) % lines * LINE;
             // SAFETY: within the mapping.
             unsafe { memory.start.add(at).read_volatile() };
-            for spin in 0..60u32 {
-                std::hint::black_box(spin);
-            }
+        }
+        if time > 0 {
+            came += (bytes.read() - before) / LINE as u64;
         }
     }
-    let came = (bytes.read() - before) / LINE as u64;
     tell(came as f64 / (times * lines) as f64);
 }
 
