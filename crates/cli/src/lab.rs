@@ -55,10 +55,10 @@ pub struct Lab {
     /// A word for the kernel's command line; repeat for more
     #[arg(long, value_name = "WORD")]
     pub append: Vec<String>,
-    /// A program, file or folder of this machine that the guest has at the same place, programs with their libraries; quell is
-    /// this program, as /bin/quell; repeat for more
-    #[arg(long, value_name = "PATH")]
-    pub with: Vec<PathBuf>,
+    /// A program, file or folder of this machine that the guest has at the same place, or at the one given; programs bring their
+    /// libraries; quell is this program, as /bin/quell; repeat for more
+    #[arg(long, value_name = "PATH[=PLACE]")]
+    pub with: Vec<String>,
     /// Gets what the command leaves in /out
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -10,8 +10,8 @@ use crate::Error;
 
 /// Where packages come from, unless `QUELL_LAB_MIRROR` says otherwise.
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// The suites: the second has the newer QEMU and kernels.
-const SUITES: &str = "trixie trixie-backports";
+/// The suites: the last has the newer QEMU and kernels, the first an older kernel (6.1).
+const SUITES: &str = "bookworm trixie trixie-backports";
 const BACKPORTS: &str = "trixie-backports";
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -183,8 +183,9 @@ impl Packages {
             .map(str::to_owned)
             .collect();
         let number = |release: &String| -> Vec<u32> {
-            let version = release.split('+').next().unwrap_or_default();
-            version.split('.').map(|n| n.parse().unwrap_or(0)).collect()
+            let numbers = release.split(|c: char| !c.is_ascii_digit());
+            let numbers = numbers.filter_map(|n| n.parse().ok());
+            numbers.take(4).collect()
         };
         releases.sort_by_key(|release| std::cmp::Reverse(number(release)));
         Ok(releases)

@@ -80,8 +80,9 @@ pub struct Lab {
     pub accelerator: Accelerator,
     /// More words for the kernel's command line.
     pub append: Vec<String>,
-    /// Programs, files and folders of this machine that the guest has at the same places (`quell`: this program).
-    pub with: Vec<PathBuf>,
+    /// Programs, files and folders of this machine that the guest has at the same places, or with `=PLACE` there (`quell`: this
+    /// program, at `/bin/quell`).
+    pub with: Vec<String>,
     /// Gets what the command leaves in `/out`.
     pub out: Option<PathBuf>,
     /// At most so long after the start.
@@ -271,12 +272,16 @@ impl Lab {
         let [first, ..] = &mut words[..] else {
             return Err(Error::Input("no command: give one after --".to_owned()));
         };
-        for path in &self.with {
-            let (from, to) = here(&path.to_string_lossy())?;
+        for with in &self.with {
+            let (from, place) = with
+                .split_once('=')
+                .map_or((with.as_str(), None), |(f, p)| (f, Some(p)));
+            let (from, there) = here(from)?;
+            let place = place.unwrap_or(&there);
             if from.is_dir() {
-                image.copy(&from, &to)?;
+                image.copy(&from, place)?;
             } else {
-                image.program(&from, &to)?;
+                image.program(&from, place)?;
             }
         }
         if !["bin", "usr/bin", "usr/local/bin"]
