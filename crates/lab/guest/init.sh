@@ -19,17 +19,20 @@ port() {
         [ "$(cat "$port/name")" != "quell.$1" ] || echo "/dev/${port##*/}"
     done
 }
+module() {
+    if [ -e "/lab/modules/$1.ko.xz" ]; then unxz -c "/lab/modules/$1.ko.xz" >"/lab/modules/$1.ko"; fi
+    [ ! -e "/lab/modules/$1.ko" ] || insmod "/lab/modules/$1.ko"
+}
+. /lab/settings
+for module in $modules; do module "$module" 2>>/tmp/modules; done
+# Ports appear a moment after their driver.
+until [ -n "$(port control 2>/dev/null)" ] && [ -n "$(port files)" ]; do usleep 10000; done
 control=$(port control)
 tell() { echo "$*" >"$control"; }
 # What was asked for and cannot be had ends the lab before the command.
 fail() { tell "failed $*"; poweroff -f; }
-module() {
-    [ ! -e "/lab/modules/$1.ko.xz" ] || { unxz -c "/lab/modules/$1.ko.xz" >/tmp/module.ko && insmod /tmp/module.ko; }
-    rm -f /tmp/module.ko
-}
 
-. /lab/settings
-for module in $modules; do module "$module" 2>/tmp/why || fail "module $module: $(cat /tmp/why)"; done
+[ ! -s /tmp/modules ] || fail "modules: $(cat /tmp/modules)"
 [ -z "$lru" ] || echo "$lru" >/sys/kernel/mm/lru_gen/enabled 2>/tmp/why || fail "lru: $(cat /tmp/why)"
 if [ "$disk" = yes ]; then
     mke2fs -q /dev/vda >/dev/null 2>/tmp/why && mkdir -p /disk && mount -t ext4 /dev/vda /disk 2>/tmp/why ||

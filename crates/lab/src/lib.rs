@@ -3,6 +3,7 @@
 //! `CPUID` and registers, the caches of `quell-model` behind it, performance counters. `docs/lab.md` is its manual.
 
 pub mod emul;
+mod guest;
 pub mod image;
 pub mod packages;
 pub mod profile;

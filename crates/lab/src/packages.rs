@@ -150,7 +150,10 @@ impl Packages {
                 ))
             }))
         })?;
-        let modules = list(&root.join("usr/lib/modules"))?.pop();
+        // Bookworm's kernels have them where they were before /usr was one with the rest.
+        let places = ["usr/lib/modules", "lib/modules"].map(|place| root.join(place));
+        let place = places.iter().find(|place| place.exists());
+        let modules = place.and_then(|place| list(place).ok()?.pop());
         let release = modules
             .as_ref()
             .and_then(|m| m.file_name()?.to_str().map(str::to_owned));
