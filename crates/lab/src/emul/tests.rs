@@ -207,12 +207,12 @@ fn instructions_and_misses_reach_the_counters() {
     let stalled = m.rdpmc(0, 1 << 30 | 1).unwrap().0;
     let cycles = m.profile.cycles.memory;
     assert_eq!(stalled, 10_000 + u64::from(cycles) * ((1 << 20) / 64 + 1));
-    // An overflow of instructions is found within a few thousand of them.
+    // An overflow is found once it is due, at most 4096 instructions later.
     m.write(0, 0x309, (1 << 48) - 5000).unwrap();
     let late = (0..)
         .find(|_| m.run(0, 4096, 1, 10, true).interrupt)
         .unwrap();
-    assert!((500..1000).contains(&late), "{late}");
+    assert!((499..1000).contains(&late), "{late}");
 }
 
 proptest! {
