@@ -2,6 +2,8 @@
 # `make soak` the long one, `make vm` what needs another kernel than this machine's.
 
 CARGO ?= cargo
+# What the lab is made of; kept between runs.
+export QUELL_CACHE ?= $(CURDIR)/.cache
 QUELL := $(or $(CARGO_TARGET_DIR),target)/release/quell
 # Tests that change the machine need root; without it they skip themselves aloud.
 PACKAGES := redis-server redis-tools stress-ng
@@ -13,7 +15,7 @@ demo: build
 	$(QUELL) compare neighbour --on linux
 
 build:
-	$(CARGO) build --release --locked -p quell
+	$(CARGO) build --release --locked -p quell -p quell-lab-plugin
 
 check:
 	$(CARGO) fmt --all --check

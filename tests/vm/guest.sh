@@ -1,17 +1,11 @@
 #!/bin/sh
-# The init of the virtual machine that tests/vm/run.sh boots: mounts cgroup v2 alone, runs the checks, powers off.
-# One line per check, `-- N passed, N failed, N skipped` at the end. What is observed is read from the kernel's own files,
-# never from Quell. Nothing here judges a time or a rate: an emulated machine has none of its own.
+# The checks of tests/vm/run.sh, as root in a virtual machine with cgroup v2 alone.
+# One line per check, `-- N passed, N failed, N skipped` at the end; 0 where none failed. What is observed is read from the
+# kernel's own files, never from Quell. Nothing here judges a time or a rate: an emulated machine has none of its own.
 
-export PATH=/bin HOME=/ TMPDIR=/tmp RUST_BACKTRACE=1
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs dev /dev
-mount -t tmpfs run /run
-mount -t tmpfs tmp /tmp
+export HOME=/ RUST_BACKTRACE=1
 CG=/sys/fs/cgroup
 SLICE=$CG/quell.slice
-mount -t cgroup2 cgroup2 $CG
 passed=0 failed=0 skipped=0
 echo "-- guest: Linux $(uname -r), $(nproc) CPUs, controllers: $(cat $CG/cgroup.controllers)"
 
@@ -271,4 +265,4 @@ for test in live watchdog conformance; do
 done
 
 echo "-- $passed passed, $failed failed, $skipped skipped"
-poweroff -f
+[ "$failed" = 0 ]

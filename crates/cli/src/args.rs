@@ -14,6 +14,7 @@ use quell_core::workload::{
     Touch, Word, Workload,
 };
 
+use crate::lab::Lab;
 use crate::profile::args::Profile;
 use crate::target::On;
 use crate::trace::Trace;
@@ -55,6 +56,8 @@ pub enum Command {
     Bench(Bench),
     /// Record real programs for the simulated machine
     Trace(Trace),
+    /// Run a command inside a virtual machine, with an emulated processor if wanted
+    Lab(Lab),
     /// Undo whatever an earlier run left
     Restore,
     /// Print completions for a shell

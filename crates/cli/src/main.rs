@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod doctor;
 mod exit;
+mod lab;
 mod ladder;
 mod machine;
 mod plan;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Export(a) => report::export(&a),
         Command::Bench(a) => bench::run(&a),
         Command::Trace(a) => trace::run(&a),
+        Command::Lab(a) => lab::run(&a),
         Command::Restore => status::restore(),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "quell", &mut std::io::stdout());

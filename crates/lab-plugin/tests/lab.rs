@@ -1,0 +1,315 @@
+//! The lab, booted: Debian's kernels on the emulated processor. What is checked is what the guest's kernel and Intel's `pqos` say,
+//! never what the plugin says of itself. The guest's programs are this one, in another role (`roles`).
+//!
+//! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod roles;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use quell_core::units::{Bytes, Rate};
+use quell_lab::Error;
+use quell_lab::packages::Packages;
+use quell_lab::vm::{Accelerator, Lab, Lru, Outcome, Swap};
+
+/// What the guest's shell scripts share: `role` runs this program in one of its roles, on `$ON`'s CPU.
+const WORDS: &str = r#"
+R=/sys/fs/resctrl
+role() { QUELL_LAB_ROLE="$*" $ON "$EXE" guest --exact --ignored --nocapture | sed -n 's/^.*ROLE //p'; }
+"#;
+
+fn lab(script: &str) -> Lab {
+    let exe = std::env::current_exe().unwrap();
+    let script = format!("EXE={}\n{WORDS}\n{script}", exe.display());
+    Lab {
+        kernel: "7.2".to_owned(),
+        profile: None,
+        cpus: 2,
+        sockets: 1,
+        smt: false,
+        memory: Bytes(1 << 30),
+        swap: Swap::None,
+        swap_size: Bytes(256 << 20),
+        disk: None,
+        disk_rate: None,
+        lru: None,
+        accelerator: Accelerator::Tcg,
+        append: Vec::new(),
+        with: vec![exe.display().to_string()],
+        out: None,
+        timeout: Some(Duration::from_secs(300)),
+        console: None,
+        command: ["sh", "-c", &script].map(str::to_owned).to_vec(),
+    }
+}
+
+/// The cache of the repository, as `make test` has it, unless the environment says otherwise.
+fn packages() -> Option<Packages> {
+    if !cfg!(target_arch = "x86_64") {
+        eprintln!("SKIPPED the lab: its packages are for x86-64");
+        return None;
+    }
+    let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
+    match packages
+        .qemu()
+        .and_then(|_| packages.tools())
+        .and_then(|_| packages.kernel("7.2"))
+    {
+        Ok(_) => Some(packages),
+        Err(Error::Unavailable(reason)) => {
+            eprintln!("SKIPPED the lab: {reason}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// What the guest said, by the first word of each line.
+struct Said(String, Outcome);
+
+impl Said {
+    #[track_caller]
+    fn word(&self, key: &str) -> &str {
+        let line = self
+            .0
+            .lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("the guest did not say '{key}': {}", self.0))
+            .trim()
+    }
+
+    #[track_caller]
+    fn number(&self, key: &str) -> f64 {
+        let word = self.word(key);
+        word.parse().unwrap_or_else(|_| panic!("{key} {word}"))
+    }
+}
+
+fn run(lab: &Lab, packages: &Packages) -> Said {
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let outcome = lab
+        .run(packages, &mut output, &mut errors)
+        .unwrap_or_else(|e| panic!("{e}"));
+    let output = String::from_utf8_lossy(&output).into_owned();
+    let errors = String::from_utf8_lossy(&errors);
+    println!(
+        "{output}{errors}booted in {:?}: {:?}",
+        outcome.booted,
+        outcome.report.as_ref().map(|r| r.accesses)
+    );
+    Said(output, outcome)
+}
+
+#[test]
+#[ignore = "a role that the guest plays"]
+fn guest() {
+    roles::play(&std::env::var("QUELL_LAB_ROLE").unwrap());
+}
+
+#[test]
+fn a_command_comes_back_with_its_output_status_and_files() {
+    let Some(packages) = packages() else { return };
+    let out = tempfile::tempdir().unwrap();
+    let mut lab = lab(
+        r"echo release $(uname -r); echo cpus $(nproc); echo lru $(cat /sys/kernel/mm/lru_gen/enabled)
+        echo threads $(cat /sys/devices/system/cpu/cpu0/topology/thread_siblings_list)
+        echo swap $(sed -n '2s/^\(\S*\).*/\1/p' /proc/swaps); echo psi $(grep -c total= /proc/pressure/memory)
+        echo controllers $(cat /sys/fs/cgroup/cgroup.controllers)
+        dd if=/dev/zero of=/disk/file bs=1M count=8 conv=fsync 2>/dev/null; echo seconds $(cut -d' ' -f1 /proc/uptime)
+        echo 3 >/proc/sys/vm/drop_caches; dd if=/disk/file of=/dev/null bs=1M 2>/dev/null; echo later $(cut -d' ' -f1 /proc/uptime)
+        echo a word >&2; mkdir /out/deep; echo left >/out/deep/behind; exit 7",
+    );
+    (lab.smt, lab.lru, lab.swap) = (true, Some(Lru::Classic), Swap::Zram);
+    (lab.disk, lab.disk_rate) = (Some(Bytes(64 << 20)), Some(Rate(4 << 20)));
+    lab.out = Some(out.path().to_owned());
+    let said = run(&lab, &packages);
+    assert_eq!(said.1.status, 7);
+    assert!(said.word("release").starts_with("7.2."), "{}", said.0);
+    assert_eq!(said.word("cpus"), "2");
+    assert_eq!(said.word("threads"), "0-1");
+    assert_eq!(said.word("lru"), "0x0000");
+    assert_eq!(said.word("swap"), "/dev/zram0");
+    assert_eq!(said.word("psi"), "2");
+    for controller in ["cpuset", "cpu", "io", "memory", "pids"] {
+        assert!(
+            said.word("controllers").split(' ').any(|c| c == controller),
+            "{controller}"
+        );
+    }
+    // 8 MiB at 4 MiB/s, less what QEMU lets go in bursts.
+    let took = said.number("later") - said.number("seconds");
+    assert!(took > 1.0, "{took} s: the disk is not held to its rate");
+    let left = std::fs::read_to_string(out.path().join("deep/behind")).unwrap();
+    assert_eq!(left, "left\n");
+    assert!(!said.0.contains("a word"), "errors are apart");
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let Some(packages) = packages() else { return };
+    let mut lab = lab("true");
+    let fails = |change: &dyn Fn(&mut Lab), with: &str| {
+        let mut changed = lab.clone();
+        change(&mut changed);
+        let e = changed
+            .run(&packages, &mut Vec::new(), &mut Vec::new())
+            .unwrap_err();
+        assert!(e.to_string().contains(with), "'{with}' is not in: {e}");
+    };
+    fails(&|lab| lab.kernel = "5.4".to_owned(), "there are 7.");
+    fails(&|lab| lab.kernel = "newest".to_owned(), "6.12");
+    fails(&|lab| (lab.cpus, lab.smt) = (3, true), "whole cores");
+    fails(
+        &|lab| lab.command = vec!["no-such-program".to_owned()],
+        "no-such-program: neither",
+    );
+    fails(&|lab| lab.with = vec!["/no/such".to_owned()], "/no/such");
+    lab.timeout = Some(Duration::from_secs(1));
+    lab.command = ["sleep", "1000"].map(str::to_owned).to_vec();
+    let e = lab
+        .run(&packages, &mut Vec::new(), &mut Vec::new())
+        .unwrap_err();
+    assert!(e.to_string().contains("did not end within"), "{e}");
+}
+
+/// One boot for all of it: each takes some ten seconds.
+#[test]
+fn linux_divides_and_counts_on_the_emulated_processor() {
+    let Some(packages) = packages() else { return };
+    let mut lab = lab(r#"
+        echo flags $(grep -m1 ^flags /proc/cpuinfo)
+        echo info $(ls $R/info)
+        echo size $(cat /sys/devices/system/cpu/cpu0/cache/index3/size)
+
+        # Intel's own tool, and the kernel's view of what it did.
+        pqos -e 'llc:1=0x00f0;llc:2=0xff00;mba:2=50' >/tmp/pqos 2>&1 || cat /tmp/pqos
+        echo pqos $(pqos -s | sed -n 's/.*COS1 => MASK *//p')
+        echo kernel $(sed -n 's/ *L3:0=//p' $R/COS1/schemata)
+        pqos -a 'core:1=1' >/dev/null
+        echo association $(cat $R/COS1/cpus_list)
+        pqos -R >/dev/null; rmdir $R/COS* 2>/dev/null
+
+        # Four ways of 512 KiB.
+        mkdir $R/part $R/rest
+        echo L3:0=00f0 >$R/part/schemata
+        for size in 1024 1536 2048 8192; do
+            mkdir $R/part/mon_groups/m$size
+            role walk $((size << 10)) 4 $R/part $R/part/mon_groups/m$size
+        done
+        rmdir $R/part/mon_groups/*
+
+        # A list that fits beside a stream that does not.
+        echo L3:0=ffff >$R/part/schemata
+        ON="taskset 1"
+        echo alone $(role list 2097152 6 $R/part)
+        QUELL_LAB_ROLE="stream 33554432 $R/rest" taskset 2 "$EXE" guest --exact --ignored >/dev/null 2>&1 &
+        stream=$!
+        until [ -n "$(cat $R/rest/tasks)" ]; do sleep 0.1; done
+        echo shared $(role list 2097152 6 $R/part $R/rest)
+        echo L3:0=00ff >$R/part/schemata; echo L3:0=ff00 >$R/rest/schemata
+        role list 2097152 2 $R/part $R/rest >/dev/null
+        echo divided $(role list 2097152 6 $R/part $R/rest)
+        { kill $stream; wait $stream; } 2>/dev/null; ON=
+
+        # A class that is delayed.
+        echo full $(role rate 33554432 $R/rest)
+        echo MB:0=10 >$R/rest/schemata
+        echo delayed $(role rate 33554432 $R/rest)
+
+        echo instructions $(role instructions 20000000)
+        role sample 20000
+        dmesg | grep -i 'Performance Events' | sed 's/^.*Performance/driver Performance/'
+
+        # Code and data apart.
+        rmdir $R/part $R/rest; umount $R; mount -t resctrl -o cdp resctrl $R || echo no cdp
+        echo apart $(ls $R/info)
+        mkdir $R/part $R/part/mon_groups/m; echo L3DATA:0=0003 >$R/part/schemata
+        echo data $(role walk 4194304 2 $R/part $R/part/mon_groups/m)
+        "#);
+    lab.profile = Some("icelake".to_owned());
+    lab.console = Some(PathBuf::from("/dev/null"));
+    let said = run(&lab, &packages);
+    assert_eq!(said.1.status, 0);
+    assert!(
+        said.1.booted < Duration::from_secs(90),
+        "{:?}",
+        said.1.booted
+    );
+    for flag in [
+        "rdt_a",
+        "cat_l3",
+        "cdp_l3",
+        "mba",
+        "cqm_occup_llc",
+        "cqm_mbm_total",
+        "arch_perfmon",
+    ] {
+        assert!(said.word("flags").split(' ').any(|f| f == flag), "{flag}");
+    }
+    assert_eq!(said.word("info"), "L3 L3_MON MB last_cmd_status");
+    assert_eq!(said.word("size"), "8192K");
+    assert_eq!(said.word("pqos"), "0xf0");
+    assert_eq!(said.word("kernel").trim_start_matches('0'), "f0");
+    assert_eq!(said.word("association"), "1");
+    assert!(said.word("apart").contains("L3CODE") && said.word("apart").contains("L3DATA"));
+
+    let within = |what: &str, value: f64, of: f64, share: f64| {
+        assert!(
+            (value - of).abs() <= share * of,
+            "{what}: {value}, not {of}"
+        );
+    };
+    for kib in [1024u32, 1536, 2048, 8192] {
+        let bytes = f64::from(kib.min(2048)) * 1024.0;
+        within(
+            "occupancy",
+            said.number(&format!("occupancy {}", kib << 10)),
+            bytes,
+            0.05,
+        );
+    }
+    within(
+        "data of two ways",
+        said.word("data")
+            .split(' ')
+            .next_back()
+            .unwrap()
+            .parse()
+            .unwrap(),
+        1_048_576.0,
+        0.05,
+    );
+    // Misses per access.
+    let [alone, shared, divided] = ["alone", "shared", "divided"].map(|key| said.number(key));
+    assert!(
+        shared > alone + 0.9,
+        "the stream does not hurt: {alone} alone, {shared} beside it"
+    );
+    assert!(
+        (divided - alone).abs() < 0.05,
+        "{alone} alone, {divided} with ways of its own"
+    );
+    let slowed = said.number("delayed") / said.number("full");
+    assert!(
+        slowed < 0.5,
+        "10 % of bandwidth leaves {slowed} of the rate"
+    );
+    assert!(said.word("driver").contains("Intel PMU driver"));
+    within(
+        "instructions",
+        said.number("instructions"),
+        40_000_000.0,
+        0.01,
+    );
+    // As many overflows as are due; a few are late when it ends, and one interrupt may stand for two.
+    let due = said.number("misses") / 20_000.0;
+    assert!(due > 50.0, "{due} overflows are due");
+    within("overflows", said.number("samples"), due, 0.1);
+}

@@ -1,0 +1,236 @@
+//! What the test program does inside the guest: touch memory in known ways, and ask the kernel what came of it.
+
+use std::fs;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const LINE: usize = 64;
+
+/// A role with its arguments, as words.
+pub fn play(role: &str) {
+    let words: Vec<&str> = role.split(' ').collect();
+    let size = |n: usize| words[n].parse::<usize>().unwrap();
+    match words[0] {
+        "walk" => walk(size(1), size(2), &words[3..]),
+        "list" => list(size(1), size(2), words[3], words.get(4).copied()),
+        "stream" => {
+            let mut memory = Memory::new(size(1));
+            join(words[2]);
+            loop {
+                memory.write();
+            }
+        }
+        "rate" => rate(size(1), words[2]),
+        "instructions" => instructions(words[1].parse().unwrap()),
+        "sample" => sample(words[1].parse().unwrap()),
+        other => panic!("role {other}"),
+    }
+}
+
+fn tell(text: impl std::fmt::Display) {
+    println!("ROLE {text}");
+}
+
+/// This thread becomes part of a resource group.
+fn join(group: &str) {
+    // SAFETY: no arguments.
+    let thread = unsafe { libc::gettid() };
+    let tasks = Path::new(group).join("tasks");
+    let mut tasks = fs::OpenOptions::new().write(true).open(tasks).unwrap();
+    writeln!(tasks, "{thread}").unwrap();
+}
+
+/// Of all domains of a group, which has one.
+struct Monitor(fs::File);
+
+impl Monitor {
+    fn new(group: &str, event: &str) -> Self {
+        let path = Path::new(group).join("mon_data/mon_L3_00").join(event);
+        Self(fs::File::open(path).unwrap())
+    }
+
+    fn read(&mut self) -> u64 {
+        let mut text = String::new();
+        self.0.rewind().unwrap();
+        self.0.read_to_string(&mut text).unwrap();
+        text.trim().parse().unwrap_or_else(|_| panic!("'{text}'"))
+    }
+}
+
+/// Memory in large pages, so that it lies evenly in every set.
+struct Memory {
+    start: *mut u8,
+    size: usize,
+}
+
+impl Memory {
+    fn new(size: usize) -> Self {
+        const LARGE: usize = 2 << 20;
+        // SAFETY: a fresh mapping, aligned by hand, which is never given back.
+        let start = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let all = libc::mmap(
+                std::ptr::null_mut(),
+                size + 2 * LARGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            );
+            assert_ne!(all, libc::MAP_FAILED);
+            let start = all.cast::<u8>().add(all.align_offset(LARGE));
+            libc::madvise(
+                start.cast(),
+                size.next_multiple_of(LARGE),
+                libc::MADV_HUGEPAGE,
+            );
+            start
+        };
+        let mut memory = Self { start, size };
+        memory.write();
+        memory
+    }
+
+    fn write(&mut self) {
+        for at in (0..self.size).step_by(LINE) {
+            // SAFETY: within the mapping.
+            unsafe { self.start.add(at).write_volatile(1) };
+        }
+    }
+
+    fn read(&self) {
+        for at in (0..self.size).step_by(LINE) {
+            // SAFETY: within the mapping.
+            unsafe { self.start.add(at).read_volatile() };
+        }
+    }
+}
+
+/// Reads memory so many times as a member of the groups; what the last one occupies.
+fn walk(size: usize, times: usize, groups: &[&str]) {
+    let memory = Memory::new(size);
+    // What made the memory has it in the cache, as nobody's.
+    Memory::new(64 << 20);
+    let mut occupancy = Monitor::new(groups[groups.len() - 1], "llc_occupancy");
+    groups.iter().for_each(|group| join(group));
+    (0..times).for_each(|_| memory.read());
+    tell(format!("occupancy {size} {}", occupancy.read()));
+}
+
+/// Walks through lines in an order of no pattern, once to have them and then so many times; lines from memory per access of
+/// those times. Before each, the members of `beside` have brought in twice the cache: however the host divides its time.
+fn list(size: usize, times: usize, group: &str, beside: Option<&str>) {
+    const TWICE: u64 = 16 << 20;
+    let memory = Memory::new(size);
+    let lines = size / LINE;
+    let mut bytes = Monitor::new(group, "mbm_total_bytes");
+    let mut beside = beside.map(|group| Monitor::new(group, "mbm_total_bytes"));
+    let (mut came, root) = (0, Path::new(group).parent().unwrap().to_str().unwrap());
+    for time in 0..=times {
+        // Waiting is not the list's.
+        join(root);
+        if let Some(beside) = &mut beside {
+            let from = beside.read();
+            while beside.read() < from + TWICE {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let before = bytes.read();
+        join(group);
+        for n in 0..lines {
+            // An odd factor visits every line of a power of two.
+            let at = n.wrapping_mul(0x9e37_79b1) % lines * LINE;
+            // SAFETY: within the mapping.
+            unsafe { memory.start.add(at).read_volatile() };
+        }
+        if time > 0 {
+            came += (bytes.read() - before) / LINE as u64;
+        }
+    }
+    tell(came as f64 / (times * lines) as f64);
+}
+
+/// Bytes per second of a stream, as a member of a group.
+fn rate(size: usize, group: &str) {
+    let memory = Memory::new(size);
+    let mut bytes = Monitor::new(group, "mbm_total_bytes");
+    join(group);
+    let (before, began) = (bytes.read(), Instant::now());
+    while began.elapsed() < Duration::from_secs(2) {
+        memory.read();
+    }
+    tell((bytes.read() - before) as f64 / began.elapsed().as_secs_f64());
+}
+
+/// An event counter of this thread, user mode only.
+fn counter(config: u64, period: u64) -> fs::File {
+    use std::os::fd::FromRawFd;
+    // The first 112 bytes of `struct perf_event_attr`: type, size, config, period, sample type, read format, flags, ….
+    let mut attributes = [0u64; 14];
+    attributes[0] = 112 << 32;
+    attributes[1] = config;
+    attributes[2] = period;
+    attributes[3] = u64::from(period > 0);
+    const EXCLUDE_KERNEL: u64 = 1 << 5;
+    attributes[5] = EXCLUDE_KERNEL;
+    // SAFETY: the attributes are as long as they say; this thread, any CPU.
+    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), 0, -1, -1, 0) };
+    assert!(
+        fd >= 0,
+        "perf_event_open: {}",
+        std::io::Error::last_os_error()
+    );
+    // SAFETY: just opened, nobody else has it.
+    unsafe { fs::File::from_raw_fd(i32::try_from(fd).unwrap()) }
+}
+
+fn count(counter: &mut fs::File) -> u64 {
+    let mut value = [0; 8];
+    counter.read_exact(&mut value).unwrap();
+    u64::from_ne_bytes(value)
+}
+
+/// Counts the two instructions of a loop.
+fn instructions(times: u64) {
+    const INSTRUCTIONS: u64 = 1;
+    let mut counter = counter(INSTRUCTIONS, 0);
+    let before = count(&mut counter);
+    // SAFETY: one register.
+    unsafe { std::arch::asm!("2: dec {0}", "jnz 2b", inout(reg) times => _) };
+    tell(count(&mut counter) - before);
+}
+
+/// Samples last-level misses: how many there were, and how many records the overflows left.
+fn sample(period: u64) {
+    const CACHE_MISSES: u64 = 3;
+    const PAGE: usize = 4096;
+    const PAGES: usize = 64;
+    const HEAD: usize = 1024;
+    const RECORD: u64 = 16;
+    let memory = Memory::new(16 << 20);
+    let mut counter = counter(CACHE_MISSES, period);
+    // SAFETY: the ring of this event: a page that tells, and a power of two of pages.
+    let ring = unsafe {
+        use std::os::fd::AsRawFd;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(
+            std::ptr::null_mut(),
+            (PAGES + 1) * PAGE,
+            access,
+            libc::MAP_SHARED,
+            counter.as_raw_fd(),
+            0,
+        )
+    };
+    assert_ne!(ring, libc::MAP_FAILED);
+    let before = count(&mut counter);
+    (0..8).for_each(|_| memory.read());
+    let misses = count(&mut counter) - before;
+    // Late ones.
+    std::thread::sleep(Duration::from_millis(100));
+    // SAFETY: `data_head` of the page that tells.
+    let head = unsafe { ring.cast::<u8>().add(HEAD).cast::<u64>().read_volatile() };
+    tell(format!("misses {misses}"));
+    tell(format!("samples {}", head / RECORD));
+}

@@ -1,0 +1,47 @@
+//! How many accesses per second the emulated processor takes in, without QEMU: `cargo bench -p quell-lab`. One thread, by where
+//! the lines are.
+
+#![allow(
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "a benchmark ends by panicking"
+)]
+
+use std::time::Instant;
+
+use quell_lab::emul::{Machine, Topology};
+use quell_lab::profile::Profile;
+
+const ACCESSES: u64 = 10_000_000;
+
+fn main() {
+    for (what, size) in [
+        ("one line", 64),
+        ("first level", 16 << 10),
+        ("second level", 128 << 10),
+        ("third level", 4 << 20),
+        ("memory", 64 << 20),
+    ] {
+        let topology = Topology {
+            sockets: 1,
+            cores: 2,
+            threads: 1,
+        };
+        let machine = Machine::new(Profile::load("icelake").unwrap(), topology).unwrap();
+        let mut best = f64::INFINITY;
+        for _ in 0..5 {
+            let began = Instant::now();
+            for n in 0..ACCESSES {
+                let address = n * 64 % size;
+                if !machine.repeats(0, address, false) {
+                    machine.data(0, address, false, true);
+                }
+            }
+            best = best.min(began.elapsed().as_secs_f64());
+        }
+        println!(
+            "{what:>12}: {:6.1} million accesses/s",
+            ACCESSES as f64 / best / 1e6
+        );
+    }
+}

@@ -1,0 +1,370 @@
+//! The caches: first levels per core, second levels per core or per few, third levels per socket, each behind a lock of its
+//! own that is held only for a look into it.
+//!
+//! A miss fills all levels on the way in; a changed line that leaves one is written to the next. Fills into the second
+//! level obey the mask of the running class, fills into the third, too. A line of the third level belongs to the
+//! monitoring id that ran when it was filled. What comes from memory and what is written back counts as bandwidth: a line
+//! that comes in to who asked, one that goes out to whom it belonged.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use quell_model::cache::{Cache, Fill, Victim};
+use serde::{Deserialize, Serialize};
+
+use super::{Kind, Topology, lock};
+use crate::Error;
+use crate::profile::{LINE, Profile, Shape};
+
+/// What came to a last level and went on from there, in lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Traffic {
+    /// Asked for.
+    pub references: u64,
+    /// Not there: came from memory.
+    pub misses: u64,
+    /// Written back to memory.
+    pub writebacks: u64,
+}
+
+/// Who had it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// The second level.
+    Second,
+    /// The third.
+    Third,
+    /// Nobody.
+    Memory,
+}
+
+/// Masks by class.
+#[derive(Clone, Debug)]
+pub struct Masks {
+    /// As the registers hold them: a class's data mask at twice its number and its code mask beside it where they are told
+    /// apart, else its one mask at its number.
+    pub registers: Vec<u64>,
+    /// Code and data are told apart.
+    pub apart: bool,
+}
+
+impl Masks {
+    fn new(shape: &Shape) -> Self {
+        let classes = shape.allocation.as_ref().map_or(1, |a| a.classes as usize);
+        Self {
+            registers: vec![shape.full(); classes],
+            apart: false,
+        }
+    }
+
+    /// What a class may fill. A class there is no register for is as the last one there is.
+    #[inline]
+    fn of(&self, class: usize, fetch: bool) -> u64 {
+        let at = if self.apart {
+            2 * class + usize::from(fetch)
+        } else {
+            class
+        };
+        let last = self.registers.len() - 1;
+        self.registers[at.min(last)]
+    }
+}
+
+#[derive(Debug)]
+struct First {
+    data: Cache,
+    code: Cache,
+}
+
+/// A level that can be allocated.
+#[derive(Debug)]
+pub struct Shared {
+    cache: Cache,
+    pub masks: Masks,
+    /// The third level only: percent of delay by class.
+    pub delays: Vec<u64>,
+    /// By monitoring id.
+    pub ids: Vec<Traffic>,
+    by_class: Vec<Traffic>,
+}
+
+impl Shared {
+    fn new(shape: &Shape, ids: usize, classes: usize) -> Result<Self, Error> {
+        Ok(Self {
+            cache: shape.cache(ids)?,
+            masks: Masks::new(shape),
+            delays: vec![0; classes],
+            ids: vec![Traffic::default(); ids],
+            by_class: vec![Traffic::default(); classes],
+        })
+    }
+
+    /// Bytes that belong to a monitoring id.
+    pub fn occupancy(&self, id: usize) -> u64 {
+        u8::try_from(id).map_or(0, |id| self.cache.counts(id).lines * LINE)
+    }
+
+    /// Takes a changed line from the level before; who had to leave changed for it.
+    fn take(&mut self, line: Victim, owner: u8) -> Option<Victim> {
+        if self.cache.mark_dirty(line.address) {
+            return None;
+        }
+        match self.cache.fill(line.address, true, owner) {
+            Fill::Done { victim, .. } => victim.filter(|v| v.dirty),
+            Fill::Bypassed => Some(Victim { owner, ..line }),
+        }
+    }
+
+    /// Looks a line up and brings it in if it is not there; whether it was, and who left changed.
+    fn look(
+        &mut self,
+        address: u64,
+        class: usize,
+        kind: Kind,
+        owner: u8,
+    ) -> (bool, Option<Victim>) {
+        if self.cache.lookup(address, false, owner).is_some() {
+            return (true, None);
+        }
+        let mask = self.masks.of(class, kind == Kind::Fetch);
+        // Registers hold only masks that were checked.
+        let set = self.cache.set_fill_mask(owner, mask);
+        debug_assert!(set.is_ok());
+        match self.cache.fill(address, false, owner) {
+            Fill::Done { victim, .. } => (false, victim.filter(|v| v.dirty)),
+            Fill::Bypassed => (false, None),
+        }
+    }
+
+    /// Counts what an access came to.
+    fn account(&mut self, class: usize, id: u8, missed: bool, out: [Option<Victim>; 2]) {
+        let last = self.by_class.len() - 1;
+        for to in [
+            &mut self.by_class[class.min(last)],
+            &mut self.ids[usize::from(id)],
+        ] {
+            to.references += 1;
+            to.misses += u64::from(missed);
+        }
+        for line in out.into_iter().flatten() {
+            self.ids[usize::from(line.owner)].writebacks += 1;
+            self.by_class[class.min(last)].writebacks += 1;
+        }
+    }
+}
+
+/// How fast a core asks beyond its own caches: so many requests are timed together.
+const BATCH: u32 = 4096;
+
+/// A core's requests since a batch began, for delays.
+#[derive(Debug)]
+struct Pace {
+    began: Instant,
+    requests: u32,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Caches {
+    first: Vec<Mutex<First>>,
+    second: Vec<Mutex<Shared>>,
+    third: Vec<Mutex<Shared>>,
+    /// Cores of a second level, of a socket.
+    cores: [usize; 2],
+    paces: Vec<Mutex<Pace>>,
+    /// The shortest that a batch of any core ever took, ns: what is not delayed.
+    fastest: AtomicU64,
+    delayed: bool,
+}
+
+impl Caches {
+    pub fn new(profile: &Profile, topology: Topology) -> Result<Self, Error> {
+        let cores = (topology.sockets * topology.cores) as usize;
+        let classes = profile.classes() as usize;
+        let ids = profile.monitoring.as_ref().map_or(1, |m| m.rmids as usize);
+        let shared = profile.l2.cores as usize;
+        let second = topology.sockets as usize * (topology.cores as usize).div_ceil(shared);
+        let first = || -> Result<_, Error> {
+            Ok(Mutex::new(First {
+                data: profile.l1d.cache(1)?,
+                code: profile.l1i.cache(1)?,
+            }))
+        };
+        let pace = || Pace {
+            began: Instant::now(),
+            requests: 0,
+        };
+        let third = profile.l3.iter().cycle();
+        let third = third.take(if profile.l3.is_some() {
+            topology.sockets as usize
+        } else {
+            0
+        });
+        Ok(Self {
+            first: (0..cores).map(|_| first()).collect::<Result<_, _>>()?,
+            second: (0..second)
+                .map(|_| Shared::new(&profile.l2, 1, classes).map(Mutex::new))
+                .collect::<Result<_, _>>()?,
+            third: third
+                .map(|shape| Shared::new(shape, ids, classes).map(Mutex::new))
+                .collect::<Result<_, _>>()?,
+            cores: [shared, topology.cores as usize],
+            paces: (0..cores).map(|_| Mutex::new(pace())).collect(),
+            fastest: AtomicU64::new(u64::MAX),
+            delayed: profile.mba.is_some(),
+        })
+    }
+
+    /// The second level of a core.
+    pub fn second(&self, core: usize) -> &Mutex<Shared> {
+        let [shared, socket] = self.cores;
+        let of_socket = (core % socket) / shared;
+        &self.second[core / socket * socket.div_ceil(shared) + of_socket]
+    }
+
+    /// The third level of a core, where there is one.
+    pub fn third(&self, core: usize) -> Option<&Mutex<Shared>> {
+        self.third.get(core / self.cores[1])
+    }
+
+    /// Whether the core's own first level has the line.
+    #[inline]
+    pub fn nearest(&self, core: usize, address: u64, kind: Kind) -> bool {
+        let mut first = lock(&self.first[core]);
+        match kind {
+            Kind::Fetch => first.code.lookup(address, false, 0).is_some(),
+            Kind::Read => first.data.lookup(address, false, 0).is_some(),
+            Kind::Write => first.data.lookup(address, true, 0).is_some(),
+        }
+    }
+
+    /// What the first level did not have is looked for further out and brought in; how long the core is to be held up.
+    pub fn beyond(
+        &self,
+        core: usize,
+        address: u64,
+        kind: Kind,
+        class: usize,
+        id: usize,
+    ) -> (Served, Duration) {
+        let left = {
+            let mut first = lock(&self.first[core]);
+            let cache = match kind {
+                Kind::Fetch => &mut first.code,
+                Kind::Read | Kind::Write => &mut first.data,
+            };
+            match cache.fill(address, kind == Kind::Write, 0) {
+                Fill::Done { victim, .. } => victim.filter(|v| v.dirty),
+                Fill::Bypassed => None,
+            }
+        };
+        let (found, out) = {
+            let mut second = lock(self.second(core));
+            let pushed = left.and_then(|line| second.take(line, 0));
+            let (found, victim) = second.look(address, class, kind, 0);
+            let out = [pushed, victim];
+            if self.third.is_empty() {
+                second.account(class, 0, !found, out);
+            }
+            (found, out)
+        };
+        let Some(third) = self.third(core) else {
+            let served = if found {
+                Served::Second
+            } else {
+                Served::Memory
+            };
+            return (served, Duration::ZERO);
+        };
+        if found && out == [None; 2] {
+            return (Served::Second, Duration::ZERO);
+        }
+        let mut third = lock(third);
+        let last = third.ids.len() - 1;
+        let id = u8::try_from(id.min(last)).unwrap_or(u8::MAX);
+        let out = out.map(|line| line.and_then(|line| third.take(line, id)));
+        for line in out.into_iter().flatten() {
+            third.ids[usize::from(line.owner)].writebacks += 1;
+        }
+        if found {
+            return (Served::Second, Duration::ZERO);
+        }
+        let (there, victim) = third.look(address, class, kind, id);
+        third.account(class, id, !there, [victim, None]);
+        let percent = third.delays.get(class).copied().unwrap_or(0);
+        drop(third);
+        let delay = if self.delayed {
+            self.pace(core, percent)
+        } else {
+            Duration::ZERO
+        };
+        let served = if there { Served::Third } else { Served::Memory };
+        (served, delay)
+    }
+
+    /// Counts a request; at the end of a batch, what it took less than a core that is delayed by `percent` takes at least. The
+    /// request rate of a core that asks as fast as any ever did goes down to what `percent` leaves.
+    fn pace(&self, core: usize, percent: u64) -> Duration {
+        let mut pace = lock(&self.paces[core]);
+        pace.requests += 1;
+        if pace.requests < BATCH {
+            return Duration::ZERO;
+        }
+        let now = Instant::now();
+        let took = nanos(now - pace.began);
+        let fastest = self.fastest.fetch_min(took.max(1), Relaxed).min(took);
+        let due = fastest * 100 / (100 - percent.min(99));
+        let delay = Duration::from_nanos(due.saturating_sub(took));
+        // What is slept is not the next batch's.
+        *pace = Pace {
+            began: now + delay,
+            requests: 0,
+        };
+        if percent == 0 { Duration::ZERO } else { delay }
+    }
+
+    /// Everything leaves all caches that a core sees (`WBINVD`).
+    pub fn flush(&self, core: usize) {
+        let empty = |cache: &mut Cache| -> Vec<Victim> {
+            let lines: Vec<u64> = cache.lines().map(|(_, line)| line.address).collect();
+            lines.into_iter().filter_map(|a| cache.remove(a)).collect()
+        };
+        let mut first = lock(&self.first[core]);
+        empty(&mut first.data);
+        empty(&mut first.code);
+        drop(first);
+        empty(&mut lock(self.second(core)).cache);
+        if let Some(third) = self.third(core) {
+            let mut third = lock(third);
+            let lines = empty(&mut third.cache);
+            for line in lines.iter().filter(|line| line.dirty) {
+                third.ids[usize::from(line.owner)].writebacks += 1;
+            }
+        }
+    }
+
+    fn last(&self) -> &[Mutex<Shared>] {
+        if self.third.is_empty() {
+            &self.second
+        } else {
+            &self.third
+        }
+    }
+
+    /// By last-level cache, by class.
+    pub fn classes(&self) -> Vec<Vec<Traffic>> {
+        let last = self.last().iter();
+        last.map(|cache| lock(cache).by_class.clone()).collect()
+    }
+
+    /// By last-level cache, by monitoring id.
+    pub fn ids(&self) -> Vec<Vec<Traffic>> {
+        let last = self.last().iter();
+        last.map(|cache| lock(cache).ids.clone()).collect()
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,298 @@
+//! The emulated processor, driven by whoever runs the guest: what `CPUID` and model-specific registers say ([`registers`]), the
+//! caches that obey them ([`caches`]), the performance counters ([`pmu`]). The registers are those of Intel's manual (SDM
+//! volume 3, chapters "Resource Director Technology" and "Performance Monitoring").
+//!
+//! Every call names the CPU on which it happens, and each CPU calls from one thread at a time; different CPUs may call at once.
+//! Nothing here waits but for another CPU's access to the same cache.
+//!
+//! Deviations from hardware: no prefetcher; what the processor itself reads (page tables) and what devices move is not seen; no
+//! coherence between cores (a line may be in two of them, changed in both); the third level does not take lines from the
+//! nearer ones when it evicts them. A wrong value written to a register is dropped where a processor would fault.
+
+mod caches;
+mod identity;
+mod pmu;
+mod registers;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::profile::{LINE, Profile};
+pub use caches::Traffic;
+use caches::{Caches, Served};
+pub use identity::Answer;
+use pmu::{Event, Pmu};
+
+/// How many CPUs there are and how they hang together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Topology {
+    /// Sockets, each with a third level of its own.
+    pub sockets: u32,
+    /// Cores of each.
+    pub cores: u32,
+    /// Hardware threads of each core.
+    pub threads: u32,
+}
+
+impl Topology {
+    /// All hardware threads.
+    #[must_use]
+    pub fn cpus(&self) -> u32 {
+        self.sockets * self.cores * self.threads
+    }
+}
+
+/// What an access is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A load.
+    Read,
+    /// A store.
+    Write,
+    /// An instruction fetch.
+    Fetch,
+}
+
+/// What the caller has to do after an access.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct After {
+    /// Interrupt this CPU: a counter ran over.
+    pub interrupt: bool,
+    /// Hold this CPU up for so long: its class is delayed.
+    pub delay: Duration,
+}
+
+/// Of one CPU, what only its own thread writes.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Cpu {
+    core: usize,
+    /// The line of the last data access, as [`Machine::repeats`] has it.
+    last: AtomicU64,
+    /// The line of the last fetch.
+    fetched: AtomicU64,
+    /// `IA32_PQR_ASSOC`: monitoring id low, class high.
+    association: AtomicU64,
+    /// Instructions, in user and kernel mode, and cycles beyond one per instruction likewise, that the counters have not had yet.
+    instructions: [AtomicU64; 2],
+    stalls: [AtomicU64; 2],
+    /// The counters want them at so many instructions and stalls together.
+    due: AtomicU64,
+    /// All data accesses, all fetches of a line.
+    accesses: AtomicU64,
+    fetches: AtomicU64,
+    /// `IA32_QM_EVTSEL`.
+    select: AtomicU64,
+    pmu: Mutex<Pmu>,
+}
+
+/// The processor.
+#[derive(Debug)]
+pub struct Machine {
+    profile: Profile,
+    topology: Topology,
+    cpus: Vec<Cpu>,
+    caches: Caches,
+    /// Register writes that a processor would have refused.
+    refused: AtomicU64,
+}
+
+/// What happened, as JSON: the plugin writes it when the guest ends.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Report {
+    /// Data accesses that reached the plugin, repeats of a CPU's last line left out.
+    pub accesses: u64,
+    /// Fetches of a line, likewise.
+    pub fetches: u64,
+    /// Register writes that a processor would have refused.
+    pub refused: u64,
+    /// By socket, by class: what came to the last level and went to memory.
+    pub classes: Vec<Vec<Traffic>>,
+    /// By socket, by monitoring id, those that had any.
+    pub ids: Vec<std::collections::BTreeMap<usize, Traffic>>,
+}
+
+/// Adds where nobody else writes.
+#[inline]
+fn add(to: &AtomicU64, n: u64) -> u64 {
+    let sum = to.load(Relaxed).wrapping_add(n);
+    to.store(sum, Relaxed);
+    sum
+}
+
+/// Locks; a thread that panicked left nothing half done that would matter.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Machine {
+    /// With empty caches, everything allowed, nothing counted.
+    ///
+    /// # Errors
+    /// For caches that cannot be.
+    pub fn new(profile: Profile, topology: Topology) -> Result<Self, Error> {
+        let threads = topology.threads.max(1) as usize;
+        let cpu = |n: usize| Cpu {
+            core: n / threads,
+            due: AtomicU64::new(u64::MAX),
+            last: AtomicU64::new(u64::MAX),
+            fetched: AtomicU64::new(u64::MAX),
+            pmu: Mutex::new(Pmu::new(profile.pmu.as_ref())),
+            ..Cpu::default()
+        };
+        Ok(Self {
+            cpus: (0..topology.cpus() as usize).map(cpu).collect(),
+            caches: Caches::new(&profile, topology)?,
+            profile,
+            topology,
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether this is the line the CPU's last data access was to (and a store if this is one): such an access changes nothing. By
+    /// virtual addresses, since a CPU's address space does not change without other accesses in between.
+    #[inline]
+    pub fn repeats(&self, cpu: usize, address: u64, write: bool) -> bool {
+        let cpu = &self.cpus[cpu];
+        let line = (address / LINE) << 1;
+        let last = cpu.last.load(Relaxed);
+        if last == line | 1 || (last == line && !write) {
+            return true;
+        }
+        cpu.last.store(line | u64::from(write), Relaxed);
+        false
+    }
+
+    /// A data access to a physical address.
+    #[inline]
+    pub fn data(&self, cpu: usize, address: u64, write: bool, user: bool) -> After {
+        add(&self.cpus[cpu].accesses, 1);
+        let kind = if write { Kind::Write } else { Kind::Read };
+        if self.caches.nearest(self.core(cpu), address, kind) {
+            return After::default();
+        }
+        self.beyond(cpu, address, kind, user)
+    }
+
+    /// A run of `instructions` begins whose code is in `lines` lines from a physical address on.
+    #[inline]
+    pub fn run(&self, n: usize, address: u64, lines: u64, instructions: u64, user: bool) -> After {
+        let cpu = &self.cpus[n];
+        let mut after = After::default();
+        let first = address / LINE;
+        for line in first..first + lines {
+            if cpu.fetched.load(Relaxed) == line {
+                continue;
+            }
+            cpu.fetched.store(line, Relaxed);
+            add(&cpu.fetches, 1);
+            if !self.caches.nearest(self.core(n), line * LINE, Kind::Fetch) {
+                let one = self.beyond(n, line * LINE, Kind::Fetch, user);
+                after.interrupt |= one.interrupt;
+                after.delay += one.delay;
+            }
+        }
+        add(&cpu.instructions[usize::from(user)], instructions);
+        let waiting = cpu.instructions.iter().chain(&cpu.stalls);
+        if waiting.map(|n| n.load(Relaxed)).sum::<u64>() >= cpu.due.load(Relaxed) {
+            after.interrupt |= self.settle(n);
+        }
+        after
+    }
+
+    fn core(&self, cpu: usize) -> usize {
+        self.cpus[cpu].core
+    }
+
+    /// An access that the first level did not have.
+    fn beyond(&self, n: usize, address: u64, kind: Kind, user: bool) -> After {
+        let cpu = &self.cpus[n];
+        let association = cpu.association.load(Relaxed);
+        let (served, delay) = self.caches.beyond(
+            self.core(n),
+            address,
+            kind,
+            class(association),
+            id(association),
+        );
+        let cycles = &self.profile.cycles;
+        let stall = match served {
+            Served::Second => cycles.l2,
+            Served::Third => cycles.l3,
+            Served::Memory => cycles.memory,
+        };
+        add(&cpu.stalls[usize::from(user)], u64::from(stall));
+        // A second level that is the last one is what the events of the last one tell of.
+        let last = self.profile.l3.is_none() || served != Served::Second;
+        let interrupt = last && self.profile.pmu.is_some() && {
+            let mut pmu = lock(&cpu.pmu);
+            let reference = pmu.count(Event::References, user, 1);
+            (served == Served::Memory && pmu.count(Event::Misses, user, 1)) | reference
+        };
+        After { interrupt, delay }
+    }
+
+    /// Gives the counters what they have not had yet; whether one ran over.
+    fn settle(&self, n: usize) -> bool {
+        let cpu = &self.cpus[n];
+        let mut pmu = lock(&cpu.pmu);
+        let over = self.settle_into(n, &mut pmu);
+        cpu.due.store(pmu.due(), Relaxed);
+        over
+    }
+
+    fn settle_into(&self, n: usize, pmu: &mut Pmu) -> bool {
+        let cpu = &self.cpus[n];
+        let mut over = false;
+        for user in [false, true] {
+            let mode = usize::from(user);
+            let instructions = cpu.instructions[mode].load(Relaxed);
+            let cycles = instructions + cpu.stalls[mode].load(Relaxed);
+            cpu.instructions[mode].store(0, Relaxed);
+            cpu.stalls[mode].store(0, Relaxed);
+            over |= pmu.count(Event::Instructions, user, instructions);
+            over |= pmu.count(Event::Cycles, user, cycles);
+        }
+        over
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let all = |of: fn(&Cpu) -> &AtomicU64| self.cpus.iter().map(|c| of(c).load(Relaxed)).sum();
+        let ids = self.caches.ids();
+        Report {
+            accesses: all(|c| &c.accesses),
+            fetches: all(|c| &c.fetches),
+            refused: self.refused.load(Relaxed),
+            classes: self.caches.classes(),
+            ids: (ids.into_iter())
+                .map(|of| {
+                    of.into_iter()
+                        .enumerate()
+                        .filter(|(_, t)| *t != Traffic::default())
+                })
+                .map(Iterator::collect)
+                .collect(),
+        }
+    }
+}
+
+/// The class of service in an association.
+fn class(association: u64) -> usize {
+    (association >> 32) as usize
+}
+
+/// The monitoring id in it.
+fn id(association: u64) -> usize {
+    (association & 0x3ff) as usize
+}
+
+#[cfg(test)]
+mod tests;

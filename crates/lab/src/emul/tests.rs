@@ -1,0 +1,238 @@
+//! The processor as a kernel sees it: identified by `CPUID`, set by registers, its caches filled by accesses.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const ICELAKE: Topology = Topology {
+    sockets: 2,
+    cores: 1,
+    threads: 2,
+};
+
+fn machine(profile: &str, topology: Topology) -> Machine {
+    Machine::new(Profile::load(profile).unwrap(), topology).unwrap()
+}
+
+fn instead(machine: &Machine, leaf: u32, sub: u32) -> [u32; 4] {
+    match machine.cpuid(leaf, sub) {
+        Some(Answer::Instead(answer)) => answer,
+        other => panic!("{leaf:#x}.{sub}: {other:?}"),
+    }
+}
+
+/// Occupancy in bytes as a kernel reads it.
+fn occupancy(machine: &Machine, cpu: usize, id: u64) -> u64 {
+    machine.write(cpu, 0xc8d, id << 32 | 1).unwrap();
+    machine.read(cpu, 0xc8e).unwrap().0 * 64
+}
+
+fn traffic(machine: &Machine, cpu: usize, id: u64) -> u64 {
+    machine.write(cpu, 0xc8d, id << 32 | 2).unwrap();
+    machine.read(cpu, 0xc8e).unwrap().0 * 64
+}
+
+fn associate(machine: &Machine, cpu: usize, class: u64, id: u64) {
+    machine.write(cpu, 0xc8f, class << 32 | id).unwrap();
+}
+
+/// Walks over memory, so many times; the misses of the last time, as a class of the socket.
+fn walk(machine: &Machine, cpu: usize, from: u64, size: u64, times: u32) {
+    for _ in 0..times {
+        for line in 0..size / 64 {
+            machine.data(cpu, from + line * 64, false, true);
+        }
+    }
+}
+
+#[test]
+fn cpuid_tells_what_the_profile_has() {
+    let m = machine("icelake", ICELAKE);
+    assert_eq!(
+        m.cpuid(7, 0),
+        Some(Answer::Beside([0, 1 << 12 | 1 << 15, 0, 0]))
+    );
+    assert_eq!(m.cpuid(7, 1), None);
+    assert_eq!(instead(&m, 0x10, 0)[1], 0b1010);
+    // 16 ways, no bit shareable, code and data apart, no holes, 16 classes.
+    assert_eq!(instead(&m, 0x10, 1), [15, 0, 4, 15]);
+    assert_eq!(instead(&m, 0x10, 3), [89, 0, 4, 7]);
+    assert_eq!(instead(&m, 0xf, 1), [20, 64, 63, 7]);
+    // Third level: 8192 sets of 16 ways, shared by a socket's two threads.
+    let [eax, ebx, ecx, _] = instead(&m, 4, 3);
+    assert_eq!(
+        (eax & 0x1f, eax >> 5 & 7, (eax >> 14 & 0xfff) + 1),
+        (3, 3, 2)
+    );
+    assert_eq!((ebx >> 22, ebx & 0xfff, ecx), (15, 63, 8191));
+    let m = machine("goldmont", ICELAKE);
+    assert_eq!(instead(&m, 0x10, 0)[1], 0b100);
+    assert_eq!(instead(&m, 4, 3), [0; 4]);
+    assert_eq!(m.read(0, 0xc90), None);
+    assert_eq!(m.read(0, 0xc8e), None);
+    assert_eq!(m.read(0, 0xd13).map(|(mask, _)| mask), Some(0xffff));
+    assert_eq!(m.read(0, 0xd14), None);
+}
+
+#[test]
+fn what_a_class_occupies_is_the_smaller_of_its_memory_and_its_mask() {
+    let m = machine("icelake", ICELAKE);
+    let way = 512 << 10;
+    m.write(0, 0xc91, 0x00f0).unwrap();
+    associate(&m, 0, 1, 5);
+    for (size, expected) in [(way, way), (3 * way, 3 * way), (16 * way, 4 * way)] {
+        walk(&m, 0, 1 << 30, size, 2);
+        assert_eq!(occupancy(&m, 0, 5), expected, "{size} bytes");
+    }
+    assert_eq!(occupancy(&m, 2, 5), 0, "the other socket has seen nothing");
+    assert_eq!(occupancy(&m, 0, 0), 0);
+}
+
+#[test]
+fn a_part_of_ways_keeps_a_stream_out() {
+    let m = machine("icelake", ICELAKE);
+    let list = 2 << 20;
+    let misses = |m: &Machine| traffic(m, 0, 1) / 64;
+    let pass = |m: &Machine, beside: bool| {
+        // The stream runs on the other thread of the core, ten lines for each one of the list.
+        let before = misses(m);
+        for line in 0..list / 64 {
+            m.data(0, line * 64, false, true);
+            for n in 0..if beside { 10 } else { 0 } {
+                m.data(1, (1 << 32) + (line * 10 + n) * 64, true, true);
+            }
+        }
+        misses(m) - before
+    };
+    associate(&m, 0, 1, 1);
+    associate(&m, 1, 2, 2);
+    pass(&m, false);
+    assert_eq!(pass(&m, false), 0, "alone it fits");
+    assert!(pass(&m, true) > 0);
+    assert!(
+        pass(&m, true) > list / 64 * 9 / 10,
+        "the stream takes it all"
+    );
+    m.write(0, 0xc91, 0x00ff).unwrap();
+    m.write(0, 0xc92, 0xff00).unwrap();
+    // A line stays where it is until it is evicted, in the stream's ways, too.
+    pass(&m, true);
+    pass(&m, true);
+    assert_eq!(pass(&m, true), 0, "with parts of their own");
+}
+
+#[test]
+fn code_and_data_have_masks_of_their_own() {
+    let m = machine("icelake", ICELAKE);
+    m.write(0, 0xc81, 1).unwrap();
+    // Class 1: data one way, code two.
+    m.write(0, 0xc92, 0x1).unwrap();
+    m.write(0, 0xc93, 0x6).unwrap();
+    associate(&m, 0, 1, 3);
+    let way = 512u64 << 10;
+    walk(&m, 0, 0, 4 * way, 2);
+    assert_eq!(occupancy(&m, 0, 3), way);
+    m.run(0, 1 << 30, 4 * way / 64, 1, true);
+    assert_eq!(occupancy(&m, 0, 3), 3 * way);
+}
+
+#[test]
+fn what_goes_out_changed_counts_as_traffic_of_its_owner() {
+    let m = machine("icelake", ICELAKE);
+    associate(&m, 0, 0, 1);
+    let size = 16 << 20;
+    for line in 0..size / 64 {
+        m.data(0, line * 64, true, true);
+    }
+    assert_eq!(
+        m.read(0, 0xc8e).map(|(v, _)| v),
+        Some(1 << 63),
+        "no event is chosen"
+    );
+    let came = size;
+    let read_only = traffic(&m, 0, 1);
+    assert!(read_only >= came && read_only < 2 * came, "{read_only}");
+    associate(&m, 0, 0, 2);
+    walk(&m, 0, 1 << 32, 32 << 20, 1);
+    let both = traffic(&m, 0, 1);
+    assert_eq!(both, 2 * came, "all of it has been written back");
+    assert_eq!(traffic(&m, 0, 2), 32 << 20);
+}
+
+#[test]
+fn wrong_values_are_dropped_and_counted() {
+    let m = machine("icelake", ICELAKE);
+    for wrong in [0, 0x10000, 0b101] {
+        assert!(m.write(0, 0xc90, wrong).is_some());
+    }
+    m.write(0, 0xd50, 91).unwrap();
+    assert_eq!(m.read(0, 0xc90).unwrap().0, 0xffff);
+    assert_eq!(m.read(0, 0xd50).unwrap().0, 0);
+    assert_eq!(m.report().refused, 4);
+    let sparse = machine("sparse", ICELAKE);
+    sparse.write(0, 0xc90, 0b101).unwrap();
+    assert_eq!(sparse.read(0, 0xc90).unwrap().0, 0b101);
+    assert_eq!(
+        sparse.read(2, 0xc90).unwrap().0,
+        0xfff,
+        "a register for each socket"
+    );
+}
+
+#[test]
+fn a_repeat_is_the_same_line_and_no_first_store() {
+    let m = machine("icelake", ICELAKE);
+    assert!(!m.repeats(0, 128, false));
+    assert!(m.repeats(0, 191, false));
+    assert!(!m.repeats(0, 130, true), "the line is changed now");
+    assert!(m.repeats(0, 130, false) && m.repeats(0, 130, true));
+    assert!(!m.repeats(0, 0, true));
+    assert!(!m.repeats(1, 0, true), "each CPU for itself");
+}
+
+#[test]
+fn instructions_and_misses_reach_the_counters() {
+    let m = machine("icelake", ICELAKE);
+    m.write(0, 0x38f, 0xf | 7 << 32).unwrap();
+    m.write(0, 0x186, 0x412e | 1 << 22 | 1 << 16).unwrap();
+    m.write(0, 0x38d, 0xbb).unwrap();
+    for n in 0..1000 {
+        let after = m.run(0, 4096, 1, 10, n % 2 == 0);
+        assert!(!after.interrupt);
+    }
+    assert_eq!(m.rdpmc(0, 1 << 30).unwrap().0, 10_000);
+    walk(&m, 0, 1 << 30, 1 << 20, 1);
+    // One is that of the code's only line.
+    assert_eq!(m.rdpmc(0, 0).unwrap().0, (1 << 20) / 64 + 1);
+    let stalled = m.rdpmc(0, 1 << 30 | 1).unwrap().0;
+    let cycles = m.profile.cycles.memory;
+    assert_eq!(stalled, 10_000 + u64::from(cycles) * ((1 << 20) / 64 + 1));
+    // An overflow is found once it is due, at most 4096 instructions later.
+    m.write(0, 0x309, (1 << 48) - 5000).unwrap();
+    let late = (0..)
+        .find(|_| m.run(0, 4096, 1, 10, true).interrupt)
+        .unwrap();
+    assert!((499..1000).contains(&late), "{late}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whoever runs and whatever is set: occupancy is all there is, and never more than the ways allowed to anybody.
+    #[test]
+    fn occupancy_adds_up(steps in prop::collection::vec((0usize..4, 0u64..4, 0u64..64, 1u64..16), 1..40)) {
+        let m = machine("icelake", ICELAKE);
+        let mut seen = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
+        for (cpu, class, start, length) in steps {
+            m.write(cpu, 0xc90 + class as u32, 0xf << (class * 4)).unwrap();
+            associate(&m, cpu, class, class + 1);
+            walk(&m, cpu, start << 16, length << 16, 1);
+            seen[cpu / 2].extend((start << 16..(start + length) << 16).step_by(64));
+            for (socket, seen) in seen.iter().enumerate() {
+                let ids: Vec<u64> = (1..5).map(|id| occupancy(&m, 2 * socket, id)).collect();
+                prop_assert!(ids.iter().all(|&bytes| bytes <= 4 * (512 << 10)));
+                prop_assert!(ids.iter().sum::<u64>() <= seen.len() as u64 * 64);
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The processor that the lab emulates, as data: its caches, what it lets be divided, what it counts. Written in TOML
+//! (`docs/lab.md` lists the keys); three come along, by name.
+
+use std::path::Path;
+
+use quell_core::units::Bytes;
+use quell_model::cache::{Cache, Geometry, Policy};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// The profiles that come along: name, text.
+pub const BUILT_IN: [(&str, &str); 3] = [
+    ("icelake", include_str!("../profiles/icelake.toml")),
+    ("goldmont", include_str!("../profiles/goldmont.toml")),
+    ("sparse", include_str!("../profiles/sparse.toml")),
+];
+
+/// A processor.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Profile {
+    /// What it stands for, a sentence.
+    pub about: String,
+    /// QEMU's `-cpu`: a model and its options. The kernel decides by family and model what it believes.
+    pub cpu: String,
+    /// Each core's first-level data cache.
+    pub l1d: Shape,
+    /// Each core's first-level instruction cache.
+    pub l1i: Shape,
+    /// The second level.
+    pub l2: Shape,
+    /// The third level, one per socket. Without it the second is the last.
+    pub l3: Option<Shape>,
+    /// Memory bandwidth allocation.
+    pub mba: Option<Mba>,
+    /// Occupancy and bandwidth monitoring of the third level.
+    pub monitoring: Option<Monitoring>,
+    /// Performance counters.
+    pub pmu: Option<Counters>,
+    /// What a modelled cycle is.
+    #[serde(default)]
+    pub cycles: Cycles,
+}
+
+/// A cache.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Shape {
+    /// Its size.
+    pub size: Bytes,
+    /// Its ways. With `allocation` they are the bits of a mask.
+    pub ways: u32,
+    /// How many cores share one (the second level only; the first is each core's own, the third each socket's).
+    #[serde(default = "one")]
+    pub cores: u32,
+    /// Its ways can be allocated.
+    pub allocation: Option<Allocation>,
+}
+
+/// Cache allocation (CAT).
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Allocation {
+    /// Classes of service, 1 to 128.
+    pub classes: u32,
+    /// Masks may have holes.
+    #[serde(default)]
+    pub sparse: bool,
+    /// Code and data can be told apart (CDP).
+    #[serde(default)]
+    pub cdp: bool,
+    /// The mask of ways that devices fill, too.
+    #[serde(default)]
+    pub shareable: u32,
+}
+
+/// Memory bandwidth allocation.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Mba {
+    /// Classes of service, 1 to 128.
+    pub classes: u32,
+    /// The largest delay in percent, 1 to 99.
+    pub longest: u32,
+}
+
+/// Monitoring.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Monitoring {
+    /// Monitoring ids, 1 to 256.
+    pub rmids: u32,
+}
+
+/// Performance counters, as of version 2 of Intel's architectural ones.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Counters {
+    /// General ones, 1 to 8, beside the three fixed ones.
+    pub general: u32,
+}
+
+/// Cycles of the model: one per instruction, and so many more for each access that went beyond the first level.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Cycles {
+    /// Served by the second level.
+    pub l2: u32,
+    /// Served by the third.
+    pub l3: u32,
+    /// Served by memory.
+    pub memory: u32,
+}
+
+impl Default for Cycles {
+    fn default() -> Self {
+        Self {
+            l2: 12,
+            l3: 40,
+            memory: 200,
+        }
+    }
+}
+
+/// Line size of all caches.
+pub const LINE: u64 = 64;
+
+fn one() -> u32 {
+    1
+}
+
+impl Shape {
+    /// Empty, for so many requesters.
+    ///
+    /// # Errors
+    /// For a shape that cannot be.
+    pub fn cache(&self, requesters: usize) -> Result<Cache, Error> {
+        let geometry = Geometry::plain(self.size.0, self.ways, LINE)?;
+        Ok(Cache::new(&geometry, Policy::Lru, requesters)?)
+    }
+
+    /// All its ways.
+    #[must_use]
+    pub fn full(&self) -> u64 {
+        u64::MAX >> (64 - self.ways.clamp(1, 64))
+    }
+}
+
+impl Profile {
+    /// A built-in one by its name, others by the path of their file.
+    ///
+    /// # Errors
+    /// Names the file, the key and what would do.
+    pub fn load(name: &str) -> Result<Self, Error> {
+        if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
+            return Self::parse(name, text);
+        }
+        let text = std::fs::read_to_string(Path::new(name)).map_err(|e| {
+            let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+            Error::Input(format!(
+                "profile {name}: {e}; built in are {}, others are files",
+                known.join(", ")
+            ))
+        })?;
+        Self::parse(name, &text)
+    }
+
+    /// Reads one; `name` is for errors.
+    ///
+    /// # Errors
+    /// As [`Profile::load`].
+    pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
+        let profile: Self =
+            toml::from_str(text).map_err(|e| Error::Input(format!("profile {name}: {e}")))?;
+        profile
+            .check()
+            .map_err(|e| Error::Input(format!("profile {name}: {e}")))?;
+        Ok(profile)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let between = |what: &str, n: u32, range: std::ops::RangeInclusive<u32>| {
+            range
+                .contains(&n)
+                .then_some(())
+                .ok_or_else(|| format!("{what} = {n}: use {} to {}", range.start(), range.end()))
+        };
+        let shapes = [
+            ("l1d", Some(&self.l1d)),
+            ("l1i", Some(&self.l1i)),
+            ("l2", Some(&self.l2)),
+            ("l3", self.l3.as_ref()),
+        ];
+        for (key, shape) in shapes.iter().filter_map(|(key, s)| Some((key, (*s)?))) {
+            shape.cache(1).map_err(|e| format!("{key}: {e}"))?;
+            between(&format!("{key}.cores"), shape.cores, 1..=64)?;
+            if shape.cores != 1 && *key != "l2" {
+                return Err(format!(
+                    "{key}.cores: a core's own first level and a socket's third are not shared otherwise; leave it out"
+                ));
+            }
+            let Some(allocation) = &shape.allocation else {
+                continue;
+            };
+            if key.starts_with("l1") {
+                return Err(format!("{key}.allocation: no kernel divides a first level"));
+            }
+            between(
+                &format!("{key}.allocation.classes"),
+                allocation.classes,
+                1..=128,
+            )?;
+            between(&format!("{key}.ways, with allocation"), shape.ways, 2..=32)?;
+            if u64::from(allocation.shareable) & !shape.full() != 0 {
+                return Err(format!(
+                    "{key}.allocation.shareable = {:#x}: has bits beyond its {} ways",
+                    allocation.shareable, shape.ways
+                ));
+            }
+        }
+        if let Some(mba) = &self.mba {
+            between("mba.classes", mba.classes, 1..=128)?;
+            between("mba.longest", mba.longest, 1..=99)?;
+        }
+        if let Some(monitoring) = &self.monitoring {
+            between("monitoring.rmids", monitoring.rmids, 1..=256)?;
+        }
+        if self.l3.is_none() && (self.mba.is_some() || self.monitoring.is_some()) {
+            return Err("mba and monitoring belong to a third level: give l3".to_owned());
+        }
+        self.pmu
+            .as_ref()
+            .map_or(Ok(()), |pmu| between("pmu.general", pmu.general, 1..=8))
+    }
+
+    /// The most classes of service that anything here has; at least the one that everybody is in.
+    #[must_use]
+    pub fn classes(&self) -> u32 {
+        let of = |shape: Option<&Shape>| {
+            let allocation = shape.and_then(|s| s.allocation.as_ref());
+            allocation.map_or(1, |a| a.classes)
+        };
+        let mba = self.mba.as_ref().map_or(1, |mba| mba.classes);
+        of(Some(&self.l2)).max(of(self.l3.as_ref())).max(mba)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_built_in_can_be_read_and_written() {
+        for (name, text) in BUILT_IN {
+            let profile = Profile::load(name).unwrap();
+            assert!(text.starts_with("about"), "{name} opens with a sentence");
+            let again = toml::to_string(&profile).unwrap();
+            let again = Profile::parse(name, &again).unwrap();
+            assert_eq!(format!("{profile:?}"), format!("{again:?}"));
+        }
+    }
+
+    #[test]
+    fn errors_name_the_key_and_what_would_do() {
+        let (_, text) = BUILT_IN[0];
+        let wrong = |from: &str, to: &str| {
+            assert!(text.contains(from), "{from}");
+            Profile::parse("x.toml", &text.replacen(from, to, 1))
+                .unwrap_err()
+                .to_string()
+        };
+        let e = wrong("classes = 16", "classes = 0");
+        assert!(e.contains("l3.allocation.classes = 0: use 1 to 128"), "{e}");
+        let e = wrong("longest = 90", "longest = 100");
+        assert!(e.contains("mba.longest = 100: use 1 to 99"), "{e}");
+        let e = wrong("[l1d]", "[l1d]\ncores = 2");
+        assert!(e.contains("l1d.cores"), "{e}");
+        let e = wrong("[l3]", "[l3]\nhoney = 1");
+        assert!(e.contains("x.toml") && e.contains("honey"), "{e}");
+        let e = Profile::load("icelak").unwrap_err().to_string();
+        assert!(e.contains("icelake, goldmont"), "{e}");
+    }
+}
