@@ -382,17 +382,17 @@ fn impossible_values_are_answered() {
 
 #[test]
 fn what_is_not_built_is_refused_by_its_key() {
-    let policy = Policy::parse(REFERENCE, "reference.toml").unwrap();
-    let refused = not_yet(&policy);
+    let reference = Policy::parse(REFERENCE, "reference.toml").unwrap();
+    assert_eq!(not_yet(&reference), []);
+    let apart = "{ read = \"1GB/s\", write = \"1GB/s\" }";
+    let text = format!(
+        "quell = 1\n[group.a]\nrole = \"critical\"\ncommand = [\"x\"]\nreserve.bandwidth = {apart}\nlimit.bandwidth = {apart}\n"
+    );
+    let refused = not_yet(&Policy::parse(&text, "p.toml").unwrap());
     let keys: Vec<&str> = refused.iter().map(|r| r.key.as_str()).collect();
     assert_eq!(
         keys,
-        [
-            "group.detector.reserve.memory",
-            "group.detector.reserve.files",
-            "group.batch.limit.memory",
-            "pressure.controller",
-        ]
+        ["group.a.reserve.bandwidth", "group.a.limit.bandwidth"]
     );
     assert!(
         refused

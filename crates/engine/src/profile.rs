@@ -71,6 +71,7 @@ pub fn watch(
         steps: Vec::new(),
         promises: Vec::new(),
         observed: BTreeMap::new(),
+        pressure: None,
         adapts: None,
         notes: Vec::new(),
     };

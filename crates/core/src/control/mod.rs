@@ -4,6 +4,7 @@ pub mod bandwidth;
 pub mod deadline;
 pub mod pool;
 pub mod pooled;
+pub mod pressure;
 pub mod split;
 
 use crate::plan::Regulation;

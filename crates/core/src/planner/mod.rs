@@ -4,7 +4,7 @@
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
 //! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
 //! turns rates into budgets, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around a target, [`together`] tells who
-//! stops with whom, [`sharing`] who shares a cache.
+//! stops with whom, [`sharing`] who shares a cache; [`memory`] plans who keeps memory, who is limited and who steers.
 
 mod allot;
 mod amounts;
@@ -13,6 +13,7 @@ mod claims;
 mod cpus;
 mod deadline;
 mod mba;
+mod memory;
 mod others;
 mod partition;
 mod period;
@@ -27,7 +28,7 @@ use crate::cpuset::CpuSet;
 use crate::inventory::{Availability, CpusetKind, Inventory};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{
-    Adaptation, GroupPlan, Held, Plan, Promise, REST, Refusal, Setting, Step, StepId,
+    Adaptation, GroupPlan, Held, Plan, Pressured, Promise, REST, Refusal, Setting, Step, StepId,
 };
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
 use crate::units::Nanos;
@@ -44,6 +45,7 @@ struct Draft<'a> {
     notes: Vec<String>,
     refusals: Vec<Refusal>,
     adapts: Option<Adaptation>,
+    pressure: Option<Pressured>,
     /// Of the regulators.
     period: Nanos,
 }
@@ -74,6 +76,7 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
         notes: Vec::new(),
         refusals,
         adapts: None,
+        pressure: None,
         period: Nanos(0),
     };
     draft.notes.append(&mut draft.division.notes);
@@ -81,6 +84,7 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
     draft.partition();
     partition::plan(&mut draft);
     bandwidth::plan(&mut draft);
+    memory::plan(&mut draft);
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
     // What was refused would be judged as missing: the reason has been told already.
@@ -98,6 +102,7 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
         promises: draft.promises,
         notes: draft.notes,
         observed: deadline::observed(policy),
+        pressure: draft.pressure,
         adapts: draft.adapts,
     })
 }
@@ -178,6 +183,7 @@ impl Draft<'_> {
             || self.division.of(name).confined
             || !group.limit.is_empty()
             || deadline::adapts(self.policy)
+            || memory::wanted(self.policy)
             || self.policy.groups.values().any(|g| {
                 let reserve = &g.reserve;
                 reserve.bandwidth.is_some() || reserve.cache.is_some() || reserve.banks.is_some()

@@ -1,7 +1,6 @@
 //! What the language says and this version does not do. A key is refused when it asks for something unbuilt, not for
 //! standing there with the value that is done anyway.
 
-use super::sections::PressureController;
 use super::values::Bandwidth;
 use super::{Group, Policy};
 use crate::plan::Refusal;
@@ -13,16 +12,6 @@ pub fn not_yet(policy: &Policy) -> Vec<Refusal> {
     let mut list = Vec::new();
     for (name, group) in &policy.groups {
         group_keys(&mut list, &format!("group.{name}"), group);
-    }
-    if let Some(pressure) = &policy.pressure
-        && pressure.controller != PressureController::None
-    {
-        refuse(
-            &mut list,
-            "pressure.controller",
-            "control of memory pressure",
-            Some("remove [pressure], or write controller = \"none\""),
-        );
     }
     list
 }
@@ -51,27 +40,9 @@ fn group_keys(list: &mut Vec<Refusal>, at: &str, group: &Group) {
         one,
     );
     key(
-        reserve.memory.is_some(),
-        "reserve.memory",
-        "memory protection",
-        None,
-    );
-    key(
-        !reserve.files.is_empty(),
-        "reserve.files",
-        "keeping files resident",
-        None,
-    );
-    key(
         apart(group.limit.bandwidth),
         "limit.bandwidth",
         "telling reads from writes",
         one,
-    );
-    key(
-        group.limit.memory.is_some(),
-        "limit.memory",
-        "limiting memory",
-        None,
     );
 }

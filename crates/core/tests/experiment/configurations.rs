@@ -19,7 +19,7 @@ skip = [{ budget = "600", period = "10ms" }]
 regulator = { split = "even", strict = true }
 [configuration.mg.axis.mode]
 ro = {}
-br-ps = { regulator.reclaim = true, regulator.after = "proportional", group.db.reserve.memory = "1GiB" }
+br-ps = { regulator.reclaim = true, regulator.after = "proportional", group.db.limit.bandwidth = { read = "1GB/s", write = "1GB/s" } }
 [configuration.mg.axis.budget]
 600 = { group.db.reserve.bandwidth = "600MB/s" }
 400 = { group.db.reserve.bandwidth = "400MB/s" }
@@ -70,7 +70,7 @@ br-ps = { regulator.reclaim = true, regulator.after = "proportional", group.db.r
     assert!(
         not_yet(last)
             .iter()
-            .any(|r| r.key == "group.db.reserve.memory")
+            .any(|r| r.key == "group.db.limit.bandwidth")
     );
 }
 
