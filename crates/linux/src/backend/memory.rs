@@ -4,6 +4,7 @@
 use quell_core::control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
 use quell_core::journal::TaskId;
 use quell_core::plan::{Pressured, Steered, Watched};
+use quell_core::policy::PressureController;
 use quell_core::units::{Bytes, Nanos};
 
 use super::Linux;
@@ -137,7 +138,15 @@ impl Watch {
         for Watched { group, .. } in &plan.critical {
             let home = linux.group(group)?.home.clone();
             let memory = linux.memory_place(group)?;
-            critical.push(Account::open(&files, group, &home, memory.as_ref())?);
+            let account = Account::open(&files, group, &home, memory.as_ref())?;
+            // The planner has seen that groups are told of; somebody may have switched it off for this one.
+            if account.memory_stall.is_none() && plan.controller != PressureController::Latd {
+                return Err(Error::refused_with(
+                    format!("group {group}: its cgroup does not tell how long it waits for memory"),
+                    "write 1 to its cgroup.pressure",
+                ));
+            }
+            critical.push(account);
         }
         let mut neighbours = Vec::new();
         for Steered { group, allows } in &plan.neighbours {
@@ -224,9 +233,12 @@ impl Watch {
         let memory = vm::meminfo(self.meminfo.text(files)?.unwrap_or_default())?;
         let average = match self.average.as_mut() {
             None => None,
-            Some(kept) => match kept.text(files)?.map(str::to_owned) {
+            Some(kept) => match kept.text(files)? {
                 None => None,
-                Some(text) => psi::parse(kept.path(), &text)?.some.map(|line| line.avg10),
+                Some(text) => {
+                    let psi = psi::parse(Resource::Memory.system(), text)?;
+                    psi.some.map(|line| line.avg10)
+                }
             },
         };
         Ok(Machine {

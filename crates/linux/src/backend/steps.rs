@@ -172,9 +172,12 @@ impl Linux {
         let Some(dir) = dirs.first().cloned() else {
             return Ok(());
         };
-        let inside = crate::undo::tasks_in(&self.files, &dir)
-            .map_err(|e| Error::file("read", &dir, None, e))?;
-        for pid in inside {
+        // Processes, in v1 too: of a thread that ends nobody would know whose it was.
+        let files: &dyn Files = &self.files;
+        let inside = files
+            .optional(&format!("{dir}/cgroup.procs"))?
+            .unwrap_or_default();
+        for pid in inside.lines().filter_map(|line| line.parse().ok()) {
             let Some(stat) = crate::procfs::stat(&self.files, pid)? else {
                 continue;
             };
@@ -186,7 +189,12 @@ impl Linux {
     /// Keeps files in memory, charged to the group.
     fn lock_files(&mut self, name: &str, files: &[String]) -> Result<String> {
         self.extend(name, &[Controller::Memory])?;
-        let doors = self.group(name)?.home.doors();
+        // Into cgroups that are changed in place, too: pages are charged to where they are touched.
+        let places = &self.group(name)?.home.places;
+        let doors: Vec<String> = places
+            .iter()
+            .map(|p| format!("{}/cgroup.procs", p.dir))
+            .collect();
         let (session, _) = self.session()?;
         let lease = Arc::clone(session.lease());
         let mut beat = || {
