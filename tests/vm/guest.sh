@@ -43,14 +43,16 @@ stat_of() { sed -n "s/^$2 //p" "$1/cpu.stat"; }
 picture() {
     find $CG -type d | sort | while read -r dir; do
         for file in cgroup.subtree_control cpuset.cpus cpuset.mems cpuset.cpus.exclusive cpuset.cpus.partition \
-            cpuset.cpus.effective cpu.max; do
+            cpuset.cpus.effective cpu.max memory.min memory.low memory.high memory.max cgroup.freeze; do
             [ -e "$dir/$file" ] && echo "$dir/$file $(cat "$dir/$file")"
         done
         # A cpuset with tasks that was not set cannot be unset again (ENOSPC); everything possible means the same.
     done | sed "s/\(cpuset.cpus\) $(cat /sys/devices/system/cpu/possible)$/\1 /; s/\(cpuset.mems\) $(cat /sys/devices/system/node/possible)$/\1 /"
     for irq in /proc/irq/[0-9]*; do echo "$irq $(cat "$irq/smp_affinity_list")"; done
     cat /sys/devices/virtual/workqueue/cpumask /proc/irq/default_smp_affinity
-    for pid in 1 $subjects; do echo "$pid $(home "$pid") $(allowed "$pid")"; done
+    for pid in 1 $subjects; do
+        echo "$pid $(home "$pid") $(allowed "$pid") $(cat "/proc/$pid/oom_score_adj")"
+    done
 }
 before() { picture >/tmp/before; }
 restored() {
@@ -181,6 +183,48 @@ same "in place: cpuset.cpus" "$(cat $CG/batch/cpuset.cpus)" 0-2
 let_go TERM
 same "it was never emptied" "$(home "$inplace")" /batch
 restored "in place: everything is as before"
+
+# Memory: what is kept, locked, limited and steered; the batch group in place, the third in a cgroup of ours.
+dd if=/dev/zero of=/tmp/weights bs=1M count=3 2>/dev/null
+before
+cat >/tmp/m.toml <<POLICY
+quell = 1
+[group.critical]
+role = "critical"
+cpus = "any"
+match = [{ pid = $victim }]
+reserve.memory = "16MiB"
+reserve.files = ["/tmp/weights"]
+[group.batch]
+role = "best-effort"
+cpus = "any"
+match = [{ cgroup = "/batch" }]
+allow = ["limit-memory", "freeze", "reclaim", "kill"]
+[group.mark]
+role = "best-effort"
+cpus = "any"
+command = ["/bin/mark"]
+limit.memory = "64MiB"
+[pressure]
+POLICY
+keeper() { grep -al '_[_]keep' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3; }
+hold /tmp/m.toml
+same "memory: kept of the group" "$(cat $SLICE/critical/memory.min)" $((16 << 20))
+same "memory: and of all above" "$(cat $SLICE/memory.min)" $((16 << 20))
+same "memory: the critical task is immune" "$(cat "/proc/$victim/oom_score_adj")" -1000
+same "memory: who may not be killed is slowed down" "$(cat $SLICE/mark/memory.high)" $((64 << 20))
+same "memory: a file is locked" "$(sed -n 's/^VmLck:[[:space:]]*//p' "/proc/$(keeper)/status")" "3072 kB"
+same "memory: by a process of the group" "$(home "$(keeper)")" /quell.slice/critical
+holds "memory: the group in place has the controller's files" [ -e $CG/batch/memory.high ]
+let_go TERM
+holds "memory: nothing is called somebody else's change" not grep -q "somebody else" /tmp/quell.out
+restored "memory, SIGTERM: everything is as before"
+hold /tmp/m.toml
+let_go KILL
+holds "memory, SIGKILL: the watchdog leaves no cgroup" within 20 gone $SLICE
+holds "memory, SIGKILL: nobody keeps the file any more" within 10 eval '[ -z "$(keeper)" ]'
+sweep
+restored "memory, SIGKILL: everything is as before"
 
 # As under systemd: controllers enabled by somebody else, Quell started from a cgroup below the root.
 echo "+cpu +cpuset" >$CG/cgroup.subtree_control

@@ -76,6 +76,12 @@ pub enum Command {
         /// The run's folder.
         dir: PathBuf,
     },
+    /// Keeps files in memory for a run.
+    #[command(name = "__keep", hide = true)]
+    Keep {
+        /// The files.
+        files: Vec<String>,
+    },
     /// A generator of an experiment.
     #[command(name = "__generator", hide = true)]
     Generator {

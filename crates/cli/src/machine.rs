@@ -12,6 +12,7 @@ use quell_core::units::Bytes;
 use quell_core::workload::{Caches, Workload};
 use quell_engine::compare::Progress;
 use quell_linux::backend::{Linux, Tools};
+use quell_linux::resident::KeeperCommand;
 use quell_linux::root::Kernel;
 use quell_linux::session::WatchdogCommand;
 use quell_report::{Style, age};
@@ -150,6 +151,10 @@ pub fn linux() -> Result<(Linux, Inventory)> {
         watchdog: WatchdogCommand {
             program: "/proc/self/exe".into(),
             arguments: vec!["__watchdog".into()],
+        },
+        keeper: KeeperCommand {
+            program: "/proc/self/exe".into(),
+            arguments: vec!["__keep".into()],
         },
     };
     let mut backend = Linux::new(Path::new(RUN_ROOT), tools).map_err(failed)?;

@@ -58,6 +58,9 @@ fn main() -> ExitCode {
         Command::Watchdog { dir } => quell_linux::watchdog::run(&dir)
             .map(|_| Exit::Done)
             .map_err(exit::failed),
+        Command::Keep { files } => quell_linux::resident::keep(&files)
+            .map(|()| Exit::Done)
+            .map_err(exit::failed),
         Command::Generator { workload } => bench::serve(&workload),
     };
     match done {

@@ -21,6 +21,7 @@ use quell_core::workload::{Caches, Workload};
 use quell_linux::backend::{Linux, Tools};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::lock::RUN_ROOT;
+use quell_linux::resident::KeeperCommand;
 use quell_linux::session::WatchdogCommand;
 
 /// Field order is drop order: the hold ends before the machine is compared with what it was.
@@ -147,6 +148,10 @@ fn live(test: &str) -> Option<Live> {
         watchdog: WatchdogCommand {
             program: env!("CARGO_BIN_EXE_quell").into(),
             arguments: vec!["__watchdog".into()],
+        },
+        keeper: KeeperCommand {
+            program: env!("CARGO_BIN_EXE_quell").into(),
+            arguments: vec!["__keep".into()],
         },
     };
     Some(Live {

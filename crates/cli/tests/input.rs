@@ -55,12 +55,12 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
         ),
         ("match = [{ comm = \"x\"\n", &["p.toml:4"]),
         (
-            "match = [{ comm = \"no-such\" }]\nreserve.memory = \"3MiB\"\n",
+            "match = [{ comm = \"no-such\" }]\nreserve.bandwidth = { read = \"1GB/s\", write = \"1GB/s\" }\n",
             &[
                 "p.toml:5",
-                "group.a.reserve.memory",
+                "group.a.reserve.bandwidth",
                 "not yet",
-                "remove the key",
+                "give one rate or percentage",
             ],
         ),
     ];

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 
 use crate::attribution::Account;
 use crate::control::deadline::Unit;
+use crate::control::pressure::{Act, Look};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::demand::{Drawn, WorkingSet};
 use crate::inventory::Inventory;
-use crate::plan::{GroupId, Observed, Step};
+use crate::plan::{GroupId, Observed, Pressured, Step};
 use crate::record::{CpuTimes, Decision, Declared, Event};
 use crate::units::{Lines, Nanos};
 use crate::workload::Workload;
@@ -123,6 +124,8 @@ pub enum Action {
         /// Lines per period and CPU.
         budget: Lines,
     },
+    /// Memory is steered. Groups by their number in what was [watched](Backend::watch); who has ended meanwhile is no error.
+    Memory(Act),
 }
 
 /// What undoing came to.
@@ -161,6 +164,17 @@ pub trait Backend {
     fn start(&mut self, subject: &SubjectSpec) -> Result<SubjectId, BackendError>;
     /// Waits until `until` or until something was seen; returns the time.
     fn wait(&mut self, until: Nanos, seen: &mut Observation) -> Result<Nanos, BackendError>;
+    /// From here on, until it is undone, memory is looked at and steered ([`Self::memory`], [`Action::Memory`]). Once the
+    /// steps are applied.
+    fn watch(&mut self, _pressure: &Pressured) -> Result<(), BackendError> {
+        Err(BackendError(
+            "this machine does not tell of its memory".to_owned(),
+        ))
+    }
+    /// Memory as it is now, into a look that the caller keeps; `processes`: with those of the neighbours.
+    fn memory(&mut self, _processes: bool, _look: &mut Look) -> Result<(), BackendError> {
+        Err(BackendError("memory is not watched".to_owned()))
+    }
     /// Acts on a running subject.
     fn act(&mut self, action: &Action) -> Result<(), BackendError>;
     /// Whether two CPUs share a cache right now, by a probe of the backend's own: 1 = a neighbour's line is as near as

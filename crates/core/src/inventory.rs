@@ -234,6 +234,64 @@ pub struct Means {
     pub kernel_floor: Share,
     /// Others who hold hardware counters (for example the NMI watchdog).
     pub counter_users: Vec<String>,
+    /// What can be done about memory.
+    #[serde(default, skip_serializing_if = "MemoryMeans::is_unknown")]
+    pub memory: MemoryMeans,
+}
+
+/// Who limits and protects memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryControl {
+    /// cgroup v2: `memory.min`, `memory.high`.
+    V2,
+    /// cgroup v1: limits beyond which the kernel kills, and no protection.
+    V1,
+    /// Nobody: no hierarchy carries the controller, or this machine has none.
+    #[default]
+    None,
+}
+
+/// What can be done about memory on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct MemoryMeans {
+    /// Limits and protection.
+    pub control: MemoryControl,
+    /// Whether waiting for memory is told (PSI); why not.
+    pub pressure: Result<(), String>,
+    /// Whether it is told of each group (v2 cgroups), too.
+    pub group_pressure: bool,
+    /// Whether a group can be frozen.
+    pub freeze: bool,
+    /// Whether memory of a group can be reclaimed ahead of need (`memory.reclaim`).
+    pub reclaim: bool,
+    /// Whether a program can be made immune from the OOM killer; why not.
+    pub immunity: Result<(), String>,
+    /// Whether files can be locked in memory; why not.
+    pub lock: Result<(), String>,
+}
+
+impl MemoryMeans {
+    /// Whether nobody has looked.
+    fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for MemoryMeans {
+    fn default() -> Self {
+        let unknown = || Err("this machine says nothing about it".to_owned());
+        Self {
+            control: MemoryControl::None,
+            pressure: unknown(),
+            group_pressure: false,
+            freeze: false,
+            reclaim: false,
+            immunity: unknown(),
+            lock: unknown(),
+        }
+    }
 }
 
 /// Measured on the machine; never assumed.

@@ -18,6 +18,16 @@ pub struct TaskId {
     pub start: u64,
 }
 
+/// What is kept from running.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stopped {
+    /// A process, by SIGSTOP.
+    Task(TaskId),
+    /// A cgroup, by this file (`cgroup.freeze` or `freezer.state`).
+    Group(String),
+}
+
 /// One change and how to take it back. Recorded before the change is made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "change")]
@@ -46,6 +56,37 @@ pub enum Undo {
         from: String,
         /// The directory it went to.
         to: String,
+    },
+    /// A kernel file is moved by a loop for as long as the run holds: what it reads meanwhile is not recorded, so that
+    /// it goes back to `old` whatever it reads.
+    Steer {
+        /// The file.
+        path: String,
+        /// What it read before.
+        old: String,
+    },
+    /// Something is stopped that ran before.
+    Stop {
+        /// What.
+        what: Stopped,
+    },
+    /// The latest `Stop` of this before here was taken back in the course of the run: it runs, and if it is found
+    /// stopped again, somebody else did that.
+    Resume {
+        /// What.
+        what: Stopped,
+    },
+    /// A process's `oom_score_adj` was changed. Its children inherit the new one: whoever is in `dir` at the end and
+    /// has it gets the old one, too.
+    OomScore {
+        /// The process.
+        task: TaskId,
+        /// Before.
+        old: i32,
+        /// After.
+        new: i32,
+        /// The cgroup it is in.
+        dir: String,
     },
     /// A task's CPU affinity was changed.
     Affinity {

@@ -6,10 +6,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::control::Moved;
+use crate::control::pressure::Allows;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::{ColourChoice, Divides, Mask};
-use crate::policy::{After, Source, Split};
+use crate::policy::{After, PressureController, Source, Split};
 use crate::task::TaskMatch;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 
@@ -125,6 +126,40 @@ pub enum Setting {
         mask: Mask,
         /// How much.
         size: Bytes,
+    },
+    /// Keep the kernel from killing the group's programs when memory runs out.
+    OomImmune,
+    /// Keep memory of the group from being reclaimed.
+    ProtectMemory {
+        /// How much; absent: what it works on, as measured while it runs.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        size: Option<Bytes>,
+    },
+    /// Keep these files in memory, charged to the group.
+    LockFiles {
+        /// Their paths.
+        files: Vec<String>,
+    },
+    /// Let the group use at most so much memory.
+    LimitMemory {
+        /// How much.
+        most: Bytes,
+        /// Beyond it the kernel kills in the group; else it only slows the group down.
+        kills: bool,
+    },
+    /// Look at how long the group waits for memory, and at what it uses, for as long as the plan holds.
+    WatchMemory,
+    /// Steer the group's memory by how long the watched groups wait, as far as this is allowed.
+    SteerMemory {
+        /// What may be done to it.
+        allows: Allows,
+        /// Nothing of it is swapped out.
+        unswapped: bool,
+    },
+    /// Set the kernel's machine-wide settings of memory.
+    Sysctls {
+        /// Name below `/proc/sys/vm` → value.
+        values: BTreeMap<String, i64>,
     },
     /// Let the hardware delay the group's requests to memory.
     Mba {
@@ -317,6 +352,27 @@ pub enum Promise {
         /// How much.
         size: Bytes,
     },
+    /// So much of its memory is never taken away.
+    ReserveMemory {
+        /// How much; absent: what it works on, as measured.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        size: Option<Bytes>,
+    },
+    /// These files stay in memory.
+    ReserveFiles {
+        /// Their paths.
+        files: Vec<String>,
+    },
+    /// At most this memory.
+    LimitMemory {
+        /// How much.
+        most: Bytes,
+    },
+    /// It waits for memory at most so much of the time.
+    MemoryStall {
+        /// How much.
+        share: Share,
+    },
     /// Units of work end in time.
     Deadline {
         /// The longest time per unit; absent: what the application says of each.
@@ -363,6 +419,16 @@ impl std::fmt::Display for Promise {
                 )
             }
             Self::ReserveLocked { level, size } => write!(f, "{size} locked in L{level}"),
+            Self::ReserveMemory { size: Some(size) } => write!(f, "{size} of memory kept"),
+            Self::ReserveMemory { size: None } => f.write_str("the memory it works on kept"),
+            Self::ReserveFiles { files } if files.len() == 1 => {
+                write!(f, "{} kept in memory", files[0])
+            }
+            Self::ReserveFiles { files } => write!(f, "{} files kept in memory", files.len()),
+            Self::LimitMemory { most } => write!(f, "at most {most} of memory"),
+            Self::MemoryStall { share } => {
+                write!(f, "waits for memory at most {share} of the time")
+            }
             Self::Deadline {
                 deadline: Some(deadline),
                 percentile,
@@ -478,6 +544,46 @@ pub struct Lever {
     pub most: Rate,
 }
 
+/// The control of memory pressure while a plan holds ([`crate::control::pressure`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Pressured {
+    /// Which controller.
+    pub controller: PressureController,
+    /// How often it looks.
+    pub interval: Nanos,
+    /// Stall share of a critical group from which it acts.
+    pub start: Share,
+    /// Stall share up to which all is calm.
+    pub release: Share,
+    /// How long it waits between two steps.
+    pub grace: Nanos,
+    /// The groups that are looked after.
+    pub critical: Vec<Watched>,
+    /// The groups that may be acted upon.
+    pub neighbours: Vec<Steered>,
+}
+
+/// A group that is looked after.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Watched {
+    /// The group.
+    pub group: GroupId,
+    /// Whether what it works on is measured, and its protection follows.
+    pub measured: bool,
+}
+
+/// A group that may be acted upon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Steered {
+    /// The group.
+    pub group: GroupId,
+    /// What may be done to it.
+    pub allows: Allows,
+}
+
 /// The plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -495,6 +601,9 @@ pub struct Plan {
     /// Groups whose units of work are observed, and how.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub observed: BTreeMap<GroupId, Observed>,
+    /// Who looks after memory while the plan holds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pressure: Option<Pressured>,
     /// Budgets that move while the plan holds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub adapts: Option<Adaptation>,

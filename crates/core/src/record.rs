@@ -98,6 +98,32 @@ pub enum Event {
         /// Why, in a sentence.
         why: String,
     },
+    /// Something was done about memory.
+    Steered {
+        /// The group it was done to.
+        group: GroupId,
+        /// What.
+        did: Steering,
+        /// Why, in a sentence.
+        why: String,
+    },
+    /// How long a group waited for memory since the last such event, and what it has now.
+    Waited {
+        /// The group.
+        group: GroupId,
+        /// Time in which some task of it waited for memory.
+        memory_ns: u64,
+        /// Time in which some task of it waited for input or output.
+        io_ns: u64,
+        /// Pages that had been taken from it and came back.
+        refaults: u64,
+        /// What it uses now.
+        bytes: u64,
+        /// What programs could have now without swapping, by the kernel's estimate.
+        available_bytes: u64,
+        /// All the memory there is.
+        total_bytes: u64,
+    },
     /// Something a person should know: a promise lost, a value changed by somebody else.
     Finding {
         /// What, in a sentence.
@@ -140,6 +166,47 @@ impl std::fmt::Display for Declared {
             .collect();
         f.write_str(&said.join(", "))
     }
+}
+
+/// What was done about a group's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "act")]
+pub enum Steering {
+    /// So much is protected from now on.
+    Protect {
+        /// How much.
+        bytes: u64,
+    },
+    /// It may use so much from now on.
+    Limit {
+        /// How much; absent: there is no limit any more.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
+    },
+    /// It was frozen.
+    Freeze,
+    /// It goes on.
+    Thaw,
+    /// So much was to be reclaimed from it.
+    Reclaim {
+        /// How much.
+        bytes: u64,
+    },
+    /// A process of it was stopped.
+    Stop {
+        /// Which.
+        pid: u32,
+    },
+    /// The process goes on.
+    Continue {
+        /// Which.
+        pid: u32,
+    },
+    /// A process of it was killed.
+    Kill {
+        /// Which.
+        pid: u32,
+    },
 }
 
 const fn is_zero(n: &u64) -> bool {

@@ -55,13 +55,6 @@ fn every_example_is_read() {
 }
 
 #[test]
-fn all_examples_but_the_reference_can_be_planned_today() {
-    for (name, text) in &EXAMPLES[1..] {
-        assert_eq!(not_yet(&Policy::parse(text, name).unwrap()), [], "{name}");
-    }
-}
-
-#[test]
 fn the_reference_is_read_key_by_key() {
     let policy = Policy::parse(REFERENCE, "examples/reference.toml").unwrap();
     assert_eq!(
@@ -199,7 +192,6 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(regulator.floor, Share::percent(5));
     assert_eq!(policy.mechanisms, Mechanisms::default());
     assert_eq!(policy.pressure, None);
-    assert_eq!(not_yet(&policy), []);
 }
 
 #[test]
@@ -381,27 +373,6 @@ fn impossible_values_are_answered() {
             "policy.toml: quell is missing",
             "policy.toml: group: no group is given; a policy needs at least one [group.NAME]"
         ]
-    );
-}
-
-#[test]
-fn what_is_not_built_is_refused_by_its_key() {
-    let policy = Policy::parse(REFERENCE, "reference.toml").unwrap();
-    let refused = not_yet(&policy);
-    let keys: Vec<&str> = refused.iter().map(|r| r.key.as_str()).collect();
-    assert_eq!(
-        keys,
-        [
-            "group.detector.reserve.memory",
-            "group.detector.reserve.files",
-            "group.batch.limit.memory",
-            "pressure.controller",
-        ]
-    );
-    assert!(
-        refused
-            .iter()
-            .all(|r| r.why.starts_with("not yet: ") && r.remedy.is_some())
     );
 }
 

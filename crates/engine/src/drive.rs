@@ -12,6 +12,7 @@ use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
 
 use crate::adapt::Adapt;
+use crate::memory::Memory;
 
 /// Where events go.
 pub trait Sink {
@@ -234,7 +235,8 @@ fn attend(
 ) -> Result<Ended, String> {
     phase(backend, sink, "hold");
     let mut adapt = Adapt::begin(plan, backend.now());
-    let ended = hold(backend, script, &mut adapt, sink);
+    let mut memory = Memory::begin(backend, plan)?;
+    let ended = hold(backend, script, (&mut adapt, &mut memory), sink);
     adapt.end(backend.now(), sink);
     ended
 }
@@ -242,7 +244,7 @@ fn attend(
 fn hold(
     backend: &mut dyn Backend,
     script: &mut dyn Script,
-    adapt: &mut Adapt,
+    (adapt, memory): (&mut Adapt, &mut Memory),
     sink: &mut dyn Sink,
 ) -> Result<Ended, String> {
     let mut orders = Vec::new();
@@ -252,7 +254,7 @@ fn hold(
     carry_out(backend, script, &mut orders)?;
     while !script.finished() {
         let until = script.wake().min(backend.now().plus(LONGEST_WAIT));
-        let until = until.min(account.next).min(adapt.next());
+        let until = until.min(account.next).min(adapt.next()).min(memory.next());
         let now = backend.wait(until, &mut seen).map_err(|e| e.to_string())?;
         account.take(backend, now, sink);
         for one in seen.drain(..) {
@@ -263,6 +265,7 @@ fn hold(
                     return Ok(Ended::Revoked(why));
                 }
                 Seen::Units(group, units, lost) => {
+                    memory.seen(&group, &units);
                     adapt.seen(&group, &units, lost);
                     script.seen(now, Seen::Units(group, units, lost), &mut orders)?;
                 }
@@ -280,6 +283,7 @@ fn hold(
                 other => script.seen(now, other, &mut orders)?,
             }
         }
+        memory.step(backend, now, sink)?;
         adapt.step(backend, now, sink)?;
         script.tick(now, &mut orders)?;
         carry_out(backend, script, &mut orders)?;

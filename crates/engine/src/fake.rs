@@ -8,15 +8,16 @@ use quell_core::backend::{
     SubjectSpec, Undone,
 };
 use quell_core::control::deadline::Unit;
+use quell_core::control::pressure::Look;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::demand::Drawn;
 use quell_core::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
-    MeterKind, Node,
+    MemoryMeans, MeterKind, Node,
 };
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
-use quell_core::plan::{GroupId, Observed, Plan, Setting, Step, StepId};
+use quell_core::plan::{GroupId, Observed, Plan, Pressured, Setting, Step, StepId};
 use quell_core::record::{CpuTimes, Declared, Event};
 use quell_core::units::{Bytes, Nanos, Rate, Share};
 
@@ -72,6 +73,8 @@ pub struct Fake {
     throttle: bool,
     account: bool,
     draws: bool,
+    memory: Option<fn(Nanos) -> Look>,
+    refuses_memory: Option<String>,
 }
 
 impl Fake {
@@ -119,6 +122,16 @@ impl Fake {
     /// It counts what each subject draws: a byte read per nanosecond.
     pub fn count_draws(&mut self) {
         self.draws = true;
+    }
+
+    /// Its memory can be watched, and is as this says of each moment.
+    pub fn memory(&mut self, look: fn(Nanos) -> Look) {
+        self.memory = Some(look);
+    }
+
+    /// Whatever is done about memory fails.
+    pub fn refuse_memory(&mut self, why: &str) {
+        self.refuses_memory = Some(why.into());
     }
 
     /// The next time the log would say `what` (or `wait`), it fails instead.
@@ -287,6 +300,21 @@ impl Backend for Fake {
         Ok(self.account.then(|| vec![stolen]))
     }
 
+    fn watch(&mut self, _: &Pressured) -> Result<(), BackendError> {
+        self.log.push("watch".into());
+        match self.memory {
+            Some(_) => Ok(()),
+            None => Err(BackendError("there is no memory here".into())),
+        }
+    }
+
+    fn memory(&mut self, _: bool, look: &mut Look) -> Result<(), BackendError> {
+        if let Some(memory) = self.memory {
+            *look = memory(self.now);
+        }
+        Ok(())
+    }
+
     fn act(&mut self, action: &Action) -> Result<(), BackendError> {
         match action {
             Action::Go {
@@ -329,6 +357,11 @@ impl Backend for Fake {
                 }
                 if !self.mute.contains(&format!("result {name}")) {
                     self.push(at, Seen::Result(*subject, measurement));
+                }
+            }
+            Action::Memory(_) => {
+                if let Some(why) = &self.refuses_memory {
+                    return Err(BackendError(why.clone()));
                 }
             }
             Action::Budget { cpus, budget } => {
@@ -412,6 +445,7 @@ pub fn machine(cpus: u32) -> Inventory {
             cpu_max: true,
             kernel_floor: Share::percent(5),
             counter_users: Vec::new(),
+            memory: MemoryMeans::default(),
         },
         measured: Some(Measured {
             peak_cpu: Rate(10_000_000_000),
@@ -463,6 +497,7 @@ pub fn plan_with_steps(steps: u32) -> Plan {
         promises: Vec::new(),
         notes: Vec::new(),
         observed: BTreeMap::new(),
+        pressure: None,
         adapts: None,
     }
 }

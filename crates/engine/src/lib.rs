@@ -13,6 +13,7 @@ pub mod drive;
 mod expect;
 pub mod folder;
 pub mod hold;
+mod memory;
 pub mod place;
 pub mod profile;
 pub mod read;

@@ -80,6 +80,7 @@ pub fn watch(
         steps: Vec::new(),
         promises: Vec::new(),
         observed: BTreeMap::from([(spec.group.clone(), observed)]),
+        pressure: None,
         adapts: None,
         notes: Vec::new(),
     };

@@ -24,6 +24,10 @@ pub enum Controller {
     PerfEvent,
     /// Stopping (v1; in v2 every cgroup can be frozen).
     Freezer,
+    /// Limits and protection of memory.
+    Memory,
+    /// Limits and accounts of input and output (v2).
+    Io,
 }
 
 impl Controller {
@@ -35,6 +39,8 @@ impl Controller {
             Self::Cpu => "cpu",
             Self::PerfEvent => "perf_event",
             Self::Freezer => "freezer",
+            Self::Memory => "memory",
+            Self::Io => "io",
         }
     }
 

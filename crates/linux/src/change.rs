@@ -1,13 +1,18 @@
 //! Changing the kernel's state so that it can be taken back: every change goes through here, recorded first.
 
+use std::time::Duration;
+
 use quell_core::cpuset::CpuSet;
-use quell_core::journal::{TaskId, Undo};
+use quell_core::journal::{Stopped, TaskId, Undo};
 
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::journal::Journal;
 use crate::root::{Files, gone};
 use crate::undo::same;
+
+/// Between two beats of the heart while a write takes its time.
+const BREATH: Duration = Duration::from_millis(5);
 
 /// What a change needs: the kernel's files and the journal.
 pub struct Hands<'a> {
@@ -31,6 +36,35 @@ impl<'a> Hands<'a> {
     /// # Errors
     /// [`Error::File`]; nothing is changed then.
     pub fn set(&mut self, path: &str, new: &str) -> Result<bool> {
+        self.change(path, new, |files, _| files.put(path, new))
+    }
+
+    /// The same for a value that the kernel may take seconds to accept (limits below what is used): the heart beats
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub fn set_slowly(&mut self, path: &str, new: &str) -> Result<bool> {
+        self.change(path, new, |files, journal| {
+            std::thread::scope(|scope| {
+                let writing = scope.spawn(|| files.put(path, new));
+                while !writing.is_finished() {
+                    std::thread::sleep(BREATH);
+                    journal.beat();
+                }
+                writing
+                    .join()
+                    .unwrap_or_else(|_| Err(Error::refused(format!("writing {path} panicked"))))
+            })
+        })
+    }
+
+    fn change(
+        &mut self,
+        path: &str,
+        new: &str,
+        put: impl FnOnce(&dyn Files, &Journal) -> Result<()>,
+    ) -> Result<bool> {
         let old = self.files.text(path)?;
         if same(path, &old, new) {
             return Ok(false);
@@ -40,7 +74,7 @@ impl<'a> Hands<'a> {
             old: old.clone(),
             new: new.to_owned(),
         })?;
-        if let Err(e) = self.files.put(path, new) {
+        if let Err(e) = put(self.files, self.journal) {
             // Refused: not a value of ours to look after, and nothing to take back.
             self.journal.record(&Undo::Write {
                 path: path.to_owned(),
@@ -60,6 +94,52 @@ impl<'a> Hands<'a> {
             })?;
         }
         Ok(true)
+    }
+
+    /// From here on a loop moves this file, which reads `old`. Recorded once for all its moves, so that whatever it reads
+    /// at the end, `old` comes back. In a cgroup of ours nothing has to be recorded: it goes as a whole.
+    ///
+    /// # Errors
+    /// As [`Journal::record`].
+    pub fn steer(&mut self, path: &str, old: &str) -> Result<()> {
+        let known = self.journal.entries().iter().any(|e| match e {
+            Undo::Steer { path: p, .. } => p == path,
+            Undo::Cgroup { path: dir, .. } => path
+                .rsplit_once('/')
+                .is_some_and(|(d, _)| d == dir.as_str()),
+            _ => false,
+        });
+        if known {
+            return Ok(());
+        }
+        self.journal.record(&Undo::Steer {
+            path: path.to_owned(),
+            old: old.to_owned(),
+        })
+    }
+
+    /// Records that `what` is about to be stopped.
+    ///
+    /// # Errors
+    /// As [`Journal::record`].
+    pub fn stopping(&mut self, what: Stopped) -> Result<()> {
+        self.journal.record(&Undo::Stop { what })
+    }
+
+    /// Records that `what` was let go on (or was not stopped after all): found stopped later, it is not ours to continue.
+    ///
+    /// # Errors
+    /// As [`Journal::record`].
+    pub fn resumed(&mut self, what: Stopped) -> Result<()> {
+        let stop = Undo::Stop { what };
+        // Stops come and go for as long as a run holds: a pair leaves nothing behind where nothing came in between.
+        if self.journal.retract_last(&stop)? {
+            return Ok(());
+        }
+        let Undo::Stop { what } = stop else {
+            return Ok(());
+        };
+        self.journal.record(&Undo::Resume { what })
     }
 
     /// Makes a cgroup. Tasks that are in it at the end go to `heir`. Nothing happens (and nothing is recorded, so that it

@@ -74,14 +74,7 @@ impl Subject {
             .command
             .split_first()
             .ok_or_else(|| Error::refused(format!("{name}: the command is empty")))?;
-        let mut doors = Vec::new();
-        for door in &birth.doors {
-            let file = OpenOptions::new()
-                .write(true)
-                .open(door)
-                .map_err(|e| Error::file("open", door, None, e))?;
-            doors.push(file);
-        }
+        let doors = open_doors(&birth.doors)?;
         let mut mask = rustix::thread::CpuSet::new();
         birth.cpus.iter().for_each(|cpu| mask.set(cpu as usize));
         let (leader, pinned) = (birth.capture || birth.generator, !birth.cpus.is_empty());
@@ -271,8 +264,17 @@ impl Subject {
     }
 }
 
+/// Opens the files through which a child enters its cgroups ([`enter`]).
+pub(crate) fn open_doors(doors: &[String]) -> Result<Vec<File>> {
+    let open = |door: &String| {
+        let file = OpenOptions::new().write(true).open(door);
+        file.map_err(|e| Error::file("open", door, None, e))
+    };
+    doors.iter().map(open).collect()
+}
+
 /// Runs in the child between fork and exec.
-fn enter(
+pub(crate) fn enter(
     doors: &[File],
     cpus: Option<&rustix::thread::CpuSet>,
     dies_with_us: bool,

@@ -200,6 +200,23 @@ impl Journal {
         self.forget(&[])
     }
 
+    /// Forgets the newest entry if it is this one. Whether it was.
+    ///
+    /// # Errors
+    /// As [`Self::retract`].
+    pub fn retract_last(&mut self, entry: &Undo) -> Result<bool> {
+        if self.entries.last() != Some(entry) {
+            return Ok(false);
+        }
+        self.retract(Mark(self.entries.len() - 1))?;
+        Ok(true)
+    }
+
+    /// A sign of life in the middle of slow work.
+    pub(crate) fn beat(&self) {
+        beat(self.lease.as_ref());
+    }
+
     /// Removes the file. Refused while anything is recorded.
     ///
     /// # Errors

@@ -17,19 +17,27 @@ pub mod error;
 #[cfg(feature = "fake")]
 pub mod fake;
 pub mod fault;
+pub mod freezer;
 pub mod home;
+pub mod io;
 pub mod irq;
 pub mod journal;
+pub mod kept;
 pub mod lease;
 pub mod lock;
+pub mod memory;
 pub mod meter;
+pub mod oom;
 pub mod perf;
+pub mod pidfd;
 pub mod pmu;
 pub mod pool;
 mod probe;
 pub mod procfs;
 pub mod profile;
+pub mod psi;
 pub mod remaining;
+pub mod resident;
 pub mod restore;
 pub mod ring;
 pub mod root;
@@ -38,14 +46,17 @@ mod sampler;
 pub mod session;
 pub mod signals;
 mod spent;
+pub mod sysctl;
 pub mod tasks;
 mod tee;
 pub mod throttle;
 pub mod topology;
 pub mod undo;
 mod units;
+pub mod vm;
 pub mod watchdog;
 pub mod workqueue;
+pub mod writer;
 
 /// Whether we may change the machine at all.
 #[must_use]

@@ -6,17 +6,19 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use quell_core::cpuset::CpuSet;
-use quell_core::inventory::{Availability, CpusetKind, Inventory, Means, Measured, MeterKind};
+use quell_core::inventory::{
+    Availability, CpusetKind, Inventory, Means, Measured, MemoryControl, MemoryMeans, MeterKind,
+};
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Cgroups, Controller};
+use crate::cgroup::{Cgroups, Controller, Version};
 use crate::error::Result;
 use crate::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cgroup_dir};
 use crate::pmu::{self, Counting, Named, Pmu};
 use crate::root::Files;
-use crate::{cpuset, irq, rt, topology, workqueue};
+use crate::{cpuset, irq, oom, psi, resident, rt, topology, workqueue};
 
 /// What no file tells: it has to be tried. Answered by the machine we run on ([`Live`]) or by a capture ([`Tried`]).
 pub trait Trials {
@@ -28,6 +30,10 @@ pub trait Trials {
     fn counts(&self, pmu: &Pmu, event: &Named) -> bool;
     /// Whether the CPU time of the cgroup in `dir` can be counted on one CPU; why not.
     fn cgroup_clock(&self, dir: &str) -> std::result::Result<(), String>;
+    /// Whether a program can be made immune from the OOM killer; why not.
+    fn immunity(&self) -> std::result::Result<(), String>;
+    /// Whether any amount of memory can be locked; why not.
+    fn lock(&self) -> std::result::Result<(), String>;
 }
 
 /// What trying told.
@@ -43,6 +49,12 @@ pub struct Tried {
     /// Why a cgroup's CPU clock cannot be opened; absent: it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup_clock_refused: Option<String>,
+    /// Why a program cannot be made immune from the OOM killer; absent: it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub immunity_refused: Option<String>,
+    /// Why not any amount of memory can be locked; absent: it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lock_refused: Option<String>,
     /// Events that were seen to count, as `pmu/event`.
     #[serde(default)]
     pub counters: Vec<String>,
@@ -63,6 +75,14 @@ impl Trials for Tried {
 
     fn cgroup_clock(&self, _: &str) -> std::result::Result<(), String> {
         self.cgroup_clock_refused.clone().map_or(Ok(()), Err)
+    }
+
+    fn immunity(&self) -> std::result::Result<(), String> {
+        self.immunity_refused.clone().map_or(Ok(()), Err)
+    }
+
+    fn lock(&self) -> std::result::Result<(), String> {
+        self.lock_refused.clone().map_or(Ok(()), Err)
     }
 }
 
@@ -92,6 +112,14 @@ impl Trials for Live {
         Event::open(code, Scope::Cgroup(dir.as_fd(), rt::current_cpu()), Wake::Once).map(drop).map_err(|e| {
             format!("a cgroup's CPU clock is refused ({e}): it needs CAP_PERFMON, or kernel.perf_event_paranoid below 0")
         })
+    }
+
+    fn immunity(&self) -> std::result::Result<(), String> {
+        oom::may_be_immune()
+    }
+
+    fn lock(&self) -> std::result::Result<(), String> {
+        resident::may_lock()
     }
 }
 
@@ -141,7 +169,10 @@ pub fn probe(
     };
     let time = time_meter(trials, cgroups);
     let realtime = trials.realtime();
+    let (immunity, lock) = (trials.immunity(), trials.lock());
     let tried = Tried {
+        immunity_refused: immunity.clone().err(),
+        lock_refused: lock.clone().err(),
         root,
         realtime_refused: realtime.clone().err(),
         cgroup_clock_refused: time.clone().err(),
@@ -170,6 +201,7 @@ pub fn probe(
         cpu_max: root && cgroups.of(Controller::Cpu).is_some(),
         kernel_floor: topology::kernel_floor(files)?.safe,
         counter_users: topology::counter_users(files)?,
+        memory: memory(files, cgroups, root, (immunity, lock)),
     };
     let virtual_machine = shape.identity.hypervisor.is_some();
     let mechanisms = mechanisms(files, &means, &cpus, root, virtual_machine);
@@ -253,7 +285,13 @@ fn mechanisms(
         .into_iter()
         .map(|mechanism| {
             let found = match mechanism {
-                Mechanism::Cores | Mechanism::Bandwidth | Mechanism::CpuMax if !root => {
+                Mechanism::Cores
+                | Mechanism::Bandwidth
+                | Mechanism::CpuMax
+                | Mechanism::Memory
+                | Mechanism::Stop
+                    if !root =>
+                {
                     unprivileged()
                 }
                 Mechanism::Cores => cores(means),
@@ -277,15 +315,79 @@ fn mechanisms(
                 Mechanism::Ways | Mechanism::Mba | Mechanism::PseudoLock => {
                     no("the processor offers no RDT", None)
                 }
-                Mechanism::Sets
-                | Mechanism::Banks
-                | Mechanism::Memory
-                | Mechanism::Stop
-                | Mechanism::Placement => no("not yet built", None),
+                Mechanism::Memory => memory_control(&means.memory),
+                Mechanism::Stop if means.memory.freeze => yes(
+                    Level::Regulated,
+                    "groups are frozen whole, for a bounded time",
+                ),
+                Mechanism::Stop => yes(
+                    Level::Regulated,
+                    "processes are stopped one by one: no cgroup here can be frozen",
+                ),
+                Mechanism::Sets | Mechanism::Banks | Mechanism::Placement => {
+                    no("not yet built", None)
+                }
             };
             (mechanism, found)
         })
         .collect()
+}
+
+/// What can be done about memory.
+fn memory(
+    files: &dyn Files,
+    cgroups: &Cgroups,
+    root: bool,
+    (immunity, lock): (
+        std::result::Result<(), String>,
+        std::result::Result<(), String>,
+    ),
+) -> MemoryMeans {
+    let control = match cgroups.of(Controller::Memory).map(|h| h.version) {
+        Some(Version::V2) if root => MemoryControl::V2,
+        Some(Version::V1) if root => MemoryControl::V1,
+        _ => MemoryControl::None,
+    };
+    let pressure = match psi::told(files) {
+        true => Ok(()),
+        false => Err(
+            "this kernel has no pressure stall information, or it is off (psi=1 on its command line turns it on)".to_owned(),
+        ),
+    };
+    let v2 = cgroups.v2();
+    let below = |name: &str| v2.is_some_and(|h| files.exists(&format!("{}/{name}", h.mount)));
+    MemoryMeans {
+        group_pressure: pressure.is_ok() && below("memory.pressure"),
+        // The root of v2 has no freezer: every cgroup below it does, since Linux 5.2.
+        freeze: root && (v2.is_some() || cgroups.of(Controller::Freezer).is_some()),
+        reclaim: control == MemoryControl::V2 && below("memory.reclaim"),
+        control,
+        pressure,
+        immunity,
+        lock,
+    }
+}
+
+fn memory_control(means: &MemoryMeans) -> Availability {
+    let told = match (&means.pressure, means.group_pressure) {
+        (Err(_), _) => "pressure is told of nobody",
+        (Ok(()), true) => "pressure is told of every group",
+        (Ok(()), false) => "pressure is told of the machine only",
+    };
+    match means.control {
+        MemoryControl::V2 => yes(
+            Level::Enforced,
+            format!("cgroup v2: memory.min, memory.high; {told}"),
+        ),
+        MemoryControl::V1 => yes(
+            Level::Enforced,
+            format!("cgroup v1: limits that kill, no protection; files are locked; {told}"),
+        ),
+        MemoryControl::None => yes(
+            Level::Enforced,
+            format!("files are locked; no cgroup hierarchy carries the memory controller; {told}"),
+        ),
+    }
 }
 
 fn cores(means: &Means) -> Availability {

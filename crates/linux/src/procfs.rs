@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use quell_core::journal::TaskId;
 use quell_core::record::CpuTimes;
+use quell_core::units::Bytes;
 
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
@@ -37,6 +38,8 @@ pub struct Stat {
     pub minor_faults: u64,
     /// Page faults with.
     pub major_faults: u64,
+    /// Memory it has resident, pages of files included. The kernel rounds it by some tens of pages per thread.
+    pub resident: Bytes,
 }
 
 impl Stat {
@@ -90,6 +93,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     // `fields[0]` is field 3 of the manual page.
     let field = |number: usize| fields.get(number - 3).copied();
+    let pages: u64 = field(24).and_then(|f| f.parse().ok()).unwrap_or(0);
     Some(Stat {
         id: TaskId {
             pid: pid.trim().parse().ok()?,
@@ -102,6 +106,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
         threads: field(20)?.parse().ok()?,
         minor_faults: field(10)?.parse().ok()?,
         major_faults: field(12)?.parse().ok()?,
+        resident: Bytes(pages.saturating_mul(rustix::param::page_size() as u64)),
         last_cpu: field(39).and_then(|f| f.parse().ok()).unwrap_or(0),
     })
 }
@@ -125,6 +130,15 @@ pub fn schedstat(files: &dyn Files, tid: u32) -> Result<Option<(u64, u64)>> {
             "time run, time waited and slices, see sched-stats.rst",
         )),
     }
+}
+
+/// Bytes a process has had read from disks and written to them so far. `None` where there is no such process (any more),
+/// or the kernel keeps no account (CONFIG_TASK_IO_ACCOUNTING).
+#[must_use]
+pub fn moved(files: &dyn Files, pid: u32) -> Option<u64> {
+    let text = files.read(&format!("/proc/{pid}/io")).ok()?;
+    let of = |key| field_of(&text, key)?.trim().parse::<u64>().ok();
+    Some(of("read_bytes:")?.saturating_add(of("write_bytes:")?))
 }
 
 /// How the time of every CPU that is on was spent since the start, from `/proc/stat` (proc_stat(5)). `ticks`: the

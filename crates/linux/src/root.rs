@@ -11,8 +11,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use quell_core::cpuset::{CpuId, CpuSet, MAX_CPU};
+use quell_core::journal::TaskId;
 
 use crate::error::{Error, Result};
+use crate::pidfd;
 
 /// What the kernel's file systems offer. Every error is the kernel's own.
 pub trait Files: Send + Sync {
@@ -36,6 +38,21 @@ pub trait Files: Send + Sync {
     fn affinity(&self, tid: u32) -> io::Result<CpuSet>;
     /// Sets the CPUs a thread may run on.
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()>;
+    /// Sends a signal to this process and to no later one of the same number (ESRCH).
+    fn signal(&self, task: TaskId, signal: i32) -> io::Result<()>;
+    /// The file itself, to be kept open and read or written again and again; `None` where files have no descriptors.
+    fn open(&self, _path: &str, _how: Access) -> io::Result<Option<fs::File>> {
+        Ok(None)
+    }
+}
+
+/// What a file is kept open for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// To be read.
+    Read,
+    /// To be written.
+    Write,
 }
 
 /// Whether an error means that the thing is simply not there (any more): a missing file, or a task that ended.
@@ -278,6 +295,20 @@ impl Files for Kernel {
         } else {
             Ok(())
         }
+    }
+
+    fn signal(&self, task: TaskId, signal: i32) -> io::Result<()> {
+        self.need_live()?;
+        pidfd::signal(self, task, signal)
+    }
+
+    fn open(&self, path: &str, how: Access) -> io::Result<Option<fs::File>> {
+        let mut options = fs::OpenOptions::new();
+        match how {
+            Access::Read => options.read(true),
+            Access::Write => options.write(true),
+        };
+        options.open(self.path(path)).map(Some)
     }
 }
 

@@ -8,7 +8,10 @@
 //! - A v2 cpuset that was not set cannot be unset while it has tasks: all that the machine can have stands in for it.
 //! - A cgroup of ours is emptied before it is removed: a task born in it goes where its process, or the closest
 //!   ancestor that was moved there, came from; else to the heir. What is inside a cgroup of ours goes with it.
-//! - Nothing is ever continued or thawed here: what is stopped was stopped by somebody else.
+//! - What a loop moved goes back to what it read before, whatever it reads.
+//! - Continued and thawed is only what we stopped and have not let go on since: what is found stopped else was stopped
+//!   by somebody else.
+//! - Who has an `oom_score_adj` of ours and is where its process was put gets the old one: children inherit it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,11 +19,11 @@ use std::time::Duration;
 
 use quell_core::backend::Undone;
 use quell_core::cpuset::CpuSet;
-use quell_core::journal::{TaskId, Undo};
+use quell_core::journal::{Stopped, TaskId, Undo};
 
-use crate::fault;
 use crate::procfs;
 use crate::root::{Files, gone, parse_mask};
+use crate::{fault, freezer, oom, pidfd};
 
 /// What undoing came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +52,18 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
         alive();
         let result = match entry {
             Undo::Write { path, old, new } => work.write(path, old, new),
+            Undo::Steer { path, old } => work.set_back(path, old),
+            Undo::Stop { what } => work.go_on(what),
+            Undo::Resume { what } => {
+                *work.resumed.entry(what).or_default() += 1;
+                Ok(false)
+            }
+            Undo::OomScore {
+                task,
+                old,
+                new,
+                dir,
+            } => work.oom_score(*task, (*old, *new), dir),
             Undo::Move { task, from, to } => work.put_back(*task, from, to),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
             Undo::Cgroup { path, heir } => work.remove(i, path, heir),
@@ -72,6 +87,8 @@ struct Work<'a> {
     entries: &'a [Undo],
     /// Cgroups that will be removed by this undoing: their settings need not be restored first.
     made: BTreeSet<&'a str>,
+    /// What we have let go on ourselves, and how many of its stops that takes back.
+    resumed: BTreeMap<&'a Stopped, u32>,
     /// Tasks by directory, as read when first needed.
     members: BTreeMap<&'a str, BTreeSet<u32>>,
     outcome: Outcome,
@@ -94,6 +111,7 @@ impl<'a> Work<'a> {
             alive,
             entries,
             made,
+            resumed: BTreeMap::new(),
             members: BTreeMap::new(),
             outcome: Outcome::default(),
         }
@@ -175,6 +193,90 @@ impl<'a> Work<'a> {
         };
         let all = self.files.read(possible).ok()?.trim().to_owned();
         (!all.is_empty()).then_some(all)
+    }
+
+    fn set_back(&self, path: &str, old: &str) -> Step {
+        match self.files.read(path) {
+            Ok(now) if same(path, &now, old) => return Ok(false),
+            Ok(_) => {}
+            Err(e) if gone(&e) => return Ok(false),
+            Err(e) => return Err(format!("{path} could not be read: {e}")),
+        }
+        match self.files.write(path, old) {
+            Ok(()) => Ok(true),
+            Err(e) if gone(&e) => Ok(false),
+            Err(e) => Err(format!("{path} could not be set back to '{old}': {e}")),
+        }
+    }
+
+    fn go_on(&mut self, what: &'a Stopped) -> Step {
+        if let Some(resumed) = self.resumed.get_mut(what).filter(|n| **n > 0) {
+            *resumed -= 1;
+            return Ok(false);
+        }
+        let (done, name) = match what {
+            Stopped::Task(task) => {
+                let stat = procfs::stat(self.files, task.pid).map_err(|e| e.to_string())?;
+                if !stat.is_some_and(|s| s.id == *task && pidfd::stopped(s.state)) {
+                    return Ok(false);
+                }
+                let done = self.files.signal(*task, libc::SIGCONT);
+                (done, format!("process {}", task.pid))
+            }
+            Stopped::Group(path) => {
+                match self.files.read(path) {
+                    Ok(now) if !freezer::is_frozen(&now) => return Ok(false),
+                    Ok(_) => {}
+                    Err(e) if gone(&e) => return Ok(false),
+                    Err(e) => return Err(format!("{path} could not be read: {e}")),
+                }
+                (self.files.write(path, freezer::thawing(path)), path.clone())
+            }
+        };
+        match done {
+            Ok(()) => Ok(true),
+            Err(e) if gone(&e) => Ok(false),
+            Err(e) => Err(format!("{name} could not be let go on: {e}")),
+        }
+    }
+
+    fn oom_score(&self, task: TaskId, (old, new): (i32, i32), dir: &str) -> Step {
+        let mut heirs = vec![task.pid];
+        heirs.extend(tasks_in(self.files, dir).unwrap_or_default());
+        let mut restored = false;
+        for pid in heirs {
+            if !self.inherits(pid, task) {
+                continue;
+            }
+            // Who ended, and who has another one by now, is not ours.
+            if !matches!(oom::adjustment(self.files, pid), Ok(Some(now)) if now == new) {
+                continue;
+            }
+            match self.files.write(&oom::path(pid), &old.to_string()) {
+                Ok(()) => restored = true,
+                Err(e) if gone(&e) => {}
+                Err(e) => {
+                    return Err(format!(
+                        "the oom_score_adj of process {pid} could not be set back to {old}: {e}"
+                    ));
+                }
+            }
+        }
+        Ok(restored)
+    }
+
+    /// Whether a process is this task, or a later one that may have its settings from it: a descendant, or an orphan. Who
+    /// was there before had its own.
+    fn inherits(&self, pid: u32, task: TaskId) -> bool {
+        match procfs::stat(self.files, pid) {
+            Ok(Some(stat)) if stat.id == task => true,
+            Ok(Some(stat)) if pid != task.pid && stat.id.start >= task.start => {
+                stat.parent == 1
+                    || procfs::ancestry(self.files, pid)
+                        .is_ok_and(|chain| chain.contains(&task.pid))
+            }
+            _ => false,
+        }
     }
 
     fn put_back(&mut self, task: TaskId, from: &'a str, to: &'a str) -> Step {
@@ -418,148 +520,5 @@ pub fn same(path: &str, a: &str, b: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::root::Kernel;
-    use std::path::Path;
-
-    fn write(path: &str, old: &str, new: &str) -> Undo {
-        Undo::Write {
-            path: path.into(),
-            old: old.into(),
-            new: new.into(),
-        }
-    }
-
-    fn files(root: &Path, content: &[(&str, &str)]) -> Kernel {
-        for (path, text) in content {
-            let path = root.join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        }
-        Kernel::at(root)
-    }
-
-    #[test]
-    fn only_what_still_carries_our_value_is_restored() {
-        let dir = tempfile::tempdir().unwrap();
-        let kernel = files(
-            dir.path(),
-            &[
-                ("a/smp_affinity_list", "0,1\n"),
-                ("b", "somebody's"),
-                ("c", "old"),
-            ],
-        );
-        let entries = [
-            write("/a/smp_affinity_list", "0-3", "0-1"),
-            write("/b", "1", "2"),
-            write("/c", "old", "new"),
-        ];
-        let outcome = undo(&kernel, &entries);
-        assert_eq!(outcome.undone.restored, 1);
-        assert_eq!(kernel.read("/a/smp_affinity_list").unwrap(), "0-3\n");
-        assert_eq!(kernel.read("/b").unwrap(), "somebody's");
-        assert_eq!(outcome.undone.left.len(), 1);
-        assert!(
-            outcome.undone.left[0].contains("somebody has changed it"),
-            "{:?}",
-            outcome.undone.left
-        );
-        assert!(
-            outcome.failed.is_empty(),
-            "what others set is not to be tried again"
-        );
-        assert_eq!(
-            undo(&kernel, &entries[..1]).undone,
-            Undone::default(),
-            "a second time there is nothing to do"
-        );
-    }
-
-    #[test]
-    fn everything_possible_stands_for_a_cpuset_that_was_not_set() {
-        let dir = tempfile::tempdir().unwrap();
-        let content = [
-            ("sys/devices/system/cpu/possible", "0-3\n"),
-            ("g/cpuset.cpus", "0-3\n"),
-        ];
-        let kernel = files(dir.path(), &content);
-        // As after the kernel's refusal to take nothing, by whoever undid it first.
-        let entry = write("/g/cpuset.cpus", "", "0-2");
-        assert_eq!(undo(&kernel, &[entry]).undone, Undone::default());
-        let entry = write("/g/cpuset.cpus", "1", "0-2");
-        assert_eq!(undo(&kernel, &[entry]).undone.left.len(), 1);
-    }
-
-    #[test]
-    fn a_partition_gives_its_cpus_back_before_its_cgroup_goes() {
-        let dir = tempfile::tempdir().unwrap();
-        let content = [("g/cpuset.cpus", "3"), ("g/cpuset.cpus.partition", "root")];
-        let kernel = files(dir.path(), &content);
-        let made = Undo::Cgroup {
-            path: "/g".into(),
-            heir: "/".into(),
-        };
-        // (A folder of plain files cannot be removed as a cgroup can: that fails.)
-        undo(
-            &kernel,
-            &[
-                made,
-                write("/g/cpuset.cpus", "", "3"),
-                write("/g/cpuset.cpus.partition", "member", "root"),
-            ],
-        );
-        let now = |name: &str| kernel.read(&format!("/g/{name}")).unwrap();
-        assert_eq!(now("cpuset.cpus.partition").trim(), "member");
-        assert_eq!(now("cpuset.cpus").trim(), "3", "what goes with the cgroup");
-    }
-
-    #[test]
-    fn values_are_compared_as_the_kernel_means_them() {
-        assert!(same(
-            "/proc/irq/default_smp_affinity",
-            "00000000,00000003",
-            "3"
-        ));
-        assert!(same("/sys/devices/virtual/workqueue/cpumask", "03", "3"));
-        assert!(!same("/sys/devices/virtual/workqueue/cpumask", "1", "3"));
-        assert!(same("/sys/fs/cgroup/x/cpuset.cpus", "0,1,2", "0-2"));
-        assert!(same(
-            "/sys/fs/cgroup/x/cpuset.cpus.partition",
-            "root invalid (no CPU)",
-            "root"
-        ));
-        assert!(!same(
-            "/sys/fs/cgroup/x/cpuset.cpus.partition",
-            "member",
-            "root"
-        ));
-        // Elsewhere a number is a number: 10 and 010 are not proven equal.
-        assert!(!same("/sys/fs/cgroup/x/cpu.weight", "10", "010"));
-    }
-
-    #[test]
-    fn a_file_that_is_gone_is_no_failure() {
-        let dir = tempfile::tempdir().unwrap();
-        assert_eq!(
-            undo(&Kernel::at(dir.path()), &[write("/x", "1", "2")]),
-            Outcome::default()
-        );
-    }
-
-    #[test]
-    fn enabling_a_controller_is_taken_back_by_disabling_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let kernel = files(dir.path(), &[("cg/cgroup.subtree_control", "cpu cpuset\n")]);
-        let outcome = undo(
-            &kernel,
-            &[write("/cg/cgroup.subtree_control", "-cpuset", "+cpuset")],
-        );
-        assert_eq!(outcome.undone.restored, 1);
-        assert_eq!(
-            kernel.read("/cg/cgroup.subtree_control").unwrap(),
-            "-cpuset\n"
-        );
-    }
-}
+#[path = "undo_tests.rs"]
+mod tests;

@@ -26,9 +26,11 @@ use quell_core::journal::{TaskId, Undo};
 use quell_core::policy::Policy;
 use quell_linux::capture::Capture;
 use quell_linux::cgroup::{self, Cgroups};
+use quell_linux::home::Place;
 use quell_linux::journal::{self, Header, Journal};
+use quell_linux::memory::Memory;
 use quell_linux::root::{self, Files};
-use quell_linux::{procfs, topology};
+use quell_linux::{io as io_files, procfs, psi, topology, vm};
 
 /// Memory a thread holds and held at most, so that tests beside each other do not count for each other.
 struct Counting;
@@ -328,6 +330,24 @@ impl Files for Everywhere {
     fn set_affinity(&self, _: u32, _: &CpuSet) -> io::Result<()> {
         Err(io::ErrorKind::PermissionDenied.into())
     }
+    fn signal(&self, _: TaskId, _: i32) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+}
+
+fn place(version: cgroup::Version) -> Place {
+    let hierarchy = cgroup::Hierarchy {
+        version,
+        mount: "/sys/fs/cgroup".into(),
+        top: "/".into(),
+        controllers: vec!["memory".into()],
+        own: "/".into(),
+    };
+    Place {
+        hierarchy,
+        dir: "/sys/fs/cgroup/a".into(),
+        ours: true,
+    }
 }
 
 /// Lines as kernels write them, one of each file that is read as a whole.
@@ -346,6 +366,12 @@ const LINES: &[&str] = &[
     "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 106\nmodel name\t: Intel(R) Xeon(R)\nflags\t\t: fpu vme hypervisor rdt_a cat_l3\n",
     "cpu  10 0 20 30 0 0 0 4 0 0\ncpu0 10 0 20 30 0 0 0 4 0 0\nintr 5 0 5\nctxt 7\nbtime 1\n",
     "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    "MemTotal:       24684084 kB\nMemFree:        23055652 kB\nMemAvailable:   23668632 kB\nSwapTotal:  0 kB\n",
+    "Node 0, zone   Normal\n  pages free     1\n        min      21\n        low      26\n        high     31\n",
+    "anon 1\nfile 20\nshmem 4\nfile_mapped 5\nactive_file 6\nunevictable 7\nworkingset_refault_file 9\n",
+    "low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\n",
+    "8:0 rbytes=10 wbytes=1 rios=1 wios=1 dbytes=5 dios=1\n",
+    "8:0 rbps=10 wbps=max riops=max wiops=max\n",
     "event=0x2e,umask=0x41\n",
     "config:0-7,32-35\n",
     "6.12.9-arch1-1\n",
@@ -453,6 +479,17 @@ proptest! {
             let _ = topology::online(&files);
             let _ = topology::kernel_floor(&files);
             let _ = topology::counter_users(&files);
+            let _ = psi::read(&files, "/proc/pressure/memory");
+            let _ = psi::some_total("/x", &text);
+            let _ = vm::meminfo(&text);
+            let _ = vm::watermarks(&files);
+            let _ = io_files::moved("/x", &text);
+            let _ = io_files::limit(&files, "/x", io_files::Device { major: 8, minor: 0 });
+            for version in [cgroup::Version::V1, cgroup::Version::V2] {
+                let memory = Memory::of(&place(version));
+                let _ = memory.parse_stat(&text);
+                let _ = memory.parse_events(&text);
+            }
             let _ = root::parse_mask(&text);
             let _ = text.parse::<CpuSet>();
         })?;

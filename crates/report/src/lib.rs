@@ -10,6 +10,7 @@ mod frontier;
 mod html;
 mod ladder;
 mod matrix;
+mod memory;
 mod outcome;
 mod parts;
 mod perfetto;

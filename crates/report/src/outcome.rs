@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use quell_core::cpuset::CpuSet;
 use quell_core::record::{Declared, Event, Record, Spent};
 
+use crate::memory::memory;
 use crate::plan::plan_text;
 use crate::text::{Style, Tone, count, number, thousands};
 use crate::throttling::counted;
@@ -43,6 +44,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
         said.push(text);
     }
     said.extend(units(record));
+    said.extend(memory(record));
     said.extend(spent(record));
     for event in &record.events {
         if let Event::Exit { group, status } = &event.event {

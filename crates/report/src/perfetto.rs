@@ -129,6 +129,27 @@ fn run(trace: &mut Trace, record: &Record) {
             Event::Declared { group, declared } => {
                 (format!("{group} says: {declared}"), json!({"group": group}))
             }
+            Event::Waited {
+                group,
+                memory_ns,
+                io_ns,
+                bytes,
+                ..
+            } => {
+                let waited = json!({ "memory, ms": *memory_ns as f64 / 1e6, "disks, ms": *io_ns as f64 / 1e6 });
+                trace.count(RUN, &format!("waited by {group}"), stamped.at_ns, &waited);
+                let used = json!({ "MiB": bytes >> 20 });
+                trace.count(RUN, &format!("memory of {group}"), stamped.at_ns, &used);
+                continue;
+            }
+            Event::Steered { group, did, why } => {
+                let did = json!(did);
+                let act = did["act"].as_str().unwrap_or_default();
+                (
+                    format!("memory of {group}: {act}: {why}"),
+                    json!({"group": group, "did": did}),
+                )
+            }
             Event::Exit { group, status } => (
                 format!("the command of group {group} ended with {status}"),
                 json!({"group": group, "status": status}),

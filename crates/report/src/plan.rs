@@ -1,5 +1,6 @@
 //! A plan in words: what will be done and why, what it is then worth and what would break it first.
 
+use quell_core::control::pressure::Allows;
 use quell_core::cpuset::CpuSet;
 use quell_core::mechanism::Level;
 use quell_core::plan::{Held, Meter, Plan, REST, Setting, StepId};
@@ -241,6 +242,29 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::Lock { level, mask, size } => {
             format!("lock {size} of its memory in L{level}, in ways {mask}")
         }
+        Setting::OomImmune => "make it immune from the kernel's killing for memory".to_owned(),
+        Setting::ProtectMemory { size: Some(size) } => {
+            format!("keep {size} of its memory from being reclaimed")
+        }
+        Setting::ProtectMemory { size: None } => {
+            "keep what it works on from being reclaimed".to_owned()
+        }
+        Setting::LockFiles { files } => format!("lock in memory: {}", files.join(", ")),
+        Setting::LimitMemory { most, kills: true } => {
+            format!("let it use at most {most} of memory")
+        }
+        Setting::LimitMemory { most, kills: false } => {
+            format!("slow it down beyond {most} of memory")
+        }
+        Setting::WatchMemory => "watch what it uses and how long it waits for memory".to_owned(),
+        Setting::SteerMemory { allows, unswapped } => steered(*allows, *unswapped),
+        Setting::Sysctls { values } => {
+            let each: Vec<String> = values
+                .iter()
+                .map(|(n, v)| format!("vm.{n} = {v}"))
+                .collect();
+            format!("set {}", each.join(", "))
+        }
         Setting::Mba { percent } => {
             format!("delay its requests to memory to {percent}% of what a core can make")
         }
@@ -250,6 +274,26 @@ pub(crate) fn describe(set: &Setting) -> String {
             )
         }
     }
+}
+
+fn steered(allows: Allows, unswapped: bool) -> String {
+    let may = [
+        (allows.limit, "limit it"),
+        (allows.freeze, "freeze it"),
+        (allows.reclaim, "reclaim from it"),
+        (allows.kill, "kill in it"),
+    ];
+    let may: Vec<String> = may
+        .iter()
+        .filter(|(yes, _)| *yes)
+        .map(|(_, what)| (*what).to_owned())
+        .collect();
+    let also = if unswapped {
+        "; nothing of it is swapped out"
+    } else {
+        ""
+    };
+    format!("steer its memory: {} as needed{also}", list(&may))
 }
 
 /// The rate a budget allows, in whole MB/s.

@@ -486,6 +486,7 @@ pub(crate) fn plan() -> Plan {
             "CPU 1 is shared: the tasks of rest are throttled along with neighbour.".into(),
         ],
         observed: BTreeMap::new(),
+        pressure: None,
         adapts: None,
     }
 }

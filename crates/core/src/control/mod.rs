@@ -6,6 +6,7 @@ pub mod deadline;
 pub mod deadlines;
 pub mod pool;
 pub mod pooled;
+pub mod pressure;
 pub mod split;
 
 use crate::plan::{Meter, Regulation};

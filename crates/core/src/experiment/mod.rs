@@ -196,7 +196,7 @@ impl Experiment {
         named.or_else(|| alone().map(|c| c.name.as_str()))
     }
 
-    /// Every key that asks for what is not built yet, those of configurations apart ([`crate::policy::not_yet`]).
+    /// Every key that asks for what is not built yet.
     #[must_use]
     pub fn not_yet(&self) -> Vec<Refusal> {
         let refusal = |key: String, what: &str, remedy: &str| Refusal {

@@ -4,7 +4,7 @@
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
 //! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
 //! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around targets, [`together`] tells who
-//! stops with whom, [`sharing`] who shares a cache.
+//! stops with whom, [`sharing`] who shares a cache; [`memory`] plans who keeps memory, who is limited and who steers.
 
 mod allot;
 mod amounts;
@@ -14,6 +14,7 @@ mod claims;
 mod cpus;
 mod deadline;
 mod mba;
+mod memory;
 mod others;
 mod partition;
 mod period;
@@ -28,7 +29,7 @@ use crate::cpuset::CpuSet;
 use crate::inventory::{Availability, CpusetKind, Inventory};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{
-    Adaptation, GroupPlan, Held, Plan, Promise, REST, Refusal, Setting, Step, StepId,
+    Adaptation, GroupPlan, Held, Plan, Pressured, Promise, REST, Refusal, Setting, Step, StepId,
 };
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
 use crate::units::Nanos;
@@ -47,6 +48,7 @@ struct Draft<'a> {
     refusals: Vec<Refusal>,
     adapts: Option<Adaptation>,
     solos: &'a Solos,
+    pressure: Option<Pressured>,
     /// Of the regulators.
     period: Nanos,
 }
@@ -68,7 +70,7 @@ pub fn plan_beside(
     machine: &Inventory,
     solos: &Solos,
 ) -> Result<Plan, Vec<Refusal>> {
-    let mut refusals = crate::policy::not_yet(policy);
+    let mut refusals = Vec::new();
     let division = cpus::divide(policy, machine, &mut refusals);
     let groups = policy
         .groups
@@ -90,6 +92,7 @@ pub fn plan_beside(
         refusals,
         adapts: None,
         solos,
+        pressure: None,
         period: Nanos(0),
     };
     draft.notes.append(&mut draft.division.notes);
@@ -98,6 +101,7 @@ pub fn plan_beside(
     partition::plan(&mut draft);
     deadline::check(&mut draft);
     bandwidth::plan(&mut draft);
+    memory::plan(&mut draft);
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
     // What was refused would be judged as missing: the reason has been told already.
@@ -116,6 +120,7 @@ pub fn plan_beside(
         promises: draft.promises,
         notes: draft.notes,
         observed,
+        pressure: draft.pressure,
         adapts: draft.adapts,
     })
 }
@@ -196,6 +201,7 @@ impl Draft<'_> {
             || self.division.of(name).confined
             || !group.limit.is_empty()
             || deadline::adapts(self.policy)
+            || memory::wanted(self.policy)
             || self.policy.groups.values().any(|g| {
                 let reserve = &g.reserve;
                 reserve.bandwidth.is_some() || reserve.cache.is_some() || reserve.banks.is_some()

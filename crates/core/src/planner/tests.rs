@@ -1,5 +1,7 @@
 use super::*;
-use crate::inventory::{Cache, CacheKind, Cpu, Identity, Means, Measured, MeterKind, Node};
+use crate::inventory::{
+    Cache, CacheKind, Cpu, Identity, Means, Measured, MemoryMeans, MeterKind, Node,
+};
 use crate::partition::Partitions;
 use crate::plan::Meter;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
@@ -10,6 +12,7 @@ mod boards;
 mod deadline;
 mod mba;
 mod measured;
+mod memory;
 mod parts;
 mod pooling;
 mod stranger;
@@ -62,6 +65,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             cpu_max: true,
             kernel_floor: Share::percent(6),
             counter_users: Vec::new(),
+            memory: MemoryMeans::default(),
         },
         measured: Some(Measured {
             peak_cpu: Rate(10_000_000_000),

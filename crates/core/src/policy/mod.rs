@@ -1,12 +1,11 @@
-//! The policy language: what the user wants, as TOML. This module owns the typed [`Policy`], its reader with located
-//! problems, and the list of what is read but not built yet ([`not_yet`]).
+//! The policy language: what the user wants, as TOML. This module owns the typed [`Policy`], and its reader with located
+//! problems.
 //!
 //! Every key and default is shown in `examples/reference.toml`; the schema (`schemas/policy.schema.json`) and the
 //! reference page (`docs/policy-reference.md`) are generated from the types here.
 
 mod check;
 mod matching;
-mod not_yet;
 mod read;
 mod reference;
 mod schema;
@@ -22,7 +21,6 @@ use crate::plan::GroupId;
 use crate::task::TaskMatch;
 
 pub(crate) use check::fit_name;
-pub use not_yet::not_yet;
 pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
 pub use reference::{policy_reference, policy_schema};
 pub use sections::{

@@ -287,12 +287,12 @@ impl Default for RegulatorKeys {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PressureController {
-    /// Quell's own.
+    /// Quell's own: protect first, stop second, kill last.
     #[default]
     Quell,
-    /// The latency daemon's policy.
+    /// A latency daemon as described in the literature: the worst process is stopped while the machine's pressure is high.
     Latd,
-    /// The kernel's limits only.
+    /// Limits as described there: they grow while the critical groups are calm; else as the daemon.
     Cgroup,
     /// Nobody.
     None,

@@ -27,6 +27,7 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
         promises: Vec::new(),
         notes: Vec::new(),
         observed: BTreeMap::new(),
+        pressure: None,
         adapts: None,
     };
     for (name, group) in &policy.groups {

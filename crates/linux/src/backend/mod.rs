@@ -1,6 +1,7 @@
 //! The Linux backend: steps become changes, each recorded first (`steps`); programs are started; what happens meanwhile
 //! is waited for, and the slow duties of a hold are done (`watch`).
 
+mod memory;
 mod steps;
 mod watch;
 
@@ -14,10 +15,11 @@ use quell_client::layout::VARIABLE;
 use quell_core::backend::{
     Action, Backend, BackendError, Observation, Probe, Program, SubjectId, SubjectSpec, Undone,
 };
+use quell_core::control::pressure::Look;
 use quell_core::control::split::ByDemand;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Inventory, Measured};
-use quell_core::plan::{GroupId, Observed, Plan, Regulation, Step};
+use quell_core::plan::{GroupId, Observed, Plan, Pressured, Regulation, Step};
 use quell_core::policy::{OnDrift, Source};
 use quell_core::record::{CpuTimes, Decision, Declared, Pooled};
 use quell_core::task::TaskMatch;
@@ -25,12 +27,14 @@ use quell_core::units::{Bytes, Lines, Nanos};
 use quell_core::workload::{Caches, Workload};
 
 use crate::cgroup::Cgroups;
+use crate::change::Hands;
 use crate::children::{Birth, Subject};
 use crate::clients::Clients;
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::pmu::{self, Counting, Traffic};
 use crate::pool::Pool;
+use crate::resident::{Keeper, KeeperCommand};
 use crate::root::{Files, Kernel};
 use crate::session::{Session, WatchdogCommand};
 use crate::spent::Ledger;
@@ -51,6 +55,8 @@ pub struct Tools {
     pub traffic: fn(bool, Bytes) -> std::io::Result<Traffic>,
     /// How the watchdog is started.
     pub watchdog: WatchdogCommand,
+    /// How the keeper of a group's files is started.
+    pub keeper: KeeperCommand,
 }
 
 /// Later than anything.
@@ -60,6 +66,10 @@ struct Group {
     home: Home,
     matching: Vec<TaskMatch>,
     cpus: CpuSet,
+    /// Its programs are immune from the OOM killer.
+    immune: bool,
+    /// What keeps its files in memory.
+    keeper: Option<Keeper>,
     /// What its threads have spent; none any more once it could not be told.
     ledger: Option<Ledger>,
 }
@@ -165,6 +175,8 @@ pub struct Linux {
     /// Those of programs that ask, once somebody may; and when to look who does. Never again once they cannot be listened to.
     clients: Option<Clients>,
     next_call: Nanos,
+    /// Memory, while it is looked at.
+    watch: Option<memory::Watch>,
     next_beat: Nanos,
     next_look: Nanos,
     revoked: bool,
@@ -203,6 +215,7 @@ impl Linux {
             units: BTreeMap::new(),
             clients: None,
             next_call: NEVER,
+            watch: None,
             next_beat: Nanos(0),
             next_look: Nanos(0),
             revoked: false,
@@ -248,6 +261,9 @@ impl Linux {
         self.throttlers.clear();
         self.splits.clear();
         self.pool = None;
+        if let (Some(mut watch), Some(session)) = (self.watch.take(), self.session.as_mut()) {
+            watch.let_go(&mut Hands::new(&self.files, session.journal()));
+        }
         // What hangs is waited for longer than the lease lasts: the watchdog must not take the run away meanwhile.
         let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
         let mut beat = || {
@@ -367,6 +383,8 @@ impl Linux {
         self.subjects
             .push(Subject::start(id, &subject.name, &birth)?);
         self.units.extend(units.map(|units| (id, units)));
+        // The first of its tasks; those it has begotten meanwhile are found with the newborn.
+        self.immunise(&subject.group)?;
         Ok(id)
     }
 
@@ -450,6 +468,24 @@ impl Backend for Linux {
         Ok(rt::now())
     }
 
+    fn watch(&mut self, pressure: &Pressured) -> std::result::Result<(), BackendError> {
+        self.watch = Some(memory::Watch::open(self, pressure)?);
+        Ok(())
+    }
+
+    fn memory(
+        &mut self,
+        processes: bool,
+        look: &mut Look,
+    ) -> std::result::Result<(), BackendError> {
+        let never = self.watchdog();
+        let watch = self
+            .watch
+            .as_mut()
+            .ok_or_else(|| BackendError("memory is not watched".to_owned()))?;
+        Ok(watch.look(&self.files, never, processes, look)?)
+    }
+
     fn act(&mut self, action: &Action) -> std::result::Result<(), BackendError> {
         match action {
             Action::Go {
@@ -478,6 +514,7 @@ impl Backend for Linux {
                     splits.set_budget(*budget);
                 }
             }
+            Action::Memory(act) => self.steer_memory(act)?,
             Action::Stop(subject) => {
                 let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
                 self.subject(*subject)?.stop(&mut || {

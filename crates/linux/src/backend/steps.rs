@@ -9,22 +9,25 @@ use quell_core::plan::{Meter as MeterKind, REST, Regulation, Setting, Step};
 use quell_core::policy::Split;
 use quell_core::record::Pooled;
 use quell_core::task::TaskMatch;
+use quell_core::units::Bytes;
 
 use super::{Group, Linux, Regulated, Splits};
 use crate::cgroup::Controller;
 use crate::change::Hands;
 use crate::cpuset::Keep;
 use crate::error::{Error, Result};
-use crate::home::Home;
+use crate::home::{Home, Place};
+use crate::memory::Memory;
 use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
 use crate::pmu::{self, Counting};
 use crate::pool::Pool;
+use crate::resident::Keeper;
 use crate::root::Files;
 use crate::session::Session;
 use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
 use crate::throttle::Throttler;
-use crate::{cpumax, cpuset, irq, perf, remaining, rt, workqueue};
+use crate::{cpumax, cpuset, irq, oom, perf, remaining, rt, sysctl, workqueue};
 
 impl Linux {
     pub(super) fn apply_step(&mut self, step: &Step) -> Result<Vec<String>> {
@@ -58,6 +61,40 @@ impl Linux {
                     *period,
                 )?);
             }
+            Setting::OomImmune => {
+                self.group_mut(group)?.immune = true;
+                self.immunise(group)?;
+            }
+            Setting::ProtectMemory { size } => {
+                let place = self.extend_memory(group)?;
+                // What is measured is protected once it was.
+                if let Some(size) = size {
+                    let protection = (Bytes(0), *size);
+                    Memory::of(&place).protect(&mut self.hands()?, protection, false)?;
+                }
+            }
+            Setting::LockFiles { files } => notes.push(self.lock_files(group, files)?),
+            Setting::LimitMemory { most, kills } => {
+                let place = self.extend_memory(group)?;
+                Memory::of(&place).limit(&mut self.hands()?, *most, *kills)?;
+            }
+            Setting::WatchMemory => self.extend(group, &[Controller::Memory])?,
+            Setting::SteerMemory { unswapped, .. } => {
+                let all = [Controller::Memory, Controller::Io, Controller::Freezer];
+                self.extend(group, &all)?;
+                if *unswapped && let Some(place) = self.memory_place(group)? {
+                    let path = format!("{}/memory.swap.max", place.dir);
+                    // A kernel without swap accounting has no such file.
+                    if self.files.exists(&path) {
+                        self.hands()?.set(&path, "0")?;
+                    }
+                }
+            }
+            Setting::Sysctls { values } => {
+                for (name, value) in values {
+                    sysctl::set(&mut self.hands()?, name, *value)?;
+                }
+            }
             // No plan for this machine has them: it does not say that it could.
             Setting::Ways { .. }
             | Setting::Colour { .. }
@@ -73,7 +110,7 @@ impl Linux {
         Ok(notes)
     }
 
-    fn hands(&mut self) -> Result<Hands<'_>> {
+    pub(super) fn hands(&mut self) -> Result<Hands<'_>> {
         let session = self
             .session
             .as_mut()
@@ -81,10 +118,98 @@ impl Linux {
         Ok(Hands::new(&self.files, session.journal()))
     }
 
-    fn group(&self, name: &str) -> Result<&Group> {
+    pub(super) fn group(&self, name: &str) -> Result<&Group> {
         self.groups.get(name).ok_or_else(|| {
             Error::refused(format!("group {name} was not gathered before this step"))
         })
+    }
+
+    fn group_mut(&mut self, name: &str) -> Result<&mut Group> {
+        self.groups.get_mut(name).ok_or_else(|| {
+            Error::refused(format!("group {name} was not gathered before this step"))
+        })
+    }
+
+    /// Gives a group that is gathered further controllers: those of its cgroups that it has already, or cgroups in further
+    /// hierarchies. Controllers that this machine does not have are left out.
+    fn extend(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
+        let cgroups = self.cgroups.clone();
+        let group = self.group(name)?;
+        let (mut home, matching) = (group.home.clone(), group.matching.clone());
+        let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
+        if in_place.is_empty() {
+            let more = Home::create(&mut self.hands()?, &cgroups, name, controllers)?;
+            for place in more.places {
+                if !home.places.contains(&place) {
+                    home.places.push(place);
+                }
+            }
+        } else {
+            let found = self.assigned()?.remove(name).unwrap_or_default();
+            for cgroup in tasks::cgroups_of(&self.files, &in_place, &found)? {
+                home.adopt(&mut self.hands()?, &cgroups, &cgroup, controllers)?;
+            }
+        }
+        self.group_mut(name)?.home = home;
+        self.collect(name)
+    }
+
+    fn extend_memory(&mut self, name: &str) -> Result<Place> {
+        self.extend(name, &[Controller::Memory])?;
+        self.memory_place(name)?.ok_or_else(|| {
+            Error::refused_with(
+                format!("group {name}: no cgroup with the memory controller can be had"),
+                "mount cgroup2 with it, or enable it in cgroup.subtree_control",
+            )
+        })
+    }
+
+    /// Makes whoever is in a group immune from the OOM killer, if that is to be.
+    pub(super) fn immunise(&mut self, name: &str) -> Result<()> {
+        let Some(group) = self.groups.get(name).filter(|g| g.immune) else {
+            return Ok(());
+        };
+        let dirs: Vec<String> = group.home.places.iter().map(|p| p.dir.clone()).collect();
+        let Some(dir) = dirs.first().cloned() else {
+            return Ok(());
+        };
+        // Processes, in v1 too: of a thread that ends nobody would know whose it was.
+        let files: &dyn Files = &self.files;
+        let inside = files
+            .optional(&format!("{dir}/cgroup.procs"))?
+            .unwrap_or_default();
+        for pid in inside.lines().filter_map(|line| line.parse().ok()) {
+            let Some(stat) = crate::procfs::stat(&self.files, pid)? else {
+                continue;
+            };
+            oom::adjust(&mut self.hands()?, stat.id, oom::IMMUNE, &dir)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps files in memory, charged to the group.
+    fn lock_files(&mut self, name: &str, files: &[String]) -> Result<String> {
+        self.extend(name, &[Controller::Memory])?;
+        // Into cgroups that are changed in place, too: pages are charged to where they are touched.
+        let places = &self.group(name)?.home.places;
+        let doors: Vec<String> = places
+            .iter()
+            .map(|p| format!("{}/cgroup.procs", p.dir))
+            .collect();
+        let (session, _) = self.session()?;
+        let lease = Arc::clone(session.lease());
+        let mut beat = || {
+            if !lease.is_revoked() {
+                lease.beat(rt::now());
+            }
+        };
+        let keeper = Keeper::start(&self.tools.keeper, files, &doors, &mut beat)?;
+        let note = format!(
+            "group {name}: {} of files are locked in memory",
+            keeper.bytes
+        );
+        self.group_mut(name)?.keeper = Some(keeper);
+        Ok(note)
     }
 
     fn gather(&mut self, name: &str, matching: &[TaskMatch]) -> Result<Vec<String>> {
@@ -107,6 +232,8 @@ impl Linux {
                 home: home.clone(),
                 matching: matching.to_vec(),
                 cpus,
+                immune: false,
+                keeper: None,
                 ledger: Some(Ledger::new(rt::ticks_since_boot())),
             },
         );

@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::{Linux, NEVER, Regulated};
 use crate::clients::{self, Clients, Membership};
 use crate::error::{Error, Result};
+use crate::resident::Keeper;
 use crate::session::Session;
 use crate::tasks::Matcher;
 use crate::{drift, rt, signals};
@@ -137,6 +138,7 @@ impl Linux {
                 seen.push(finding(e.to_string(), Some(name)));
             }
         }
+        self.look_after_memory(seen);
         if let Some(session) = &self.session {
             let held = || session.still_held();
             for what in drift::look(&self.files, session.changes(), self.on_drift, &held) {
@@ -147,6 +149,33 @@ impl Linux {
             }
         }
         Ok(())
+    }
+
+    /// Newborn tasks of immune groups, and keepers that ended.
+    fn look_after_memory(&mut self, seen: &mut Observation) {
+        let names: Vec<String> = self.groups.keys().cloned().collect();
+        for name in names {
+            if let Err(e) = self.immunise(&name) {
+                let what = format!("group {name}: {e}");
+                seen.push(Seen::Event(Event::Finding {
+                    what,
+                    group: Some(name.clone()),
+                }));
+            }
+            let keeper = self.groups.get_mut(&name).and_then(|g| g.keeper.as_mut());
+            if let Some(how) = keeper.and_then(Keeper::ended) {
+                let what = format!(
+                    "group {name}: what kept its files in memory has ended ({how}): that promise is at level none"
+                );
+                seen.push(Seen::Event(Event::Finding {
+                    what,
+                    group: Some(name.clone()),
+                }));
+                if let Some(group) = self.groups.get_mut(&name) {
+                    group.keeper = None;
+                }
+            }
+        }
     }
 
     /// Tells the units of work that were printed, and at the end of a wait those in the sessions: their programs wake nobody.

@@ -105,6 +105,11 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
                     let (head, path) = line.rsplit_once(':')?;
                     Some(format!("{head}:{}", renamed(path, 0)))
                 }),
+                // What was waited for so far is this moment's.
+                _ if path.starts_with("/proc/pressure/") => lines(text, |line| {
+                    let kind = line.split(' ').next()?;
+                    Some(format!("{kind} avg10=0.00 avg60=0.00 avg300=0.00 total=0"))
+                }),
                 _ if path.ends_with("/meminfo") => lines(text, |line| {
                     line.contains("MemTotal:").then(|| line.to_owned())
                 }),

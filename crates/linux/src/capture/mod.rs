@@ -27,6 +27,7 @@ use std::sync::{Mutex, PoisonError};
 
 use quell_core::cpuset::CpuSet;
 use quell_core::inventory::{Inventory, Measured};
+use quell_core::journal::TaskId;
 use serde::{Deserialize, Serialize};
 
 use anonymous::anonymous;
@@ -363,6 +364,10 @@ impl Files for Machine {
     fn set_affinity(&self, _: u32, _: &CpuSet) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
+
+    fn signal(&self, _: TaskId, _: i32) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
 }
 
 /// The kernel, with a note of everything that was found there.
@@ -436,6 +441,10 @@ impl Files for Recorder<'_> {
 
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()> {
         self.kernel.set_affinity(tid, cpus)
+    }
+
+    fn signal(&self, task: TaskId, signal: i32) -> io::Result<()> {
+        self.kernel.signal(task, signal)
     }
 }
 

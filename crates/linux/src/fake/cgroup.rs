@@ -24,6 +24,8 @@ pub(crate) struct Group {
     pub enabled: BTreeSet<String>,
     pub kind: Kind,
     pub cpuset: Cpuset,
+    /// What is charged to it.
+    pub memory: super::memory::Ledger,
     /// Values that are just kept, by file.
     pub values: BTreeMap<&'static str, String>,
 }
@@ -261,6 +263,9 @@ impl Machine {
             "cgroup.procs" => return Ok(lines(self.processes_in(tree, group))),
             "cgroup.threads" => return Ok(lines(self.threads_in(tree, group))),
             _ => {}
+        }
+        if name.ends_with(".pressure") && name != "cgroup.pressure" {
+            return Ok(self.pressure(&format!("{}{rest}", t.mount)));
         }
         if let Some(text) = self.control_read(tree, group, name) {
             return Ok(text);

@@ -157,7 +157,6 @@ impl Machine {
                 format!("{kind}\n")
             }
             "cpu.stat" => "usage_usec 0\nuser_usec 0\nsystem_usec 0\nnice_usec 0\n".to_owned(),
-            _ if name.ends_with(".pressure") => super::knobs::PRESSURE.to_owned(),
             _ => return None,
         })
     }
@@ -206,7 +205,9 @@ impl Machine {
             "cgroup.kill" => one_of(text, &["1"]).and_then(|()| self.kill(tree, group)),
             "cgroup.max.depth" => self.most(tree, group, "cgroup.max.depth", text),
             "cgroup.max.descendants" => self.most(tree, group, "cgroup.max.descendants", text),
-            _ if name.ends_with(".pressure") => super::knobs::trigger(text),
+            _ if name.ends_with(".pressure") => {
+                super::knobs::trigger(text, self.release, self.resource)
+            }
             _ => return None,
         })
     }

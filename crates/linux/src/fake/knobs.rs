@@ -3,8 +3,8 @@
 //!
 //! Deviations:
 //! - An interrupt's effective affinity is its first allowed CPU. Interrupts have no handler's folder.
-//! - Pressure is always zero, and a trigger is forgotten at once (the writer closes the file): no second trigger on one
-//!   descriptor, hence no EBUSY. The wider window of unprivileged writers (whole 2 s) is not asked for.
+//! - A pressure trigger is forgotten at once (the writer closes the file): no second trigger on one descriptor, hence no
+//!   EBUSY.
 //! - The shape is one package, one core per CPU, with a 32 KiB first and an 8 MiB last level.
 
 use std::collections::BTreeMap;
@@ -13,6 +13,7 @@ use quell_core::cpuset::CpuSet;
 
 use super::Answer;
 use super::machine::Spec;
+use super::memory::TOTAL;
 use crate::root::parse_mask;
 use crate::workqueue;
 
@@ -38,6 +39,14 @@ pub(crate) struct Knobs {
 const DEFAULT: &str = "/proc/irq/default_smp_affinity";
 const RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 const PERIOD: &str = "/proc/sys/kernel/sched_rt_period_us";
+/// Sysctls of memory, with their values; bounds in [`Knobs::vm`].
+const VM: [(&str, i64); 5] = [
+    ("swappiness", 60),
+    ("dirty_ratio", 20),
+    ("dirty_background_ratio", 10),
+    ("overcommit_memory", 0),
+    ("min_free_kbytes", 67_584),
+];
 const PER_IRQ: [(&str, u32); 5] = [
     ("effective_affinity", 0o444),
     ("effective_affinity_list", 0o444),
@@ -46,9 +55,14 @@ const PER_IRQ: [(&str, u32); 5] = [
     ("smp_affinity_list", 0o644),
 ];
 
-/// The syntax of a pressure trigger: `some|full STALL WINDOW`, microseconds, the window at most 10 s.
-pub(super) fn trigger(text: &str) -> Answer<()> {
+/// The syntax of a pressure trigger: `some|full STALL WINDOW`, microseconds, the window at most 10 s. Before 6.4 it was at
+/// least 500 ms, and for the privileged only; since then others have whole multiples of 2 s.
+pub(super) fn trigger(text: &str, release: (u32, u32), privileged: bool) -> Answer<()> {
     const LONGEST: u64 = 10_000_000;
+    let old = release < (6, 4);
+    if old && !privileged {
+        return Err(libc::EPERM);
+    }
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
     let [kind @ ("some" | "full"), stall, window] = words[..] else {
         return Err(libc::EINVAL);
@@ -56,7 +70,12 @@ pub(super) fn trigger(text: &str) -> Answer<()> {
     let _ = kind;
     let number = |t: &str| t.parse::<u64>().map_err(|_| libc::EINVAL);
     let (stall, window) = (number(stall)?, number(window)?);
-    match stall > 0 && window > 0 && window <= LONGEST && stall <= window {
+    let fits = match (old, privileged) {
+        (true, _) => window >= 500_000,
+        (false, true) => true,
+        (false, false) => window.is_multiple_of(2_000_000),
+    };
+    match fits && stall > 0 && window > 0 && window <= LONGEST && stall <= window {
         true => Ok(()),
         false => Err(libc::EINVAL),
     }
@@ -84,6 +103,21 @@ impl Knobs {
             "/etc/passwd",
             "root:x:0:0:root:/root:/bin/sh\nvision:x:1000:1000::/:/bin/sh".to_owned(),
         );
+        for (name, value) in VM {
+            plain.insert(format!("/proc/sys/vm/{name}"), format!("{value}\n"));
+        }
+        let kib = |bytes: u64| bytes >> 10;
+        let meminfo = format!(
+            "MemTotal:       {} kB\nMemFree:        {} kB\nMemAvailable:   {} kB\nSwapTotal:             0 kB\n\
+             SwapFree:              0 kB\n",
+            kib(TOTAL),
+            kib(TOTAL / 2),
+            kib(TOTAL / 4 * 3)
+        );
+        plain.insert("/proc/meminfo".to_owned(), meminfo);
+        let zone = "Node 0, zone   Normal\n  pages free     1048576\n        min      16896\n        low      21120\n\
+                    \x20       high     25344\n";
+        plain.insert("/proc/zoneinfo".to_owned(), zone.to_owned());
         for name in ["cpu", "io", "memory"] {
             plain.insert(format!("/proc/pressure/{name}"), PRESSURE.to_owned());
         }
@@ -198,6 +232,7 @@ impl Knobs {
         match path {
             DEFAULT | workqueue::MASK | RUNTIME | PERIOD => Some(0o644),
             _ if path.starts_with("/proc/pressure/") => self.plain.get(path).map(|_| 0o666),
+            _ if path.starts_with("/proc/sys/vm/") => self.plain.get(path).map(|_| 0o644),
             _ => self.plain.get(path).map(|_| 0o444),
         }
     }
@@ -243,7 +278,7 @@ impl Knobs {
                     return self.route(number, &name, text, &masked, cpus);
                 }
                 return match self.plain.contains_key(path) {
-                    true if path.starts_with("/proc/pressure/") => trigger(text),
+                    true if path.starts_with("/proc/sys/vm/") => self.vm(path, text),
                     true => Err(libc::EACCES),
                     false => Err(libc::ENOENT),
                 };
@@ -281,6 +316,21 @@ impl Knobs {
             return Err(libc::EINVAL);
         }
         interrupt.cpus = set;
+        Ok(())
+    }
+
+    fn vm(&mut self, path: &str, text: &str) -> Answer<()> {
+        let value: i64 = text.trim().parse().map_err(|_| libc::EINVAL)?;
+        let most = match path.rsplit('/').next() {
+            Some("swappiness") => 200,
+            Some("overcommit_memory") => 2,
+            Some("min_free_kbytes") => i64::from(i32::MAX),
+            _ => 100,
+        };
+        if !(0..=most).contains(&value) {
+            return Err(libc::EINVAL);
+        }
+        self.plain.insert(path.to_owned(), format!("{value}\n"));
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //! `freezer`. Documentation/scheduler/sched-bwc.rst, cgroup-v2.rst ("CPU", "Memory", "PID").
 //!
 //! Deviations:
-//! - v1's `cpu.cfs_burst_us`, `memory` without limits on kernel memory or swap, and `io` only as a weight.
+//! - v1's `cpu.cfs_burst_us`, v1 limits on kernel memory or swap are left out; `io.max` knows one device, 8:0.
 //! - `pids.max` refuses no birth: nobody forks inside the model but a test.
 //! - Setting `cpu.idle` back makes the weight 100, as the kernel does; `cpu.weight.nice` is left out.
 
@@ -65,13 +65,23 @@ pub(crate) static KNOBS: &[Knob] = &[
     knob("memory.low", "memory", true, false, "0", bytes),
     knob("memory.min", "memory", true, false, "0", bytes),
     knob("memory.oom.group", "memory", true, false, "0", flag),
+    knob("memory.swap.max", "memory", true, false, "max", bytes),
+    Knob {
+        mode: 0o200,
+        ..knob("memory.reclaim", "memory", true, true, "", kept)
+    },
+    shown("memory.swap.current", "memory", true, "0"),
     shown("memory.current", "memory", true, "0"),
-    shown(
-        "memory.events",
-        "memory",
-        true,
-        "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0",
-    ),
+    Knob {
+        at_root: true,
+        ..shown("memory.stat", "memory", true, "")
+    },
+    shown("memory.events", "memory", true, ""),
+    knob("io.max", "io", true, false, "", kept),
+    Knob {
+        at_root: true,
+        ..shown("io.stat", "io", true, "")
+    },
     knob("pids.max", "pids", true, false, "max", most),
     shown("pids.current", "pids", true, "0"),
     shown("pids.events", "pids", true, "max 0"),
@@ -98,6 +108,14 @@ pub(crate) static KNOBS: &[Knob] = &[
     ),
     shown("memory.usage_in_bytes", "memory", false, "0"),
     shown("memory.failcnt", "memory", false, "0"),
+    shown("memory.stat", "memory", false, ""),
+    knob("memory.oom_control", "memory", false, true, "", flag),
+    knob("memory.swappiness", "memory", false, true, "60", swappiness),
+    // Written through cgroup.event_control alone.
+    Knob {
+        mode: 0o000,
+        ..knob("memory.pressure_level", "memory", false, true, "", kept)
+    },
     knob("freezer.state", "freezer", false, false, "THAWED", freezer),
     Knob {
         mode: 0o444,
@@ -182,7 +200,7 @@ fn most(text: &str) -> Answer<String> {
 }
 
 /// Bytes with K, M, G or T, rounded down to whole pages (memparse).
-fn parse_bytes(text: &str) -> Answer<u64> {
+pub(super) fn parse_bytes(text: &str) -> Answer<u64> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
         Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
@@ -201,6 +219,13 @@ fn bytes(text: &str) -> Answer<String> {
     }
 }
 
+fn swappiness(text: &str) -> Answer<String> {
+    match text.parse::<u64>() {
+        Ok(n @ 0..=200) => Ok(n.to_string()),
+        _ => Err(libc::EINVAL),
+    }
+}
+
 fn v1_bytes(text: &str) -> Answer<String> {
     match text {
         "-1" => Ok("9223372036854771712".to_owned()),
@@ -213,6 +238,44 @@ fn freezer(text: &str) -> Answer<String> {
         "FROZEN" | "THAWED" => Ok(text.to_owned()),
         _ => Err(libc::EINVAL),
     }
+}
+
+/// A line `8:0 rbps=… wbps=… riops=… wiops=…`: keys that are not given keep their value; one without limits goes.
+fn io_max(before: &str, text: &str) -> Answer<String> {
+    let mut words = text.split_ascii_whitespace();
+    let device = words.next().ok_or(libc::EINVAL)?;
+    let (major, minor) = device.split_once(':').ok_or(libc::EINVAL)?;
+    let number = |t: &str| t.parse::<u32>().map_err(|_| libc::EINVAL);
+    if (number(major)?, number(minor)?) != (8, 0) {
+        return Err(libc::ENODEV);
+    }
+    let keys = ["rbps", "wbps", "riops", "wiops"];
+    let mut values = keys.map(|key| {
+        let old = before
+            .split_ascii_whitespace()
+            .find_map(|w| w.strip_prefix(key)?.strip_prefix('='));
+        old.unwrap_or("max").to_owned()
+    });
+    for word in words {
+        let (key, value) = word.split_once('=').ok_or(libc::EINVAL)?;
+        let at = keys.iter().position(|k| *k == key).ok_or(libc::EINVAL)?;
+        match value.parse::<u64>() {
+            _ if value == "max" => {}
+            Ok(n) if n > 0 => {}
+            Ok(_) => return Err(libc::ERANGE),
+            Err(_) => return Err(libc::EINVAL),
+        }
+        value.clone_into(&mut values[at]);
+    }
+    if values.iter().all(|v| v == "max") {
+        return Ok(String::new());
+    }
+    let told: Vec<String> = keys
+        .iter()
+        .zip(&values)
+        .map(|(k, v)| format!("{k}={v}"))
+        .collect();
+    Ok(format!("8:0 {}", told.join(" ")))
 }
 
 /// Quota and period that the kernel takes, microseconds.
@@ -228,7 +291,7 @@ impl Machine {
         KNOBS.iter().find(here)
     }
 
-    fn value(&self, tree: usize, group: &str, name: &str) -> Option<String> {
+    pub(super) fn value(&self, tree: usize, group: &str, name: &str) -> Option<String> {
         let knob = self.knob(tree, name)?;
         let text = self.trees[tree].groups.get(group)?.values.get(name);
         Some(match text {
@@ -241,6 +304,9 @@ impl Machine {
 
     pub(super) fn limit_read(&self, tree: usize, group: &str, name: &str) -> Answer<String> {
         let mut text = self.value(tree, group, name).ok_or(libc::ENOENT)?;
+        if let Some(told) = self.memory_read(tree, group, name) {
+            text = told;
+        }
         match name {
             "cpu.weight" if self.value(tree, group, "cpu.idle").as_deref() == Some("1") => {
                 text = "1".to_owned();
@@ -285,7 +351,11 @@ impl Machine {
     ) -> Answer<()> {
         let knob = self.knob(tree, name).ok_or(libc::ENOENT)?;
         let mut value = (knob.check)(text)?;
+        let before = self.value(tree, group, name).unwrap_or_default();
         match name {
+            "memory.reclaim" => return self.reclaim_written(tree, group, text),
+            "memory.limit_in_bytes" if group == "/" => return Err(libc::EINVAL),
+            "io.max" => value = io_max(&before, text)?,
             "cpu.max" => value = self.v2_quota(tree, group, text)?,
             "cpu.cfs_quota_us" | "cpu.cfs_period_us" => self.v1_quota(tree, group, name, &value)?,
             "cpu.weight" if self.value(tree, group, "cpu.idle").as_deref() == Some("1") => {
@@ -297,7 +367,7 @@ impl Machine {
             _ => {}
         }
         self.keep(tree, group, knob.name, value);
-        Ok(())
+        self.limit_written(tree, group, name, &before)
     }
 
     /// `max`, `QUOTA`, each with a period or with the one there is.

@@ -34,6 +34,8 @@ pub struct Spec {
     pub release: &'static str,
     /// Cache allocation: classes of service; 0 where the machine has none.
     pub closids: u32,
+    /// Whether whoever asks has CAP_SYS_RESOURCE, as root in a container often has not.
+    pub resource: bool,
 }
 
 impl Spec {
@@ -46,6 +48,7 @@ impl Spec {
             nodes: 1,
             release: "6.12.0",
             closids: 0,
+            resource: true,
         }
     }
 }
@@ -67,6 +70,9 @@ pub(crate) struct Task {
     pub asked: Option<CpuSet>,
     /// Where it may run.
     pub allowed: CpuSet,
+    /// Memory of its own, bytes; of a process that of its leader.
+    pub anonymous: u64,
+    pub oom_score_adj: i32,
     /// Its cgroup in each hierarchy.
     pub places: Vec<String>,
 }
@@ -93,6 +99,9 @@ pub struct Machine {
     pub(crate) trees: Vec<Tree>,
     pub(crate) knobs: Knobs,
     pub(crate) resctrl: Option<Resctrl>,
+    pub(crate) resource: bool,
+    /// Time waited, by pressure file, microseconds.
+    pub(crate) stalls: BTreeMap<String, u64>,
     /// CPUs that are lost until the next boot (see `partition`).
     pub(crate) leaked: CpuSet,
     next: u32,
@@ -112,6 +121,8 @@ impl Machine {
             cpus,
             nodes,
             tasks: BTreeMap::new(),
+            resource: spec.resource,
+            stalls: BTreeMap::new(),
             leaked: CpuSet::new(),
             next: FIRST,
             born: 0,
@@ -146,6 +157,8 @@ impl Machine {
             realtime: false,
             asked: None,
             allowed: self.cpus.clone(),
+            anonymous: 0,
+            oom_score_adj: 0,
             places: vec!["/".to_owned(); self.trees.len()],
         };
         self.tasks.insert(tid, task);
@@ -193,6 +206,7 @@ impl Machine {
         let heir = Task {
             tgid,
             start,
+            anonymous: 0,
             ..from
         };
         self.tasks.insert(tid, heir);
@@ -223,6 +237,7 @@ impl Machine {
         self.tasks.retain(|tid, t| t.tgid != pid || *tid == pid);
         if let Some(task) = self.tasks.get_mut(&pid) {
             task.state = 'Z';
+            task.anonymous = 0;
             task.args.clear();
         }
         for child in self.tasks.values_mut().filter(|t| t.parent == pid) {
@@ -267,6 +282,26 @@ impl Machine {
     /// queues are managed by the kernel; `EPERM` where the file is not even writable).
     pub fn interrupt(&mut self, number: u32, cpus: &CpuSet, fixed: i32) {
         self.knobs.interrupt(number, cpus, fixed);
+    }
+
+    /// `pidfd_send_signal(2)`: what stops, continues and kills. A frozen process, too, dies.
+    pub(crate) fn signal(&mut self, task: TaskId, signal: i32) -> Answer<()> {
+        if self.id(task.pid) != Some(task) {
+            return Err(libc::ESRCH);
+        }
+        let same: Vec<u32> = {
+            let of = self.tasks[&task.pid].tgid;
+            let all = self.tasks.iter().filter(|(_, t)| t.tgid == of && !t.dead());
+            all.map(|(tid, _)| *tid).collect()
+        };
+        match signal {
+            libc::SIGKILL => self.exit(task.pid),
+            libc::SIGSTOP => same.iter().for_each(|t| self.task(*t).state = 'T'),
+            libc::SIGCONT => same.iter().for_each(|t| self.task(*t).state = 'S'),
+            1..=64 => {}
+            _ => return Err(libc::EINVAL),
+        }
+        Ok(())
     }
 
     pub(crate) fn affinity(&self, tid: u32) -> Answer<CpuSet> {
@@ -329,6 +364,9 @@ impl Machine {
         if let (Some(rest), Some(resctrl)) = (super::resctrl::below(path), &self.resctrl) {
             return resctrl.read(&rest, &self.tasks);
         }
+        if path.starts_with("/proc/pressure/") {
+            return self.knobs.read(path).map(|_| self.pressure(path));
+        }
         match self.proc_read(path) {
             Err(libc::ENOENT) => self.knobs.read(path),
             other => other,
@@ -342,8 +380,15 @@ impl Machine {
         if let (Some(rest), Some(resctrl)) = (super::resctrl::below(path), &mut self.resctrl) {
             return resctrl.write(&rest, text, &self.tasks);
         }
+        if let Some(tid) = super::proc::adjusted(path) {
+            return self.adjust_score(tid, text);
+        }
         if self.proc_read(path).is_ok() {
             return Err(libc::EACCES);
+        }
+        if path.starts_with("/proc/pressure/") {
+            self.knobs.read(path)?;
+            return super::knobs::trigger(text, self.release, self.resource);
         }
         let cpus = self.cpus.clone();
         self.knobs.write(path, text, &cpus)
@@ -405,6 +450,9 @@ impl Machine {
         }
         if self.list(path).is_ok() {
             return Ok(DIR);
+        }
+        if super::proc::adjusted(path).is_some() {
+            return self.read(path).map(|_| 0o100_644);
         }
         match self.knobs.mode(path) {
             Some(mode) => Ok(0o100_000 | mode),

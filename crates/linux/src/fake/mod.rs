@@ -18,6 +18,7 @@ mod cpuset;
 mod knobs;
 mod limits;
 mod machine;
+mod memory;
 mod partition;
 mod proc;
 mod resctrl;
@@ -27,6 +28,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use quell_core::cpuset::CpuSet;
+use quell_core::journal::TaskId;
 
 use crate::root::Files;
 pub use machine::{Flavour, Machine, Spec};
@@ -201,6 +203,13 @@ impl Files for Fake {
         let path = format!("/proc/{tid}/affinity");
         self.ask(Op::Write, &path, &cpus.to_string(), |m, _| {
             m.set_affinity(tid, cpus)
+        })
+    }
+
+    fn signal(&self, task: TaskId, signal: i32) -> io::Result<()> {
+        let path = format!("/proc/{}/signal", task.pid);
+        self.ask(Op::Write, &path, &signal.to_string(), |m, _| {
+            m.signal(task, signal)
         })
     }
 }

@@ -1,13 +1,30 @@
 //! Processes as `/proc` shows them. proc_pid_stat(5), proc_pid_status(5), proc_pid_cgroup(5).
 //!
 //! Deviations: of `stat` the fields that the model has no notion of are 0; of `status` only a handful of lines are there;
-//! of a process's folder only `stat status comm cmdline cgroup task exe`.
+//! of a process's folder only `stat status comm cmdline cgroup task exe io oom_score oom_score_adj`.
 
 use super::Answer;
 use super::cgroup::LISTED;
 use super::machine::{Flavour, Machine, PF_KTHREAD};
 
-const FILES: [&str; 6] = ["cgroup", "cmdline", "comm", "stat", "status", "exe"];
+const FILES: [&str; 9] = [
+    "cgroup",
+    "cmdline",
+    "comm",
+    "exe",
+    "io",
+    "oom_score",
+    "oom_score_adj",
+    "stat",
+    "status",
+];
+
+/// The task whose `oom_score_adj` a path is.
+pub(super) fn adjusted(path: &str) -> Option<u32> {
+    place(path)
+        .filter(|(_, rest)| *rest == "oom_score_adj")
+        .map(|(tid, _)| tid)
+}
 
 /// `/proc/TID/rest` or `/proc/TID/task/TID/rest`.
 fn place(path: &str) -> Option<(u32, &str)> {
@@ -68,14 +85,15 @@ impl Machine {
             "stat" => {
                 let zeros = |n: usize| "0 ".repeat(n);
                 Ok(format!(
-                    "{tid} ({}) {} {} 0 0 0 -1 {} {}20 0 {threads} 0 {} {}{} 0 0\n",
+                    "{tid} ({}) {} {} 0 0 0 -1 {} {}20 0 {threads} 0 {} 0 {} {}{} 0 0\n",
                     task.comm,
                     task.state,
                     task.parent,
                     task.flags | 0x0040_0000,
                     zeros(8),
                     task.start,
-                    zeros(16),
+                    task.anonymous / 4096,
+                    zeros(14),
                     task.allowed.first().unwrap_or(0),
                 ))
             }
@@ -88,6 +106,13 @@ impl Machine {
                     task.comm, task.state, task.tgid, task.parent, task.allowed
                 ))
             }
+            "oom_score" => Ok(format!("{}\n", self.score(task))),
+            "oom_score_adj" => Ok(format!("{}\n", task.oom_score_adj)),
+            "io" => Ok(
+                "rchar: 0\nwchar: 0\nsyscr: 0\nsyscw: 0\nread_bytes: 0\nwrite_bytes: 0\n\
+                        cancelled_write_bytes: 0\n"
+                    .to_owned(),
+            ),
             "comm" => Ok(format!("{}\n", task.comm)),
             "cmdline" => Ok(task.args.iter().map(|a| format!("{a}\0")).collect()),
             "cgroup" => Ok(self.memberships(tid)),

@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use quell_core::cpuset::CpuSet;
-use quell_core::units::{Nanos, Share};
+use quell_core::units::{Bytes, Nanos, Share};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
 use quell_linux::cpuset::{Keep, confine, confine_rest};
 use quell_linux::fake::{Fake, Flavour, Spec};
+use quell_linux::freezer::Freezer;
+use quell_linux::memory::Memory;
 use quell_linux::root::Files;
-use quell_linux::{cpumax, fault, irq, journal, undo, workqueue};
+use quell_linux::{cpumax, fault, irq, journal, oom, pidfd, procfs, sysctl, undo, workqueue};
 
 use crate::arms::{Held, compare, furnished};
 use crate::bodies::{ALL, ends, gather};
@@ -84,6 +86,43 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     )
     .unwrap();
     assert_eq!(files.affinity(victim).unwrap(), last);
+    memory(&mut hands, &cgroups, victim);
+}
+
+/// What is done about memory, with somebody stopped at the end, and somebody who was let go on.
+fn memory(hands: &mut Hands<'_>, cgroups: &Cgroups, victim: u32) {
+    let files = hands.files;
+    let home = gather(
+        hands,
+        cgroups,
+        victim,
+        &[Controller::Memory, Controller::Freezer],
+    );
+    let place = home.dirs(cgroups, Controller::Memory).next().unwrap();
+    let memory = Memory::of(place);
+    if memory.version() == Version::V2 {
+        let keep = (Bytes(0), Bytes(1 << 20));
+        memory.protect(hands, keep, false).unwrap();
+    }
+    memory.limit(hands, Bytes(512 << 20), true).unwrap();
+    sysctl::set(hands, "dirty_ratio", 5).unwrap();
+    let task = procfs::stat(files, victim).unwrap().unwrap().id;
+    oom::adjust(hands, task, 300, &place.dir).unwrap();
+    let freezer = home
+        .places
+        .iter()
+        .find_map(|p| Freezer::of(files, p))
+        .unwrap();
+    freezer.freeze(hands).unwrap();
+    pidfd::stop(hands, task).unwrap();
+    freezer.thaw(hands).unwrap();
+    let service = format!("{}/service/", cgroups.of(Controller::Memory).unwrap().mount);
+    let path = format!("{service}memory.high");
+    if files.exists(&path) {
+        hands.steer(&path, &files.text(&path).unwrap()).unwrap();
+        files.put(&path, "1048576").unwrap();
+    }
+    freezer.freeze(hands).unwrap();
 }
 
 /// A v2 cpuset with tasks that was not set cannot be unset again: all that there is stands in for nothing.

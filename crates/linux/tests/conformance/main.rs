@@ -14,14 +14,16 @@ mod bodies;
 mod common;
 mod deaths;
 mod interference;
+mod memory;
 mod model;
+mod model_memory;
 mod partitions;
 
 /// A body as a test for each arm.
 macro_rules! on_every_arm {
-    ($($body:ident)*) => {$(
+    ($from:ident: $($body:ident)*) => {$(
         mod $body {
-            use super::{arms, bodies};
+            use super::{arms, $from as bodies};
 
             #[test]
             fn on_the_fake_v1() {
@@ -48,7 +50,7 @@ macro_rules! on_every_arm {
     )*};
 }
 
-on_every_arm! {
+on_every_arm! { bodies:
     a_group_with_children_is_gathered_confined_and_put_back
     interrupts_and_kernel_work_are_kept_away_and_let_back
     a_quota_is_set_changed_and_taken_back
@@ -60,4 +62,17 @@ on_every_arm! {
     a_child_born_in_a_home_goes_where_its_parent_came_from
     a_cgroup_is_confined_in_place_and_nobody_is_moved
     the_hierarchies_are_found
+}
+
+on_every_arm! { memory:
+    a_group_is_limited_in_memory_and_let_back
+    memory_is_protected_with_its_ancestors_or_refused
+    a_moved_limit_goes_back_whatever_it_reads
+    a_group_is_frozen_and_thawed_and_nobody_elses_is
+    what_we_let_go_on_and_others_stop_stays_stopped
+    an_oom_score_comes_back_for_children_too
+    sysctls_of_memory_are_set_and_taken_back
+    pressure_is_told_of_the_machine_and_of_groups
+    the_machines_memory_is_told
+    input_and_output_are_limited_by_device
 }

@@ -9,7 +9,7 @@ use quell_core::deep::{
 };
 use quell_core::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
-    MeterKind, Node,
+    MemoryMeans, MeterKind, Node,
 };
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
@@ -95,6 +95,7 @@ pub(crate) fn machine() -> Inventory {
             cpu_max: true,
             kernel_floor: Share::percent(5),
             counter_users: Vec::new(),
+            memory: MemoryMeans::default(),
         },
         measured: Some(Measured {
             peak_cpu: Rate(37_500_000_000),

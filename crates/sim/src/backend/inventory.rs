@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use quell_core::cpuset::CpuSet;
 use quell_core::inventory::{
-    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, MeterKind, Node,
-    Simulated,
+    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, MemoryMeans,
+    MeterKind, Node, Simulated,
 };
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::{Colouring, Mask, Partitions, WayPartition};
@@ -66,6 +66,7 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             cpu_max: profile.mechanisms.available.contains(&Mechanism::CpuMax),
             kernel_floor: Share(0),
             counter_users: Vec::new(),
+            memory: MemoryMeans::default(),
         },
         partitions: partitions(profile),
         measured: None,

@@ -380,6 +380,19 @@ impl Backend for Sim {
             // Neither exists here.
             Setting::MoveIrqs { .. } | Setting::WorkqueueMask { .. } => {}
             Setting::Regulate(regulation) => self.regulate(name, regulation)?,
+            // No plan for this machine has them: it does not say that it could.
+            Setting::OomImmune
+            | Setting::ProtectMemory { .. }
+            | Setting::LockFiles { .. }
+            | Setting::LimitMemory { .. }
+            | Setting::WatchMemory
+            | Setting::SteerMemory { .. }
+            | Setting::Sysctls { .. } => {
+                return Err(BackendError(format!(
+                    "{} is not built for simulated machines",
+                    step.mechanism
+                )));
+            }
             Setting::CpuMax { .. }
             | Setting::Ways { .. }
             | Setting::Colour { .. }
@@ -435,6 +448,11 @@ impl Backend for Sim {
                     .get_mut(subject)
                     .ok_or_else(|| nobody(subject))?;
                 generator.go(&mut self.os, Key(subject.0), *warmup, *duration);
+            }
+            Action::Memory(_) => {
+                return Err(BackendError(
+                    "the memory of a simulated machine cannot be steered".to_owned(),
+                ));
             }
             Action::Budget { cpus, budget } => {
                 let free = cpus.iter().find(|cpu| !self.regulated.contains_key(cpu));

@@ -1,0 +1,246 @@
+//! Memory under pressure on this machine: two programs below one nested limit of memory, so that the rest of the machine
+//! notices nothing. Where the memory controller is on cgroup v1, as it was here, the plan says what is not to be had.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use common::{Machine, Program, Running, eventually, machine, quell};
+use quell_linux::cgroup::{Cgroups, Controller, Version};
+use quell_linux::{oom, resident};
+use rustix::process::Signal;
+
+const MIB: usize = 1 << 20;
+/// Both programs together have this.
+const LIMIT: &str = "96M";
+
+/// Cgroups of the test's in every hierarchy that matters, the memory of all below it limited.
+struct Nest {
+    tops: Vec<PathBuf>,
+}
+
+impl Nest {
+    /// `None`, said aloud, where memory is not on v1 or pressure is not told.
+    fn new(machine: &Machine, test: &str) -> Option<Self> {
+        let cgroups = Cgroups::discover(&machine.kernel).unwrap();
+        let memory = cgroups.of(Controller::Memory);
+        let Some(memory) = memory.filter(|m| m.version == Version::V1) else {
+            eprintln!("SKIPPED {test}: the memory controller is not on cgroup v1");
+            return None;
+        };
+        let Some(v2) = cgroups
+            .v2()
+            .filter(|h| Path::new(&h.mount).join("memory.pressure").exists())
+        else {
+            eprintln!("SKIPPED {test}: no cgroup v2 hierarchy tells of pressure");
+            return None;
+        };
+        let mut tops = Vec::new();
+        for hierarchy in [memory, v2] {
+            let top = Path::new(&hierarchy.mount).join("nest-of-a-test");
+            for name in ["", "app", "hog"] {
+                fs::create_dir(top.join(name)).unwrap();
+            }
+            tops.push(top);
+        }
+        fs::write(tops[0].join("memory.limit_in_bytes"), LIMIT).unwrap();
+        Some(Self { tops })
+    }
+
+    /// Starts a program in one of them.
+    fn start(&self, name: &str, script: &str) -> Program {
+        let doors: Vec<String> = self
+            .tops
+            .iter()
+            .map(|top| format!("echo 0 >{}/{name}/cgroup.procs", top.display()))
+            .collect();
+        let script = format!("{}; {script}", doors.join("; "));
+        let program = Program::start(&["sh", "-c", &script]);
+        let inside = |top: &PathBuf| {
+            let text = fs::read_to_string(top.join(name).join("cgroup.procs")).unwrap();
+            text.lines().any(|line| line == program.pid().to_string())
+        };
+        eventually("it is in its cgroups", || self.tops.iter().all(inside));
+        program
+    }
+
+    fn frozen(&self) -> bool {
+        let path = self.tops[1].join("hog/cgroup.freeze");
+        fs::read_to_string(path).unwrap().trim() == "1"
+    }
+}
+
+impl Drop for Nest {
+    fn drop(&mut self) {
+        for top in &self.tops {
+            for name in ["app", "hog", ""] {
+                let dir = top.join(name);
+                for _ in 0..500 {
+                    let left = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+                    for pid in left.lines() {
+                        if let Some(pid) = pid.parse().ok().and_then(rustix::process::Pid::from_raw)
+                        {
+                            let _ = rustix::process::kill_process(pid, Signal::KILL);
+                        }
+                    }
+                    if fs::remove_dir(&dir).is_ok() {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+    }
+}
+
+/// A file of so many MiB, none of it in memory: else its pages were ours, whoever reads them.
+fn file(machine: &Machine, name: &str, mib: usize) -> String {
+    let path = machine.path(name);
+    let mut file = fs::File::create(&path).unwrap();
+    for _ in 0..mib {
+        file.write_all(&vec![7u8; MIB]).unwrap();
+    }
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    path.display().to_string()
+}
+
+fn adjustment(pid: u32) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"));
+    text.unwrap_or_default().trim().to_owned()
+}
+
+#[test]
+fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is_left() {
+    let test = "memory";
+    let Some(mut machine) = machine(test) else {
+        return;
+    };
+    let (own, others) = (file(&machine, "own", 60), file(&machine, "others", 400));
+    let Some(nest) = Nest::new(&machine, test) else {
+        return;
+    };
+    // Frames that read 60 MiB, and somebody who reads 400 MiB again and again: both do not fit into 96.
+    let app = nest.start(
+        "app",
+        &format!("while :; do cat {own} >/dev/null; sleep 0.02; done"),
+    );
+    let _hog = nest.start("hog", &format!("while :; do cat {others} >/dev/null; done"));
+    machine.remember();
+    let before = adjustment(app.pid());
+    let policy = machine.file(
+        "policy.toml",
+        "quell = 1\n\
+         [group.app]\nrole = \"critical\"\ncpus = \"any\"\nmatch = [{ cgroup = \"/nest-of-a-test/app\" }]\n\
+         [group.hog]\nrole = \"best-effort\"\ncpus = \"any\"\nmatch = [{ cgroup = \"/nest-of-a-test/hog\" }]\n\
+         allow = [\"freeze\"]\n[pressure]\n",
+    );
+    let record = machine.path("record");
+    let mut command = quell();
+    command.args(["run", &policy, "--out"]).arg(&record);
+    let mut run = Running::start(&mut command);
+    eventually("the hog is frozen", || {
+        assert!(run.alive(), "it goes on: {:?}", fs::read_to_string(&policy));
+        nest.frozen()
+    });
+    // Without CAP_SYS_RESOURCE the plan says that it cannot be.
+    let immune = match oom::may_be_immune() {
+        Ok(()) => "-1000".to_owned(),
+        Err(_) => before.clone(),
+    };
+    assert_eq!(adjustment(app.pid()), immune);
+    eventually("it goes on by itself", || !nest.frozen());
+    run.signal(Signal::TERM);
+    assert_eq!(run.wait().code, 0);
+    assert!(!nest.frozen());
+    assert_eq!(adjustment(app.pid()), before);
+    machine.unchanged("after the end");
+    // Each record has a folder of its own in there.
+    let folder = fs::read_dir(&record).unwrap().next().unwrap().unwrap();
+    let told = fs::read_to_string(folder.path().join("events.jsonl")).unwrap();
+    for act in ["\"act\":\"freeze\"", "\"act\":\"thaw\""] {
+        assert!(told.contains(act), "{act}: {told}");
+    }
+    // Killed while it is frozen: the watchdog lets it go on, and nothing else is left behind.
+    let run = Running::start(quell().args(["run", &policy]));
+    eventually("the hog is frozen again", || nest.frozen());
+    run.signal(Signal::KILL);
+    machine.undone();
+    assert!(!nest.frozen());
+    assert_eq!(adjustment(app.pid()), before);
+    drop(run);
+    machine.unchanged("after the kill");
+}
+
+/// A process that keeps a file, as a run starts it.
+fn keep(file: &str) -> Child {
+    let mut command = quell();
+    command.args(["__keep", file]).stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+#[test]
+fn a_keeper_locks_a_file_until_its_standard_input_ends() {
+    let Some(machine) = machine("a keeper") else {
+        return;
+    };
+    if let Err(why) = resident::may_lock() {
+        return eprintln!("SKIPPED a keeper: {why}");
+    }
+    let weights = file(&machine, "weights", 24);
+    let mut keeper = keep(&weights);
+    let mut said = String::new();
+    let mut out = BufReader::new(keeper.stdout.take().unwrap());
+    out.read_line(&mut said).unwrap();
+    assert_eq!(said, format!("kept {}\n", 24 * MIB));
+    let status = fs::read_to_string(format!("/proc/{}/status", keeper.id())).unwrap();
+    let locked = status
+        .lines()
+        .find_map(|l| l.strip_prefix("VmLck:"))
+        .unwrap();
+    assert_eq!(locked.trim(), format!("{} kB", 24 << 10));
+    drop(keeper.stdin.take());
+    assert!(keeper.wait().unwrap().success());
+    let failed = keep("/no/such/file").wait_with_output().unwrap();
+    let why = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success());
+    assert!(
+        why.contains("/no/such/file") && why.contains("No such file"),
+        "{why}"
+    );
+}
+
+#[test]
+fn without_immunity_nothing_is_kept_and_the_reason_is_told() {
+    let Some(mut machine) = machine("without immunity") else {
+        return;
+    };
+    if oom::may_be_immune().is_ok() {
+        return eprintln!("SKIPPED without immunity: it is to be had here");
+    }
+    machine.remember();
+    let policy = machine.file(
+        "policy.toml",
+        "quell = 1\n[group.app]\nrole = \"critical\"\ncpus = \"any\"\ncommand = [\"true\"]\nreserve.files = [\"/etc/hostname\"]\n",
+    );
+    common::run(&["run", &policy]).fails(
+        2,
+        &[
+            "policy.toml:6",
+            "group.app.reserve.files",
+            "CAP_SYS_RESOURCE",
+        ],
+    );
+    machine.unchanged("refused");
+}

@@ -1,0 +1,448 @@
+use proptest::prelude::*;
+
+use super::plant::*;
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const MS: fn(u64) -> Nanos = Nanos::millis;
+
+fn rules(allows: &[Allows], measured: bool) -> Rules {
+    Rules {
+        interval: MS(20),
+        start: Share::percent(5),
+        release: Share::percent(1),
+        grace: MS(500),
+        measured: vec![measured],
+        allows: allows.to_vec(),
+    }
+}
+
+const ALL: Allows = Allows {
+    limit: true,
+    freeze: true,
+    reclaim: true,
+    kill: true,
+};
+const LIMIT: Allows = Allows {
+    limit: true,
+    freeze: false,
+    reclaim: false,
+    kill: false,
+};
+
+/// Runs a controller on a plant; every decision with its time.
+fn run(
+    plant: &mut Plant,
+    kind: PressureController,
+    rules: &Rules,
+    span: Nanos,
+) -> Vec<(Nanos, Decision)> {
+    let mut controller = Controller::new(kind, rules, plant.now).unwrap();
+    let mut log = Vec::new();
+    let mut decisions = Vec::new();
+    let end = plant.now.plus(span);
+    while plant.now < end {
+        plant.run(MS(5));
+        if plant.now < controller.next() {
+            continue;
+        }
+        let mut look = plant.look();
+        if !controller.wants_processes() {
+            look.processes.clear();
+        }
+        controller.step(plant.now, &look, &mut decisions);
+        for decision in decisions.drain(..) {
+            plant.act(&decision.act);
+            log.push((plant.now, decision));
+        }
+    }
+    log
+}
+
+fn anonymous(mib_per_s: u64, most: u64) -> Hog {
+    let kind = Kind::Anonymous {
+        rate: mib_per_s * MIB,
+        most: most * MIB,
+    };
+    Hog::new(kind, Nanos::secs(1))
+}
+
+fn stream(mib_per_s: u64) -> Hog {
+    let kind = Kind::Stream {
+        rate: mib_per_s * MIB,
+    };
+    Hog::new(kind, Nanos::secs(1))
+}
+
+fn repeat(mib_per_s: u64, size: u64) -> Hog {
+    let kind = Kind::Repeat {
+        rate: mib_per_s * MIB,
+        size: size * MIB,
+    };
+    Hog::new(kind, Nanos::secs(1))
+}
+
+fn changes(log: &[(Nanos, Decision)], from: Nanos, to: Nanos) -> Vec<Bytes> {
+    let limits = log.iter().filter_map(|(at, d)| match d.act {
+        Act::Limit { most, .. } if *at >= from && *at < to => most,
+        _ => None,
+    });
+    limits.collect()
+}
+
+#[test]
+fn without_control_frames_are_late_and_with_limits_they_are_not() {
+    for hog in [stream(300), repeat(300, 3000), anonymous(200, 4000)] {
+        let mut bare = Plant::new(2048, 1024, vec![hog]);
+        let none = rules(&[Allows::default()], false);
+        run(&mut bare, PressureController::Quell, &none, Nanos::secs(30));
+        assert!(
+            bare.late(Nanos::secs(10)) > MS(20),
+            "{:?}: {:?}",
+            hog.kind,
+            bare.late(Nanos::secs(10))
+        );
+        let mut held = Plant::new(2048, 1024, vec![hog]);
+        run(
+            &mut held,
+            PressureController::Quell,
+            &rules(&[LIMIT], true),
+            Nanos::secs(30),
+        );
+        assert!(
+            held.late(Nanos::secs(2)) <= MS(2),
+            "{:?}: {:?}",
+            hog.kind,
+            held.late(Nanos::secs(2))
+        );
+    }
+}
+
+#[test]
+fn a_file_hog_keeps_its_progress() {
+    for hog in [stream(300), repeat(300, 3000)] {
+        let mut bare = Plant::new(2048, 1024, vec![hog]);
+        run(
+            &mut bare,
+            PressureController::Quell,
+            &rules(&[Allows::default()], false),
+            Nanos::secs(30),
+        );
+        let mut held = Plant::new(2048, 1024, vec![hog]);
+        run(
+            &mut held,
+            PressureController::Quell,
+            &rules(&[ALL], true),
+            Nanos::secs(30),
+        );
+        let kept = Share::ratio(held.hogs[0].done, bare.hogs[0].done);
+        assert!(kept >= Share::percent(50), "{:?}: {kept}", hog.kind);
+    }
+}
+
+#[test]
+fn an_anonymous_hog_may_have_most_of_it_before_it_is_killed() {
+    let mut plant = Plant::new(2048, 1024, vec![anonymous(200, 4000)]);
+    let log = run(
+        &mut plant,
+        PressureController::Quell,
+        &rules(&[ALL], true),
+        Nanos::secs(60),
+    );
+    let reserve = reserve(&plant.look().machine).0;
+    let may = (plant.total - plant.works_on - reserve) * 9 / 10;
+    let own = plant
+        .worst_growth_at_kill
+        .expect("it crawls on until it is killed");
+    assert!(own >= may, "killed at {} of {} MiB", own / MIB, may / MIB);
+    assert!(!plant.out_of_memory, "the kernel did not have to");
+    let killed = log
+        .iter()
+        .find(|(_, d)| matches!(d.act, Act::Kill(_)))
+        .unwrap();
+    assert!(matches!(killed.1.why, Why::Spare(_)), "{killed:?}");
+    assert!(plant.late(killed.0.plus(Nanos::secs(1))) <= MS(2));
+}
+
+#[test]
+fn who_may_only_be_limited_is_never_stopped_or_killed() {
+    let mut plant = Plant::new(1024, 512, vec![anonymous(400, 4000), stream(200)]);
+    let log = run(
+        &mut plant,
+        PressureController::Quell,
+        &rules(&[LIMIT, LIMIT], true),
+        Nanos::secs(20),
+    );
+    assert!(!log.is_empty());
+    let mild = |d: &Decision| matches!(d.act, Act::Limit { .. } | Act::Protect { .. });
+    assert!(log.iter().all(|(_, d)| mild(d)), "{log:?}");
+}
+
+#[test]
+fn nothing_is_done_while_there_is_plenty() {
+    let mut plant = Plant::new(8192, 1024, vec![anonymous(50, 1000), stream(2)]);
+    let log = run(
+        &mut plant,
+        PressureController::Quell,
+        &rules(&[ALL, ALL], true),
+        Nanos::secs(20),
+    );
+    let protect = |d: &Decision| matches!(d.act, Act::Protect { .. });
+    assert!(log.iter().all(|(_, d)| protect(d)), "{log:?}");
+}
+
+#[test]
+fn limits_settle_and_do_not_swing() {
+    for hog in [stream(300), repeat(300, 3000)] {
+        let mut plant = Plant::new(2048, 1024, vec![hog]);
+        let log = run(
+            &mut plant,
+            PressureController::Quell,
+            &rules(&[ALL], true),
+            Nanos::secs(60),
+        );
+        let late = changes(&log, Nanos::secs(30), Nanos::secs(60));
+        let low = late.iter().min().copied().unwrap_or_default().0;
+        let high = late.iter().max().copied().unwrap_or_default().0;
+        assert!(
+            late.len() <= 60,
+            "{:?}: {} changes in 30 s",
+            hog.kind,
+            late.len()
+        );
+        assert!(
+            high - low <= plant.total / 16,
+            "{:?}: from {low} to {high}",
+            hog.kind
+        );
+    }
+}
+
+#[test]
+fn without_limits_a_hog_is_frozen_ever_longer_while_trials_fail() {
+    let freeze = Allows {
+        freeze: true,
+        ..Allows::default()
+    };
+    let mut plant = Plant::new(1024, 700, vec![repeat(400, 2000)]);
+    let log = run(
+        &mut plant,
+        PressureController::Quell,
+        &rules(&[freeze], false),
+        Nanos::secs(60),
+    );
+    let stops = stops(&log, plant.now);
+    assert!(stops.len() > 3, "{stops:?}");
+    let longest = stops
+        .iter()
+        .map(|(_, from, to)| to.since(*from))
+        .max()
+        .unwrap();
+    assert!(longest > Nanos::secs(4), "{stops:?}");
+    // Late frames become rare: one trial costs one or two.
+    let late = plant
+        .frames
+        .iter()
+        .filter(|(at, l)| *at > Nanos::secs(20) && *l > MS(5))
+        .count();
+    let all = plant
+        .frames
+        .iter()
+        .filter(|(at, _)| *at > Nanos::secs(20))
+        .count();
+    assert!(late * 10 < all, "{late} of {all}");
+}
+
+#[test]
+fn a_group_that_may_hold_a_lock_goes_on() {
+    let mut quell = Quell::new(&rules(&[ALL], false), Nanos(0));
+    let mut out = Vec::new();
+    let mut look = Plant::new(1024, 512, vec![anonymous(1, 1)]).look();
+    look.machine.available = look.machine.total;
+    let mut frozen = None;
+    // Units every 50 ms; from 1 s on it waits, until its neighbour is frozen; then nothing ends any more.
+    for i in 1..200 {
+        let now = MS(20 * i);
+        if frozen.is_none() {
+            look.critical[0].beat = Some(MS(50 * (20 * i / 50)));
+            if now >= Nanos::secs(1) {
+                look.critical[0].memory_stall = Nanos(look.critical[0].memory_stall.0 + 10_000_000);
+            }
+        }
+        quell.step(now, &look, &mut out);
+        for decision in out.drain(..) {
+            match decision.act {
+                Act::Freeze { .. } => frozen = Some(now),
+                Act::Thaw { .. } => {
+                    assert_eq!(decision.why, Why::Heartbeat);
+                    assert!(now.since(frozen.unwrap()) <= MS(300));
+                    return;
+                }
+                _ => {}
+            }
+        }
+    }
+    panic!("never frozen and let go");
+}
+
+#[test]
+fn a_group_waiting_for_its_own_first_reads_holds_nobody_back() {
+    let mut quell = Quell::new(&rules(&[ALL], false), Nanos(0));
+    let mut look = Plant::new(1024, 512, vec![anonymous(1, 1)]).look();
+    look.machine.available = look.machine.total;
+    let mut out = Vec::new();
+    for i in 1..100 {
+        look.critical[0].io_stall = MS(15 * i);
+        quell.step(MS(20 * i), &look, &mut out);
+    }
+    assert_eq!(out, []);
+    // The same while a neighbour uses the disks: it queues behind that.
+    for i in 100..200 {
+        look.critical[0].io_stall = MS(15 * i);
+        look.neighbours[0].io += 1 << 20;
+        quell.step(MS(20 * i), &look, &mut out);
+    }
+    assert!(
+        out.iter().any(|d| matches!(d.act, Act::Limit { .. })),
+        "{out:?}"
+    );
+}
+
+/// Every stop with its end: neighbour, from, to.
+fn stops(log: &[(Nanos, Decision)], end: Nanos) -> Vec<(usize, Nanos, Nanos)> {
+    let mut open: Vec<(usize, Nanos)> = Vec::new();
+    let mut found = Vec::new();
+    for (at, decision) in log {
+        match decision.act {
+            Act::Freeze { neighbour } => {
+                assert!(open.iter().all(|(n, _)| *n != neighbour), "frozen twice");
+                open.push((neighbour, *at));
+            }
+            Act::Thaw { neighbour } => {
+                let place = open.iter().position(|(n, _)| *n == neighbour);
+                let (_, from) = open.remove(place.expect("thawed without a stop"));
+                found.push((neighbour, from, *at));
+            }
+            _ => {}
+        }
+    }
+    found.extend(open.into_iter().map(|(n, from)| (n, from, end)));
+    found
+}
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        (10..600u64, 100..6000u64).prop_map(|(rate, most)| Kind::Anonymous {
+            rate: rate * MIB,
+            most: most * MIB
+        }),
+        (10..600u64).prop_map(|rate| Kind::Stream { rate: rate * MIB }),
+        (10..600u64, 100..6000u64).prop_map(|(rate, size)| Kind::Repeat {
+            rate: rate * MIB,
+            size: size * MIB
+        }),
+        (0..400u64).prop_map(|own| Kind::Idle { own: own * MIB }),
+    ]
+}
+
+fn allowed() -> impl Strategy<Value = Allows> {
+    any::<[bool; 4]>().prop_map(|[limit, freeze, reclaim, kill]| Allows {
+        limit,
+        freeze,
+        reclaim,
+        kill,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn whatever_happens_only_what_is_allowed_is_done_and_every_stop_ends(
+        total in 512..4096u64,
+        part in 10..70u64,
+        hogs in prop::collection::vec((kinds(), allowed(), 0..5u64), 1..4),
+        measured: bool,
+    ) {
+        let allows: Vec<Allows> = hogs.iter().map(|(_, a, _)| *a).collect();
+        let list = hogs.iter().map(|(kind, _, from)| Hog::new(*kind, Nanos::secs(*from)));
+        let mut plant = Plant::new(total, total * part / 100, list.collect());
+        let log = run(&mut plant, PressureController::Quell, &rules(&allows, measured), Nanos::secs(20));
+        for (at, decision) in &log {
+            let of = |i: usize| allows[i];
+            let permitted = match decision.act {
+                Act::Protect { critical, .. } => critical == 0 && measured,
+                Act::Limit { neighbour, .. } => of(neighbour).limit,
+                Act::Freeze { neighbour } | Act::Thaw { neighbour } => of(neighbour).freeze,
+                Act::Reclaim { neighbour, .. } => of(neighbour).reclaim,
+                Act::Kill(task) => of(hog_of(task)).kill,
+                Act::Stop(_) | Act::Continue(_) => false,
+            };
+            prop_assert!(permitted, "{at}: {decision:?}");
+        }
+        for (neighbour, from, to) in stops(&log, plant.now) {
+            prop_assert!(to.since(from) <= LONGEST_FREEZE, "{neighbour}: {from} to {to}");
+        }
+        // A limit moves no more often than it is looked at, and by what is worth a write.
+        let mut last: Vec<Option<u64>> = vec![None; allows.len()];
+        for (_, decision) in &log {
+            if let Act::Limit { neighbour, most } = decision.act {
+                let new = most.map(|b| b.0);
+                prop_assert_ne!(last[neighbour], new);
+                last[neighbour] = new;
+            }
+        }
+    }
+
+    #[test]
+    fn file_hogs_are_held_whatever_their_rate(
+        rate in 50..600u64,
+        size in 1500..6000u64,
+        repeats: bool,
+        works_on in 256..1200u64,
+    ) {
+        let hog = if repeats { repeat(rate, size) } else { stream(rate) };
+        let mut plant = Plant::new(2048, works_on, vec![hog]);
+        let log = run(&mut plant, PressureController::Quell, &rules(&[ALL], true), Nanos::secs(20));
+        prop_assert!(plant.late(Nanos::secs(2)) <= MS(3), "{:?}", plant.late(Nanos::secs(2)));
+        let harsh = log.iter().any(|(_, d)| matches!(d.act, Act::Kill(_) | Act::Freeze { .. }));
+        prop_assert!(!harsh, "limits were enough");
+    }
+
+    #[test]
+    fn the_described_ones_touch_only_what_they_may(
+        hogs in prop::collection::vec((kinds(), allowed()), 1..4),
+        averages in prop::collection::vec(0..40u64, 20),
+        cgroup: bool,
+    ) {
+        let allows: Vec<Allows> = hogs.iter().map(|(_, a)| *a).collect();
+        let list = hogs.iter().map(|(kind, _)| Hog::new(*kind, Nanos(0)));
+        let mut plant = Plant::new(1024, 512, list.collect());
+        let kind = if cgroup { PressureController::Cgroup } else { PressureController::Latd };
+        let mut controller = Controller::new(kind, &rules(&allows, false), Nanos(0)).unwrap();
+        let mut stopped = None;
+        for average in averages {
+            plant.run(Nanos::secs(1));
+            let mut look = plant.look();
+            look.machine.average = Some(Share::percent(average));
+            let mut out = Vec::new();
+            controller.step(plant.now, &look, &mut out);
+            for decision in out {
+                match decision.act {
+                    Act::Stop(task) => {
+                        prop_assert!(allows[hog_of(task)].freeze && stopped.is_none());
+                        stopped = Some(task);
+                    }
+                    Act::Continue(task) => prop_assert_eq!(stopped.take(), Some(task)),
+                    Act::Kill(task) => {
+                        prop_assert!(allows[hog_of(task)].kill);
+                        stopped = stopped.filter(|s| *s != task);
+                    }
+                    Act::Limit { neighbour, .. } => prop_assert!(allows[neighbour].limit && cgroup),
+                    other => prop_assert!(false, "{other:?}"),
+                }
+                plant.act(&decision.act);
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! The control of memory pressure while a plan holds: looks at the machine's memory, decisions as acts, and the record of
+//! both. What is decided is [`Controller`]'s.
+
+use quell_core::backend::{Action, Backend};
+use quell_core::control::deadline::Unit;
+use quell_core::control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
+use quell_core::journal::TaskId;
+use quell_core::plan::{Plan, Pressured};
+use quell_core::record::{Event, Steering};
+use quell_core::units::{Bytes, Nanos};
+
+use crate::drive::Sink;
+
+/// How often it is put on record what memory there was and who waited for it.
+const TELL_EVERY: Nanos = Nanos::secs(1);
+
+/// What is kept from look to look, so that nothing has to be allocated while it matters.
+const PROCESSES: usize = 1024;
+const DECISIONS: usize = 64;
+
+/// The loop.
+#[derive(Debug)]
+struct Loop {
+    plan: Pressured,
+    control: Controller,
+    look: Look,
+    decisions: Vec<Decision>,
+    /// When a unit of each critical group ended last.
+    beats: Vec<Option<Nanos>>,
+    tell: Nanos,
+    /// What the record was told last.
+    told: Vec<Critical>,
+    /// What could not be done, told once.
+    failed: Vec<String>,
+}
+
+/// Memory under a plan, if somebody is to look after it.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    running: Option<Box<Loop>>,
+}
+
+impl Memory {
+    /// Begins, after the steps were applied.
+    pub(crate) fn begin(backend: &mut dyn Backend, plan: &Plan) -> Result<Self, String> {
+        let now = backend.now();
+        let Some(pressure) = &plan.pressure else {
+            return Ok(Self::default());
+        };
+        let rules = Rules {
+            interval: pressure.interval,
+            start: pressure.start,
+            release: pressure.release,
+            grace: pressure.grace,
+            measured: pressure.critical.iter().map(|c| c.measured).collect(),
+            allows: pressure.neighbours.iter().map(|n| n.allows).collect(),
+        };
+        let Some(control) = Controller::new(pressure.controller, &rules, now) else {
+            return Ok(Self::default());
+        };
+        backend
+            .watch(pressure)
+            .map_err(|e| format!("memory cannot be watched: {e}"))?;
+        let mut look = Look::default();
+        look.processes.reserve(PROCESSES);
+        Ok(Self {
+            running: Some(Box::new(Loop {
+                plan: pressure.clone(),
+                control,
+                look,
+                decisions: Vec::with_capacity(DECISIONS),
+                beats: vec![None; pressure.critical.len()],
+                tell: now.plus(TELL_EVERY),
+                told: Vec::new(),
+                failed: Vec::new(),
+            })),
+        })
+    }
+
+    /// When [`Self::step`] is wanted at the latest.
+    pub(crate) fn next(&self) -> Nanos {
+        self.running
+            .as_ref()
+            .map_or(Nanos(u64::MAX), |l| l.control.next())
+    }
+
+    /// Takes in units of a group that ended.
+    pub(crate) fn seen(&mut self, group: &str, units: &[Unit]) {
+        let (Some(running), Some(last)) = (&mut self.running, units.last()) else {
+            return;
+        };
+        let place = running.plan.critical.iter().position(|c| c.group == group);
+        if let Some(place) = place {
+            running.beats[place] = Some(last.ended);
+        }
+    }
+
+    /// Looks and acts, if it is time.
+    pub(crate) fn step(
+        &mut self,
+        backend: &mut dyn Backend,
+        now: Nanos,
+        sink: &mut dyn Sink,
+    ) -> Result<(), String> {
+        match &mut self.running {
+            Some(running) if now >= running.control.next() => running.step(backend, now, sink),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Loop {
+    fn step(
+        &mut self,
+        backend: &mut dyn Backend,
+        now: Nanos,
+        sink: &mut dyn Sink,
+    ) -> Result<(), String> {
+        let processes = self.control.wants_processes();
+        backend
+            .memory(processes, &mut self.look)
+            .map_err(|e| format!("memory could not be looked at: {e}"))?;
+        for (group, beat) in self.look.critical.iter_mut().zip(&self.beats) {
+            group.beat = *beat;
+        }
+        self.decisions.clear();
+        self.control.step(now, &self.look, &mut self.decisions);
+        for i in 0..self.decisions.len() {
+            let decision = self.decisions[i];
+            if let Err(e) = backend.act(&Action::Memory(decision.act)) {
+                self.failed(now, &e.to_string(), sink);
+                continue;
+            }
+            if let Some(event) = self.event(&decision) {
+                sink.put(now, &event);
+            }
+        }
+        if now >= self.tell {
+            self.tell(now, sink);
+        }
+        Ok(())
+    }
+
+    /// A limit that fails once fails with every look.
+    fn failed(&mut self, now: Nanos, what: &str, sink: &mut dyn Sink) {
+        if self.failed.iter().any(|f| f == what) {
+            return;
+        }
+        self.failed.push(what.to_owned());
+        let what = what.to_owned();
+        sink.put(now, &Event::Finding { what, group: None });
+    }
+
+    fn event(&self, decision: &Decision) -> Option<Event> {
+        let neighbour = |i: usize| self.plan.neighbours.get(i).map(|n| n.group.clone());
+        let of = |task: TaskId| {
+            let found = self.look.processes.iter().find(|p| p.task == task);
+            found.and_then(|p| neighbour(p.neighbour))
+        };
+        let (group, did) = match decision.act {
+            Act::Protect { critical, memory } => (
+                self.plan.critical.get(critical).map(|c| c.group.clone()),
+                Steering::Protect { bytes: memory.0 },
+            ),
+            Act::Limit { neighbour: n, most } => (
+                neighbour(n),
+                Steering::Limit {
+                    bytes: most.map(|Bytes(bytes)| bytes),
+                },
+            ),
+            Act::Freeze { neighbour: n } => (neighbour(n), Steering::Freeze),
+            Act::Thaw { neighbour: n } => (neighbour(n), Steering::Thaw),
+            Act::Reclaim {
+                neighbour: n,
+                amount,
+            } => (neighbour(n), Steering::Reclaim { bytes: amount.0 }),
+            Act::Stop(task) => (of(task), Steering::Stop { pid: task.pid }),
+            Act::Continue(task) => (of(task), Steering::Continue { pid: task.pid }),
+            Act::Kill(task) => (of(task), Steering::Kill { pid: task.pid }),
+        };
+        Some(Event::Steered {
+            group: group?,
+            did,
+            why: decision.why.to_string(),
+        })
+    }
+
+    /// What each critical group used and waited for since the last time.
+    fn tell(&mut self, now: Nanos, sink: &mut dyn Sink) {
+        self.tell = now.plus(TELL_EVERY);
+        let none = vec![Critical::default(); self.look.critical.len()];
+        let first = self.told.is_empty();
+        let before = if first { &none } else { &self.told };
+        for ((group, now_is), was) in self
+            .plan
+            .critical
+            .iter()
+            .zip(&self.look.critical)
+            .zip(before)
+        {
+            // Sums that began before we did tell nothing.
+            if first {
+                continue;
+            }
+            let event = Event::Waited {
+                group: group.group.clone(),
+                memory_ns: now_is.memory_stall.since(was.memory_stall).0,
+                io_ns: now_is.io_stall.since(was.io_stall).0,
+                refaults: now_is.refaults.saturating_sub(was.refaults),
+                bytes: now_is.usage.0,
+                available_bytes: self.look.machine.available.0,
+                total_bytes: self.look.machine.total.0,
+            };
+            sink.put(now, &event);
+        }
+        self.told.clone_from(&self.look.critical);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::{Ended, drive};
+    use crate::fake::{Fake, plan_with_steps};
+    use crate::hold::{Until, run};
+    use quell_core::control::pressure::{Allows, Machine, Neighbour};
+    use quell_core::plan::{Steered, Watched};
+    use quell_core::policy::PressureController;
+    use quell_core::units::Share;
+
+    fn plan() -> Plan {
+        let allows = Allows {
+            limit: true,
+            freeze: true,
+            ..Allows::default()
+        };
+        Plan {
+            pressure: Some(Pressured {
+                controller: PressureController::Quell,
+                interval: Nanos::millis(20),
+                start: Share::percent(5),
+                release: Share::percent(1),
+                grace: Nanos::millis(500),
+                critical: vec![Watched {
+                    group: "detector".into(),
+                    measured: false,
+                }],
+                neighbours: vec![Steered {
+                    group: "batch".into(),
+                    allows,
+                }],
+            }),
+            ..plan_with_steps(1)
+        }
+    }
+
+    /// From the first second on the critical group waits a quarter of the time.
+    fn memory(now: Nanos) -> Look {
+        Look {
+            machine: Machine {
+                total: Bytes(8 << 30),
+                available: Bytes(6 << 30),
+                ..Machine::default()
+            },
+            critical: vec![Critical {
+                memory_stall: Nanos(now.since(Nanos::secs(1)).0 / 4),
+                usage: Bytes(1 << 30),
+                anonymous: Bytes(1 << 30),
+                ..Critical::default()
+            }],
+            neighbours: vec![Neighbour {
+                usage: Bytes(1 << 30),
+                populated: true,
+                ..Neighbour::default()
+            }],
+            processes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn looks_become_acts_and_events_within_a_tenth_of_a_second() {
+        let mut fake = Fake::new();
+        fake.memory(memory);
+        fake.stop_at(Nanos::secs(4), 15);
+        let mut sink: Vec<(Nanos, Event)> = Vec::new();
+        run(&mut fake, &plan(), &[], Until::Stop, &mut sink).unwrap();
+        let steered: Vec<_> = sink
+            .iter()
+            .filter_map(|(at, e)| match e {
+                Event::Steered { group, did, why } => Some((*at, group.as_str(), did.clone(), why)),
+                _ => None,
+            })
+            .collect();
+        let (at, group, did, why) = &steered[0];
+        assert!(
+            *at > Nanos::secs(1) && *at <= Nanos::millis(1100),
+            "{steered:?}"
+        );
+        assert_eq!(*group, "batch");
+        assert!(
+            matches!(did, Steering::Limit { bytes: Some(b) } if *b < 1 << 30),
+            "{did:?}"
+        );
+        assert!(why.contains("25%"), "{why}");
+        let frozen = steered.iter().find(|s| s.2 == Steering::Freeze).unwrap();
+        assert!(frozen.0 >= Nanos::millis(1500), "limits first, for `grace`");
+        assert!(fake.log.iter().any(|l| l == "watch"), "{:?}", fake.log);
+        let waited: Vec<u64> = sink
+            .iter()
+            .filter_map(|(_, e)| match e {
+                Event::Waited { memory_ns, .. } => Some(*memory_ns),
+                _ => None,
+            })
+            .collect();
+        assert!(
+            waited
+                .iter()
+                .any(|w| (230_000_000..270_000_000).contains(w)),
+            "{waited:?}"
+        );
+        assert!(fake.clean());
+    }
+
+    #[test]
+    fn what_fails_is_told_once_and_the_run_goes_on() {
+        let mut fake = Fake::new();
+        fake.memory(memory);
+        fake.refuse_memory("the limit could not be written");
+        fake.stop_at(Nanos::secs(3), 15);
+        let mut sink: Vec<(Nanos, Event)> = Vec::new();
+        let held = run(&mut fake, &plan(), &[], Until::Stop, &mut sink).unwrap();
+        assert_eq!(held.outcome, crate::hold::Outcome::Stopped(15));
+        let told = |e: &&(Nanos, Event)| matches!(&e.1, Event::Finding { what, .. } if what.contains("could not be written"));
+        assert_eq!(sink.iter().filter(told).count(), 1);
+        assert!(!sink.iter().any(|(_, e)| matches!(e, Event::Steered { .. })));
+    }
+
+    #[test]
+    fn a_machine_whose_memory_cannot_be_watched_fails_and_is_undone() {
+        struct Never;
+        impl crate::drive::Script for Never {
+            fn begin(&mut self, _: Nanos, _: &mut Vec<crate::drive::Order>) -> Result<(), String> {
+                Ok(())
+            }
+            fn started(&mut self, _: &str, _: quell_core::backend::SubjectId, _: Nanos) {}
+            fn seen(
+                &mut self,
+                _: Nanos,
+                _: quell_core::backend::Seen,
+                _: &mut Vec<crate::drive::Order>,
+            ) -> Result<(), String> {
+                Ok(())
+            }
+            fn finished(&self) -> bool {
+                true
+            }
+        }
+        let mut fake = Fake::new();
+        let mut sink: Vec<(Nanos, Event)> = Vec::new();
+        let failed = drive(&mut fake, &plan(), &mut Never, &mut sink).unwrap_err();
+        assert!(
+            failed.to_string().contains("memory cannot be watched"),
+            "{failed}"
+        );
+        assert!(fake.clean());
+        let none = drive(&mut fake, &plan_with_steps(1), &mut Never, &mut sink).unwrap();
+        assert_eq!(none.ended, Ended::Finished);
+    }
+}

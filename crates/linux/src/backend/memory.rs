@@ -1,0 +1,437 @@
+//! Memory while a plan holds: what is looked at every interval, with files kept open; and what is done, each change
+//! recorded first. Limits and reclaim are written by a thread of their own: the kernel may take seconds over them.
+
+use quell_core::control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
+use quell_core::journal::TaskId;
+use quell_core::plan::{Pressured, Steered, Watched};
+use quell_core::policy::PressureController;
+use quell_core::units::{Bytes, Nanos};
+
+use super::Linux;
+use crate::cgroup::{Controller, Version};
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::freezer::Freezer;
+use crate::home::{Home, Place};
+use crate::kept::{Kept, keyed};
+use crate::memory::{self, Memory};
+use crate::psi::{self, Resource};
+use crate::root::{Files, Kernel, gone};
+use crate::session::Session;
+use crate::vm::{self, Watermarks};
+use crate::writer::Writer;
+use crate::{io, oom, pidfd, procfs, rt};
+
+/// Processes of one group that are looked at: who has more is a fork bomb, and its newest are as good as its oldest.
+const PROCESSES: usize = 256;
+/// Where nobody counts what a group reads and writes, waiting for it stands in: so many nanoseconds for a byte, as on a
+/// disk of 100 MB/s.
+const NANOSECONDS_PER_BYTE: u64 = 10;
+
+/// Everything that is looked at.
+pub(super) struct Watch {
+    meminfo: Kept,
+    marks: Watermarks,
+    average: Option<Kept>,
+    critical: Vec<Account>,
+    neighbours: Vec<Hold>,
+    /// Processes that we stopped.
+    stopped: Vec<TaskId>,
+}
+
+/// The files of one group. What is gone reads as nothing.
+struct Account {
+    memory: Option<Memory>,
+    usage: Option<Kept>,
+    stat: Option<Kept>,
+    memory_stall: Option<Kept>,
+    io_stall: Option<Kept>,
+    /// What is protected by us.
+    protected: Bytes,
+}
+
+/// A group that may be acted upon.
+struct Hold {
+    account: Account,
+    io: Option<Kept>,
+    events: Option<Kept>,
+    tasks: Option<Kept>,
+    freezer: Option<Freezer>,
+    /// We froze it.
+    frozen: bool,
+    writer: Option<Writer>,
+}
+
+impl Account {
+    fn open(files: &Kernel, group: &str, home: &Home, memory: Option<&Place>) -> Result<Self> {
+        let v2 = v2_place(home);
+        let stall = |resource: Resource| match v2 {
+            Some(place) => Kept::open(files, &resource.of(&place.dir)),
+            None => Ok(None),
+        };
+        let memory = memory.map(Memory::of);
+        if let Some(memory) = memory.as_ref().filter(|m| !memory::has(files, m)) {
+            return Err(Error::refused_with(
+                format!("group {group}: {} is missing", memory.usage()),
+                "enable memory in the parents' cgroup.subtree_control",
+            ));
+        }
+        let kept = |path: Option<String>| path.map_or(Ok(None), |p| Kept::open(files, &p));
+        Ok(Self {
+            usage: kept(memory.as_ref().map(Memory::usage))?,
+            stat: kept(memory.as_ref().map(Memory::stat))?,
+            memory_stall: stall(Resource::Memory)?,
+            io_stall: stall(Resource::Io)?,
+            memory,
+            protected: Bytes(0),
+        })
+    }
+
+    fn usage(&mut self, files: &Kernel) -> Result<Bytes> {
+        let Some(kept) = self.usage.as_mut() else {
+            return Ok(Bytes(0));
+        };
+        let Some(number) = kept.text(files)?.map(str::parse) else {
+            return Ok(Bytes(0));
+        };
+        number
+            .map(Bytes)
+            .map_err(|_| Error::malformed(kept.path(), "", "a number of bytes"))
+    }
+
+    fn stat(&mut self, files: &Kernel) -> Result<memory::Stat> {
+        let (Some(kept), Some(memory)) = (self.stat.as_mut(), self.memory.as_ref()) else {
+            return Ok(memory::Stat::default());
+        };
+        match kept.text(files)? {
+            Some(text) => memory.parse_stat(text),
+            None => Ok(memory::Stat::default()),
+        }
+    }
+}
+
+/// The time waited so far, in a pressure file that may be gone.
+fn waited(kept: Option<&mut Kept>, files: &Kernel) -> Result<Option<Nanos>> {
+    let Some(kept) = kept else {
+        return Ok(None);
+    };
+    let total = kept.text(files)?.map(|text| psi::some_total("", text));
+    match total {
+        None => Ok(None),
+        Some(Ok(total)) => Ok(Some(total)),
+        Some(Err(_)) => Err(Error::malformed(kept.path(), "", "a line `some … total=…`")),
+    }
+}
+
+/// The group's cgroup in v2, whatever its controllers: pressure is told there, and it can be frozen.
+fn v2_place(home: &Home) -> Option<&Place> {
+    let is = |p: &&Place| p.hierarchy.version == Version::V2;
+    home.places.iter().find(is)
+}
+
+impl Watch {
+    pub(super) fn open(linux: &mut Linux, plan: &Pressured) -> Result<Self> {
+        let missing = |path: &str| Error::refused(format!("{path} is missing"));
+        let files = linux.files.clone();
+        let meminfo = Kept::open(&files, vm::MEMINFO)?.ok_or_else(|| missing(vm::MEMINFO))?;
+        let mut critical = Vec::new();
+        for Watched { group, .. } in &plan.critical {
+            let home = linux.group(group)?.home.clone();
+            let memory = linux.memory_place(group)?;
+            let account = Account::open(&files, group, &home, memory.as_ref())?;
+            // The planner has seen that groups are told of; somebody may have switched it off for this one.
+            if account.memory_stall.is_none() && plan.controller != PressureController::Latd {
+                return Err(Error::refused_with(
+                    format!("group {group}: its cgroup does not tell how long it waits for memory"),
+                    "write 1 to its cgroup.pressure",
+                ));
+            }
+            critical.push(account);
+        }
+        let mut neighbours = Vec::new();
+        for Steered { group, allows } in &plan.neighbours {
+            let home = linux.group(group)?.home.clone();
+            let place = linux.memory_place(group)?;
+            let account = Account::open(&files, group, &home, place.as_ref())?;
+            let v2 = v2_place(&home);
+            let kept = |name: &str| match v2 {
+                Some(place) => Kept::open(&files, &format!("{}/{name}", place.dir)),
+                None => Ok(None),
+            };
+            let first = v2
+                .or(place.as_ref())
+                .map(|p| format!("{}/cgroup.procs", p.dir));
+            let mut freezers = home.places.iter().filter_map(|p| Freezer::of(&files, p));
+            let writer = match &account.memory {
+                Some(memory) if allows.limit || allows.reclaim => {
+                    let path = memory.steered();
+                    let old = (&files as &dyn Files).text(&path)?;
+                    linux.hands()?.steer(&path, &old)?;
+                    Some(Writer::start(&files, memory)?)
+                }
+                _ => None,
+            };
+            neighbours.push(Hold {
+                io: kept("io.stat")?,
+                events: kept("cgroup.events")?,
+                tasks: first.map_or(Ok(None), |path| Kept::open(&files, &path))?,
+                // v2's where there are both: what it has frozen can still be killed.
+                freezer: v2
+                    .and_then(|p| Freezer::of(&files, p))
+                    .or_else(|| freezers.next_back()),
+                frozen: false,
+                writer,
+                account,
+            });
+        }
+        // What reacts must not wait for memory itself.
+        let _ = rt::lock_memory();
+        Ok(Self {
+            meminfo,
+            marks: vm::watermarks(&files)?.unwrap_or_default(),
+            average: Kept::open(&files, Resource::Memory.system())?,
+            critical,
+            neighbours,
+            stopped: Vec::new(),
+        })
+    }
+
+    pub(super) fn look(
+        &mut self,
+        files: &Kernel,
+        never: Option<u32>,
+        processes: bool,
+        look: &mut Look,
+    ) -> Result<()> {
+        look.machine = self.machine(files)?;
+        look.critical.clear();
+        for account in &mut self.critical {
+            let stat = account.stat(files)?;
+            look.critical.push(Critical {
+                memory_stall: waited(account.memory_stall.as_mut(), files)?.unwrap_or_default(),
+                io_stall: waited(account.io_stall.as_mut(), files)?.unwrap_or_default(),
+                usage: account.usage(files)?,
+                anonymous: Bytes(stat.anonymous.0.saturating_add(stat.shared.0)),
+                file: stat.active_file.max(stat.mapped),
+                refaults: stat.refaults,
+                beat: None,
+            });
+        }
+        look.neighbours.clear();
+        look.processes.clear();
+        for (number, hold) in self.neighbours.iter_mut().enumerate() {
+            let neighbour = hold.look(files)?;
+            look.neighbours.push(neighbour);
+            if processes {
+                hold.processes(files, number, never, &mut look.processes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn machine(&mut self, files: &Kernel) -> Result<Machine> {
+        let memory = vm::meminfo(self.meminfo.text(files)?.unwrap_or_default())?;
+        let average = match self.average.as_mut() {
+            None => None,
+            Some(kept) => match kept.text(files)? {
+                None => None,
+                Some(text) => {
+                    let psi = psi::parse(Resource::Memory.system(), text)?;
+                    psi.some.map(|line| line.avg10)
+                }
+            },
+        };
+        Ok(Machine {
+            total: memory.total,
+            available: memory.available,
+            swap_free: memory.swap_free,
+            low: self.marks.low,
+            high: self.marks.high,
+            average,
+        })
+    }
+}
+
+impl Hold {
+    fn look(&mut self, files: &Kernel) -> Result<Neighbour> {
+        let stat = self.account.stat(files)?;
+        let waits = waited(self.account.io_stall.as_mut(), files)?.unwrap_or_default();
+        let io = match self.io.as_mut() {
+            None => waits.0 / NANOSECONDS_PER_BYTE,
+            Some(kept) => {
+                let moved = kept.text(files)?.map(|text| io::moved("io.stat", text));
+                moved.transpose()?.unwrap_or_default()
+            }
+        };
+        let populated = match self.events.as_mut() {
+            None => true,
+            Some(kept) => {
+                let text = kept.text(files)?;
+                text.is_some_and(|text| keyed(text, "populated") == Some(1))
+            }
+        };
+        Ok(Neighbour {
+            usage: self.account.usage(files)?,
+            anonymous: Bytes(stat.anonymous.0.saturating_add(stat.shared.0)),
+            refaults: stat.refaults,
+            io,
+            stall: waited(self.account.memory_stall.as_mut(), files)?,
+            populated,
+        })
+    }
+
+    fn processes(
+        &mut self,
+        files: &Kernel,
+        neighbour: usize,
+        never: Option<u32>,
+        found: &mut Vec<Process>,
+    ) -> Result<()> {
+        let Some(kept) = self.tasks.as_mut() else {
+            return Ok(());
+        };
+        let Some(text) = kept.text(files)? else {
+            return Ok(());
+        };
+        let pids = text.lines().filter_map(|line| line.parse::<u32>().ok());
+        for pid in pids.take(PROCESSES) {
+            // 0 is a process that this PID namespace cannot name.
+            if pid <= 1 || pid == std::process::id() || Some(pid) == never {
+                continue;
+            }
+            let Some(stat) = procfs::stat(files, pid)? else {
+                continue;
+            };
+            if stat.kernel_thread() || stat.leaving() {
+                continue;
+            }
+            found.push(Process {
+                task: stat.id,
+                neighbour,
+                oom_score: oom::score(files, pid)?.unwrap_or_default(),
+                resident: stat.resident,
+                io: procfs::moved(files, pid).unwrap_or_default(),
+                major_faults: stat.major_faults,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Linux {
+    /// The group's one cgroup with the memory controller; `None` without a controller.
+    pub(super) fn memory_place(&self, name: &str) -> Result<Option<Place>> {
+        let home = &self.group(name)?.home;
+        let places: Vec<Place> = home
+            .dirs(&self.cgroups, Controller::Memory)
+            .cloned()
+            .collect();
+        match places.as_slice() {
+            [] => Ok(None),
+            [one] => Ok(Some(one.clone())),
+            several => Err(Error::refused_with(
+                format!(
+                    "group {name}: it lives in {} cgroups, whose memory would add up",
+                    several.len()
+                ),
+                "select it by one cgroup, or by its tasks",
+            )),
+        }
+    }
+
+    pub(super) fn steer_memory(&mut self, act: &Act) -> Result<()> {
+        let missing = || Error::refused("memory is not watched");
+        let session = self.session.as_mut().ok_or_else(missing)?;
+        let watch = self.watch.as_mut().ok_or_else(missing)?;
+        let mut hands = Hands::new(&self.files, session.journal());
+        match *act {
+            Act::Protect { critical, memory } => {
+                let account = watch.critical.get_mut(critical).ok_or_else(missing)?;
+                let Some(files) = &account.memory else {
+                    return Ok(());
+                };
+                files.protect(&mut hands, (account.protected, memory), true)?;
+                account.protected = memory;
+            }
+            Act::Limit { neighbour, most } => watch.writer(neighbour)?.limit(most)?,
+            Act::Reclaim { neighbour, amount } => watch.writer(neighbour)?.reclaim(amount)?,
+            Act::Freeze { neighbour } => {
+                let hold = watch.hold(neighbour)?;
+                if let Some(freezer) = &hold.freezer {
+                    hold.frozen = freezer.freeze(&mut hands)?;
+                }
+            }
+            // What somebody else froze stays theirs.
+            Act::Thaw { neighbour } => watch.hold(neighbour)?.thaw(&mut hands)?,
+            Act::Stop(task) => {
+                if pidfd::stop(&mut hands, task)? {
+                    watch.stopped.push(task);
+                }
+            }
+            Act::Continue(task) => watch.go_on(&mut hands, task)?,
+            Act::Kill(task) => kill(&self.files, task)?,
+        }
+        Ok(())
+    }
+
+    /// Whoever must never be touched: our watchdog. (We ourselves are known by our number.)
+    pub(super) fn watchdog(&self) -> Option<u32> {
+        self.session.as_ref().and_then(Session::watchdog_pid)
+    }
+}
+
+impl Hold {
+    fn thaw(&mut self, hands: &mut Hands<'_>) -> Result<()> {
+        match &self.freezer {
+            Some(freezer) if std::mem::take(&mut self.frozen) => freezer.thaw(hands),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Watch {
+    fn go_on(&mut self, hands: &mut Hands<'_>, task: TaskId) -> Result<()> {
+        let before = self.stopped.len();
+        self.stopped.retain(|stopped| *stopped != task);
+        if self.stopped.len() < before {
+            pidfd::resume(hands, task)?;
+        }
+        Ok(())
+    }
+
+    /// Lets everybody go on whom we stopped: who is to end must be able to. What fails is in the journal still.
+    pub(super) fn let_go(&mut self, hands: &mut Hands<'_>) {
+        for hold in &mut self.neighbours {
+            let _ = hold.thaw(hands);
+        }
+        for task in std::mem::take(&mut self.stopped) {
+            let _ = pidfd::resume(hands, task);
+        }
+    }
+
+    fn hold(&mut self, neighbour: usize) -> Result<&mut Hold> {
+        let missing = || Error::refused(format!("there is no neighbour {neighbour}"));
+        self.neighbours.get_mut(neighbour).ok_or_else(missing)
+    }
+
+    fn writer(&mut self, neighbour: usize) -> Result<&mut Writer> {
+        let missing = || {
+            Error::refused(format!(
+                "the memory of neighbour {neighbour} is not ours to limit"
+            ))
+        };
+        self.hold(neighbour)?.writer.as_mut().ok_or_else(missing)
+    }
+}
+
+fn kill(files: &dyn Files, task: TaskId) -> Result<()> {
+    match files.signal(task, libc::SIGKILL) {
+        Err(e) if !gone(&e) => Err(Error::file(
+            "kill",
+            &format!("process {}", task.pid),
+            None,
+            e,
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,101 @@
+//! Stopping a cgroup whole: `cgroup.freeze` (v2), `freezer.state` (v1). cgroup-v2.rst ("cgroup.freeze"),
+//! cgroup-v1/freezer-subsystem.rst. What is frozen in v2 can still be killed; children born meanwhile are frozen, too.
+
+use quell_core::journal::Stopped;
+
+use crate::cgroup::Version;
+use crate::change::Hands;
+use crate::error::Result;
+use crate::fault;
+use crate::home::Place;
+use crate::root::{Files, gone};
+
+/// How a cgroup is frozen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Freezer {
+    path: String,
+    freeze: &'static str,
+    thaw: &'static str,
+}
+
+impl Freezer {
+    /// That of a place; `None` where it has none (the root, a v1 hierarchy without the freezer).
+    #[must_use]
+    pub fn of(files: &dyn Files, place: &Place) -> Option<Self> {
+        let freezer = match place.hierarchy.version {
+            Version::V2 => Self {
+                path: format!("{}/cgroup.freeze", place.dir),
+                freeze: "1",
+                thaw: "0",
+            },
+            Version::V1 => Self {
+                path: format!("{}/freezer.state", place.dir),
+                freeze: "FROZEN",
+                thaw: "THAWED",
+            },
+        };
+        files.exists(&freezer.path).then_some(freezer)
+    }
+
+    /// Whether it is told to be frozen, by whomever. (A v1 cgroup may read `FREEZING` for a while.)
+    ///
+    /// # Errors
+    /// [`crate::error::Error::File`].
+    pub fn frozen(&self, files: &dyn Files) -> Result<bool> {
+        let text = files.optional(&self.path)?;
+        Ok(text.is_some_and(|text| is_frozen(&text)))
+    }
+
+    /// Freezes it, journaled. Whether we did: one that somebody else froze is left to them.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::File`].
+    pub fn freeze(&self, hands: &mut Hands<'_>) -> Result<bool> {
+        if is_frozen(&hands.files.text(&self.path)?) {
+            return Ok(false);
+        }
+        let what = Stopped::Group(self.path.clone());
+        hands.stopping(what.clone())?;
+        if let Err(e) = hands.files.put(&self.path, self.freeze) {
+            hands.resumed(what)?;
+            return Err(e);
+        }
+        fault::boundary();
+        Ok(true)
+    }
+
+    /// Lets it go on. One that was removed meanwhile is no error.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::File`].
+    pub fn thaw(&self, hands: &mut Hands<'_>) -> Result<()> {
+        match hands.files.write(&self.path, self.thaw) {
+            Err(e) if !gone(&e) => {
+                return Err(crate::error::Error::file(
+                    "write",
+                    &self.path,
+                    Some(self.thaw),
+                    e,
+                ));
+            }
+            _ => fault::boundary(),
+        }
+        hands.resumed(Stopped::Group(self.path.clone()))
+    }
+}
+
+/// Whether the text of a freezer's file means frozen.
+#[must_use]
+pub fn is_frozen(text: &str) -> bool {
+    matches!(text.trim(), "1" | "FROZEN" | "FREEZING")
+}
+
+/// What thaws a freezer's file.
+#[must_use]
+pub fn thawing(path: &str) -> &'static str {
+    if path.ends_with("freezer.state") {
+        "THAWED"
+    } else {
+        "0"
+    }
+}

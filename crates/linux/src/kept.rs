@@ -1,0 +1,115 @@
+//! A kernel file that is read again and again while a loop holds: opened once, read into a buffer that stays.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::error::{Error, Result};
+use crate::root::{Access, Files, gone};
+
+/// What is read at once: more than `memory.stat` and `/proc/vmstat` say.
+const SIZE: usize = 16 << 10;
+
+/// A file that is kept open where the root has descriptors, and read by its path where not.
+#[derive(Debug)]
+pub struct Kept {
+    path: String,
+    file: Option<File>,
+    buffer: Vec<u8>,
+}
+
+impl Kept {
+    /// Opens a file; `None` where it is not there.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn open(files: &dyn Files, path: &str) -> Result<Option<Self>> {
+        if !files.exists(path) {
+            return Ok(None);
+        }
+        let file = match files.open(path, Access::Read) {
+            Ok(file) => file,
+            Err(e) if gone(&e) => return Ok(None),
+            Err(e) => return Err(Error::file("open", path, None, e)),
+        };
+        Ok(Some(Self {
+            path: path.to_owned(),
+            file,
+            buffer: vec![0; SIZE],
+        }))
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// What it says now, trimmed; `None` where it is gone (its cgroup was removed). What goes beyond 16 KiB, and what
+    /// follows bytes that are no text, is left out.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn text(&mut self, files: &dyn Files) -> Result<Option<&str>> {
+        let length = match &self.file {
+            Some(file) => fill(file, &mut self.buffer),
+            None => files.read(&self.path).map(|text| {
+                let length = text.len().min(self.buffer.len());
+                self.buffer[..length].copy_from_slice(&text.as_bytes()[..length]);
+                length
+            }),
+        };
+        let length = match length {
+            Ok(length) => length,
+            Err(e) if gone(&e) => return Ok(None),
+            Err(e) => return Err(Error::file("read", &self.path, None, e)),
+        };
+        let text = match std::str::from_utf8(&self.buffer[..length]) {
+            Ok(text) => text,
+            Err(e) => std::str::from_utf8(&self.buffer[..e.valid_up_to()]).unwrap_or_default(),
+        };
+        Ok(Some(text.trim()))
+    }
+}
+
+/// Reads from the beginning: a kernel file makes its text anew for whoever reads there.
+fn fill(file: &File, buffer: &mut [u8]) -> std::io::Result<usize> {
+    let mut length = 0;
+    while length < buffer.len() {
+        match file.read_at(&mut buffer[length..], length as u64) {
+            Ok(0) => break,
+            Ok(n) => length += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(length)
+}
+
+/// The number behind a key, in files of lines `KEY NUMBER` (`memory.stat`, `memory.events`, `/proc/vmstat`).
+#[must_use]
+pub fn keyed(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let rest = line.strip_prefix(key)?.strip_prefix(' ')?;
+        rest.trim().parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn a_kept_file_is_read_anew_each_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        assert!(Kept::open(&kernel, "/x").unwrap().is_none());
+        std::fs::write(dir.path().join("x"), "low 1\nhigh 22\n").unwrap();
+        let mut kept = Kept::open(&kernel, "/x").unwrap().unwrap();
+        let high = |k: &mut Kept| keyed(k.text(&kernel).unwrap().unwrap(), "high");
+        assert_eq!(high(&mut kept), Some(22));
+        std::fs::write(dir.path().join("x"), "high 3\n").unwrap();
+        assert_eq!(high(&mut kept), Some(3));
+        assert_eq!(keyed("highest 4", "high"), None);
+    }
+}

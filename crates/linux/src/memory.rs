@@ -1,0 +1,354 @@
+//! Memory of a cgroup: what it uses, what it is protected and limited by. cgroup-v2.rst ("Memory"),
+//! cgroup-v1/memory.rst.
+//!
+//! - `memory.min` is kept from reclaim whatever happens, `memory.low` as long as there is anything else; both only as
+//!   far as every ancestor has them, too.
+//! - Beyond `memory.high` (v2) whoever allocates reclaims and sleeps, up to two seconds at a time, and is never killed;
+//!   beyond `memory.max`, and beyond v1's `memory.limit_in_bytes`, the kernel kills in the cgroup when it finds nothing
+//!   to reclaim. v1 has no protection.
+//! - A page of a file is charged to whoever touches it first.
+
+use quell_core::units::Bytes;
+
+use crate::cgroup::Version;
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::home::Place;
+use crate::kept::keyed;
+use crate::root::Files;
+
+/// What a cgroup's memory is, with everything below it (`memory.stat`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Programs' own memory.
+    pub anonymous: Bytes,
+    /// Pages of files, shared memory included.
+    pub file: Bytes,
+    /// Of that, shared memory, which cannot be dropped.
+    pub shared: Bytes,
+    /// Of the pages of files, mapped ones.
+    pub mapped: Bytes,
+    /// Of the pages of files, those used more than once lately.
+    pub active_file: Bytes,
+    /// Locked, or otherwise not to be reclaimed.
+    pub unevictable: Bytes,
+    /// Pages that came back soon after they had been reclaimed, so far.
+    pub refaults: u64,
+}
+
+/// What befell a cgroup, in times so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Reclaimed although below `memory.low`.
+    pub low: u64,
+    /// Slowed down beyond `memory.high`.
+    pub high: u64,
+    /// Reclaimed because of `memory.max`.
+    pub max: u64,
+    /// Processes killed for memory.
+    pub oom_kill: u64,
+}
+
+/// The names of a cgroup's memory files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Memory {
+    dir: String,
+    mount: String,
+    version: Version,
+}
+
+impl Memory {
+    /// Of a place in the hierarchy that has the memory controller.
+    #[must_use]
+    pub fn of(place: &Place) -> Self {
+        Self {
+            dir: place.dir.clone(),
+            mount: place.hierarchy.mount.clone(),
+            version: place.hierarchy.version,
+        }
+    }
+
+    /// Its generation.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// What it uses.
+    #[must_use]
+    pub fn usage(&self) -> String {
+        self.file("memory.current", "memory.usage_in_bytes")
+    }
+
+    /// What that consists of.
+    #[must_use]
+    pub fn stat(&self) -> String {
+        self.file("memory.stat", "memory.stat")
+    }
+
+    /// What befell it.
+    #[must_use]
+    pub fn events(&self) -> String {
+        self.file("memory.events", "memory.oom_control")
+    }
+
+    /// The limit that a loop moves: `memory.high`, in v1 `memory.limit_in_bytes`.
+    #[must_use]
+    pub fn steered(&self) -> String {
+        self.file("memory.high", "memory.limit_in_bytes")
+    }
+
+    /// The file that reclaims as many bytes as are written to it (v2, Linux 5.19).
+    #[must_use]
+    pub fn reclaim(&self) -> String {
+        format!("{}/memory.reclaim", self.dir)
+    }
+
+    fn file(&self, v2: &str, v1: &str) -> String {
+        let name = match self.version {
+            Version::V2 => v2,
+            Version::V1 => v1,
+        };
+        format!("{}/{name}", self.dir)
+    }
+
+    /// Reads [`Self::stat`]'s text.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`].
+    pub fn parse_stat(&self, text: &str) -> Result<Stat> {
+        let value = |v2: &str, v1: &str| match self.version {
+            Version::V2 => keyed(text, v2),
+            Version::V1 => keyed(text, v1),
+        };
+        let need = |v2: &str, v1: &str| {
+            value(v2, v1).map(Bytes).ok_or_else(|| {
+                Error::malformed(
+                    &self.stat(),
+                    text,
+                    format!("the memory.stat of a cgroup: it lacks {v2}"),
+                )
+            })
+        };
+        // Before Linux 5.9 one figure stood for both kinds.
+        let refaults = [
+            value("workingset_refault_file", "total_workingset_refault_file"),
+            value("workingset_refault_anon", "total_workingset_refault_anon"),
+            value("workingset_refault", "total_workingset_refault"),
+        ];
+        Ok(Stat {
+            anonymous: need("anon", "total_rss")?,
+            file: need("file", "total_cache")?,
+            shared: need("shmem", "total_shmem")?,
+            mapped: need("file_mapped", "total_mapped_file")?,
+            active_file: need("active_file", "total_active_file")?,
+            unevictable: need("unevictable", "total_unevictable")?,
+            refaults: refaults
+                .iter()
+                .flatten()
+                .fold(0, |sum, n| sum.saturating_add(*n)),
+        })
+    }
+
+    /// Reads [`Self::events`]' text. v1 tells of kills alone.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`].
+    pub fn parse_events(&self, text: &str) -> Result<Events> {
+        let need = |key: &str| {
+            keyed(text, key).ok_or_else(|| {
+                Error::malformed(
+                    &self.events(),
+                    text,
+                    format!("lines `KEY N`: it lacks {key}"),
+                )
+            })
+        };
+        let oom_kill = need("oom_kill")?;
+        Ok(match self.version {
+            Version::V1 => Events {
+                oom_kill,
+                ..Events::default()
+            },
+            Version::V2 => Events {
+                low: need("low")?,
+                high: need("high")?,
+                max: need("max")?,
+                oom_kill,
+            },
+        })
+    }
+
+    /// The cgroup's protection moves from `from` to `to`, and that of every ancestor by as much. `steered`: a loop moves
+    /// it again and again. `memory.low` goes a quarter beyond `memory.min`.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Refused`] in v1, which has none.
+    pub fn protect(
+        &self,
+        hands: &mut Hands<'_>,
+        (from, to): (Bytes, Bytes),
+        steered: bool,
+    ) -> Result<()> {
+        if self.version == Version::V1 {
+            return Err(Error::refused_with(
+                format!("{}: cgroup v1 cannot protect memory", self.dir),
+                "boot with the memory controller on cgroup v2 (cgroup_no_v1=memory)",
+            ));
+        }
+        let low = |bytes: Bytes| Bytes(bytes.0.saturating_add(bytes.0 / 4));
+        for (name, from, to) in [("memory.min", from, to), ("memory.low", low(from), low(to))] {
+            for dir in self.chain() {
+                let path = format!("{dir}/{name}");
+                let text = hands.files.text(&path)?;
+                // All of it is protected already.
+                let Some(now) = amount(&path, &text)? else {
+                    continue;
+                };
+                let new = now.0.saturating_sub(from.0).saturating_add(to.0);
+                if steered {
+                    hands.steer(&path, &text)?;
+                    hands.files.put(&path, &new.to_string())?;
+                } else {
+                    hands.set(&path, &new.to_string())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The cgroup and its ancestors below the root, the highest first.
+    fn chain(&self) -> Vec<String> {
+        let below = self.dir.strip_prefix(&self.mount).unwrap_or_default();
+        let mut dir = self.mount.clone();
+        let parts = below.split('/').filter(|part| !part.is_empty());
+        parts
+            .map(|part| {
+                dir = format!("{dir}/{part}");
+                dir.clone()
+            })
+            .collect()
+    }
+
+    /// Limits the cgroup for good. `kills`: beyond it the kernel may kill in the cgroup, and allows no more; else (v2
+    /// alone) it only slows it down. Reclaiming what is beyond takes as long as it takes; the heart beats meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::File`] (EBUSY in v1, where not as much can be reclaimed); [`Error::Refused`] where the version cannot.
+    pub fn limit(&self, hands: &mut Hands<'_>, most: Bytes, kills: bool) -> Result<()> {
+        match (self.version, kills) {
+            (Version::V2, true) => {
+                // Who grows slowly is slowed down before it is killed.
+                let high = Bytes(most.0 - most.0 / 16);
+                hands.set_slowly(&format!("{}/memory.high", self.dir), &high.0.to_string())?;
+                hands.set_slowly(&format!("{}/memory.max", self.dir), &most.0.to_string())?;
+            }
+            (Version::V2, false) => {
+                hands.set_slowly(&format!("{}/memory.high", self.dir), &most.0.to_string())?;
+            }
+            (Version::V1, true) => {
+                hands.set_slowly(&self.steered(), &most.0.to_string())?;
+            }
+            (Version::V1, false) => {
+                return Err(Error::refused_with(
+                    format!(
+                        "{}: a limit of cgroup v1 kills who exceeds it with nothing to reclaim",
+                        self.dir
+                    ),
+                    "add \"kill\" to the group's `allow`",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The text of a limit or protection; `None`: all there is (`max`).
+///
+/// # Errors
+/// [`Error::Malformed`].
+pub fn amount(path: &str, text: &str) -> Result<Option<Bytes>> {
+    match text.trim() {
+        "max" => Ok(None),
+        number => number
+            .parse()
+            .map(|n| Some(Bytes(n)))
+            .map_err(|_| Error::malformed(path, text, "a number of bytes, or max")),
+    }
+}
+
+/// A limit as it is written: v2's `max`, v1's `-1` for none.
+#[must_use]
+pub fn written(version: Version, limit: Option<Bytes>) -> String {
+    match (limit, version) {
+        (Some(bytes), _) => bytes.0.to_string(),
+        (None, Version::V2) => "max".to_owned(),
+        (None, Version::V1) => "-1".to_owned(),
+    }
+}
+
+/// Whether the memory controller's files are there at all: a v2 cgroup has them only where its parent hands them on.
+#[must_use]
+pub fn has(files: &dyn Files, memory: &Memory) -> bool {
+    files.exists(&memory.usage())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(version: Version) -> Memory {
+        Memory {
+            dir: "/sys/fs/cgroup/quell.slice/a".into(),
+            mount: "/sys/fs/cgroup".into(),
+            version,
+        }
+    }
+
+    #[test]
+    fn both_versions_stat_is_read_with_what_is_below() {
+        // From Linux 6.18 (v1) and 6.12 (v2), shortened.
+        let v1 = "cache 9650176\nrss 9392128\ntotal_cache 187101184\ntotal_rss 15683584\ntotal_shmem 9084928\n\
+                  total_mapped_file 11255808\ntotal_active_file 27156480\ntotal_unevictable 16949248\n\
+                  total_workingset_refault_anon 2\ntotal_workingset_refault_file 40\ntotal_pgmajfault 144758\n";
+        let stat = memory(Version::V1).parse_stat(v1).unwrap();
+        assert_eq!(stat.anonymous, Bytes(15_683_584));
+        assert_eq!((stat.shared, stat.refaults), (Bytes(9_084_928), 42));
+        let v2 = "anon 1\nfile 20\nkernel 3\nshmem 4\nfile_mapped 5\nactive_file 6\nunevictable 7\n\
+                  workingset_refault_anon 8\nworkingset_refault_file 9\nworkingset_activate_file 3\n";
+        let stat = memory(Version::V2).parse_stat(v2).unwrap();
+        assert_eq!(
+            (stat.file, stat.active_file, stat.refaults),
+            (Bytes(20), Bytes(6), 17)
+        );
+        let error = memory(Version::V2).parse_stat(v1).unwrap_err().to_string();
+        assert!(
+            error.contains("/quell.slice/a/memory.stat") && error.contains("lacks anon"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn events_of_v1_are_kills_alone() {
+        let v2 = "low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\noom_group_kill 0";
+        let events = memory(Version::V2).parse_events(v2).unwrap();
+        assert_eq!(
+            (events.low, events.high, events.max, events.oom_kill),
+            (1, 2, 3, 5)
+        );
+        let v1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7";
+        assert_eq!(memory(Version::V1).parse_events(v1).unwrap().oom_kill, 7);
+        assert!(memory(Version::V2).parse_events(v1).is_err());
+    }
+
+    #[test]
+    fn ancestors_are_those_below_the_root() {
+        assert_eq!(
+            memory(Version::V2).chain(),
+            ["/sys/fs/cgroup/quell.slice", "/sys/fs/cgroup/quell.slice/a"]
+        );
+        assert_eq!(amount("/x", "max").unwrap(), None);
+        assert!(amount("/x", "lots").is_err());
+        assert_eq!(written(Version::V1, None), "-1");
+    }
+}

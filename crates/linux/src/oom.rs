@@ -1,0 +1,87 @@
+//! Whom the kernel kills when memory runs out: `oom_score`, `oom_score_adj`. proc_pid_oom_score_adj(5), mm/oom_kill.c.
+
+use quell_core::journal::{TaskId, Undo};
+
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::procfs;
+use crate::root::{Files, gone};
+
+/// Never to be killed for memory.
+pub const IMMUNE: i32 = -1000;
+
+/// How bad the kernel finds a process, 0 to about 2000; `None` where it has ended.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn score(files: &dyn Files, pid: u32) -> Result<Option<u32>> {
+    files.parsed(&format!("/proc/{pid}/oom_score"), "a score")
+}
+
+/// What is added to that, -1000 to 1000.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn adjustment(files: &dyn Files, pid: u32) -> Result<Option<i32>> {
+    files.parsed(&path(pid), "a number from -1000 to 1000")
+}
+
+/// Whether we may make a program immune; why not. Tried on ourselves, and taken back at once.
+///
+/// # Errors
+/// The reason in words.
+pub fn may_be_immune() -> std::result::Result<(), String> {
+    let path = "/proc/self/oom_score_adj";
+    let refused = |e: std::io::Error| {
+        format!("oom_score_adj may not be lowered ({e}): it needs CAP_SYS_RESOURCE")
+    };
+    let now = std::fs::read_to_string(path).map_err(refused)?;
+    std::fs::write(path, IMMUNE.to_string()).map_err(refused)?;
+    std::fs::write(path, now.trim()).map_err(refused)
+}
+
+/// The file of a process.
+#[must_use]
+pub fn path(pid: u32) -> String {
+    format!("/proc/{pid}/oom_score_adj")
+}
+
+/// Sets what is added to a process's score, journaled; `dir` is the cgroup in which its children will be found.
+/// Nothing happens where it is so already, or the process has ended. Whether something was changed.
+///
+/// # Errors
+/// [`Error::File`]: EACCES where it may not be lowered (CAP_SYS_RESOURCE).
+pub fn adjust(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Result<bool> {
+    let Some(old) = adjustment(hands.files, task.pid)?.filter(|old| *old != new) else {
+        return Ok(false);
+    };
+    if !procfs::alive(hands.files, task) {
+        return Ok(false);
+    }
+    let mark = hands.journal.mark();
+    hands.journal.record(&Undo::OomScore {
+        task,
+        old,
+        new,
+        dir: dir.to_owned(),
+    })?;
+    match hands.files.write(&path(task.pid), &new.to_string()) {
+        Ok(()) => {
+            fault::boundary();
+            Ok(true)
+        }
+        Err(e) => {
+            hands.journal.retract(mark)?;
+            if gone(&e) {
+                return Ok(false);
+            }
+            Err(Error::file(
+                "write",
+                &path(task.pid),
+                Some(&new.to_string()),
+                e,
+            ))
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Pressure stall information: how long tasks waited because a resource was short, of the machine and of each v2 cgroup.
+//! Documentation/accounting/psi.rst, kernel/sched/psi.c.
+//!
+//! `total=` is computed anew at each read, while the averages move every two seconds: a loop takes differences of
+//! totals. A trigger makes the kernel wake whoever polls it; without CAP_SYS_RESOURCE its window is a multiple of two
+//! seconds, and before Linux 6.4 at least 500 ms and for the privileged only, so that reading has to do without one.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use quell_core::units::{Nanos, Share};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::error::{Error, Result};
+use crate::root::{Access, Files};
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Memory: reclaim, refaults, sleeps over `memory.high`.
+    Memory,
+    /// Input and output; first reads of a page show here only.
+    Io,
+    /// A CPU.
+    Cpu,
+}
+
+impl Resource {
+    /// The machine's file.
+    #[must_use]
+    pub const fn system(self) -> &'static str {
+        match self {
+            Self::Memory => "/proc/pressure/memory",
+            Self::Io => "/proc/pressure/io",
+            Self::Cpu => "/proc/pressure/cpu",
+        }
+    }
+
+    /// The file of a v2 cgroup.
+    #[must_use]
+    pub fn of(self, dir: &str) -> String {
+        let name = match self {
+            Self::Memory => "memory",
+            Self::Io => "io",
+            Self::Cpu => "cpu",
+        };
+        format!("{dir}/{name}.pressure")
+    }
+}
+
+/// Who waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// At least one task.
+    Some,
+    /// All tasks that had anything to do.
+    Full,
+}
+
+/// One line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Share of the last 10 s, as of the last two-second step.
+    pub avg10: Share,
+    /// Share of the last 60 s.
+    pub avg60: Share,
+    /// Share of the last 300 s.
+    pub avg300: Share,
+    /// All the time waited so far.
+    pub total: Nanos,
+}
+
+/// What a pressure file says. Old kernels have no `full` for the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Psi {
+    /// Some task waited.
+    pub some: Option<Line>,
+    /// All of them did.
+    pub full: Option<Line>,
+}
+
+/// Reads a pressure file's text.
+///
+/// # Errors
+/// [`Error::Malformed`].
+pub fn parse(path: &str, text: &str) -> Result<Psi> {
+    let mut psi = Psi::default();
+    for line in text.lines() {
+        let wrong = || Error::malformed(path, line, "`some avg10=… avg60=… avg300=… total=…`");
+        let (kind, rest) = line.split_once(' ').ok_or_else(wrong)?;
+        let read = read_line(rest).ok_or_else(wrong)?;
+        match kind {
+            "some" => psi.some = Some(read),
+            "full" => psi.full = Some(read),
+            _ => return Err(wrong()),
+        }
+    }
+    if psi == Psi::default() {
+        return Err(Error::malformed(path, text, "a line `some` or `full`"));
+    }
+    Ok(psi)
+}
+
+fn read_line(text: &str) -> Option<Line> {
+    let mut values = text.split_ascii_whitespace();
+    let mut next = |key: &str| values.next()?.strip_prefix(key)?.strip_prefix('=');
+    Some(Line {
+        avg10: percent(next("avg10")?)?,
+        avg60: percent(next("avg60")?)?,
+        avg300: percent(next("avg300")?)?,
+        total: micros(next("total")?)?,
+    })
+}
+
+fn micros(text: &str) -> Option<Nanos> {
+    text.parse::<u64>().ok()?.checked_mul(1_000).map(Nanos)
+}
+
+/// `12.34`, two decimals.
+fn percent(text: &str) -> Option<Share> {
+    let (whole, part) = text.split_once('.')?;
+    let (whole, part): (u64, u64) = (whole.parse().ok()?, part.parse().ok()?);
+    let whole = whole.checked_mul(10_000)?;
+    whole.checked_add(part.checked_mul(100)?).map(Share)
+}
+
+/// The time some task waited so far: the figure that a loop takes differences of. Takes nothing but the text.
+///
+/// # Errors
+/// [`Error::Malformed`].
+pub fn some_total(path: &str, text: &str) -> Result<Nanos> {
+    let total = text.lines().find_map(|line| {
+        let rest = line.strip_prefix("some ")?;
+        micros(rest.rsplit_once("total=")?.1.trim())
+    });
+    total.ok_or_else(|| Error::malformed(path, text, "a line `some … total=…`"))
+}
+
+/// Reads a pressure file. `None` where there is none: the kernel has no PSI (CONFIG_PSI), it is off (`psi=1` on the
+/// kernel's command line turns it on), or off for this cgroup (`cgroup.pressure`).
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn read(files: &dyn Files, path: &str) -> Result<Option<Psi>> {
+    match files.optional(path) {
+        Ok(Some(text)) => parse(path, &text).map(Some),
+        Ok(None) => Ok(None),
+        Err(e) if e.errno() == Some(libc::EOPNOTSUPP) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether the kernel tells any pressure. (The files may be there and not be opened: EOPNOTSUPP.)
+#[must_use]
+pub fn told(files: &dyn Files) -> bool {
+    files.read(Resource::Memory.system()).is_ok()
+}
+
+/// What windows a trigger may have here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Windows {
+    /// Any, up to ten seconds.
+    Any,
+    /// From 500 ms on (before Linux 6.4).
+    HalfSecond,
+    /// Multiples of two seconds: CAP_SYS_RESOURCE is missing.
+    TwoSeconds,
+    /// No trigger at all; why.
+    None(String),
+}
+
+/// Tries which triggers a pressure file takes. Each is gone again with the write.
+#[must_use]
+pub fn windows(files: &dyn Files, path: &str) -> Windows {
+    let ask = |stall_us: u64, window_us: u64| {
+        files.write(path, &format!("some {stall_us} {window_us}\n"))
+    };
+    if ask(10_000, 20_000).is_ok() {
+        return Windows::Any;
+    }
+    if ask(100_000, 500_000).is_ok() {
+        return Windows::HalfSecond;
+    }
+    match ask(100_000, 2_000_000) {
+        Ok(()) => Windows::TwoSeconds,
+        Err(e) => Windows::None(e.to_string()),
+    }
+}
+
+/// A trigger: its file is ready for POLLPRI when tasks waited for `stall` within a window, at most once per window. It
+/// ends when it is dropped.
+#[derive(Debug)]
+pub struct Trigger {
+    file: File,
+}
+
+impl Trigger {
+    /// Sets one.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Refused`] where files have no descriptors.
+    pub fn set(
+        files: &dyn Files,
+        path: &str,
+        kind: Kind,
+        stall: Nanos,
+        window: Nanos,
+    ) -> Result<Self> {
+        let word = match kind {
+            Kind::Some => "some",
+            Kind::Full => "full",
+        };
+        // The kernel puts its zero in place of the last byte.
+        let text = format!("{word} {} {}\n", stall.0 / 1_000, window.0 / 1_000);
+        let failed = |e| Error::file("write", path, Some(&text), e);
+        let mut file = files
+            .open(path, Access::Write)
+            .map_err(failed)?
+            .ok_or_else(|| Error::refused(format!("{path} has no descriptor to be polled")))?;
+        file.write_all(text.as_bytes()).map_err(failed)?;
+        Ok(Self { file })
+    }
+
+    /// What to poll, for [`PollFlags::PRI`].
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Whether it has gone off since it was last asked; waits up to `patience`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when what it watched is gone.
+    pub fn fired(&self, patience: Nanos) -> Result<bool> {
+        let mut watched = [PollFd::new(&self.file, PollFlags::PRI)];
+        let wait = Timespec {
+            tv_sec: i64::try_from(patience.0 / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(patience.0 % 1_000_000_000).unwrap_or(0),
+        };
+        match rustix::event::poll(&mut watched, Some(&wait)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
+            Ok(_) if watched[0].revents().contains(PollFlags::ERR) => Err(Error::refused(
+                "the cgroup whose pressure was watched is gone",
+            )),
+            Ok(_) => Ok(true),
+            Err(e) => Err(Error::refused(format!("waiting for pressure failed: {e}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_text_is_read_and_anything_else_is_named() {
+        let text = "some avg10=1.02 avg60=0.30 avg300=100.00 total=17\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=5\n";
+        let psi = parse("/p", text).unwrap();
+        let some = psi.some.unwrap();
+        assert_eq!((some.avg10, some.avg300), (Share(10_200), Share::WHOLE));
+        assert_eq!(some.total, Nanos::micros(17));
+        assert_eq!(psi.full.unwrap().total, Nanos::micros(5));
+        assert_eq!(some_total("/p", text).unwrap(), Nanos::micros(17));
+        let only_some = text.lines().next().unwrap();
+        assert!(parse("/p", only_some).unwrap().full.is_none());
+        for wrong in [
+            "",
+            "some",
+            "some avg10=1 avg60=0.00 avg300=0.00 total=1",
+            "x avg10=0.00 avg60=0.00 avg300=0.00 total=1",
+        ] {
+            let error = parse("/proc/pressure/io", wrong).unwrap_err().to_string();
+            assert!(error.contains("/proc/pressure/io reads"), "{error}");
+        }
+        assert!(some_total("/p", "full total=5").is_err());
+    }
+}

@@ -1,0 +1,245 @@
+//! Files that are kept in memory: mapped and locked (`mlock(2)`) by a small process of ours that lives in the group's
+//! cgroup. A page of a file is charged to whoever touches it first, so it is touched from in there; and it stays locked
+//! for as long as that process lives, which ends when its standard input does: with the run, however that ends.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::ptr::NonNull;
+
+use quell_core::units::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::children;
+use crate::error::{Error, Result};
+use crate::oom;
+
+/// How the keeper is started: a hidden subcommand; the files are appended.
+#[derive(Clone, Debug)]
+pub struct KeeperCommand {
+    /// The program; normally `/proc/self/exe`.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}
+
+/// Whether any amount of memory may be locked; why not.
+///
+/// # Errors
+/// The reason in words.
+pub fn may_lock() -> std::result::Result<(), String> {
+    const CAP_IPC_LOCK: u32 = 14;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let capabilities = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    let capable = capabilities.is_some_and(|bits| bits & (1 << CAP_IPC_LOCK) != 0);
+    match limit.current {
+        None => Ok(()),
+        _ if capable => Ok(()),
+        Some(bytes) => Err(format!(
+            "only {} may be locked (RLIMIT_MEMLOCK), and CAP_IPC_LOCK is missing",
+            Bytes(bytes)
+        )),
+    }
+}
+
+/// A file, mapped and locked until this is dropped.
+#[derive(Debug)]
+struct Locked {
+    memory: NonNull<libc::c_void>,
+    length: usize,
+}
+
+impl Locked {
+    /// Maps and locks a whole file: when it returns, every page is in memory.
+    fn new(path: &str) -> Result<Self> {
+        let failed = |action, e: std::io::Error| Error::file(action, path, None, e);
+        let file = File::open(path).map_err(|e| failed("open", e))?;
+        let metadata = file.metadata().map_err(|e| failed("inspect", e))?;
+        let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
+        if !metadata.is_file() || length == 0 {
+            return Err(Error::refused_with(
+                format!("{path} is no file with content: there is nothing to keep in memory"),
+                "name files, not folders or devices",
+            ));
+        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice; nothing is ever read through it, so that a file
+        // cut short by somebody else cannot fault us.
+        let memory = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        };
+        let memory = memory.map_err(|e| failed("map", e.into())).and_then(|m| {
+            NonNull::new(m).ok_or_else(|| Error::refused(format!("{path} was mapped at zero")))
+        })?;
+        let locked = Self { memory, length };
+        // SAFETY: the range is the mapping just made.
+        unsafe { rustix::mm::mlock(memory.as_ptr(), length) }.map_err(|e| {
+            let e = std::io::Error::from(e);
+            match e.raw_os_error() {
+                Some(libc::ENOMEM | libc::EPERM | libc::EAGAIN) => Error::refused_with(
+                    format!("{path} ({}) cannot be locked in memory: {e}", Bytes(length as u64)),
+                    "give CAP_IPC_LOCK, or raise the limit of locked memory (ulimit -l); and have so much memory",
+                ),
+                _ => failed("lock", e),
+            }
+        })?;
+        Ok(locked)
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this address and length; nothing refers to it.
+        let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr(), self.length) };
+    }
+}
+
+/// The keeper itself: the body of the hidden subcommand. Says `kept BYTES` once all is locked, and ends with its
+/// standard input.
+///
+/// # Errors
+/// The first file that cannot be locked; nothing is kept then.
+pub fn keep(files: &[String]) -> Result<()> {
+    // Its memory is the group's, and its death would let go of what the group rests on.
+    let _ = std::fs::write("/proc/self/oom_score_adj", oom::IMMUNE.to_string());
+    let locked: Vec<Locked> = files
+        .iter()
+        .map(|f| Locked::new(f))
+        .collect::<Result<_>>()?;
+    let bytes: usize = locked.iter().map(|l| l.length).sum();
+    let mut out = std::io::stdout();
+    let told = writeln!(out, "kept {bytes}").and_then(|()| out.flush());
+    told.map_err(|e| Error::file("write", "standard output", None, e))?;
+    let mut rest = [0u8; 64];
+    // Whatever ends it: end of file, or an error.
+    while matches!(std::io::stdin().read(&mut rest), Ok(n) if n > 0) {}
+    drop(locked);
+    Ok(())
+}
+
+/// The main process's handle of a keeper. Dropped, it lets go.
+#[derive(Debug)]
+pub struct Keeper {
+    child: Child,
+    /// How much it keeps.
+    pub bytes: Bytes,
+}
+
+impl Keeper {
+    /// Starts one that enters these cgroups first (`cgroup.procs` files), and waits until all is in memory, however long
+    /// reading takes; `beat` is called meanwhile.
+    ///
+    /// # Errors
+    /// What the keeper could not do, in its own words.
+    pub fn start(
+        command: &KeeperCommand,
+        files: &[String],
+        doors: &[String],
+        beat: &mut dyn FnMut(),
+    ) -> Result<Self> {
+        let program = command.program.to_string_lossy().into_owned();
+        let doors = children::open_doors(doors)?;
+        let mut start = Command::new(&command.program);
+        start
+            .args(&command.arguments)
+            .args(files)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        // SAFETY: between fork and exec only system calls on prepared values are made; nothing allocates.
+        unsafe {
+            start.pre_exec(move || children::enter(&doors, None, false, None));
+        }
+        let child = start
+            .spawn()
+            .map_err(|e| Error::file("start", &program, None, e))?;
+        let mut keeper = Self {
+            child,
+            bytes: Bytes(0),
+        };
+        keeper.bytes = keeper.wait(beat)?;
+        Ok(keeper)
+    }
+
+    fn wait(&mut self, beat: &mut dyn FnMut()) -> Result<Bytes> {
+        let output = self
+            .child
+            .stdout
+            .take()
+            .ok_or_else(|| Error::refused("the keeper has no output"))?;
+        let look = Timespec {
+            tv_sec: 0,
+            tv_nsec: 100_000_000,
+        };
+        loop {
+            beat();
+            let mut watched = [PollFd::new(&output, PollFlags::IN)];
+            match rustix::event::poll(&mut watched, Some(&look)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => break,
+                Err(e) => {
+                    return Err(Error::refused(format!(
+                        "waiting for the keeper failed: {e}"
+                    )));
+                }
+            }
+        }
+        let mut line = String::new();
+        let _ = BufReader::new(output).read_line(&mut line);
+        if let Some(bytes) = line
+            .trim()
+            .strip_prefix("kept ")
+            .and_then(|n| n.parse().ok())
+        {
+            return Ok(Bytes(bytes));
+        }
+        let mut why = String::new();
+        if let Some(mut errors) = self.child.stderr.take() {
+            let _ = errors.read_to_string(&mut why);
+        }
+        let why = why.trim().trim_start_matches("quell: ");
+        Err(Error::refused(if why.is_empty() {
+            "the keeper of the group's files ended without a word".to_owned()
+        } else {
+            why.to_owned()
+        }))
+    }
+
+    /// How it ended, if it has: nothing is locked any more then.
+    pub fn ended(&mut self) -> Option<String> {
+        match self.child.try_wait() {
+            Ok(None) => None,
+            Ok(Some(status)) => Some(status.to_string()),
+            Err(e) => Some(e.to_string()),
+        }
+    }
+
+    /// Its process number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        // It has nothing to save, and its cgroup is about to go.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,37 @@
+//! The machine-wide settings of memory management that a policy may have changed (`pressure.sysctls`).
+//! Documentation/admin-guide/sysctl/vm.rst.
+
+use crate::change::Hands;
+use crate::error::Result;
+use crate::root::Files;
+
+/// The settings there are, with the bounds that the kernel keeps.
+pub const NAMES: [&str; 5] = [
+    "swappiness",
+    "dirty_ratio",
+    "dirty_background_ratio",
+    "overcommit_memory",
+    "min_free_kbytes",
+];
+
+/// The file of one of [`NAMES`].
+#[must_use]
+pub fn path(name: &str) -> String {
+    format!("/proc/sys/vm/{name}")
+}
+
+/// What one reads now; `None` where this kernel does not have it.
+///
+/// # Errors
+/// [`crate::error::Error::File`], [`crate::error::Error::Malformed`].
+pub fn read(files: &dyn Files, name: &str) -> Result<Option<i64>> {
+    files.parsed(&path(name), "a number")
+}
+
+/// Changes one, journaled. Whether it was another value before.
+///
+/// # Errors
+/// [`crate::error::Error::File`]: EINVAL for a value that the kernel refuses.
+pub fn set(hands: &mut Hands<'_>, name: &str, value: i64) -> Result<bool> {
+    hands.set(&path(name), &value.to_string())
+}

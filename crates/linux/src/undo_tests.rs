@@ -1,0 +1,143 @@
+use super::*;
+use crate::root::Kernel;
+use std::path::Path;
+
+fn write(path: &str, old: &str, new: &str) -> Undo {
+    Undo::Write {
+        path: path.into(),
+        old: old.into(),
+        new: new.into(),
+    }
+}
+
+fn files(root: &Path, content: &[(&str, &str)]) -> Kernel {
+    for (path, text) in content {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    Kernel::at(root)
+}
+
+#[test]
+fn only_what_still_carries_our_value_is_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let kernel = files(
+        dir.path(),
+        &[
+            ("a/smp_affinity_list", "0,1\n"),
+            ("b", "somebody's"),
+            ("c", "old"),
+        ],
+    );
+    let entries = [
+        write("/a/smp_affinity_list", "0-3", "0-1"),
+        write("/b", "1", "2"),
+        write("/c", "old", "new"),
+    ];
+    let outcome = undo(&kernel, &entries);
+    assert_eq!(outcome.undone.restored, 1);
+    assert_eq!(kernel.read("/a/smp_affinity_list").unwrap(), "0-3\n");
+    assert_eq!(kernel.read("/b").unwrap(), "somebody's");
+    assert_eq!(outcome.undone.left.len(), 1);
+    assert!(
+        outcome.undone.left[0].contains("somebody has changed it"),
+        "{:?}",
+        outcome.undone.left
+    );
+    assert!(
+        outcome.failed.is_empty(),
+        "what others set is not to be tried again"
+    );
+    assert_eq!(
+        undo(&kernel, &entries[..1]).undone,
+        Undone::default(),
+        "a second time there is nothing to do"
+    );
+}
+
+#[test]
+fn everything_possible_stands_for_a_cpuset_that_was_not_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let content = [
+        ("sys/devices/system/cpu/possible", "0-3\n"),
+        ("g/cpuset.cpus", "0-3\n"),
+    ];
+    let kernel = files(dir.path(), &content);
+    // As after the kernel's refusal to take nothing, by whoever undid it first.
+    let entry = write("/g/cpuset.cpus", "", "0-2");
+    assert_eq!(undo(&kernel, &[entry]).undone, Undone::default());
+    let entry = write("/g/cpuset.cpus", "1", "0-2");
+    assert_eq!(undo(&kernel, &[entry]).undone.left.len(), 1);
+}
+
+#[test]
+fn a_partition_gives_its_cpus_back_before_its_cgroup_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let content = [("g/cpuset.cpus", "3"), ("g/cpuset.cpus.partition", "root")];
+    let kernel = files(dir.path(), &content);
+    let made = Undo::Cgroup {
+        path: "/g".into(),
+        heir: "/".into(),
+    };
+    // (A folder of plain files cannot be removed as a cgroup can: that fails.)
+    undo(
+        &kernel,
+        &[
+            made,
+            write("/g/cpuset.cpus", "", "3"),
+            write("/g/cpuset.cpus.partition", "member", "root"),
+        ],
+    );
+    let now = |name: &str| kernel.read(&format!("/g/{name}")).unwrap();
+    assert_eq!(now("cpuset.cpus.partition").trim(), "member");
+    assert_eq!(now("cpuset.cpus").trim(), "3", "what goes with the cgroup");
+}
+
+#[test]
+fn values_are_compared_as_the_kernel_means_them() {
+    assert!(same(
+        "/proc/irq/default_smp_affinity",
+        "00000000,00000003",
+        "3"
+    ));
+    assert!(same("/sys/devices/virtual/workqueue/cpumask", "03", "3"));
+    assert!(!same("/sys/devices/virtual/workqueue/cpumask", "1", "3"));
+    assert!(same("/sys/fs/cgroup/x/cpuset.cpus", "0,1,2", "0-2"));
+    assert!(same(
+        "/sys/fs/cgroup/x/cpuset.cpus.partition",
+        "root invalid (no CPU)",
+        "root"
+    ));
+    assert!(!same(
+        "/sys/fs/cgroup/x/cpuset.cpus.partition",
+        "member",
+        "root"
+    ));
+    // Elsewhere a number is a number: 10 and 010 are not proven equal.
+    assert!(!same("/sys/fs/cgroup/x/cpu.weight", "10", "010"));
+}
+
+#[test]
+fn a_file_that_is_gone_is_no_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(
+        undo(&Kernel::at(dir.path()), &[write("/x", "1", "2")]),
+        Outcome::default()
+    );
+}
+
+#[test]
+fn enabling_a_controller_is_taken_back_by_disabling_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let kernel = files(dir.path(), &[("cg/cgroup.subtree_control", "cpu cpuset\n")]);
+    let outcome = undo(
+        &kernel,
+        &[write("/cg/cgroup.subtree_control", "-cpuset", "+cpuset")],
+    );
+    assert_eq!(outcome.undone.restored, 1);
+    assert_eq!(
+        kernel.read("/cg/cgroup.subtree_control").unwrap(),
+        "-cpuset\n"
+    );
+}

@@ -1,0 +1,360 @@
+//! The bodies for memory and for stopping: `memory`, `freezer`, `pidfd`, `oom`, `sysctl`, `psi`, `io`, `vm`.
+
+use quell_core::journal::TaskId;
+use quell_core::units::{Bytes, Nanos};
+use quell_linux::cgroup::{Cgroups, Controller, Version};
+use quell_linux::change::Hands;
+use quell_linux::freezer::Freezer;
+use quell_linux::home::{Home, Place};
+use quell_linux::kept::Kept;
+use quell_linux::memory::{self, Memory};
+use quell_linux::psi::{self, Resource};
+use quell_linux::root::Files;
+use quell_linux::{io, oom, pidfd, procfs, sysctl, vm};
+
+use crate::arms::{Arm, Held};
+use crate::bodies::{GROUP, family, gathered};
+
+const MIB: u64 = 1 << 20;
+
+fn id(files: &dyn Files, pid: u32) -> TaskId {
+    procfs::stat(files, pid).unwrap().unwrap().id
+}
+
+fn state(files: &dyn Files, pid: u32) -> char {
+    procfs::stat(files, pid).unwrap().unwrap().state
+}
+
+/// Until a signal has taken effect: the kernel's word comes before.
+fn becomes(files: &dyn Files, pid: u32, stopped: bool) {
+    crate::common::eventually("the process stops or goes on", || {
+        pidfd::stopped(state(files, pid)) == stopped
+    });
+}
+
+fn memory_of(cgroups: &Cgroups, home: &Home) -> Option<(Place, Memory)> {
+    let place = home.dirs(cgroups, Controller::Memory).next()?.clone();
+    let memory = Memory::of(&place);
+    Some((place, memory))
+}
+
+pub fn a_group_is_limited_in_memory_and_let_back(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    arm.remember();
+    let files = arm.files();
+    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Memory]);
+    let Some((_, memory)) = memory_of(&cgroups, &home) else {
+        return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
+    };
+    let mut hands = Hands::new(files, &mut held.journal);
+    assert!(memory::has(files, &memory));
+    let most = Bytes(512 * MIB);
+    memory.limit(&mut hands, most, true).unwrap();
+    let of = |path: &str| memory::amount(path, &files.text(path).unwrap()).unwrap();
+    match memory.version() {
+        Version::V1 => {
+            assert_eq!(of(&memory.steered()), Some(most));
+            let error = memory.limit(&mut hands, most, false).unwrap_err();
+            assert!(error.to_string().contains("allow"), "{error}");
+        }
+        Version::V2 => {
+            let high = memory.steered();
+            assert_eq!(
+                of(&high),
+                Some(Bytes(480 * MIB)),
+                "slowed down before killed"
+            );
+            assert_eq!(of(&high.replace(".high", ".max")), Some(most));
+        }
+    }
+    let usage: u64 = files.text(&memory.usage()).unwrap().parse().unwrap();
+    let stat = memory.parse_stat(&files.text(&memory.stat()).unwrap());
+    assert!(stat.unwrap().anonymous.0 <= usage.max(MIB));
+    let events = memory.parse_events(&files.text(&memory.events()).unwrap());
+    assert_eq!(events.unwrap().oom_kill, 0);
+    assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+    drop(held);
+    assert_eq!(arm.differences(), Vec::<String>::new());
+}
+
+pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    arm.remember();
+    let files = arm.files();
+    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Memory]);
+    let Some((place, memory)) = memory_of(&cgroups, &home) else {
+        return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
+    };
+    let mut hands = Hands::new(files, &mut held.journal);
+    let set = memory.protect(&mut hands, (Bytes(0), Bytes(8 * MIB)), false);
+    if memory.version() == Version::V1 {
+        let error = set.unwrap_err().to_string();
+        assert!(error.contains("v1 cannot protect memory"), "{error}");
+        return;
+    }
+    set.unwrap();
+    let slice = place.dir.rsplit_once('/').unwrap().0.to_owned();
+    let read = |dir: &str, name: &str| files.text(&format!("{dir}/{name}")).unwrap();
+    for dir in [&slice, &place.dir] {
+        assert_eq!(read(dir, "memory.min"), (8 * MIB).to_string(), "{dir}");
+        assert_eq!(read(dir, "memory.low"), (10 * MIB).to_string(), "{dir}");
+    }
+    // A loop moves it: what others had of it in the ancestor stays theirs.
+    files
+        .put(&format!("{slice}/memory.min"), &(12 * MIB).to_string())
+        .unwrap();
+    memory
+        .protect(&mut hands, (Bytes(8 * MIB), Bytes(16 * MIB)), true)
+        .unwrap();
+    assert_eq!(read(&place.dir, "memory.min"), (16 * MIB).to_string());
+    assert_eq!(read(&slice, "memory.min"), (20 * MIB).to_string());
+    held.journal.undo_all(files);
+    drop(held);
+    assert_eq!(arm.differences(), Vec::<String>::new());
+}
+
+pub fn a_moved_limit_goes_back_whatever_it_reads(arm: &mut dyn Arm) {
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let Some(hierarchy) = cgroups.of(Controller::Memory) else {
+        return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
+    };
+    // Somebody's service, changed in place.
+    let service = format!("{}/quell-test-service", hierarchy.mount);
+    let mut outer = Held::new(files);
+    let mut hands = Hands::new(files, &mut outer.journal);
+    if hierarchy.version == Version::V2 {
+        hands.enable(&hierarchy.mount, "memory").unwrap();
+    }
+    hands.make(&service, &hierarchy.mount).unwrap();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let mut home = Home {
+        group: GROUP.into(),
+        places: Vec::new(),
+    };
+    home.adopt(
+        &mut hands,
+        &cgroups,
+        "/quell-test-service",
+        &[Controller::Memory],
+    )
+    .unwrap();
+    let (_, memory) = memory_of(&cgroups, &home).unwrap();
+    let path = memory.steered();
+    let old = files.text(&path).unwrap();
+    for mib in [900, 800, 700] {
+        hands.steer(&path, &files.text(&path).unwrap()).unwrap();
+        files.put(&path, &(mib * MIB).to_string()).unwrap();
+    }
+    let steered = |h: &Held<'_>| h.journal.entries().len();
+    assert_eq!(steered(&held), 1, "recorded once for all moves");
+    assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+    assert_eq!(files.text(&path).unwrap(), old);
+}
+
+pub fn a_group_is_frozen_and_thawed_and_nobody_elses_is(arm: &mut dyn Arm) {
+    let pid = arm.start(1);
+    arm.remember();
+    let files = arm.files();
+    let (_, mut held, home) = gathered(files, pid, &[Controller::PerfEvent, Controller::Freezer]);
+    let freezers: Vec<Freezer> = home
+        .places
+        .iter()
+        .filter_map(|p| Freezer::of(files, p))
+        .collect();
+    assert!(!freezers.is_empty());
+    let mut hands = Hands::new(files, &mut held.journal);
+    for freezer in &freezers {
+        let recorded = hands.journal.entries().len();
+        assert!(freezer.freeze(&mut hands).unwrap());
+        assert!(freezer.frozen(files).unwrap());
+        assert!(!freezer.freeze(&mut hands).unwrap(), "it is frozen already");
+        freezer.thaw(&mut hands).unwrap();
+        assert!(!freezer.frozen(files).unwrap());
+        assert_eq!(
+            hands.journal.entries().len(),
+            recorded,
+            "a pair leaves nothing"
+        );
+        // Frozen when the run ends: thawed by whoever undoes it.
+        assert!(freezer.freeze(&mut hands).unwrap());
+    }
+    assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+    drop(held);
+    assert_eq!(arm.differences(), Vec::<String>::new());
+}
+
+pub fn what_we_let_go_on_and_others_stop_stays_stopped(arm: &mut dyn Arm) {
+    let (pid, other) = (arm.start(0), arm.start(0));
+    let files = arm.files();
+    let (task, idle) = (id(files, pid), id(files, other));
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    assert!(pidfd::stop(&mut hands, task).unwrap());
+    becomes(files, pid, true);
+    assert!(!pidfd::stop(&mut hands, task).unwrap(), "not twice");
+    // Something else is recorded in between, so that the pair stays in the journal.
+    assert!(pidfd::stop(&mut hands, idle).unwrap());
+    becomes(files, other, true);
+    pidfd::resume(&mut hands, task).unwrap();
+    becomes(files, pid, false);
+    files.signal(task, libc::SIGSTOP).unwrap();
+    becomes(files, pid, true);
+    assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+    becomes(files, other, false);
+    assert!(
+        pidfd::stopped(state(files, pid)),
+        "somebody else stopped it"
+    );
+    let later = TaskId {
+        start: task.start + 1,
+        ..task
+    };
+    let gone = files.signal(later, libc::SIGKILL).unwrap_err();
+    assert_eq!(
+        gone.raw_os_error(),
+        Some(libc::ESRCH),
+        "a later process of that number"
+    );
+    files.signal(task, libc::SIGCONT).unwrap();
+}
+
+pub fn an_oom_score_comes_back_for_children_too(arm: &mut dyn Arm) {
+    let pid = arm.start(2);
+    arm.remember();
+    let files = arm.files();
+    let (_, mut held, home) = gathered(files, pid, &[Controller::Cpu]);
+    let dir = home.places[0].dir.clone();
+    let mut hands = Hands::new(files, &mut held.journal);
+    let task = id(files, pid);
+    let before = oom::adjustment(files, pid).unwrap().unwrap();
+    let ours = 300;
+    assert!(oom::adjust(&mut hands, task, ours, &dir).unwrap());
+    assert!(!oom::adjust(&mut hands, task, ours, &dir).unwrap());
+    assert!(oom::adjust(&mut hands, task, 2000, &dir).is_err());
+    assert_eq!(oom::adjustment(files, pid).unwrap(), Some(ours));
+    assert!(oom::score(files, pid).unwrap().unwrap() > 0);
+    // As a child born meanwhile would have it.
+    for child in family(files, pid).unwrap() {
+        files
+            .put(&oom::path(child.id.pid), &ours.to_string())
+            .unwrap();
+    }
+    assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+    for child in family(files, pid).unwrap() {
+        let now = oom::adjustment(files, child.id.pid).unwrap();
+        assert_eq!(now, Some(before), "process {}", child.id.pid);
+    }
+    drop(held);
+    assert_eq!(arm.differences(), Vec::<String>::new());
+}
+
+pub fn sysctls_of_memory_are_set_and_taken_back(arm: &mut dyn Arm) {
+    arm.remember();
+    let files = arm.files();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let before: Vec<Option<i64>> = sysctl::NAMES
+        .map(|name| sysctl::read(files, name).unwrap())
+        .to_vec();
+    assert!(before.iter().all(Option::is_some), "{before:?}");
+    assert!(sysctl::set(&mut hands, "swappiness", 61).unwrap());
+    assert!(sysctl::set(&mut hands, "dirty_background_ratio", 9).unwrap());
+    assert!(sysctl::set(&mut hands, "swappiness", 201).is_err());
+    assert_eq!(sysctl::read(files, "swappiness").unwrap(), Some(61));
+    assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+    let after = sysctl::NAMES.map(|name| sysctl::read(files, name).unwrap());
+    assert_eq!(after.to_vec(), before);
+}
+
+pub fn pressure_is_told_of_the_machine_and_of_groups(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    let files = arm.files();
+    let (_, mut held, home) = gathered(files, pid, &[Controller::PerfEvent]);
+    for resource in [Resource::Memory, Resource::Io] {
+        let Some(now) = psi::read(files, resource.system()).unwrap() else {
+            return eprintln!("SKIPPED: this kernel has no pressure stall information");
+        };
+        let mut kept = Kept::open(files, resource.system()).unwrap().unwrap();
+        let text = kept.text(files).unwrap().unwrap().to_owned();
+        let total = psi::some_total(kept.path(), &text).unwrap();
+        assert!(total >= now.some.unwrap().total);
+    }
+    let v2 = home
+        .places
+        .iter()
+        .find(|p| p.hierarchy.version == Version::V2);
+    if let Some(place) = v2 {
+        let path = Resource::Memory.of(&place.dir);
+        assert_eq!(
+            psi::read(files, &path)
+                .unwrap()
+                .unwrap()
+                .some
+                .unwrap()
+                .total,
+            Nanos(0)
+        );
+        let mut kept = Kept::open(files, &path).unwrap().unwrap();
+        held.journal.undo_all(files);
+        assert_eq!(kept.text(files).unwrap(), None, "its cgroup was removed");
+    }
+    assert_eq!(psi::read(files, "/proc/pressure/none").unwrap(), None);
+    // A window that everybody may have, who may have any. The model's files cannot be polled.
+    let (kind, memory) = (psi::Kind::Some, Resource::Memory.system());
+    let none = matches!(psi::windows(files, memory), psi::Windows::None(_));
+    match psi::Trigger::set(files, memory, kind, Nanos::secs(2), Nanos::secs(2)) {
+        Ok(trigger) => assert!(!none && !trigger.fired(Nanos(0)).unwrap()),
+        Err(e) => assert!(none || e.to_string().contains("no descriptor"), "{e}"),
+    }
+    let windows = psi::windows(files, Resource::Memory.system());
+    assert_eq!(windows, psi::windows(files, Resource::Io.system()));
+}
+
+pub fn the_machines_memory_is_told(arm: &mut dyn Arm) {
+    let files = arm.files();
+    let memory = vm::meminfo(&files.text(vm::MEMINFO).unwrap()).unwrap();
+    assert!(memory.available <= memory.total && memory.swap_free <= memory.swap_total);
+    let marks = vm::watermarks(files).unwrap().unwrap();
+    assert!(marks.min < marks.low && marks.low <= marks.high && marks.high < memory.total);
+}
+
+pub fn input_and_output_are_limited_by_device(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    arm.remember();
+    let files = arm.files();
+    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Io]);
+    let Some(place) = home.dirs(&cgroups, Controller::Io).next() else {
+        return;
+    };
+    let dir = place.dir.clone();
+    let stat = format!("{dir}/io.stat");
+    assert_eq!(io::moved(&stat, &files.text(&stat).unwrap()).unwrap(), 0);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let limit = io::Limit {
+        read_bytes: Some(10 * MIB),
+        ..io::Limit::default()
+    };
+    let none = io::Device {
+        major: 4095,
+        minor: 7,
+    };
+    let error = io::set_limit(&mut hands, &dir, none, limit).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::ENODEV), "{error}");
+    let disk = io::Device { major: 8, minor: 0 };
+    match io::set_limit(&mut hands, &dir, disk, limit) {
+        Ok(changed) => {
+            assert!(changed);
+            assert_eq!(io::limit(files, &dir, disk).unwrap(), Some(limit));
+            assert!(!io::set_limit(&mut hands, &dir, disk, limit).unwrap());
+        }
+        Err(e) if e.errno() == Some(libc::ENODEV) => {
+            eprintln!("SKIPPED: there is no disk 8:0 here")
+        }
+        Err(e) => panic!("{e}"),
+    }
+    held.journal.undo_all(files);
+    drop(held);
+    assert_eq!(arm.differences(), Vec::<String>::new());
+}

@@ -1,0 +1,201 @@
+//! What a run did about memory, in sentences.
+
+use std::collections::BTreeMap;
+
+use quell_core::record::{Event, Record, Steering};
+use quell_core::units::Bytes;
+
+use crate::text::{count, list};
+
+/// What was waited for and what was done about it, a sentence per group.
+pub(crate) fn memory(record: &Record) -> Vec<String> {
+    let mut said = waited(record);
+    said.extend(steered(record));
+    said
+}
+
+#[derive(Default)]
+struct Waited {
+    looks: u64,
+    memory_ns: u64,
+    io_ns: u64,
+    refaults: u64,
+    most: u64,
+    least_available: Option<u64>,
+}
+
+fn waited(record: &Record) -> Vec<String> {
+    let mut groups: BTreeMap<&str, Waited> = BTreeMap::new();
+    for stamped in &record.events {
+        if let Event::Waited {
+            group,
+            memory_ns,
+            io_ns,
+            refaults,
+            bytes,
+            available_bytes,
+            ..
+        } = &stamped.event
+        {
+            let sum = groups.entry(group).or_default();
+            sum.looks += 1;
+            sum.memory_ns += memory_ns;
+            sum.io_ns += io_ns;
+            sum.refaults += refaults;
+            sum.most = sum.most.max(*bytes);
+            let least = sum.least_available.unwrap_or(u64::MAX);
+            sum.least_available = Some(least.min(*available_bytes));
+        }
+    }
+    let sentence = |(name, sum): (&str, &Waited)| {
+        format!(
+            "{name}: waited {:.0} ms for memory and {:.0} ms for disks; {} pages that were taken came back; it used up to {}, \
+             and at least {} of memory were to be had.",
+            sum.memory_ns as f64 / 1e6,
+            sum.io_ns as f64 / 1e6,
+            sum.refaults,
+            mib(sum.most),
+            mib(sum.least_available.unwrap_or(0)),
+        )
+    };
+    groups.iter().map(|(n, s)| sentence((n, s))).collect()
+}
+
+#[derive(Default)]
+struct Acts {
+    limits: u32,
+    least: Option<u64>,
+    freezes: u32,
+    frozen_ns: u64,
+    since: Option<u64>,
+    stops: u32,
+    reclaims: u32,
+    kills: u32,
+}
+
+fn steered(record: &Record) -> Vec<String> {
+    let mut groups: BTreeMap<&str, Acts> = BTreeMap::new();
+    let end = record.events.last().map_or(0, |e| e.at_ns);
+    for stamped in &record.events {
+        let Event::Steered { group, did, .. } = &stamped.event else {
+            continue;
+        };
+        let acts = groups.entry(group).or_default();
+        match did {
+            Steering::Protect { .. } | Steering::Continue { .. } => {}
+            Steering::Limit { bytes } => {
+                acts.limits += 1;
+                let least = acts.least.unwrap_or(u64::MAX);
+                acts.least = bytes.map(|b| b.min(least)).or(acts.least);
+            }
+            Steering::Freeze => {
+                acts.freezes += 1;
+                acts.since = Some(stamped.at_ns);
+            }
+            Steering::Thaw => {
+                let since = acts.since.take().unwrap_or(stamped.at_ns);
+                acts.frozen_ns += stamped.at_ns.saturating_sub(since);
+            }
+            Steering::Reclaim { .. } => acts.reclaims += 1,
+            Steering::Stop { .. } => acts.stops += 1,
+            Steering::Kill { .. } => acts.kills += 1,
+        }
+    }
+    let mut said = Vec::new();
+    for (name, acts) in groups {
+        let frozen = acts.frozen_ns + acts.since.map_or(0, |since| end.saturating_sub(since));
+        let mut parts = Vec::new();
+        if let Some(least) = acts.least {
+            parts.push(format!(
+                "its limit moved {}, down to {}",
+                count(acts.limits, "time"),
+                mib(least)
+            ));
+        }
+        if acts.freezes > 0 {
+            parts.push(format!(
+                "it was frozen {} for {:.1} s in all",
+                count(acts.freezes, "time"),
+                frozen as f64 / 1e9
+            ));
+        }
+        let rest = [
+            (acts.stops, "process", "stopped"),
+            (acts.kills, "process", "killed"),
+        ];
+        for (n, what, done) in rest.into_iter().filter(|r| r.0 > 0) {
+            let what = if n == 1 { what } else { "processes" };
+            parts.push(format!("{n} {what} of it {done}"));
+        }
+        if acts.reclaims > 0 {
+            parts.push(format!(
+                "memory was reclaimed from it {}",
+                count(acts.reclaims, "time")
+            ));
+        }
+        if !parts.is_empty() {
+            said.push(format!("{name}: {}.", list(&parts)));
+        }
+    }
+    said
+}
+
+/// Whole MiB.
+fn mib(bytes: u64) -> Bytes {
+    Bytes(bytes >> 20 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_core::record::Stamped;
+
+    #[test]
+    fn acts_are_summed_and_a_freeze_that_never_ended_lasts_to_the_end() {
+        let act = |at_ns, did| Stamped {
+            at_ns,
+            event: Event::Steered {
+                group: "batch".into(),
+                did,
+                why: "it waited".into(),
+            },
+        };
+        let limit = |mib: u64| Steering::Limit {
+            bytes: Some(mib << 20),
+        };
+        let waited = Stamped {
+            at_ns: 9_000_000_000,
+            event: Event::Waited {
+                group: "detector".into(),
+                memory_ns: 120_000_000,
+                io_ns: 30_000_000,
+                refaults: 7,
+                bytes: 900 << 20,
+                available_bytes: 100 << 20,
+                total_bytes: 2 << 30,
+            },
+        };
+        let record = Record {
+            events: vec![
+                act(1_000_000_000, limit(300)),
+                act(2_000_000_000, limit(200)),
+                act(3_000_000_000, Steering::Limit { bytes: None }),
+                act(4_000_000_000, Steering::Freeze),
+                act(4_500_000_000, Steering::Thaw),
+                act(8_000_000_000, Steering::Freeze),
+                act(8_500_000_000, Steering::Kill { pid: 7 }),
+                waited,
+            ],
+            ..Record::default()
+        };
+        assert_eq!(
+            memory(&record),
+            [
+                "detector: waited 120 ms for memory and 30 ms for disks; 7 pages that were taken came back; it used up to 900MiB, \
+                 and at least 100MiB of memory were to be had.",
+                "batch: its limit moved 3 times, down to 200MiB, it was frozen 2 times for 1.5 s in all and 1 process of it killed.",
+            ]
+        );
+        assert_eq!(memory(&Record::default()), [] as [&str; 0]);
+    }
+}
