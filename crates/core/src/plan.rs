@@ -1,5 +1,7 @@
 //! What will be done, why, and what each promise is then worth.
 
+mod loops;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
@@ -10,9 +12,11 @@ use crate::control::pressure::Allows;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::{ColourChoice, Divides, Mask};
-use crate::policy::{After, PressureController, Source, Split};
+use crate::policy::{After, Split};
 use crate::task::TaskMatch;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
+
+pub use loops::{Adaptation, Lever, Observed, Pressured, Steered, Watched};
 
 /// The number of a step within its plan, from 1.
 #[derive(
@@ -499,89 +503,6 @@ impl std::fmt::Display for Refusal {
         }
         Ok(())
     }
-}
-
-/// A group whose units of work are observed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Observed {
-    /// Where the times come from.
-    pub source: Source,
-    /// Who belongs to it besides what is launched: programs that run already.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub matching: Vec<TaskMatch>,
-    /// The longest time per unit; absent: what the application says of each.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub deadline: Option<Nanos>,
-    /// Which share of the units is to meet it.
-    pub percentile: Share,
-}
-
-/// The closed loop around the targets of one or several groups: what the others may draw follows how late their units are, those of the worst off
-/// first ([`Deadlines`](crate::control::deadlines::Deadlines)).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Adaptation {
-    /// The groups whose units are to be in time, as [`Plan::observed`] has their targets.
-    pub groups: Vec<GroupId>,
-    /// What all CPUs draw together: what of this the others are not given is reserved.
-    pub sustainable: Rate,
-    /// Whose budgets are moved, all in proportion.
-    pub levers: Vec<Lever>,
-}
-
-/// A budget that the closed loop moves: at first and at most as its step says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Lever {
-    /// The group.
-    pub group: GroupId,
-    /// The step that began the regulation.
-    pub step: StepId,
-    /// What it gets in any case.
-    pub least: Rate,
-    /// What it gets at most.
-    pub most: Rate,
-}
-
-/// The control of memory pressure while a plan holds ([`crate::control::pressure`]).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Pressured {
-    /// Which controller.
-    pub controller: PressureController,
-    /// How often it looks.
-    pub interval: Nanos,
-    /// Stall share of a critical group from which it acts.
-    pub start: Share,
-    /// Stall share up to which all is calm.
-    pub release: Share,
-    /// How long it waits between two steps.
-    pub grace: Nanos,
-    /// The groups that are looked after.
-    pub critical: Vec<Watched>,
-    /// The groups that may be acted upon.
-    pub neighbours: Vec<Steered>,
-}
-
-/// A group that is looked after.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Watched {
-    /// The group.
-    pub group: GroupId,
-    /// Whether what it works on is measured, and its protection follows.
-    pub measured: bool,
-}
-
-/// A group that may be acted upon.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Steered {
-    /// The group.
-    pub group: GroupId,
-    /// What may be done to it.
-    pub allows: Allows,
 }
 
 /// The plan.
