@@ -54,15 +54,6 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
             &["p.toml:2", "group.a", "no task can belong to it", "match"],
         ),
         ("match = [{ comm = \"x\"\n", &["p.toml:4"]),
-        (
-            "match = [{ comm = \"no-such\" }]\nreserve.bandwidth = { read = \"1GB/s\", write = \"1GB/s\" }\n",
-            &[
-                "p.toml:5",
-                "group.a.reserve.bandwidth",
-                "not yet",
-                "give one rate or percentage",
-            ],
-        ),
     ];
     for (lines, names) in bad {
         run_policy(&machine, &format!("{critical}{lines}")).fails(2, names);

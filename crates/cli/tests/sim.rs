@@ -103,7 +103,7 @@ fn a_simulated_machine_is_told_of_and_planned_for() {
     tiny(dir.path());
     let text = done(dir.path(), &["doctor", "--on", "sim:./tiny.toml"]);
     assert!(
-        text.contains("profile tiny") && text.contains("+ bandwidth    estimated"),
+        text.contains("profile tiny") && text.contains("+ bandwidth    regulated"),
         "{text}"
     );
     std::fs::write(dir.path().join("p.toml"), POLICY).unwrap();

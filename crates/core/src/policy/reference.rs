@@ -32,8 +32,7 @@ pub fn policy_reference() -> String {
             "# Policy reference\n\n\
              Every key of a policy file, generated from the types that read it. `examples/reference.toml` shows them \
              all in one file, with comments; the JSON schema is `schemas/policy.schema.json`. Quantities carry their \
-             unit: `MB` = 10^6 bytes, `MiB` = 2^20. Keys that are read but not built yet are refused by name when a \
-             plan is made.\n",
+             unit: `MB` = 10^6 bytes, `MiB` = 2^20.\n",
         ),
     };
     page.table("", "Top level", &schema);
