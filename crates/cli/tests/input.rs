@@ -26,7 +26,7 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
     };
     machine.remember();
     let critical = "quell = 1\n[group.a]\nrole = \"critical\"\n";
-    let bad: [(&str, &[&str]); 6] = [
+    let bad: [(&str, &[&str]); 5] = [
         (
             "mach = [{ pid = 1 }]\n",
             &[

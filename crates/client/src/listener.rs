@@ -43,7 +43,12 @@ impl Listener {
     /// What the kernel answers; a path that is too long.
     pub fn open(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
+            let there = folder.is_dir();
             fs::create_dir_all(folder)?;
+            // Whatever the mask of new files here: programs of every user look in there.
+            if !there {
+                fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
+            }
         }
         let new = path.with_extension("new");
         let too_long = || io::Error::other("the path is too long for a socket");

@@ -260,7 +260,7 @@ impl Adapt {
         let Some(watched) = self.watched.get_mut(group) else {
             return;
         };
-        watched.lost += lost;
+        watched.lost = watched.lost.saturating_add(lost);
         let mut control = self.adapts.as_mut().and_then(|a| Some((a.aim(group)?, a)));
         for unit in units {
             watched.seen(unit);

@@ -4,7 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -99,11 +99,17 @@ impl Lock {
 /// # Errors
 /// [`Error::File`].
 pub fn make_dir(dir: &Path) -> Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
     let made = fs::DirBuilder::new()
         .recursive(true)
         .mode(0o755)
         .create(dir);
-    made.map_err(|e| Error::file("make", &dir.to_string_lossy(), None, e))
+    // Whatever the mask of new files here: programs of every user look for Quell in there.
+    let open = || fs::set_permissions(dir, fs::Permissions::from_mode(0o755));
+    made.and_then(|()| open())
+        .map_err(|e| Error::file("make", &dir.to_string_lossy(), None, e))
 }
 
 #[cfg(test)]

@@ -354,7 +354,10 @@ pub fn ourselves(files: &dyn Files) -> Result<Stat> {
     })
 }
 
-/// A process and all its ancestors, itself first.
+/// Ancestors that are looked at: a chain is made as long as somebody likes, and may be anybody's who asks for something.
+const GENERATIONS: usize = 64;
+
+/// A process and its ancestors, itself first; of a chain longer than any that programs make, its beginning.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -362,7 +365,7 @@ pub fn ancestry(files: &dyn Files, pid: u32) -> Result<Vec<u32>> {
     let mut chain = Vec::new();
     let mut seen = BTreeSet::new();
     let mut at = pid;
-    while at != 0 && seen.insert(at) {
+    while at != 0 && chain.len() < GENERATIONS && seen.insert(at) {
         chain.push(at);
         match stat(files, at)? {
             Some(stat) => at = stat.parent,

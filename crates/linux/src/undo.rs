@@ -217,10 +217,14 @@ impl<'a> Work<'a> {
         let (done, name) = match what {
             Stopped::Task(task) => {
                 let stat = procfs::stat(self.files, task.pid).map_err(|e| e.to_string())?;
-                if !stat.is_some_and(|s| s.id == *task && pidfd::stopped(s.state)) {
+                let Some(stat) = stat.filter(|s| s.id == *task) else {
+                    return Ok(false);
+                };
+                // Who waits for a disk is stopped only when that has come: the signal takes a stop away that is still to be.
+                let done = self.files.signal(*task, libc::SIGCONT);
+                if done.is_ok() && !pidfd::stopped(stat.state) {
                     return Ok(false);
                 }
-                let done = self.files.signal(*task, libc::SIGCONT);
                 (done, format!("process {}", task.pid))
             }
             Stopped::Group(path) => {

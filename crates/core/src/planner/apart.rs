@@ -144,7 +144,11 @@ pub(super) fn limit(
         return None;
     }
     let done = regulate(draft, name, wanted, apart, &ways, cpus);
-    if draft.policy.mechanisms.bandwidth == BandwidthMechanism::MbaAndRegulator && done.by.is_some()
+    // It knows no directions: what one of them may have would hold the other, too, where that has no limit.
+    let both = ways.len() == 2;
+    if draft.policy.mechanisms.bandwidth == BandwidthMechanism::MbaAndRegulator
+        && both
+        && done.by.is_some()
     {
         let rate = done.rate;
         mba::beside(

@@ -382,19 +382,19 @@ impl Linux {
 
 impl Hold {
     fn thaw(&mut self, hands: &mut Hands<'_>) -> Result<()> {
-        match &self.freezer {
-            Some(freezer) if std::mem::take(&mut self.frozen) => freezer.thaw(hands),
-            _ => Ok(()),
+        if let Some(freezer) = self.freezer.as_ref().filter(|_| self.frozen) {
+            freezer.thaw(hands)?;
+            self.frozen = false;
         }
+        Ok(())
     }
 }
 
 impl Watch {
     fn go_on(&mut self, hands: &mut Hands<'_>, task: TaskId) -> Result<()> {
-        let before = self.stopped.len();
-        self.stopped.retain(|stopped| *stopped != task);
-        if self.stopped.len() < before {
+        if self.stopped.contains(&task) {
             pidfd::resume(hands, task)?;
+            self.stopped.retain(|stopped| *stopped != task);
         }
         Ok(())
     }

@@ -161,7 +161,10 @@ impl Throttler {
             cpu,
             regulator: Regulator::new(regulation, rt::now(), used),
             longest: regulation.longest,
-            most: meter.most(regulation.period),
+            // Of several CPUs that share a budget by demand, what each draws has to be known.
+            most: meter
+                .most(regulation.period)
+                .filter(|_| regulation.cpus.len() == 1),
             free: false,
             used,
             armed: None,

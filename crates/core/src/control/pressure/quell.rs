@@ -184,7 +184,7 @@ impl Quell {
         let left = left(look);
         self.thaw(now, share, decisions);
         self.limit(now, share, (look, left), decisions);
-        self.escalate(now, share, (look, left), decisions);
+        self.escalate(now, share, look, decisions);
         let near = left < 2 * reserve(&look.machine).0;
         let kills = self.rules.allows.iter().any(|a| a.kill);
         self.processes = kills && (near || self.high_since.is_some());
@@ -373,21 +373,16 @@ impl Quell {
         }
     }
 
-    fn escalate(
-        &mut self,
-        now: Nanos,
-        share: Share,
-        (look, left): (&Look, u64),
-        decisions: &mut Vec<Decision>,
-    ) {
+    fn escalate(&mut self, now: Nanos, share: Share, look: &Look, decisions: &mut Vec<Decision>) {
         let grace = self.rules.grace;
-        self.short = if left < look.machine.high.0 {
+        let spare = spare(look);
+        self.short = if spare < look.machine.high.0 {
             self.short + 1
         } else {
             0
         };
         let waited = now.since(self.acted) >= grace;
-        if self.short >= SURE && waited && self.kill(look, Why::Spare(Bytes(left)), decisions) {
+        if self.short >= SURE && waited && self.kill(look, Why::Spare(Bytes(spare)), decisions) {
             self.acted = now;
             return;
         }
@@ -403,7 +398,7 @@ impl Quell {
         let done = self.freeze(now, look, why, decisions)
             || self.reclaim(look, decisions)
             || (now.since(since) >= Nanos(grace.0.saturating_mul(4))
-                && left < reserve(&look.machine).0
+                && spare < reserve(&look.machine).0
                 && self.kill(look, why, decisions));
         if done {
             self.acted = now;
@@ -473,6 +468,12 @@ impl Quell {
         });
         true
     }
+}
+
+/// What could be had without taking from the critical groups what they use: nobody is killed for what the kernel can reclaim.
+fn spare(look: &Look) -> u64 {
+    let critical: u64 = look.critical.iter().map(|c| c.file.0).sum();
+    look.machine.available.0.saturating_sub(critical)
 }
 
 /// What could be had without taking from anybody what he uses: the kernel's estimate counts everybody's files. Of the

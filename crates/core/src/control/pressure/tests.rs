@@ -179,6 +179,24 @@ fn who_may_only_be_limited_is_never_stopped_or_killed() {
 }
 
 #[test]
+fn nobody_is_killed_for_what_the_kernel_can_reclaim() {
+    let kill = Allows {
+        kill: true,
+        ..Allows::default()
+    };
+    let idle = Hog::new(Kind::Idle { own: 100 * MIB }, Nanos(0));
+    let mut plant = Plant::new(1024, 256, vec![idle, stream(200)]);
+    let log = run(
+        &mut plant,
+        PressureController::Quell,
+        &rules(&[kill, kill], true),
+        Nanos::secs(20),
+    );
+    let killed = |d: &Decision| matches!(d.act, Act::Kill(_));
+    assert!(!log.iter().any(|(_, d)| killed(d)), "{log:?}");
+}
+
+#[test]
 fn nothing_is_done_while_there_is_plenty() {
     let mut plant = Plant::new(8192, 1024, vec![anonymous(50, 1000), stream(2)]);
     let log = run(
