@@ -134,7 +134,8 @@ mod tests {
         let text = "8:0 rbytes=10 wbytes=1 rios=1 wios=1 dbytes=5 dios=1\n253:0 rbytes=7 wbytes=0 rios=1 wios=0 dbytes=0 dios=0";
         assert_eq!(moved("/io.stat", text).unwrap(), 18);
         assert_eq!(moved("/io.stat", "").unwrap(), 0);
-        assert!(moved("/io.stat", "8:0 rbytes").is_err());
+        let idle_before = "7:7 7:6 7:5 8:0 rbytes=10 wbytes=1 rios=1 wios=1 dbytes=0 dios=0";
+        assert_eq!(moved("/io.stat", idle_before).unwrap(), 11);
         assert!(moved("/io.stat", "8:0 rbytes=x").is_err());
     }
 }
