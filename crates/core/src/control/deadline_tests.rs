@@ -158,6 +158,18 @@ fn plants() -> impl Strategy<Value = (Plant, Nanos)> {
 
 const SETTLED: Nanos = Nanos::secs(2);
 
+/// From two seconds on units are in time, and the others have what is left.
+fn settles(ran: &Ran, best: f64) -> Result<(), TestCaseError> {
+    let late = ran.late_after(SETTLED);
+    prop_assert!(late <= 0.01, "{late} late");
+    let (low, mean, high) = ran.given_after(SETTLED);
+    prop_assert!(mean >= 0.9 * best, "{mean:e} of {best:e} on average");
+    // No oscillation: from then on it stays where it is, to within a few hundredths.
+    prop_assert!(low >= 0.7 * best, "{low:e} of {best:e} at least");
+    prop_assert!(high <= 1.15 * best, "{high:e} of {best:e} at most");
+    Ok(())
+}
+
 proptest! {
     // What is asserted of noise holds nearly always: of the same five hundred it can be counted on.
     #![proptest_config(ProptestConfig { cases: 500, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
@@ -170,13 +182,7 @@ proptest! {
         let best = plant.best(deadline).0 as f64;
         let mut control = Deadline::new(aim(deadline), Nanos(0));
         let ran = run(&plant, &mut control, deadline, Nanos::secs(12), seed);
-        let late = ran.late_after(SETTLED);
-        prop_assert!(late <= 0.01, "{late} late");
-        let (low, mean, high) = ran.given_after(SETTLED);
-        prop_assert!(mean >= 0.9 * best, "{mean:e} of {best:e} on average");
-        // No oscillation: from then on it stays where it is, to within a few hundredths.
-        prop_assert!(low >= 0.7 * best, "{low:e} of {best:e} at least");
-        prop_assert!(high <= 1.15 * best, "{high:e} of {best:e} at most");
+        settles(&ran, best)?;
     }
     #[test]
     fn a_guess_however_wrong_ends_where_none_would(
@@ -189,12 +195,7 @@ proptest! {
         prop_assert!(control.guess(Nanos(0), Rate(guess)) == (guess < MOST.0));
         prop_assert_eq!(control.given(), Rate(guess).clamp(LEAST, MOST));
         let ran = run(&plant, &mut control, deadline, Nanos::secs(12), seed);
-        let late = ran.late_after(SETTLED);
-        prop_assert!(late <= 0.01, "{late} late");
-        let (low, mean, high) = ran.given_after(SETTLED);
-        prop_assert!(mean >= 0.9 * best, "{mean:e} of {best:e} on average");
-        prop_assert!(low >= 0.7 * best, "{low:e} of {best:e} at least");
-        prop_assert!(high <= 1.15 * best, "{high:e} of {best:e} at most");
+        settles(&ran, best)?;
         // Once units have come, nobody guesses any more.
         prop_assert!(!control.guess(Nanos::secs(12), LEAST));
     }
