@@ -24,7 +24,11 @@ pub struct Listener(OwnedFd);
 pub struct Caller {
     socket: OwnedFd,
     pid: u32,
+    process: Option<OwnedFd>,
 }
+
+/// `SO_PEERPIDFD` of Linux 6.5, which libc does not name yet on every architecture.
+const PEER_PIDFD: libc::c_int = 77;
 
 /// What a call of the kernel's that answers with a descriptor came to.
 fn descriptor(answer: libc::c_int) -> io::Result<OwnedFd> {
@@ -113,8 +117,30 @@ impl Listener {
             return Err(io::Error::last_os_error());
         }
         let pid = u32::try_from(who.pid).unwrap_or(0);
-        Ok(Some(Caller { socket, pid }))
+        let process = peer_process(&socket);
+        Ok(Some(Caller {
+            socket,
+            pid,
+            process,
+        }))
     }
+}
+
+/// A pidfd of the process that connected, whatever its number is by now; nothing before Linux 6.5.
+fn peer_process(socket: &OwnedFd) -> Option<OwnedFd> {
+    let mut number: RawFd = -1;
+    let mut length = libc::socklen_t::try_from(size_of_val(&number)).ok()?;
+    // SAFETY: both are valid for the call.
+    let told = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            PEER_PIDFD,
+            (&raw mut number).cast(),
+            &raw mut length,
+        )
+    };
+    (told == 0).then(|| descriptor(number).ok()).flatten()
 }
 
 impl Caller {
@@ -124,7 +150,12 @@ impl Caller {
         self.pid
     }
 
-    /// Whether whoever asks still has the socket: then its number has not been given to another process.
+    /// A pidfd of the process that asks: the one that connected, though its number may be another's by now. Once; nothing before Linux 6.5.
+    pub fn take_process(&mut self) -> Option<OwnedFd> {
+        self.process.take()
+    }
+
+    /// Whether whoever asks still has the socket: then its number has hardly been given to another process.
     #[must_use]
     pub fn there(&self) -> bool {
         let mut watched = libc::pollfd {

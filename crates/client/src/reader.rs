@@ -14,6 +14,9 @@ use crate::session::Demand;
 /// No unit takes longer: an hour.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
+/// More units than end between two looks.
+const IMPOSSIBLE: u64 = 1 << 40;
+
 /// A unit of work that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
@@ -110,7 +113,8 @@ impl Reader {
         let mut seen = Seen::default();
         let head = self.map.word(at::HEAD).load(Acquire);
         let now = now();
-        if head < self.read {
+        // It went back, or further than any program gets between two looks.
+        if head < self.read || head - self.read > IMPOSSIBLE {
             seen.strange = 1;
             self.read = head;
             return seen;

@@ -66,7 +66,7 @@ pub enum Seen {
     Exited(SubjectId, i32, Nanos),
     /// Units of work of an observed group ended, in order of time; and how many more there were that nobody can tell of.
     Units(GroupId, Vec<Unit>, u64),
-    /// What a program of an observed group says of its units, when it says it first and when that changes.
+    /// What the programs of an observed group say of their units, together, when they say it first and when that changes.
     Declared(GroupId, Declared),
     /// Something for the record: throttling, findings.
     Event(Event),

@@ -153,6 +153,13 @@ pub struct Declared {
     pub working_set: u64,
 }
 
+impl std::ops::AddAssign for Declared {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes_per_unit = self.bytes_per_unit.saturating_add(other.bytes_per_unit);
+        self.working_set = self.working_set.saturating_add(other.working_set);
+    }
+}
+
 impl std::fmt::Display for Declared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let said = [

@@ -100,15 +100,19 @@ struct Client {
     taken: bool,
 }
 
-impl Client {
-    fn ended(&self) -> bool {
-        let mut watched = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        rustix::event::poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0)
-    }
+/// The process that has this number now.
+fn numbered(pid: u32) -> Option<OwnedFd> {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
+    rustix::process::pidfd_open(number, PidfdFlags::empty()).ok()
+}
+
+fn ended(process: &OwnedFd) -> bool {
+    let mut watched = [PollFd::new(process, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 /// All of them.
@@ -191,6 +195,11 @@ impl Clients {
         }
     }
 
+    /// All that have a session.
+    pub(crate) fn units(&self) -> impl Iterator<Item = &Units> {
+        self.all.iter().map(|client| &client.units)
+    }
+
     fn answer(
         &mut self,
         now: Nanos,
@@ -212,6 +221,9 @@ impl Clients {
         if self.all.iter().any(|c| c.pid == pid) {
             // One that it has closed since, or never taken.
             self.let_go(now, seen);
+            for client in self.all.iter_mut().filter(|c| c.pid == pid && !c.taken) {
+                client.units.tell(now, seen);
+            }
             self.all.retain(|c| c.pid != pid || c.taken);
         }
         if has(pid) || self.all.iter().any(|c| c.pid == pid) {
@@ -242,15 +254,13 @@ impl Clients {
         }
     }
 
-    fn grant(&mut self, caller: Caller, group: &str, observed: &Observed) -> Result<bool> {
+    fn grant(&mut self, mut caller: Caller, group: &str, observed: &Observed) -> Result<bool> {
         let pid = caller.pid();
-        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let opened = number.map(|number| rustix::process::pidfd_open(number, PidfdFlags::empty()));
-        let Some(Ok(pidfd)) = opened else {
+        let Some(pidfd) = caller.take_process().or_else(|| numbered(pid)) else {
             return Ok(false);
         };
-        // Still the process that asked, then.
-        if !caller.there() {
+        // Still the process that asked, then, and its number its own when its group was looked up.
+        if ended(&pidfd) || !caller.there() {
             return Ok(false);
         }
         let session = units::session(group, observed)?;
@@ -270,7 +280,7 @@ impl Clients {
     fn let_go(&mut self, now: Nanos, seen: &mut Vec<Seen>) {
         self.all.retain_mut(|client| {
             let owned = client.units.owner() != 0;
-            let over = client.ended() || (client.taken && !owned);
+            let over = ended(&client.pidfd) || (client.taken && !owned);
             client.taken |= owned;
             if over {
                 client.units.tell(now, seen);
@@ -295,7 +305,6 @@ mod tests {
 
     use quell_client::{Demand, Session, layout};
     use quell_core::control::deadline::Unit;
-    use quell_core::record::Declared;
     use quell_core::task::TaskMatch;
     use quell_core::units::Share;
 
@@ -418,11 +427,16 @@ mod tests {
         let mut clients = Clients::listen(dir.path(), &observed()).unwrap();
         let mut program = Asking::start(dir.path());
         let pid = program.child.id();
-        let mut seen = Vec::new();
+        let (mut seen, mut declared) = (Vec::new(), BTreeSet::new());
         let mut attend = |clients: &mut Clients| {
             let members = || members(&kernel, &[pid]);
             clients.attend(rt::now(), &|_| false, &members, &mut seen);
             clients.tell_units(rt::now(), &mut seen);
+            for units in clients.units() {
+                let (group, said) = units.declared();
+                assert_eq!(group, "job");
+                declared.insert((said.bytes_per_unit, said.working_set));
+            }
         };
         let first = program.hears("first", &mut || attend(&mut clients));
         assert_eq!(first, "Some(16ms)");
@@ -448,11 +462,7 @@ mod tests {
             .map(|unit: &Unit| unit.took)
             .collect();
         assert_eq!(took, [Nanos::millis(3); 2]);
-        let said = Declared {
-            bytes_per_unit: 64,
-            working_set: 128,
-        };
-        assert!(seen.contains(&Seen::Declared("job".to_owned(), said)));
+        assert!(declared.contains(&(64, 128)));
         assert_eq!(
             findings(&seen),
             [format!("group job: process {pid} tells of its units")]
@@ -500,15 +510,20 @@ mod tests {
         let mut clients = Clients::listen(dir.path(), &observed()).unwrap();
         let mut seen = Vec::new();
         for _ in 0..3 {
-            let mut program = Asking::start(dir.path());
-            std::thread::sleep(Duration::from_millis(100));
-            program.child.kill().unwrap();
-            program.child.wait().unwrap();
-            let pid = program.child.id();
-            clients.attend(
+            // Gone when it is answered, and it did ask.
+            let asked = (1..=20).find_map(|tries| {
+                let mut program = Asking::start(dir.path());
+                std::thread::sleep(Duration::from_millis(100 * tries));
+                program.child.kill().unwrap();
+                program.child.wait().unwrap();
+                clients.listener.next().unwrap()
+            });
+            let caller = asked.expect("a program that asks within two seconds");
+            clients.answer(
                 rt::now(),
+                caller,
+                Some("job".to_owned()),
                 &|_| false,
-                &|| members(&kernel, &[pid]),
                 &mut seen,
             );
             assert!(clients.all.is_empty());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use quell_client::Reader;
 use quell_core::backend::{Seen, SubjectId};
 use quell_core::control::deadline::Unit;
-use quell_core::plan::Observed;
+use quell_core::plan::{GroupId, Observed};
 use quell_core::policy::{Pattern, Source};
 use quell_core::record::{Declared, Event};
 use quell_core::units::Nanos;
@@ -20,7 +20,7 @@ const MOST_CHANGES: u32 = 100;
 /// The units of one program.
 #[derive(Debug)]
 pub(crate) struct Units {
-    group: String,
+    group: GroupId,
     from: From,
     /// What it says of them, as it was told, and how often that has changed.
     declared: Declared,
@@ -80,6 +80,11 @@ impl Units {
         }
     }
 
+    /// What the program said of its units last, and its group.
+    pub(crate) fn declared(&self) -> (&GroupId, Declared) {
+        (&self.group, self.declared)
+    }
+
     /// Whether its lines are looked at.
     pub(crate) fn lines(&self) -> bool {
         matches!(self.from, From::Lines(..))
@@ -106,7 +111,6 @@ impl Units {
                 if declared != self.declared && self.changes < MOST_CHANGES {
                     self.changes += 1;
                     self.declared = declared;
-                    seen.push(Seen::Declared(self.group.clone(), declared));
                 }
             }
             From::Lines(id, pattern) => {

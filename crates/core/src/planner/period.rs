@@ -117,12 +117,14 @@ fn derive(bounds: &Bounds) -> (Nanos, String) {
     let stop = bounds.stop.unwrap_or(STOP);
     let dear = Nanos(stop.0.saturating_mul(PER_STOP));
     let dear = match bounds.deadline {
-        Some(deadline) => between(dear, Nanos(deadline.0 / PER_DEADLINE))
-            .min(Nanos(deadline.0 / FEWEST_PER_DEADLINE)),
+        Some(deadline) => between(dear, Nanos(deadline.0 / PER_DEADLINE)),
         None => dear,
     };
     if dear.min(bounds.longest) > period {
-        period = usual_number(dear.min(bounds.longest));
+        period = rounded_up(dear).min(bounds.longest);
+        if let Some(deadline) = bounds.deadline {
+            period = period.min(Nanos(deadline.0 / FEWEST_PER_DEADLINE));
+        }
         why = format!(
             "each period costs a neighbour a stop of {stop}, and more of them are too dear"
         );
@@ -134,6 +136,15 @@ fn derive(bounds: &Bounds) -> (Nanos, String) {
 fn between(dear: Nanos, tenth: Nanos) -> Nanos {
     let both = u128::from(dear.0) * u128::from(tenth.0);
     dear.min(Nanos(u64::try_from(both.isqrt()).unwrap_or(u64::MAX)))
+}
+
+/// Up to two digits and zeros: what is the shortest is not made shorter.
+fn rounded_up(n: Nanos) -> Nanos {
+    let mut unit = 1;
+    while n.0.div_ceil(unit) >= 100 {
+        unit *= 10;
+    }
+    Nanos(n.0.div_ceil(unit).saturating_mul(unit))
 }
 
 /// Down to 1, 2 or 5 and zeros.
@@ -204,13 +215,13 @@ mod tests {
             room: Some((Nanos::micros(530), Bytes(4 << 20))),
             ..NOTHING
         };
-        assert_eq!(length(dear), Nanos::millis(2));
+        assert_eq!(length(dear), Nanos::micros(2500));
         let soon = Bounds {
             deadline: Some(Nanos::millis(10)),
             ..dear
         };
-        // Half-way between 1 ms, a tenth of the deadline, and 2.5, a hundred stops: 1.58, and 1 in usual numbers.
-        assert_eq!(length(soon), Nanos::millis(1));
+        // Half-way between 1 ms, a tenth of the deadline, and 2.5, a hundred stops: 1.58.
+        assert_eq!(length(soon), Nanos::micros(1600));
         let sooner = Bounds {
             deadline: Some(Nanos::millis(4)),
             stop: Some(Nanos::micros(39)),
@@ -231,7 +242,7 @@ mod tests {
         };
         assert_eq!(
             [of(1), of(2), of(25)],
-            [SHORTEST, Nanos::micros(200), Nanos::millis(2)]
+            [SHORTEST, Nanos::micros(200), Nanos::micros(2500)]
         );
     }
 
@@ -253,6 +264,10 @@ mod tests {
                 longest: Nanos(longest),
             });
             prop_assert!(period >= SHORTEST && period.0 <= longest.max(SHORTEST.0));
+            if deadline.is_none() {
+                let stops = stop.unwrap_or(STOP.0) * PER_STOP;
+                prop_assert!(period.0 >= stops.min(longest));
+            }
             if let Some(deadline) = deadline {
                 prop_assert!(period == SHORTEST || period.0 <= deadline / FEWEST_PER_DEADLINE);
             }

@@ -1,10 +1,12 @@
 //! Waiting, and what a hold does meanwhile: the heartbeat, newborn tasks, drift, the throttlers' figures.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use quell_core::backend::{Observation, Seen};
+use quell_core::plan::GroupId;
 use quell_core::policy::OnDrift;
-use quell_core::record::{Event, Spent};
+use quell_core::record::{Declared, Event, Spent};
 use quell_core::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -14,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::resident::Keeper;
 use crate::session::Session;
 use crate::tasks::Matcher;
+use crate::units::Units;
 use crate::{drift, rt, signals};
 
 /// How often the heartbeat is renewed.
@@ -191,15 +194,24 @@ impl Linux {
         {
             clients.tell_units(now, seen);
         }
-        let said = seen.iter().filter_map(|one| match one {
-            Seen::Declared(group, declared) => Some((group.clone(), *declared)),
-            _ => None,
+        let launched = self.units.values();
+        let attached = self.clients.iter().flat_map(Clients::units);
+        let mut said: BTreeMap<GroupId, Declared> = BTreeMap::new();
+        for (group, declared) in launched.chain(attached).map(Units::declared) {
+            *said.entry(group.clone()).or_default() += declared;
+        }
+        said.retain(|group, declared| {
+            *declared != Declared::default() || self.declared.contains_key(group)
         });
-        let before = self.declared.clone();
-        self.declared.extend(said);
-        if self.declared != before
-            && let Some(session) = &self.session
-        {
+        if said == self.declared {
+            return;
+        }
+        let changed = said
+            .iter()
+            .filter(|(group, declared)| self.declared.get(*group) != Some(declared));
+        seen.extend(changed.map(|(group, declared)| Seen::Declared(group.clone(), *declared)));
+        self.declared = said;
+        if let Some(session) = &self.session {
             session.declared(&self.declared);
         }
     }
