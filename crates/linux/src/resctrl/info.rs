@@ -6,7 +6,7 @@ use quell_core::partition::Mask;
 
 use super::Resctrl;
 use crate::error::{Error, Result};
-use crate::root::Files;
+use crate::root::{Files, gone};
 
 /// Everything in `info`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,7 +127,7 @@ impl Resctrl {
             // `last_cmd_status` is a file.
             let names = match files.list(&folder.dir) {
                 Ok(names) => names,
-                Err(e) if e.raw_os_error() == Some(libc::ENOTDIR) => continue,
+                Err(e) if gone(&e) => continue,
                 Err(e) => return Err(Error::file("list", &folder.dir, None, e)),
             };
             if names.iter().any(|n| n == "mon_features") {
@@ -141,6 +141,13 @@ impl Resctrl {
 }
 
 impl Info {
+    /// Classes of service: a group has one for everything, so the resource with the fewest decides.
+    #[must_use]
+    pub fn classes(&self) -> u32 {
+        let all = self.resources.iter().map(|r| r.classes);
+        all.filter(|c| *c > 0).min().unwrap_or(0)
+    }
+
     /// The resources that are ways of a level; two where code and data are apart.
     pub fn ways(&self, level: u32) -> impl Iterator<Item = (&Resource, &Ways)> {
         self.all_ways().filter(move |(_, w)| w.level == level)

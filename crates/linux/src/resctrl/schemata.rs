@@ -86,6 +86,17 @@ impl Schemata {
         Self(self.0.iter().filter_map(of).collect())
     }
 
+    /// Whether this has a value wherever the other one has.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let ours = self.only(other);
+        let all = |name: &String| ours.domains(name) == other.domains(name);
+        other
+            .0
+            .keys()
+            .all(|name| ours.0.contains_key(name) && all(name))
+    }
+
     /// Whether every value of the other one is so in this.
     #[must_use]
     pub fn holds(&self, other: &Self) -> bool {
@@ -193,6 +204,9 @@ mod tests {
         assert!(whole.holds(&part) && !part.holds(&whole));
         assert!(!whole.holds(&Schemata::masks("L2", [1, 2], Mask(0xf))));
         assert!(!whole.holds(&Schemata::masks("L2", [1], Mask(0x7))));
+        assert!(whole.covers(&Schemata::masks("L2", [1], Mask(0x7))));
+        assert!(!part.covers(&Schemata::masks("L2", [0, 1], Mask(0xf))));
+        assert!(!part.covers(&Schemata::masks("L3", [1], Mask(0xf))));
         let with = whole.clone().with(&Schemata::parse("L2:1=3\nNB:0=1"));
         assert_eq!(with.to_string(), "L2:0=f;1=3\nL3:0=f0\nMB:0=20\nNB:0=1");
     }
