@@ -41,14 +41,19 @@ pub enum Undo {
         /// What is written.
         new: String,
     },
-    /// A cgroup was made. Tasks still in it go to `heirs`' cgroup before it is removed.
+    /// A file system was mounted. It goes only while nobody else has made anything in it.
+    Mount {
+        /// The mount point.
+        path: String,
+    },
+    /// A cgroup, or a resctrl group, was made. Tasks still in it go to `heirs`' cgroup before it is removed.
     Cgroup {
         /// Its directory.
         path: String,
         /// Where tasks go that are in it and that no other entry moves back.
         heir: String,
     },
-    /// A task was moved between cgroups of one hierarchy.
+    /// A task was moved between cgroups of one hierarchy, or between resctrl groups.
     Move {
         /// The task (a process: all its threads move).
         task: TaskId,

@@ -42,7 +42,7 @@ impl Mask {
 
     /// No bit is set.
     #[must_use]
-    pub fn is_empty(self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0 == 0
     }
 }
@@ -125,6 +125,9 @@ pub struct WayPartition {
     /// Masks may have holes.
     #[serde(default)]
     pub sparse: bool,
+    /// Bits that devices fill, too, whatever masks say.
+    #[serde(default, skip_serializing_if = "Mask::is_empty")]
+    pub shareable: Mask,
 }
 
 /// A kind of page colour, of pages of 4 KiB.

@@ -141,18 +141,10 @@ impl Cgroups {
     /// # Errors
     /// [`Error::File`], [`Error::Malformed`]. No hierarchy at all is no error: the list is empty.
     pub fn discover(files: &dyn Files) -> Result<Self> {
-        let mounts = files.text("/proc/self/mountinfo")?;
         let own = procfs::memberships(files, "self")?;
         let known = files.optional("/proc/cgroups")?.unwrap_or_default();
         let mut found: Vec<Hierarchy> = Vec::new();
-        for line in mounts.lines() {
-            let Some(mount) = parse_mount(line) else {
-                return Err(Error::malformed(
-                    "/proc/self/mountinfo",
-                    line,
-                    "a mount, see proc_pid_mountinfo(5)",
-                ));
-            };
+        for mount in mounts(files)? {
             let version = match mount.kind.as_str() {
                 "cgroup" => Version::V1,
                 "cgroup2" => Version::V2,
@@ -346,11 +338,28 @@ fn kill_listed(files: &dyn Files, dir: &str) -> Result<()> {
     Ok(())
 }
 
-struct Mount {
+/// One line of `/proc/self/mountinfo`.
+pub(crate) struct Mount {
     top: String,
-    point: String,
-    kind: String,
-    options: String,
+    /// Where it is mounted.
+    pub point: String,
+    /// The file system.
+    pub kind: String,
+    /// The file system's own options, as the kernel tells them.
+    pub options: String,
+}
+
+/// What is mounted, in the order of `/proc/self/mountinfo`.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub(crate) fn mounts(files: &dyn Files) -> Result<Vec<Mount>> {
+    let path = "/proc/self/mountinfo";
+    let text = files.text(path)?;
+    let wrong = |line| Error::malformed(path, line, "a mount, see proc_pid_mountinfo(5)");
+    text.lines()
+        .map(|line| parse_mount(line).ok_or_else(|| wrong(line)))
+        .collect()
 }
 
 /// `36 31 0:33 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices`

@@ -8,11 +8,22 @@ use quell_core::journal::{Stopped, TaskId, Undo};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::journal::Journal;
+use crate::resctrl::Schemata;
 use crate::root::{Files, gone};
 use crate::undo::same;
 
 /// Between two beats of the heart while a write takes its time.
 const BREATH: Duration = Duration::from_millis(5);
+
+/// What of a file's text is ours to take back: of `schemata`, which has a value for every resource, those that `new` names.
+fn touched(path: &str, text: String, new: &str) -> String {
+    if !path.ends_with("/schemata") {
+        return text;
+    }
+    Schemata::parse(&text)
+        .only(&Schemata::parse(new))
+        .to_string()
+}
 
 /// What a change needs: the kernel's files and the journal.
 pub struct Hands<'a> {
@@ -65,10 +76,11 @@ impl<'a> Hands<'a> {
         new: &str,
         put: impl FnOnce(&dyn Files, &Journal) -> Result<()>,
     ) -> Result<bool> {
-        let old = self.files.text(path)?;
-        if same(path, &old, new) {
+        let told = self.files.text(path)?;
+        if same(path, &told, new) {
             return Ok(false);
         }
+        let old = touched(path, told, new);
         self.journal.record(&Undo::Write {
             path: path.to_owned(),
             old: old.clone(),
@@ -90,7 +102,7 @@ impl<'a> Hands<'a> {
             self.journal.record(&Undo::Write {
                 path: path.to_owned(),
                 old,
-                new: now,
+                new: touched(path, now, new),
             })?;
         }
         Ok(true)

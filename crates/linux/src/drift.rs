@@ -3,6 +3,7 @@
 use quell_core::journal::Undo;
 use quell_core::policy::OnDrift;
 
+use crate::resctrl::Schemata;
 use crate::root::Files;
 use crate::undo::same;
 
@@ -25,7 +26,7 @@ pub fn look(
         // Only the newest value counts, and what the kernel made of ours comes as a later entry for the same file.
         let superseded = changes[i + 1..]
             .iter()
-            .any(|c| matches!(c, Undo::Write { path: p, .. } if p == path))
+            .any(|c| matches!(c, Undo::Write { path: p, new: later, .. } if p == path && covers(path, later, new)))
             // Each controller is a value of its own.
             && !path.ends_with("/cgroup.subtree_control");
         if superseded {
@@ -42,6 +43,11 @@ pub fn look(
         ));
     }
     said
+}
+
+/// Whether a later value stands for all that an earlier one set: a write to `schemata` may be of one resource of many.
+fn covers(path: &str, later: &str, earlier: &str) -> bool {
+    !path.ends_with("/schemata") || Schemata::parse(later).covers(&Schemata::parse(earlier))
 }
 
 /// `cgroup.subtree_control` reads as the list of all controllers, where `+cpu` was written.

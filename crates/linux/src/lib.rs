@@ -37,6 +37,7 @@ pub mod procfs;
 pub mod profile;
 pub mod psi;
 pub mod remaining;
+pub mod resctrl;
 pub mod resident;
 pub mod restore;
 pub mod ring;

@@ -17,8 +17,9 @@ use crate::cgroup::{Cgroups, Controller, Version};
 use crate::error::Result;
 use crate::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cgroup_dir};
 use crate::pmu::{self, Counting, Named, Pmu};
+use crate::resctrl::offer::Offer;
 use crate::root::Files;
-use crate::{cpuset, irq, oom, psi, resident, rt, topology, workqueue};
+use crate::{cpuset, irq, oom, psi, resctrl, resident, rt, topology, workqueue};
 
 /// What no file tells: it has to be tried. Answered by the machine we run on ([`Live`]) or by a capture ([`Tried`]).
 pub trait Trials {
@@ -34,6 +35,8 @@ pub trait Trials {
     fn immunity(&self) -> std::result::Result<(), String>;
     /// Whether any amount of memory can be locked; why not.
     fn lock(&self) -> std::result::Result<(), String>;
+    /// What the processor itself says can be divided, asked where resctrl is not mounted.
+    fn divides(&self, files: &dyn Files) -> Option<Partitions>;
 }
 
 /// What trying told.
@@ -55,6 +58,9 @@ pub struct Tried {
     /// Why not any amount of memory can be locked; absent: it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock_refused: Option<String>,
+    /// What the processor itself says can be divided, where resctrl was not mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub divides: Option<Partitions>,
     /// Events that were seen to count, as `pmu/event`.
     #[serde(default)]
     pub counters: Vec<String>,
@@ -83,6 +89,10 @@ impl Trials for Tried {
 
     fn lock(&self) -> std::result::Result<(), String> {
         self.lock_refused.clone().map_or(Ok(()), Err)
+    }
+
+    fn divides(&self, _: &dyn Files) -> Option<Partitions> {
+        self.divides.clone()
     }
 }
 
@@ -120,6 +130,10 @@ impl Trials for Live {
 
     fn lock(&self) -> std::result::Result<(), String> {
         resident::may_lock()
+    }
+
+    fn divides(&self, files: &dyn Files) -> Option<Partitions> {
+        resctrl::processor::partitions(files)
     }
 }
 
@@ -170,12 +184,18 @@ pub fn probe(
     let time = time_meter(trials, cgroups);
     let realtime = trials.realtime();
     let (immunity, lock) = (trials.immunity(), trials.lock());
+    let mut divides = None;
+    let offer = resctrl::offer::offer(files, || {
+        divides = trials.divides(files);
+        divides.clone()
+    })?;
     let tried = Tried {
         immunity_refused: immunity.clone().err(),
         lock_refused: lock.clone().err(),
         root,
         realtime_refused: realtime.clone().err(),
         cgroup_clock_refused: time.clone().err(),
+        divides,
         counters,
     };
     let meter = match (meter, &time) {
@@ -204,7 +224,7 @@ pub fn probe(
         memory: memory(files, cgroups, root, (immunity, lock)),
     };
     let virtual_machine = shape.identity.hypervisor.is_some();
-    let mechanisms = mechanisms(files, &means, &cpus, root, virtual_machine);
+    let mechanisms = mechanisms(files, &means, &cpus, root, (virtual_machine, &offer));
     let inventory = Inventory {
         identity: shape.identity,
         cpus: shape.cpus,
@@ -213,7 +233,7 @@ pub fn probe(
         mechanisms,
         means,
         measured,
-        partitions: Partitions::default(),
+        partitions: offer.map(|o| o.partitions).unwrap_or_default(),
         simulated: None,
     };
     Ok(Probed {
@@ -256,12 +276,16 @@ fn no(why: impl Into<String>, remedy: Option<&str>) -> Availability {
     }
 }
 
+/// Where to go with a machine that has nothing to divide.
+const ELSEWHERE: &str = "look at what it would do on a simulated machine (--on sim), or try it under a real kernel in the lab \
+    (quell lab --profile icelake)";
+
 fn mechanisms(
     files: &dyn Files,
     means: &Means,
     cpus: &CpuSet,
     root: bool,
-    virtual_machine: bool,
+    (virtual_machine, offer): (bool, &std::result::Result<Offer, String>),
 ) -> BTreeMap<Mechanism, Availability> {
     let unprivileged = || {
         no(
@@ -269,7 +293,6 @@ fn mechanisms(
             Some("run as root"),
         )
     };
-    let not_yet = |what: &str| no(format!("{what}; Quell does not use it yet"), None);
     let has = |flag: &str| {
         files
             .optional("/proc/cpuinfo")
@@ -304,16 +327,31 @@ fn mechanisms(
                     "no cgroup hierarchy carries the cpu controller",
                     Some("mount it"),
                 ),
-                Mechanism::Ways | Mechanism::PseudoLock if has("cat_l3") || has("cat_l2") => {
-                    not_yet("the processor has cache allocation")
+                Mechanism::PseudoLock if has("cat_l3") || has("cat_l2") => {
+                    no("Quell does not lock on Linux yet", None)
                 }
-                Mechanism::Mba if has("mba") => not_yet("the processor has bandwidth allocation"),
+                Mechanism::Ways if has("cat_l3") || has("cat_l2") => match offer {
+                    Ok(_) if !root => unprivileged(),
+                    Ok(offer) if !offer.partitions.ways.is_empty() => {
+                        yes(Level::Enforced, offer.how.clone())
+                    }
+                    Ok(_) => no("resctrl tells of no ways", None),
+                    Err(why) => no(why.clone(), None),
+                },
+                Mechanism::Mba if has("mba") => match offer {
+                    Ok(_) if !root => unprivileged(),
+                    Ok(offer) if offer.partitions.mba.is_some() => {
+                        yes(Level::Estimated, offer.how.clone())
+                    }
+                    Ok(_) => no("resctrl tells of no bandwidth", None),
+                    Err(why) => no(why.clone(), None),
+                },
                 Mechanism::Ways | Mechanism::Mba | Mechanism::PseudoLock if virtual_machine => no(
                     "the processor offers no RDT, or the hypervisor hides it",
-                    None,
+                    Some(ELSEWHERE),
                 ),
                 Mechanism::Ways | Mechanism::Mba | Mechanism::PseudoLock => {
-                    no("the processor offers no RDT", None)
+                    no("the processor offers no RDT", Some(ELSEWHERE))
                 }
                 Mechanism::Memory => memory_control(&means.memory),
                 Mechanism::Stop if means.memory.freeze => yes(

@@ -12,6 +12,7 @@ use std::str::FromStr;
 
 use quell_core::cpuset::{CpuId, CpuSet, MAX_CPU};
 use quell_core::journal::TaskId;
+use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};
 use crate::pidfd;
@@ -40,6 +41,14 @@ pub trait Files: Send + Sync {
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()>;
     /// Sends a signal to this process and to no later one of the same number (ESRCH).
     fn signal(&self, task: TaskId, signal: i32) -> io::Result<()>;
+    /// Mounts a file system of this kind.
+    fn mount(&self, _kind: &str, _path: &str, _options: &str) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+    /// Takes a mount away.
+    fn unmount(&self, _path: &str) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
     /// The file itself, to be kept open and read or written again and again; `None` where files have no descriptors.
     fn open(&self, _path: &str, _how: Access) -> io::Result<Option<fs::File>> {
         Ok(None)
@@ -300,6 +309,18 @@ impl Files for Kernel {
     fn signal(&self, task: TaskId, signal: i32) -> io::Result<()> {
         self.need_live()?;
         pidfd::signal(self, task, signal)
+    }
+
+    fn mount(&self, kind: &str, path: &str, options: &str) -> io::Result<()> {
+        self.need_live()?;
+        let options = std::ffi::CString::new(options)?;
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        rustix::mount::mount(kind, path, kind, flags, options.as_c_str()).map_err(io::Error::from)
+    }
+
+    fn unmount(&self, path: &str) -> io::Result<()> {
+        self.need_live()?;
+        rustix::mount::unmount(path, UnmountFlags::empty()).map_err(io::Error::from)
     }
 
     fn open(&self, path: &str, how: Access) -> io::Result<Option<fs::File>> {

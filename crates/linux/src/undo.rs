@@ -8,6 +8,8 @@
 //! - A v2 cpuset that was not set cannot be unset while it has tasks: all that the machine can have stands in for it.
 //! - A cgroup of ours is emptied before it is removed: a task born in it goes where its process, or the closest
 //!   ancestor that was moved there, came from; else to the heir. What is inside a cgroup of ours goes with it.
+//! - Of a `schemata` only the values that we wrote are compared and restored.
+//! - A resctrl that we mounted goes, unless others have made groups in it.
 //! - What a loop moved goes back to what it read before, whatever it reads.
 //! - Continued and thawed is only what we stopped and have not let go on since: what is found stopped else was stopped
 //!   by somebody else.
@@ -22,6 +24,8 @@ use quell_core::cpuset::CpuSet;
 use quell_core::journal::{Stopped, TaskId, Undo};
 
 use crate::procfs;
+use crate::resctrl::lock::{For, Lock, PATIENCE};
+use crate::resctrl::{Resctrl, Schemata};
 use crate::root::{Files, gone, parse_mask};
 use crate::{fault, freezer, oom, pidfd};
 
@@ -67,6 +71,7 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
             Undo::Move { task, from, to } => work.put_back(*task, from, to),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
             Undo::Cgroup { path, heir } => work.remove(i, path, heir),
+            Undo::Mount { path } => work.unmount(path),
         };
         match result {
             Ok(true) => work.outcome.undone.restored += 1,
@@ -91,6 +96,8 @@ struct Work<'a> {
     resumed: BTreeMap<&'a Stopped, u32>,
     /// Tasks by directory, as read when first needed.
     members: BTreeMap<&'a str, BTreeSet<u32>>,
+    /// That of resctrl, where it is to be changed back.
+    lock: Option<Lock>,
     outcome: Outcome,
 }
 
@@ -106,6 +113,9 @@ impl<'a> Work<'a> {
                 _ => None,
             })
             .collect();
+        let divided = entries
+            .iter()
+            .any(|e| matches!(e, Undo::Write { path, .. } if path.ends_with("/schemata")));
         Self {
             files,
             alive,
@@ -113,6 +123,7 @@ impl<'a> Work<'a> {
             made,
             resumed: BTreeMap::new(),
             members: BTreeMap::new(),
+            lock: divided.then(|| lock(files)).flatten(),
             outcome: Outcome::default(),
         }
     }
@@ -402,6 +413,39 @@ impl<'a> Work<'a> {
         ))
     }
 
+    /// Takes a resctrl away that we mounted: groups that others have made since would go with it.
+    fn unmount(&mut self, path: &str) -> Step {
+        let mounted = |work: &Self| Resctrl::find(work.files).map_err(|e| e.to_string());
+        let Some(resctrl) = mounted(self)?.filter(|r| r.root == path) else {
+            return Ok(false);
+        };
+        let mut others = resctrl.groups(self.files).map_err(|e| e.to_string())?;
+        others.remove(0);
+        let monitors = resctrl.default_group().monitors(self.files);
+        others.extend(monitors.map_err(|e| e.to_string())?);
+        if let Some(other) = others.first() {
+            return self.leave(format!(
+                "{path} stays mounted: somebody has made the group {} in it since",
+                other.name
+            ));
+        }
+        // Our own lock keeps it busy.
+        self.lock = None;
+        let mut why = String::new();
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                std::thread::sleep(PAUSE);
+                (self.alive)();
+            }
+            match self.files.unmount(path) {
+                Ok(()) => return Ok(true),
+                Err(e) if gone(&e) || mounted(self)?.is_none() => return Ok(attempt > 0),
+                Err(e) => why = e.to_string(),
+            }
+        }
+        self.leave(format!("{path} stays mounted: somebody uses it ({why})"))
+    }
+
     /// Moves every task out of a cgroup and of those inside it; removes those inside.
     fn empty(
         &self,
@@ -463,6 +507,12 @@ impl<'a> Work<'a> {
     }
 }
 
+/// The lock that other tools take, too. Somebody who keeps it does not keep us from taking back what is ours.
+fn lock(files: &dyn Files) -> Option<Lock> {
+    let resctrl = Resctrl::find(files).ok()??;
+    resctrl.lock(files, For::Changing, PATIENCE).ok()
+}
+
 /// The file through which a task enters a cgroup: a thread alone in v1, a process whole in v2.
 #[must_use]
 pub fn door(files: &dyn Files, dir: &str) -> String {
@@ -502,7 +552,7 @@ pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
     Ok(tasks)
 }
 
-/// Whether a file's content is the same value, however it is spelled.
+/// Whether a file's content is the same value, however it is spelled. `a`: as read; `b`: as recorded.
 #[must_use]
 pub fn same(path: &str, a: &str, b: &str) -> bool {
     let (a, b) = (a.trim(), b.trim());
@@ -514,6 +564,10 @@ pub fn same(path: &str, a: &str, b: &str) -> bool {
         // "root invalid (reason)" is still our "root".
         let kind = |t: &str| t.split(' ').next().unwrap_or_default().to_owned();
         return kind(a) == kind(b);
+    }
+    if name == "schemata" {
+        // What is recorded is what was touched.
+        return Schemata::parse(a).holds(&Schemata::parse(b));
     }
     if name.ends_with("cpumask") || name.ends_with("smp_affinity") {
         return matches!((parse_mask(a), parse_mask(b)), (Some(a), Some(b)) if a == b);

@@ -172,6 +172,7 @@ mod tests {
                 least: 2,
                 classes: 4,
                 sparse: false,
+                shareable: Mask::default(),
             }],
             sets: colouring(&[1 << 14, 1 << 15], 0),
             banks: colouring(&[1 << 14 | 1 << 17, 1 << 21], 1),

@@ -308,8 +308,8 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
                 asks.extend(open);
             }
             Err(why) => {
-                let remedy = Some("leave the key out".to_owned());
-                draft.refuse(first.key(), why, remedy);
+                let remedy = or_leave_out(draft, Mechanism::Ways);
+                draft.refuse(first.key(), why, Some(remedy));
             }
         }
     }
@@ -438,14 +438,18 @@ fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
         );
         return Some((why, Some(remedy)));
     }
-    let remedy = match draft.machine.mechanisms.get(&ask.mechanism) {
+    Some((why, Some(or_leave_out(draft, ask.mechanism))))
+}
+
+/// What would make a mechanism available, if anything does.
+fn or_leave_out(draft: &Draft<'_>, mechanism: Mechanism) -> String {
+    match draft.machine.mechanisms.get(&mechanism) {
         Some(Availability::No {
             remedy: Some(remedy),
             ..
         }) => format!("{remedy}, or leave the key out"),
         _ => "leave the key out".to_owned(),
-    };
-    Some((why, Some(remedy)))
+    }
 }
 
 /// The last level that has ways.

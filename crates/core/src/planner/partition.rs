@@ -385,7 +385,10 @@ fn promise(draft: &mut Draft<'_>, one: &Divided) {
                 shared_with: one.shared_with(which),
             },
         };
-        let (level, weakest) = worth(draft, one.kind, claim);
+        let (level, weakest) = match devices(draft, one.kind, part) {
+            Some(why) => (Level::None, why),
+            None => worth(draft, one.kind, claim),
+        };
         draft.promises.push(Held {
             group: claim.group.clone(),
             promise,
@@ -394,6 +397,17 @@ fn promise(draft: &mut Draft<'_>, one: &Divided) {
             weakest: Some(weakest).filter(|w| !w.is_empty()),
         });
     }
+}
+
+/// Why ways are nobody's own: devices fill them, too.
+fn devices(draft: &Draft<'_>, kind: Kind, part: &CpuSet) -> Option<String> {
+    let Kind::Ways(level) = kind else { return None };
+    let mut ways = draft.machine.partitions.ways.iter();
+    let shareable = ways.find(|w| w.level == level)?.shareable;
+    let common = Mask(mask_of(part).0 & shareable.0);
+    (!common.is_empty()).then(|| {
+        format!("devices fill {common} of L{level}, too, whatever masks say: name ways without {shareable}")
+    })
 }
 
 /// What a part is worth, and the weakest link.

@@ -2,6 +2,7 @@
 //! is waited for, and the slow duties of a hold are done (`watch`).
 
 mod memory;
+mod parts;
 mod steps;
 mod watch;
 
@@ -177,6 +178,8 @@ pub struct Linux {
     next_call: Nanos,
     /// Memory, while it is looked at.
     watch: Option<memory::Watch>,
+    /// resctrl, while groups have parts.
+    parts: Option<parts::Parts>,
     next_beat: Nanos,
     next_look: Nanos,
     revoked: bool,
@@ -216,6 +219,7 @@ impl Linux {
             clients: None,
             next_call: NEVER,
             watch: None,
+            parts: None,
             next_beat: Nanos(0),
             next_look: Nanos(0),
             revoked: false,
@@ -282,6 +286,7 @@ impl Linux {
         self.clients = None;
         self.next_call = NEVER;
         self.rest = None;
+        self.parts = None;
     }
 
     fn cached_inventory(&mut self) -> Result<&Inventory> {
@@ -355,7 +360,8 @@ impl Linux {
             Program::Command(command) => command.clone(),
         };
         let group = self.groups.get(&subject.group);
-        let doors = group.map(|g| g.home.doors()).unwrap_or_default();
+        let mut doors = group.map(|g| g.home.doors()).unwrap_or_default();
+        doors.extend(self.part_door(&subject.group));
         // We ourselves may run anywhere, which whoever belongs to no group must not inherit.
         let usual = match (group, &self.rest) {
             (Some(group), _) => group.cpus.clone(),

@@ -95,12 +95,11 @@ impl Linux {
                     sysctl::set(&mut self.hands()?, name, *value)?;
                 }
             }
+            Setting::Ways { .. } | Setting::Mba { .. } | Setting::MbaRate { .. } => {
+                notes.extend(self.part(group, &step.set)?);
+            }
             // No plan for this machine has them: it does not say that it could.
-            Setting::Ways { .. }
-            | Setting::Colour { .. }
-            | Setting::Lock { .. }
-            | Setting::Mba { .. }
-            | Setting::MbaRate { .. } => {
+            Setting::Colour { .. } | Setting::Lock { .. } => {
                 return Err(Error::refused(format!(
                     "{} is not built for Linux yet",
                     step.mechanism

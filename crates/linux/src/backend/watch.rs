@@ -142,6 +142,9 @@ impl Linux {
             }
         }
         self.look_after_memory(seen);
+        for (group, what) in self.look_after_parts() {
+            seen.push(finding(what, Some(group)));
+        }
         if let Some(session) = &self.session {
             let held = || session.still_held();
             for what in drift::look(&self.files, session.changes(), self.on_drift, &held) {

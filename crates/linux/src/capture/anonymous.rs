@@ -40,6 +40,10 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
         .lines()
         .filter(|line| line.contains(" - cgroup"))
         .fold(String::new(), |all, line| all + line + "\n");
+    let resctrl: String = text_of(&seen, "/proc/self/mountinfo")
+        .lines()
+        .filter(|line| line.contains(" - resctrl "))
+        .fold(String::new(), |all, line| all + line + "\n");
     // Every part of a cgroup's path, as it appears in mounts, memberships and in the paths of files.
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut learn = |path: &str| {
@@ -84,23 +88,29 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
     };
     let mut kept = BTreeMap::new();
     for (path, mut file) in seen {
+        // Groups are named by whoever made them; what there is to divide is in `info`.
+        if path.starts_with("/sys/fs/resctrl/") && !path.starts_with("/sys/fs/resctrl/info/") {
+            continue;
+        }
         if let Some(text) = file.text.as_mut() {
             let reduced = match path.as_str() {
                 "/proc/cpuinfo" => cpuinfo(text),
-                "/proc/self/mountinfo" => lines(&mounts, |line| {
-                    let fields: Vec<String> = line
-                        .split(' ')
-                        .enumerate()
-                        .map(|(i, field)| {
-                            if i == 3 {
-                                renamed(field, 0)
-                            } else {
-                                field.to_owned()
-                            }
-                        })
-                        .collect();
-                    Some(fields.join(" "))
-                }),
+                "/proc/self/mountinfo" => {
+                    lines(&mounts, |line| {
+                        let fields: Vec<String> = line
+                            .split(' ')
+                            .enumerate()
+                            .map(|(i, field)| {
+                                if i == 3 {
+                                    renamed(field, 0)
+                                } else {
+                                    field.to_owned()
+                                }
+                            })
+                            .collect();
+                        Some(fields.join(" "))
+                    }) + &format!("\n{resctrl}")
+                }
                 "/proc/self/cgroup" => lines(text, |line| {
                     let (head, path) = line.rsplit_once(':')?;
                     Some(format!("{head}:{}", renamed(path, 0)))

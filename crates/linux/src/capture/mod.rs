@@ -17,7 +17,7 @@
 //! table of `text`, `mode` and `error` (an errno's name). Directories are what lies below them.
 //!
 //! What tells more of the host than of the machine is left out when capturing: host name, serial numbers, mounts that
-//! are none of cgroups, names of cgroups, and figures that differ from one moment to the next.
+//! are none of cgroups or resctrl, names of cgroups and of resctrl's groups, and figures that differ from one moment to the next.
 
 mod anonymous;
 
@@ -102,7 +102,6 @@ pub fn take(measured: Option<Measured>) -> Result<Capture> {
     };
     let cgroups = Cgroups::discover(&recorder)?;
     let probed = probe::probe(&recorder, &Live, &cgroups, measured)?;
-    also(&recorder)?;
     let mut seen = recorder
         .seen
         .into_inner()
@@ -120,18 +119,6 @@ pub fn take(measured: Option<Measured>) -> Result<Capture> {
         measured: probed.inventory.measured,
         files: folded(seen),
     })
-}
-
-/// What no code reads yet, but the next mechanisms will: resctrl's limits.
-fn also(files: &dyn Files) -> Result<()> {
-    let dir = "/sys/fs/resctrl/info";
-    for resource in files.names(dir)? {
-        for name in files.names(&format!("{dir}/{resource}"))? {
-            // What cannot be read is noted as such.
-            let _ = files.read(&format!("{dir}/{resource}/{name}"));
-        }
-    }
-    Ok(())
 }
 
 impl Capture {

@@ -8,7 +8,7 @@ use quell_core::journal::TaskId;
 use super::Answer;
 use super::cgroup::Tree;
 use super::knobs::Knobs;
-use super::resctrl::Resctrl;
+use super::resctrl::{Rdt, Resctrl};
 
 /// Which generation of cgroups the machine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub struct Spec {
     /// `/proc/sys/kernel/osrelease`. Below 6.2 cpusets forget what CPUs a task asked for; below 6.7 there is no
     /// `cpuset.cpus.exclusive` and no remote partition.
     pub release: &'static str,
-    /// Cache allocation: classes of service; 0 where the machine has none.
-    pub closids: u32,
+    /// Cache and bandwidth allocation, where the machine has them.
+    pub rdt: Option<Rdt>,
     /// Whether whoever asks has CAP_SYS_RESOURCE, as root in a container often has not.
     pub resource: bool,
 }
@@ -47,7 +47,7 @@ impl Spec {
             cpus: 4,
             nodes: 1,
             release: "6.12.0",
-            closids: 0,
+            rdt: None,
             resource: true,
         }
     }
@@ -116,7 +116,7 @@ impl Machine {
             flavour: spec.flavour,
             release: crate::topology::release_number(spec.release).unwrap_or((6, 12)),
             knobs: Knobs::new(spec, &cpus),
-            resctrl: (spec.closids > 0).then(|| Resctrl::new(spec.closids, &cpus)),
+            resctrl: None,
             trees: Tree::all(spec.flavour, &cpus, &nodes),
             cpus,
             nodes,
@@ -127,6 +127,8 @@ impl Machine {
             next: FIRST,
             born: 0,
         };
+        let rdt = spec.rdt.as_ref();
+        machine.resctrl = rdt.map(|rdt| Resctrl::new(rdt, &machine.cpus, machine.release));
         machine.insert(1, 0, "init", &["/sbin/init"], 0);
         machine.insert(2, 0, "kthreadd", &[], PF_KTHREAD);
         for cpu in machine.cpus.clone().iter() {
@@ -210,6 +212,9 @@ impl Machine {
             ..from
         };
         self.tasks.insert(tid, heir);
+        if let Some(resctrl) = &mut self.resctrl {
+            resctrl.born(of, tid);
+        }
     }
 
     /// A process gets another parent (its own ended, and that one is a subreaper).
@@ -249,6 +254,9 @@ impl Machine {
     pub fn reap(&mut self, pid: u32) {
         if self.tasks.get(&pid).is_some_and(Task::dead) {
             self.tasks.remove(&pid);
+            if let Some(resctrl) = &mut self.resctrl {
+                resctrl.gone(pid);
+            }
         }
     }
 
@@ -364,6 +372,15 @@ impl Machine {
         if let (Some(rest), Some(resctrl)) = (super::resctrl::below(path), &self.resctrl) {
             return resctrl.read(&rest, &self.tasks);
         }
+        if let Some(resctrl) = &self.resctrl {
+            if path == "/proc/filesystems" {
+                return Ok("nodev\tproc\nnodev\tresctrl\n".to_owned());
+            }
+            if let Some(tid) = super::proc::divided(path) {
+                let alive = self.tasks.contains_key(&tid);
+                return alive.then(|| resctrl.membership(tid)).ok_or(libc::ENOENT);
+            }
+        }
         if path.starts_with("/proc/pressure/") {
             return self.knobs.read(path).map(|_| self.pressure(path));
         }
@@ -441,6 +458,39 @@ impl Machine {
             return resctrl.rmdir(&rest);
         }
         Err(libc::EPERM)
+    }
+
+    pub(crate) fn mount(&mut self, kind: &str, path: &str, options: &str) -> Answer<()> {
+        match &mut self.resctrl {
+            Some(resctrl) if kind == "resctrl" && path == super::resctrl::MOUNT => {
+                resctrl.mount(options)
+            }
+            _ => Err(libc::ENODEV),
+        }
+    }
+
+    pub(crate) fn unmount(&mut self, path: &str) -> Answer<()> {
+        match &mut self.resctrl {
+            Some(resctrl) if path == super::resctrl::MOUNT => resctrl.unmount(),
+            _ => Err(libc::EINVAL),
+        }
+    }
+
+    /// Somebody else mounts resctrl, or takes it away (`None`).
+    pub fn resctrl_mounted(&mut self, options: Option<&str>) {
+        if let Some(resctrl) = &mut self.resctrl {
+            let _ = match options {
+                Some(options) => resctrl.mount(options),
+                None => resctrl.unmount(),
+            };
+        }
+    }
+
+    /// So many monitoring ids wait until their lines have left the cache.
+    pub fn limbo(&mut self, ids: u32) {
+        if let Some(resctrl) = &mut self.resctrl {
+            resctrl.set_limbo(ids);
+        }
     }
 
     pub(crate) fn mode(&self, path: &str) -> Answer<u32> {

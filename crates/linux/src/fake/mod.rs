@@ -2,7 +2,7 @@
 //! numbers and status texts. Tests run on it without root, and on states that no test should bring a machine into.
 //!
 //! What it does was taken from Documentation/admin-guide/{cgroup-v1/cpusets,cgroup-v2}.rst, Documentation/filesystems/
-//! resctrl.rst, and seen on Linux 6.18 (v1) and 6.12 (v2, in a virtual machine); resctrl is by its documentation only.
+//! resctrl.rst, and seen on Linux 6.18 (v1) and 6.12 (v2, in a virtual machine); resctrl on 6.12 and 7.2 in the lab.
 //! A deviation from the real kernel that is known is written down in the module it is in, under "Deviations".
 //!
 //! The model is a feature of its own (`fake`), so that the shipped program does not carry it.
@@ -32,6 +32,7 @@ use quell_core::journal::TaskId;
 
 use crate::root::Files;
 pub use machine::{Flavour, Machine, Spec};
+pub use resctrl::Rdt;
 
 /// The kernel's answer: an error number.
 pub(crate) type Answer<T> = Result<T, i32>;
@@ -110,6 +111,10 @@ impl Fake {
                 if machine.list(&path).is_ok() {
                     open.push(path.clone());
                 }
+                // What was said last is no state.
+                if path.ends_with("/info/last_cmd_status") {
+                    continue;
+                }
                 if let Ok(text) = machine.read(&path) {
                     found.insert(path, text);
                 }
@@ -178,6 +183,14 @@ impl Files for Fake {
 
     fn rmdir(&self, path: &str) -> io::Result<()> {
         self.ask(Op::Remove, path, "", Machine::rmdir)
+    }
+
+    fn mount(&self, kind: &str, path: &str, options: &str) -> io::Result<()> {
+        self.ask(Op::Make, path, options, |m, p| m.mount(kind, p, options))
+    }
+
+    fn unmount(&self, path: &str) -> io::Result<()> {
+        self.ask(Op::Remove, path, "", Machine::unmount)
     }
 
     fn exists(&self, path: &str) -> bool {

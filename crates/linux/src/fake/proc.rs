@@ -40,6 +40,14 @@ fn place(path: &str) -> Option<(u32, &str)> {
     }
 }
 
+/// The thread of `/proc/TID/cpu_resctrl_groups`.
+pub(super) fn divided(path: &str) -> Option<u32> {
+    match place(path)? {
+        (tid, "cpu_resctrl_groups") => Some(tid),
+        _ => None,
+    }
+}
+
 impl Machine {
     pub(super) fn proc_list(&self, path: &str) -> Vec<String> {
         if path == "/proc" {
@@ -144,6 +152,13 @@ impl Machine {
                 30 + i,
                 40 + i,
                 tree.mount
+            ));
+        }
+        if let Some(options) = self.resctrl.as_ref().and_then(|r| r.mounted()) {
+            let comma = if options.is_empty() { "" } else { "," };
+            lines.push_str(&format!(
+                "60 21 0:60 / {} rw,relatime - resctrl resctrl rw{comma}{options}\n",
+                super::resctrl::MOUNT
             ));
         }
         lines

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use quell_core::cpuset::CpuSet;
-use quell_linux::fake::{Fake, Flavour, Spec};
+use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
 use quell_linux::journal::{Header, Journal, VERSION};
 use quell_linux::lock::Lock;
 use quell_linux::procfs;
@@ -45,11 +45,14 @@ pub fn furnished(spec: &Spec) -> Fake {
 
 impl FakeArm {
     fn new(flavour: Flavour, release: &'static str) -> Self {
-        let spec = Spec {
+        Self::of(&Spec {
             release,
             ..Spec::new(flavour)
-        };
-        let fake = furnished(&spec);
+        })
+    }
+
+    fn of(spec: &Spec) -> Self {
+        let fake = furnished(spec);
         let before = fake.dump();
         Self { fake, before }
     }
@@ -61,6 +64,15 @@ pub fn v1() -> FakeArm {
 
 pub fn v2() -> FakeArm {
     FakeArm::new(Flavour::V2, "6.12.0")
+}
+
+/// A processor that can be divided, under a kernel of this release.
+pub fn divided(rdt: Rdt, release: &'static str) -> FakeArm {
+    FakeArm::of(&Spec {
+        release,
+        rdt: Some(rdt),
+        ..Spec::new(Flavour::V2)
+    })
 }
 
 pub fn old_v2() -> FakeArm {
@@ -130,6 +142,17 @@ pub fn live(test: &str) -> Option<LiveArm> {
         programs: Vec::new(),
         before,
     })
+}
+
+/// The same where resctrl may be unmounted: in a virtual machine that says so.
+pub fn live_divided(test: &str) -> Option<LiveArm> {
+    if std::env::var_os("QUELL_TEST_RESCTRL").is_none() {
+        eprintln!(
+            "SKIPPED {test}: resctrl is not this machine's to play with (QUELL_TEST_RESCTRL); see `lab`"
+        );
+        return None;
+    }
+    live(test)
 }
 
 impl Arm for LiveArm {

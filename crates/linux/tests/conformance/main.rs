@@ -14,10 +14,12 @@ mod bodies;
 mod common;
 mod deaths;
 mod interference;
+mod lab;
 mod memory;
 mod model;
 mod model_memory;
 mod partitions;
+mod resctrl;
 
 /// A body as a test for each arm.
 macro_rules! on_every_arm {
@@ -75,4 +77,51 @@ on_every_arm! { memory:
     pressure_is_told_of_the_machine_and_of_groups
     the_machines_memory_is_told
     input_and_output_are_limited_by_device
+}
+
+/// Bodies for machines with cache and bandwidth allocation.
+mod divided {
+    use super::{arms, resctrl};
+
+    /// A body on the modelled processors, and on the kernel this runs on.
+    macro_rules! on_every_processor {
+        ($($body:ident)*) => {$(
+            mod $body {
+                use super::{arms, resctrl as bodies};
+
+                #[test]
+                fn on_the_fake_icelake_with_6_12() {
+                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::icelake(), "6.12.0"));
+                }
+
+                #[test]
+                fn on_the_fake_icelake_with_7_2() {
+                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::icelake(), "7.2.0"));
+                }
+
+                #[test]
+                fn on_the_fake_sparse_with_7_2() {
+                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::sparse(), "7.2.0"));
+                }
+
+                #[test]
+                fn on_this_kernel() {
+                    if let Some(mut arm) = arms::live_divided(stringify!($body)) {
+                        bodies::$body(&mut arm);
+                    }
+                }
+            }
+        )*};
+    }
+
+    on_every_processor! {
+        what_there_is_is_discovered
+        the_kernel_refuses_and_says_why
+        new_groups_get_what_nobody_has_to_himself
+        classes_and_ids_run_out_with_advice
+        a_part_is_given_followed_and_taken_back
+        what_others_set_since_stays
+        what_we_mounted_goes_unless_others_use_it
+        code_and_data_apart_are_divided_alike
+    }
 }

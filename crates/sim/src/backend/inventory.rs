@@ -187,6 +187,7 @@ fn partitions(profile: &Profile) -> Partitions {
             least: ways.least,
             classes: ways.classes,
             sparse: ways.sparse,
+            shareable: Mask::default(),
         })
         .collect();
     let large = profile.tlb.large_page.0.trailing_zeros();

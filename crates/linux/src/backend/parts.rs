@@ -1,0 +1,325 @@
+//! Parts of caches and of memory bandwidth: groups of Quell as control groups of resctrl.
+//!
+//! A group has a control group of its own, `quell.GROUP`. Only where the plan has more groups than there are free classes of
+//! service do those that get the same share one. What unmatched tasks get is written to the default group, in which everybody
+//! is who is in no other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_core::partition::Mask;
+use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting};
+
+use super::Linux;
+use crate::error::{Error, Result};
+use crate::home::Home;
+use crate::procfs;
+use crate::resctrl::lock::{For, PATIENCE};
+use crate::resctrl::{Group, Info, Resctrl, Schemata};
+use crate::root::Files;
+use crate::undo::tasks_in;
+
+/// Deeper than any cgroup tree in practice; a bound, so that a hostile one ends.
+const DEEPEST: u32 = 32;
+
+/// resctrl, while groups have parts.
+pub(super) struct Parts {
+    resctrl: Resctrl,
+    info: Info,
+    /// Control groups that could be made when this began.
+    free: usize,
+    /// The control group of each group.
+    groups: BTreeMap<String, Group>,
+    /// What somebody else's groups were said to share with ours.
+    told: BTreeSet<String>,
+}
+
+impl Parts {
+    /// The lines of `schemata` that a setting comes to: the same in every domain.
+    fn lines(&self, files: &dyn Files, set: &Setting) -> Result<Schemata> {
+        let now = self.resctrl.default_group().schemata(files)?;
+        let missing = |what: &str| {
+            Error::refused_with(
+                format!("resctrl has no {what} here"),
+                format!(
+                    "quell doctor, and {}/info, tell what there is",
+                    self.resctrl.root
+                ),
+            )
+        };
+        let bandwidth = |value: u32, mib_s: bool| {
+            let (resource, _) = self.info.bandwidth().ok_or_else(|| missing("bandwidth"))?;
+            if mib_s != self.resctrl.mib_s {
+                let [is, wanted] =
+                    [self.resctrl.mib_s, mib_s].map(|m| if m { "MiB/s" } else { "percent" });
+                return Err(Error::refused_with(
+                    format!(
+                        "resctrl was mounted for bandwidth in {is} after this was planned in {wanted}"
+                    ),
+                    "plan again",
+                ));
+            }
+            let domains = now.domains(&resource.name);
+            Ok(Schemata::numbers(&resource.name, domains, value.into()))
+        };
+        match set {
+            Setting::Ways { level, mask } => {
+                let names = self.info.ways(*level).map(|(r, _)| r.name.as_str());
+                let lines = names.fold(Schemata::default(), |lines, name| {
+                    lines.with(&Schemata::masks(name, now.domains(name), *mask))
+                });
+                match lines.0.is_empty() {
+                    true => Err(missing(&format!("ways of L{level}"))),
+                    false => Ok(lines),
+                }
+            }
+            Setting::Mba { percent } => bandwidth(*percent, false),
+            Setting::MbaRate { mib_s } => bandwidth(*mib_s, true),
+            _ => Ok(Schemata::default()),
+        }
+    }
+
+    /// Control groups of somebody else that may fill these ways, too.
+    fn intruders(&self, files: &dyn Files, level: u32, mask: Mask) -> Result<Vec<String>> {
+        let names: Vec<&str> = self
+            .info
+            .ways(level)
+            .map(|(r, _)| r.name.as_str())
+            .collect();
+        let ours = |name: &str| name.is_empty() || self.groups.values().any(|g| g.name == name);
+        let mut found = Vec::new();
+        for owner in self.resctrl.owners(files, &names)? {
+            let theirs = owner.masks.values().fold(0, |all, m| all | m.0);
+            let common = Mask(theirs & mask.0);
+            if !ours(&owner.name) && !common.is_empty() {
+                found.push(format!(
+                    "resctrl's group {} has {common} of L{level}",
+                    owner.name
+                ));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What a group gets of resctrl in a plan.
+fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
+    let of = |s: &&quell_core::plan::Step| s.group.as_deref().unwrap_or(REST) == group;
+    let parts = |s: &&Setting| {
+        matches!(
+            s,
+            Setting::Ways { .. } | Setting::Mba { .. } | Setting::MbaRate { .. }
+        )
+    };
+    plan.steps
+        .iter()
+        .filter(of)
+        .map(|s| &s.set)
+        .filter(parts)
+        .collect()
+}
+
+/// The ways that a plan promises to a group of its own.
+fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask)> {
+    plan.promises.iter().filter_map(|held| match held.promise {
+        Promise::ReserveWays { level, mask, .. } => Some((held.group.as_str(), level, mask)),
+        _ => None,
+    })
+}
+
+/// Every thread in a group's cgroups and those below them.
+fn threads(files: &dyn Files, home: &Home) -> Result<BTreeSet<u32>> {
+    let mut tasks = BTreeSet::new();
+    let mut open: Vec<(String, u32)> = home.places.iter().map(|p| (p.dir.clone(), 0)).collect();
+    while let Some((dir, depth)) = open.pop() {
+        tasks.extend(tasks_in(files, &dir).map_err(|e| Error::file("read", &dir, None, e))?);
+        if depth < DEEPEST {
+            let below = files
+                .names(&dir)?
+                .into_iter()
+                .map(|name| format!("{dir}/{name}"));
+            let groups = below.filter(|d| files.exists(&format!("{d}/cgroup.procs")));
+            open.extend(groups.map(|d| (d, depth + 1)));
+        }
+    }
+    let mut threads = BTreeSet::new();
+    for task in tasks {
+        threads.extend(procfs::threads(files, task)?);
+    }
+    Ok(threads)
+}
+
+impl Linux {
+    /// Gives a group, or unmatched tasks, a part.
+    pub(super) fn part(&mut self, name: &str, set: &Setting) -> Result<Vec<String>> {
+        let mut notes = Vec::new();
+        if self.parts.is_none() {
+            let before = Resctrl::find(&self.files)?.is_some();
+            let resctrl = Resctrl::adopt_or_mount(&mut self.hands()?)?;
+            if before {
+                notes.push(format!(
+                    "resctrl was mounted already, at {}: it is used as it is",
+                    resctrl.root
+                ));
+            }
+            let info = resctrl.info(&self.files)?;
+            let classes = info.classes() as usize;
+            self.parts = Some(Parts {
+                free: classes.saturating_sub(resctrl.groups(&self.files)?.len()),
+                info,
+                resctrl,
+                groups: BTreeMap::new(),
+                told: BTreeSet::new(),
+            });
+        }
+        let group = self.class(name)?;
+        let parts = self.parts()?;
+        let (resctrl, info) = (parts.resctrl.clone(), parts.info.clone());
+        let lines = parts.lines(&self.files, set)?;
+        {
+            let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
+            resctrl.allocate(&mut self.hands()?, &info, &group, &lines)?;
+        }
+        if let Setting::Ways { level, mask } = set {
+            let mine = |(group, l, m): (&str, u32, Mask)| (group, l, m) == (name, *level, *mask);
+            let own = self
+                .plan
+                .as_ref()
+                .is_none_or(|plan| promised(plan).any(mine));
+            let others = self.parts()?.intruders(&self.files, *level, *mask)?;
+            if own
+                && name != REST
+                && let Some(other) = others.first()
+            {
+                return Err(Error::refused_with(
+                    format!(
+                        "group {name} is to have ways {mask} of L{level} to itself, and {other}, which somebody else made"
+                    ),
+                    format!(
+                        "remove it (rmdir {}/NAME, `pqos -R`), or give it other ways",
+                        resctrl.root
+                    ),
+                ));
+            }
+        }
+        if name != REST {
+            self.follow(name)?;
+        }
+        Ok(notes)
+    }
+
+    fn parts(&self) -> Result<&Parts> {
+        self.parts
+            .as_ref()
+            .ok_or_else(|| Error::refused("resctrl is not in use"))
+    }
+
+    /// The control group of a group: made at its first part, unless one with the same parts is there.
+    fn class(&mut self, name: &str) -> Result<Group> {
+        let parts = self.parts()?;
+        let resctrl = parts.resctrl.clone();
+        if name == REST {
+            return Ok(resctrl.default_group());
+        }
+        if let Some(group) = parts.groups.get(name) {
+            return Ok(group.clone());
+        }
+        let alike = self.plan.as_ref().and_then(|plan| {
+            let wanted = |g: &&GroupPlan| !settings(plan, &g.name).is_empty();
+            if plan.groups.iter().filter(wanted).count() <= parts.free {
+                return None;
+            }
+            let own = settings(plan, name);
+            if settings(plan, REST) == own {
+                return Some(resctrl.default_group());
+            }
+            let mut others = parts.groups.iter();
+            let (_, group) = others.find(|(other, _)| settings(plan, other) == own)?;
+            Some(group.clone())
+        });
+        let group = match alike {
+            Some(group) => group,
+            None => {
+                let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
+                resctrl.make(&mut self.hands()?, &format!("quell.{name}"))?
+            }
+        };
+        if let Some(parts) = self.parts.as_mut() {
+            parts.groups.insert(name.to_owned(), group.clone());
+        }
+        Ok(group)
+    }
+
+    /// The file through which a program of a group enters its control group before it executes.
+    pub(super) fn part_door(&self, group: &str) -> Option<String> {
+        let group = self.parts.as_ref()?.groups.get(group)?;
+        Some(group.file("tasks"))
+    }
+
+    /// Moves the threads of a group that are still outside into its control group.
+    pub(super) fn follow(&mut self, name: &str) -> Result<()> {
+        let Some(parts) = &self.parts else {
+            return Ok(());
+        };
+        let Some(group) = parts.groups.get(name).cloned() else {
+            return Ok(());
+        };
+        let resctrl = parts.resctrl.clone();
+        if !self.files.exists(&group.dir) {
+            if let Some(parts) = self.parts.as_mut() {
+                parts.groups.retain(|_, g| *g != group);
+            }
+            return Err(Error::refused(format!(
+                "group {name}: somebody has removed {}: what it was promised is at level none",
+                group.dir
+            )));
+        }
+        let home = self.group(name)?.home.clone();
+        let mut find = |files: &dyn Files| threads(files, &home);
+        let mut outside = find(&self.files)?;
+        for tid in group.tasks(&self.files)? {
+            outside.remove(&tid);
+        }
+        if outside.is_empty() {
+            return Ok(());
+        }
+        let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
+        resctrl.take(&mut self.hands()?, &group, &mut find)?;
+        Ok(())
+    }
+
+    /// The slow duties: newborn tasks, and what others have made that was promised to a group of ours. A sentence each, with
+    /// the group.
+    pub(super) fn look_after_parts(&mut self) -> Vec<(String, String)> {
+        let names: Vec<String> = match &self.parts {
+            Some(parts) => parts.groups.keys().cloned().collect(),
+            None => return Vec::new(),
+        };
+        let mut said = Vec::new();
+        for name in names {
+            if let Err(e) = self.follow(&name) {
+                said.push((name, e.to_string()));
+            }
+        }
+        let (Some(plan), Some(parts)) = (&self.plan, &self.parts) else {
+            return said;
+        };
+        let mut found = Vec::new();
+        for (group, level, mask) in promised(plan) {
+            // What cannot be read just now is looked at again in a second.
+            let others = parts
+                .intruders(&self.files, level, mask)
+                .unwrap_or_default();
+            found.extend(others.into_iter().map(|other| {
+                let what = format!(
+                    "{other}, of what group {group} has to itself: that promise is at level none"
+                );
+                (group.to_owned(), what)
+            }));
+        }
+        if let Some(parts) = self.parts.as_mut() {
+            found.retain(|(_, what)| parts.told.insert(what.clone()));
+        }
+        said.extend(found);
+        said
+    }
+}

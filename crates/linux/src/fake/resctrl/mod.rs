@@ -1,0 +1,685 @@
+//! Cache and memory-bandwidth allocation (resctrl). What it does was recorded from Linux 6.12 and 7.2 on the lab's emulated
+//! processors; the same bodies run on it and on those kernels (`tests/conformance/resctrl.rs`).
+//!
+//! Where the two kernels differ, so does this: after 6.12 making groups and giving CPUs empty the status first, values are no
+//! longer padded, and a directory in `info` is refused with ENODEV. The line is drawn at 7.0; which kernel began is not known.
+//!
+//! Deviations:
+//! - One domain of each third level and of bandwidth, one of the second level for each CPU pair; no CPU goes offline.
+//! - No pseudo-locking, and no processor that could; no counters to be assigned; counters are zero.
+//! - Monitoring ids that are let go can be used again at once, unless told to wait (`Machine::limbo`).
+//! - Whoever is nobody's monitor group's CPU is not told apart: monitor groups have CPUs, and no tasks by them.
+
+mod schemata;
+mod shape;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_core::cpuset::CpuSet;
+
+use super::Answer;
+use super::machine::Task;
+use crate::root::{format_mask, parse_mask};
+pub use shape::Rdt;
+use shape::{Domains, Resource, resources};
+
+pub(super) const MOUNT: &str = "/sys/fs/resctrl";
+
+/// The path below the mount; `/` for the mount itself.
+pub(super) fn below(path: &str) -> Option<String> {
+    match path.strip_prefix(MOUNT)? {
+        "" => Some("/".to_owned()),
+        rest if rest.starts_with('/') => Some(rest.to_owned()),
+        _ => None,
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Control {
+    /// By resource.
+    values: BTreeMap<String, Domains>,
+    exclusive: bool,
+    cpus: CpuSet,
+    monitors: BTreeMap<String, CpuSet>,
+}
+
+/// Where a task is: its control group, and a monitor group in it.
+type Home = (String, Option<String>);
+
+/// The file system.
+pub(crate) struct Resctrl {
+    rdt: Rdt,
+    /// The kernel empties the status at every command, and pads nothing.
+    newer: bool,
+    cpus: CpuSet,
+    /// How it is mounted; `None`: it is not.
+    options: Option<String>,
+    resources: Vec<Resource>,
+    /// By name; the default group's is empty.
+    groups: BTreeMap<String, Control>,
+    /// Tasks that are not in the default group.
+    tasks: BTreeMap<u32, Home>,
+    /// Monitoring ids that wait for their lines to leave the cache.
+    limbo: u32,
+    threshold: u64,
+    status: String,
+}
+
+const FILES: [&str; 6] = ["cpus", "cpus_list", "mode", "schemata", "size", "tasks"];
+const MONITOR_FILES: [&str; 3] = ["cpus", "cpus_list", "tasks"];
+const EVENTS: [&str; 3] = ["llc_occupancy", "mbm_local_bytes", "mbm_total_bytes"];
+const OPTIONS: [&str; 3] = ["cdp", "cdpl2", "mba_MBps"];
+
+/// What a path names.
+enum Place {
+    Group(String),
+    File(String, String),
+    Info(String),
+    /// `mon_groups` of a group.
+    Monitors(String),
+    Monitor(String, String),
+    MonitorFile(String, String, String),
+    Data(String),
+}
+
+impl Resctrl {
+    pub fn new(rdt: &Rdt, cpus: &CpuSet, release: (u32, u32)) -> Self {
+        let mut new = Self {
+            rdt: rdt.clone(),
+            newer: release >= (7, 0),
+            cpus: cpus.clone(),
+            options: None,
+            resources: Vec::new(),
+            groups: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            limbo: 0,
+            threshold: 65536,
+            status: String::new(),
+        };
+        if rdt.mounted {
+            let _ = new.mount("");
+        }
+        new
+    }
+
+    /// As `/proc/self/mountinfo` has its options; `None` where it is not mounted.
+    pub fn mounted(&self) -> Option<&str> {
+        self.options.as_deref()
+    }
+
+    pub fn mount(&mut self, options: &str) -> Answer<()> {
+        if self.options.is_some() {
+            return Err(libc::EBUSY);
+        }
+        let wanted: Vec<&str> = options.split(',').filter(|o| !o.is_empty()).collect();
+        let has = |option: &str| wanted.contains(&option);
+        if wanted.iter().any(|o| !OPTIONS.contains(o)) || (has("cdpl2") && self.rdt.l2.is_none()) {
+            return Err(libc::EINVAL);
+        }
+        self.resources = resources(
+            &self.rdt,
+            has("cdp"),
+            has("cdpl2"),
+            has("mba_MBps"),
+            &self.cpus,
+        );
+        self.options = Some(wanted.join(","));
+        let default = self.control(|r| r.all(), self.cpus.clone());
+        self.groups = BTreeMap::from([(String::new(), default)]);
+        self.status.clear();
+        Ok(())
+    }
+
+    pub fn unmount(&mut self) -> Answer<()> {
+        self.options.take().ok_or(libc::EINVAL)?;
+        self.groups.clear();
+        self.tasks.clear();
+        Ok(())
+    }
+
+    /// A child is where its parent is.
+    pub fn born(&mut self, parent: u32, child: u32) {
+        if let Some(home) = self.tasks.get(&parent).cloned() {
+            self.tasks.insert(child, home);
+        }
+    }
+
+    pub fn gone(&mut self, tid: u32) {
+        self.tasks.remove(&tid);
+    }
+
+    pub fn set_limbo(&mut self, ids: u32) {
+        self.limbo = ids;
+    }
+
+    /// `/proc/TID/cpu_resctrl_groups`.
+    pub fn membership(&self, tid: u32) -> String {
+        if self.options.is_none() {
+            return "res:\nmon:\n".to_owned();
+        }
+        let (control, monitor) = self.home(tid);
+        let control = if control.is_empty() {
+            "/".to_owned()
+        } else {
+            control
+        };
+        format!("res:{control}\nmon:{}\n", monitor.unwrap_or_default())
+    }
+
+    fn home(&self, tid: u32) -> Home {
+        self.tasks.get(&tid).cloned().unwrap_or_default()
+    }
+
+    fn control(&self, value: impl Fn(&Resource) -> u32, cpus: CpuSet) -> Control {
+        let of = |r: &Resource| {
+            let each = r.domains.iter().map(|d| (*d, value(r)));
+            (r.name.clone(), each.collect())
+        };
+        Control {
+            values: self.resources.iter().map(of).collect(),
+            exclusive: false,
+            cpus,
+            monitors: BTreeMap::new(),
+        }
+    }
+
+    /// Classes of service: the fewest of any resource.
+    fn classes(&self) -> usize {
+        let all = self.resources.iter().map(|r| r.classes as usize);
+        all.min().unwrap_or(1)
+    }
+
+    fn info(&self, name: &str) -> Option<String> {
+        let (folder, file) = name.split_once('/').unwrap_or(("", name));
+        if folder.is_empty() {
+            return (file == "last_cmd_status").then(|| match self.status.as_str() {
+                "" => "ok\n".to_owned(),
+                status => status.to_owned(),
+            });
+        }
+        if folder == "L3_MON" {
+            let text = match file {
+                "mon_features" => "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes".to_owned(),
+                "num_rmids" => self.rdt.rmids.to_string(),
+                "max_threshold_occupancy" => self.threshold.to_string(),
+                "mbm_assign_mode" if self.newer => "[default]".to_owned(),
+                _ => return None,
+            };
+            return Some(text + "\n");
+        }
+        let resource = self.resources.iter().find(|r| r.name == folder)?;
+        let text = match (file, resource.bits) {
+            ("num_closids", _) => resource.classes.to_string(),
+            ("bit_usage", Some(_)) => self.usage(resource),
+            (file, Some(bits)) => shape::cache_info(&self.rdt, resource, bits, file)?,
+            (file, None) => shape::bandwidth_info(file)?,
+        };
+        Some(text + "\n")
+    }
+
+    fn info_folders(&self) -> Vec<String> {
+        let mut folders: Vec<String> = self.resources.iter().map(|r| r.name.clone()).collect();
+        folders.push("L3_MON".to_owned());
+        folders
+    }
+
+    fn info_names(&self, folder: &str) -> Answer<Vec<String>> {
+        if folder.is_empty() {
+            let mut names = self.info_folders();
+            names.push("last_cmd_status".to_owned());
+            return Ok(names);
+        }
+        if !self.info_folders().iter().any(|f| f == folder) {
+            return Err(self.info(folder).map_or(libc::ENOENT, |_| libc::ENOTDIR));
+        }
+        let there = |file: &&&str| self.info(&format!("{folder}/{file}")).is_some();
+        let names = shape::INFO.iter().filter(there).map(|f| (*f).to_owned());
+        Ok(names.collect())
+    }
+
+    fn place(&self, rest: &str) -> Answer<Place> {
+        if self.options.is_none() {
+            return Err(libc::ENOENT);
+        }
+        let rest = rest.trim_matches('/');
+        if rest == "info" || rest.starts_with("info/") {
+            return Ok(Place::Info(
+                rest["info".len()..].trim_start_matches('/').to_owned(),
+            ));
+        }
+        let (first, more) = rest.split_once('/').unwrap_or((rest, ""));
+        let (group, file) = match self.groups.contains_key(first) && !first.is_empty() {
+            true => (first.to_owned(), more),
+            false => (String::new(), rest),
+        };
+        if file.is_empty() {
+            return Ok(Place::Group(group));
+        }
+        if let Some(inside) = file.strip_prefix("mon_groups") {
+            let inside = inside.trim_start_matches('/');
+            let (name, file) = inside.split_once('/').unwrap_or((inside, ""));
+            if name.is_empty() {
+                return Ok(Place::Monitors(group));
+            }
+            if !self.groups[&group].monitors.contains_key(name) {
+                return Err(libc::ENOENT);
+            }
+            return match file {
+                "" => Ok(Place::Monitor(group, name.to_owned())),
+                file if file.starts_with("mon_data") => Ok(data(file)),
+                file if MONITOR_FILES.contains(&file) => {
+                    Ok(Place::MonitorFile(group, name.to_owned(), file.to_owned()))
+                }
+                _ => Err(libc::ENOENT),
+            };
+        }
+        if file.starts_with("mon_data") {
+            return Ok(data(file));
+        }
+        match FILES.contains(&file) {
+            true => Ok(Place::File(group, file.to_owned())),
+            false => Err(libc::ENOENT),
+        }
+    }
+
+    pub fn read(&self, rest: &str, tasks: &BTreeMap<u32, Task>) -> Answer<String> {
+        let here = |is: &dyn Fn(&Home) -> bool| -> String {
+            let alive = tasks.iter().filter(|(_, t)| !t.dead());
+            let here = alive.filter(|(tid, _)| is(&self.home(**tid)));
+            here.map(|(tid, _)| format!("{tid}\n")).collect()
+        };
+        let cpus = |file: &str, cpus: &CpuSet| match file {
+            "cpus" => format!("{}\n", format_mask(cpus)),
+            _ => format!("{cpus}\n"),
+        };
+        match self.place(rest)? {
+            Place::Info(name) => self.info(&name).ok_or({
+                match self.info_names(&name) {
+                    Ok(_) => libc::EISDIR,
+                    Err(_) => libc::ENOENT,
+                }
+            }),
+            Place::Data(name) => {
+                let leaf = name.strip_prefix("mon_L3_00/").unwrap_or_default();
+                match EVENTS.contains(&leaf) {
+                    true => Ok("0\n".to_owned()),
+                    false if leaf.is_empty() => Err(libc::EISDIR),
+                    false => Err(libc::ENOENT),
+                }
+            }
+            Place::Group(_) | Place::Monitors(_) | Place::Monitor(..) => Err(libc::EISDIR),
+            // A monitor group's tasks are those of its control group, too.
+            Place::File(group, file) if file == "tasks" => Ok(here(&|home| home.0 == group)),
+            Place::File(group, file) => {
+                let control = &self.groups[&group];
+                Ok(match file.as_str() {
+                    "mode" if control.exclusive => "exclusive\n".to_owned(),
+                    "mode" => "shareable\n".to_owned(),
+                    "schemata" => schemata::lines(&self.resources, control, self.newer),
+                    "size" => schemata::sizes(&self.resources, control),
+                    file => cpus(file, &control.cpus),
+                })
+            }
+            Place::MonitorFile(group, name, file) => Ok(match file.as_str() {
+                "tasks" => here(&|home| *home == (group.clone(), Some(name.clone()))),
+                file => cpus(file, &self.groups[&group].monitors[&name]),
+            }),
+        }
+    }
+
+    pub fn list(&self, rest: &str) -> Answer<Vec<String>> {
+        if self.options.is_none() {
+            return if rest == "/" {
+                Ok(Vec::new())
+            } else {
+                Err(libc::ENOENT)
+            };
+        }
+        let mut names: BTreeSet<String> = BTreeSet::new();
+        match self.place(rest)? {
+            Place::Group(group) => {
+                names.extend(FILES.map(str::to_owned));
+                names.extend(["mon_data", "mon_groups"].map(str::to_owned));
+                if group.is_empty() {
+                    names.insert("info".to_owned());
+                    names.extend(self.groups.keys().filter(|n| !n.is_empty()).cloned());
+                }
+            }
+            Place::Info(name) => names.extend(self.info_names(&name)?),
+            Place::Monitors(group) => names.extend(self.groups[&group].monitors.keys().cloned()),
+            Place::Monitor(..) => {
+                names.extend(MONITOR_FILES.map(str::to_owned));
+                names.insert("mon_data".to_owned());
+            }
+            Place::Data(name) if name.is_empty() => names.extend(["mon_L3_00".to_owned()]),
+            Place::Data(name) if name == "mon_L3_00" => names.extend(EVENTS.map(str::to_owned)),
+            Place::File(..) | Place::MonitorFile(..) | Place::Data(_) => return Err(libc::ENOTDIR),
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    /// What the kernel has to say, after what it has said before.
+    fn say(&mut self, why: impl AsRef<str>) {
+        self.status.push_str(why.as_ref());
+        self.status.push('\n');
+    }
+
+    fn fail<T>(&mut self, errno: i32, why: impl AsRef<str>) -> Answer<T> {
+        self.say(why);
+        Err(errno)
+    }
+
+    /// Commands that left the status as it was, up to some kernel.
+    fn begin_lately(&mut self) {
+        if self.newer {
+            self.status.clear();
+        }
+    }
+
+    pub fn mkdir(&mut self, rest: &str) -> Answer<()> {
+        if self.options.is_none() {
+            return Err(libc::EPERM);
+        }
+        let path = rest.trim_matches('/').to_owned();
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", &path));
+        if self
+            .place(rest)
+            .is_ok_and(|p| !matches!(p, Place::Data(_) | Place::Info(_)))
+        {
+            return Err(libc::EEXIST);
+        }
+        match self.place(above)? {
+            Place::Info(_) if self.newer => Err(libc::ENODEV),
+            Place::Group(group) if group.is_empty() => {
+                if name.contains('\n') {
+                    return Err(libc::EINVAL);
+                }
+                self.begin_lately();
+                self.make_control(name)
+            }
+            Place::Monitors(group) => {
+                self.begin_lately();
+                self.take_rmid()?;
+                if let Some(control) = self.groups.get_mut(&group) {
+                    control.monitors.insert(name.to_owned(), CpuSet::new());
+                }
+                Ok(())
+            }
+            _ => Err(libc::EPERM),
+        }
+    }
+
+    fn take_rmid(&mut self) -> Answer<()> {
+        let used: usize = self.groups.values().map(|g| 1 + g.monitors.len()).sum();
+        if used + (self.limbo as usize) < self.rdt.rmids as usize {
+            return Ok(());
+        }
+        let errno = if self.limbo > 0 {
+            libc::EBUSY
+        } else {
+            libc::ENOSPC
+        };
+        self.fail(errno, "Out of RMIDs")
+    }
+
+    fn make_control(&mut self, name: &str) -> Answer<()> {
+        if self.groups.len() >= self.classes() {
+            return self.fail(libc::ENOSPC, "Out of CLOSIDs");
+        }
+        self.take_rmid()?;
+        // A new group gets every way that nobody has for himself, code or data, in one piece even where masks may have holes.
+        let mut control = self.control(|r| r.all(), CpuSet::new());
+        for resource in self.resources.clone() {
+            let Some(bits) = resource.bits else { continue };
+            for domain in &resource.domains {
+                let taken = |g: &Control| {
+                    let peers = resource.peers(&self.resources);
+                    peers.fold(0, |m, peer| m | g.values[&peer.name][domain])
+                };
+                let alone = self.groups.values().filter(|g| g.exclusive);
+                let alone = alone.fold(0, |m, g| m | taken(g));
+                let shared = self.groups.values().filter(|g| !g.exclusive);
+                let shared = shared.fold(resource.shareable, |m, g| m | taken(g));
+                let full = shape::full(bits);
+                let free = shape::lowest_run(shared | full & !(alone | shared));
+                if free.count_ones() < self.rdt.least {
+                    return self.fail(
+                        libc::ENOSPC,
+                        format!("No space on {}:{domain}", resource.name),
+                    );
+                }
+                if let Some(values) = control.values.get_mut(&resource.name) {
+                    values.insert(*domain, free);
+                }
+            }
+        }
+        self.groups.insert(name.to_owned(), control);
+        Ok(())
+    }
+
+    pub fn rmdir(&mut self, rest: &str) -> Answer<()> {
+        match self.place(rest)? {
+            Place::Group(group) if !group.is_empty() => {
+                // Its tasks and CPUs go to the default group.
+                if let Some(gone) = self.groups.remove(&group)
+                    && let Some(default) = self.groups.get_mut("")
+                {
+                    default.cpus = default.cpus.union(&gone.cpus);
+                }
+                self.tasks.retain(|_, home| home.0 != group);
+                Ok(())
+            }
+            Place::Monitor(group, name) => {
+                if let Some(control) = self.groups.get_mut(&group) {
+                    control.monitors.remove(&name);
+                }
+                for home in self.tasks.values_mut().filter(|h| h.0 == group) {
+                    home.1 = home.1.take().filter(|m| *m != name);
+                }
+                Ok(())
+            }
+            Place::File(..) | Place::MonitorFile(..) => Err(libc::ENOTDIR),
+            _ => Err(libc::EPERM),
+        }
+    }
+
+    pub fn write(&mut self, rest: &str, text: &str, tasks: &BTreeMap<u32, Task>) -> Answer<()> {
+        match self.place(rest)? {
+            Place::File(group, file) => match file.as_str() {
+                "schemata" => {
+                    self.status.clear();
+                    self.schemata(&group, text)
+                }
+                "mode" => {
+                    self.status.clear();
+                    self.set_mode(&group, text.trim())
+                }
+                "tasks" => self.take_all(&(group, None), text, tasks),
+                "cpus" | "cpus_list" => {
+                    let cpus = self.parsed(&file, text)?;
+                    self.give(&group, &cpus)
+                }
+                _ => Err(libc::EACCES),
+            },
+            Place::MonitorFile(group, name, file) => match file.as_str() {
+                "tasks" => self.take_all(&(group, Some(name)), text, tasks),
+                _ => {
+                    let cpus = self.parsed(&file, text)?;
+                    if !cpus.is_subset(&self.groups[&group].cpus) {
+                        return self.fail(
+                            libc::EINVAL,
+                            "Can only add CPUs to mongroup that belong to parent",
+                        );
+                    }
+                    if let Some(control) = self.groups.get_mut(&group) {
+                        control.monitors.insert(name, cpus);
+                    }
+                    Ok(())
+                }
+            },
+            Place::Info(name) if name == "L3_MON/max_threshold_occupancy" => {
+                // Rounded down to what the counter counts in.
+                self.threshold = text.trim().parse::<u64>().map_err(|_| libc::EINVAL)? / 64 * 64;
+                Ok(())
+            }
+            _ => Err(libc::EACCES),
+        }
+    }
+
+    fn parsed(&mut self, file: &str, text: &str) -> Answer<CpuSet> {
+        self.begin_lately();
+        let cpus = match file {
+            "cpus" => parse_mask(text),
+            _ => text.trim().parse().ok(),
+        };
+        // Beyond what the machine could have is no list at all.
+        match cpus.filter(|c| c.is_subset(&self.cpus)) {
+            Some(cpus) => Ok(cpus),
+            None => self.fail(libc::EINVAL, "Bad CPU list/mask"),
+        }
+    }
+
+    /// Tasks one after the other: those before one that is refused stay moved.
+    fn take_all(&mut self, to: &Home, text: &str, tasks: &BTreeMap<u32, Task>) -> Answer<()> {
+        self.status.clear();
+        let text = text.trim();
+        if text.is_empty() {
+            return Ok(());
+        }
+        text.split(',')
+            .try_for_each(|t| self.take(to, t.trim(), tasks))
+    }
+
+    fn take(&mut self, to: &Home, text: &str, tasks: &BTreeMap<u32, Task>) -> Answer<()> {
+        let Ok(pid) = text.parse::<i64>() else {
+            return self.fail(libc::EINVAL, format!("Task list parsing error pid {text}"));
+        };
+        let Ok(pid) = u32::try_from(pid) else {
+            return self.fail(libc::EINVAL, format!("Invalid pid {pid}"));
+        };
+        let pid = if pid == 0 { std::process::id() } else { pid };
+        let refused = if !tasks.contains_key(&pid) {
+            self.say(format!("No task {pid}"));
+            Some(libc::ESRCH)
+        } else if to.1.is_some() && self.home(pid).0 != to.0 {
+            self.say("Can't move task to different control group");
+            Some(libc::EINVAL)
+        } else {
+            None
+        };
+        if let Some(errno) = refused {
+            return self.fail(errno, format!("Error while processing task {pid}"));
+        }
+        match *to == Home::default() {
+            true => self.tasks.remove(&pid),
+            false => self.tasks.insert(pid, to.clone()),
+        };
+        Ok(())
+    }
+
+    /// A CPU is in exactly one control group; those taken away go to the default group, which keeps what it has.
+    fn give(&mut self, group: &str, cpus: &CpuSet) -> Answer<()> {
+        let before = self.groups[group].cpus.clone();
+        let dropped = before.difference(cpus);
+        if group.is_empty() && !dropped.is_empty() {
+            return self.fail(libc::EINVAL, "Can't drop CPUs from default group");
+        }
+        for (name, other) in &mut self.groups {
+            if name == group {
+                other.cpus = cpus.clone();
+            } else {
+                other.cpus = other.cpus.difference(cpus);
+                if name.is_empty() {
+                    other.cpus = other.cpus.union(&dropped);
+                }
+            }
+            let cpus = other.cpus.clone();
+            for inside in other.monitors.values_mut() {
+                *inside = inside.intersection(&cpus);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_mode(&mut self, group: &str, mode: &str) -> Answer<()> {
+        let exclusive = match mode {
+            "shareable" => false,
+            "exclusive" => true,
+            "pseudo-locksetup" if group.is_empty() => {
+                return self.fail(libc::EINVAL, "Cannot pseudo-lock default group");
+            }
+            "pseudo-locksetup" if self.options.as_deref().is_some_and(|o| o.contains("cdp")) => {
+                return self.fail(libc::EINVAL, "CDP enabled");
+            }
+            "pseudo-locksetup" => return self.fail(libc::EINVAL, "Pseudo-locking not supported"),
+            _ => return self.fail(libc::EINVAL, "Unknown or unsupported mode"),
+        };
+        if exclusive && !self.groups[group].exclusive {
+            let own = &self.groups[group].values;
+            let caches = self.resources.iter().filter(|r| r.bits.is_some());
+            let overlaps = caches
+                .flat_map(|r| r.domains.iter().map(move |d| (r, *d)))
+                .any(|(r, d)| self.overlaps(group, r, d, own[&r.name][&d], false));
+            if overlaps {
+                return self.fail(libc::EINVAL, "Schemata overlaps");
+            }
+        }
+        if let Some(control) = self.groups.get_mut(group) {
+            control.exclusive = exclusive;
+        }
+        Ok(())
+    }
+
+    /// Whether other groups (exclusive ones only?) or devices have some of these ways, for code or for data.
+    fn overlaps(
+        &self,
+        group: &str,
+        resource: &Resource,
+        domain: u32,
+        mask: u32,
+        exclusive: bool,
+    ) -> bool {
+        if !exclusive && mask & resource.shareable != 0 {
+            return true;
+        }
+        let others = self.groups.iter().filter(|(n, _)| *n != group);
+        others
+            .filter(|(_, g)| !exclusive || g.exclusive)
+            .any(|(_, g)| {
+                let mut peers = resource.peers(&self.resources);
+                peers.any(|peer| g.values[&peer.name][&domain] & mask != 0)
+            })
+    }
+
+    /// `0=EESS00…`, highest way first.
+    fn usage(&self, resource: &Resource) -> String {
+        let Some(bits) = resource.bits else {
+            return String::new();
+        };
+        let domain = |d: &u32| {
+            let of = |way: u32| {
+                let has = |g: &&Control| g.values[&resource.name][d] >> way & 1 == 1;
+                let users = || self.groups.values().filter(has);
+                let device = resource.shareable >> way & 1 == 1;
+                match (
+                    device,
+                    users().any(|g| !g.exclusive),
+                    users().any(|g| g.exclusive),
+                ) {
+                    (true, true, _) => 'X',
+                    (true, false, _) => 'H',
+                    (false, true, _) => 'S',
+                    (false, false, true) => 'E',
+                    (false, false, false) => '0',
+                }
+            };
+            format!("{d}={}", (0..bits).rev().map(of).collect::<String>())
+        };
+        let all: Vec<String> = resource.domains.iter().map(domain).collect();
+        all.join(";")
+    }
+}
+
+fn data(file: &str) -> Place {
+    Place::Data(file["mon_data".len()..].trim_start_matches('/').to_owned())
+}

@@ -1,0 +1,205 @@
+//! What the modelled processor can divide, and what `info` says of it.
+
+use std::collections::BTreeMap;
+
+use quell_core::cpuset::CpuSet;
+
+/// A processor with allocation and monitoring, shaped like those of the lab.
+#[derive(Clone, Debug)]
+pub struct Rdt {
+    /// Ways of the third level.
+    pub l3: u32,
+    /// Ways of the second level, shared by two CPUs each.
+    pub l2: Option<u32>,
+    /// Classes of the caches.
+    pub classes: u32,
+    /// Classes of bandwidth; none: it cannot be divided.
+    pub mba: Option<u32>,
+    /// Least ways of a mask.
+    pub least: u32,
+    /// Masks may have holes.
+    pub sparse: bool,
+    /// Ways of the third level that devices fill, too.
+    pub shareable: u32,
+    /// Monitoring ids.
+    pub rmids: u32,
+    /// Somebody has mounted resctrl, without options.
+    pub mounted: bool,
+}
+
+impl Rdt {
+    /// The lab's `icelake`, mounted.
+    #[must_use]
+    pub const fn icelake() -> Self {
+        Self {
+            l3: 16,
+            l2: None,
+            classes: 16,
+            mba: Some(8),
+            least: 1,
+            sparse: false,
+            shareable: 0,
+            rmids: 64,
+            mounted: true,
+        }
+    }
+
+    /// The lab's `sparse`, mounted.
+    #[must_use]
+    pub const fn sparse() -> Self {
+        Self {
+            l3: 12,
+            l2: Some(16),
+            classes: 8,
+            mba: Some(8),
+            least: 1,
+            sparse: true,
+            shareable: 0xc00,
+            rmids: 128,
+            mounted: true,
+        }
+    }
+}
+
+/// A value for each domain.
+pub(super) type Domains = BTreeMap<u32, u32>;
+
+/// A line of `schemata`.
+#[derive(Clone, Debug)]
+pub(super) struct Resource {
+    pub name: String,
+    pub classes: u32,
+    /// Ways; none: bandwidth.
+    pub bits: Option<u32>,
+    pub shareable: u32,
+    pub domains: Vec<u32>,
+    /// Bytes of a way.
+    pub way: u64,
+    /// Rates instead of percentages.
+    pub mib_s: bool,
+}
+
+impl Resource {
+    /// What nobody is kept from.
+    pub fn all(&self) -> u32 {
+        match self.bits {
+            Some(bits) => full(bits),
+            None if self.mib_s => u32::MAX,
+            None => 100,
+        }
+    }
+
+    fn level(&self) -> &str {
+        self.name.get(..2).unwrap_or_default()
+    }
+
+    /// Itself, and what is of the same caches: code and data.
+    pub fn peers<'a>(&self, all: &'a [Self]) -> impl Iterator<Item = &'a Self> + use<'a> {
+        let level = self.level().to_owned();
+        all.iter().filter(move |r| r.level() == level)
+    }
+}
+
+pub(super) fn full(bits: u32) -> u32 {
+    u32::MAX >> (32 - bits)
+}
+
+/// The lowest run of ones.
+pub(super) fn lowest_run(mask: u32) -> u32 {
+    if mask == 0 {
+        return 0;
+    }
+    let start = mask.trailing_zeros();
+    let length = (mask >> start).trailing_ones();
+    (u32::MAX >> (32 - length)) << start
+}
+
+/// The lines in the kernel's order.
+pub(super) fn resources(
+    rdt: &Rdt,
+    cdp: bool,
+    cdp_l2: bool,
+    mib_s: bool,
+    cpus: &CpuSet,
+) -> Vec<Resource> {
+    let mut all = Vec::new();
+    if let Some(classes) = rdt.mba {
+        all.push(Resource {
+            name: "MB".to_owned(),
+            classes,
+            bits: None,
+            shareable: 0,
+            domains: vec![0],
+            way: 0,
+            mib_s,
+        });
+    }
+    let pairs = u32::try_from(cpus.len().div_ceil(2)).unwrap_or(1);
+    let caches = [
+        (
+            "L2",
+            rdt.l2,
+            cdp_l2,
+            0,
+            (0..pairs).collect::<Vec<u32>>(),
+            32 << 10,
+        ),
+        ("L3", Some(rdt.l3), cdp, rdt.shareable, vec![0], 1 << 20),
+    ];
+    for (level, bits, apart, shareable, domains, way) in caches {
+        let Some(bits) = bits else { continue };
+        let kinds: &[&str] = if apart { &["DATA", "CODE"] } else { &[""] };
+        all.extend(kinds.iter().map(|kind| Resource {
+            name: format!("{level}{kind}"),
+            // Two masks of the hardware for each class.
+            classes: rdt.classes / if apart { 2 } else { 1 },
+            bits: Some(bits),
+            shareable,
+            domains: domains.clone(),
+            way,
+            mib_s: false,
+        }));
+    }
+    all
+}
+
+/// Every file of a folder in `info`.
+pub(super) const INFO: [&str; 14] = [
+    "bandwidth_gran",
+    "bit_usage",
+    "cbm_mask",
+    "delay_linear",
+    "max_threshold_occupancy",
+    "mbm_assign_mode",
+    "min_bandwidth",
+    "min_cbm_bits",
+    "mon_features",
+    "num_closids",
+    "num_rmids",
+    "shareable_bits",
+    "sparse_masks",
+    "thread_throttle_mode",
+];
+
+pub(super) fn cache_info(rdt: &Rdt, resource: &Resource, bits: u32, file: &str) -> Option<String> {
+    Some(match file {
+        "cbm_mask" => format!("{:x}", full(bits)),
+        "min_cbm_bits" => rdt.least.to_string(),
+        "shareable_bits" => format!("{:x}", resource.shareable),
+        "sparse_masks" => u32::from(rdt.sparse).to_string(),
+        _ => return None,
+    })
+}
+
+pub(super) const LEAST_BANDWIDTH: u32 = 10;
+pub(super) const GRANULARITY: u32 = 10;
+
+pub(super) fn bandwidth_info(file: &str) -> Option<String> {
+    Some(match file {
+        "bandwidth_gran" => GRANULARITY.to_string(),
+        "delay_linear" => "1".to_owned(),
+        "min_bandwidth" => LEAST_BANDWIDTH.to_string(),
+        "thread_throttle_mode" => "max".to_owned(),
+        _ => return None,
+    })
+}

@@ -1,0 +1,266 @@
+//! Changes, each recorded first: mounting, groups, who gets what, and whose tasks and CPUs they are.
+//!
+//! None of them takes the lock (`lock`): several changes belong together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_core::cpuset::CpuSet;
+use quell_core::journal::Undo;
+
+use super::groups::membership;
+use super::mount::USUAL;
+use super::{Group, Info, Mode, Resctrl, Schemata, masks};
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::root::{Files, gone};
+use crate::{fault, procfs};
+
+/// How often tasks are looked for outside before they are said to multiply too fast.
+const ROUNDS: usize = 50;
+
+impl Resctrl {
+    /// The mount that is there, whatever its options; else one of ours, at the usual place and without options, taken away
+    /// at the end.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be mounted.
+    pub fn adopt_or_mount(hands: &mut Hands<'_>) -> Result<Self> {
+        if let Some(found) = Self::find(hands.files)? {
+            return Ok(found);
+        }
+        let mark = hands.journal.mark();
+        hands.journal.record(&Undo::Mount {
+            path: USUAL.to_owned(),
+        })?;
+        let mounted = hands.files.mount("resctrl", USUAL, "");
+        if mounted.is_err() {
+            // Whoever mounts it meanwhile: it is not ours to take away.
+            hands.journal.retract(mark)?;
+        }
+        let found = Self::find(hands.files)?;
+        match (mounted, found) {
+            (Ok(()), Some(found)) => {
+                fault::boundary();
+                Ok(found)
+            }
+            (Err(e), Some(found)) if e.raw_os_error() == Some(libc::EBUSY) => Ok(found),
+            (Err(e), _) => Err(Error::file("mount resctrl at", USUAL, None, e)),
+            (Ok(()), None) => Err(Error::refused(format!(
+                "resctrl was mounted at {USUAL} and is not among the mounts"
+            ))),
+        }
+    }
+
+    /// Makes a control group (`name`) or a monitor group (`PARENT/mon_groups/NAME`). One that is there already is somebody
+    /// else's.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the kernel's words: no class of service or monitoring id is free; [`Error::Refused`] when the
+    /// name is taken.
+    pub fn make(&self, hands: &mut Hands<'_>, name: &str) -> Result<Group> {
+        let group = self.group(name);
+        let files = hands.files;
+        if self.explained(files, || hands.make(&group.dir, &self.root))? {
+            return Ok(group);
+        }
+        Err(Error::refused_with(
+            format!("{} is there already, and not of this run", group.dir),
+            "remove it (rmdir), if nobody needs it",
+        ))
+    }
+
+    /// Gives a group these parts; what `wanted` does not name stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] before anything is written, where a mask is not possible or somebody else's; [`Error::File`] with
+    /// the kernel's words.
+    pub fn allocate(
+        &self,
+        hands: &mut Hands<'_>,
+        info: &Info,
+        group: &Group,
+        wanted: &Schemata,
+    ) -> Result<bool> {
+        let mode = group.mode(hands.files)?.unwrap_or(Mode::Shareable);
+        for (resource, wanted) in masks::of(wanted) {
+            let of = info.all_ways().find(|(r, _)| r.name == *resource);
+            let Some((_, ways)) = of else {
+                return Err(Error::refused_with(
+                    format!("this machine has no {resource} to divide"),
+                    format!("{}/info tells what there is", self.root),
+                ));
+            };
+            for mask in wanted.values() {
+                masks::possible(resource, ways, *mask)?;
+            }
+            let level: Vec<&str> = info
+                .ways(ways.level)
+                .map(|(r, _)| r.name.as_str())
+                .collect();
+            let owners = self.owners(hands.files, &level)?;
+            masks::free((resource, ways), (&group.name, &mode), wanted, &owners)?;
+        }
+        let files = hands.files;
+        let path = group.file("schemata");
+        self.explained(files, || hands.set(&path, &wanted.to_string()))
+    }
+
+    /// Lets others have some of a group's ways, or not.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the kernel's words.
+    pub fn set_mode(&self, hands: &mut Hands<'_>, group: &Group, mode: &Mode) -> Result<bool> {
+        let files = hands.files;
+        self.explained(files, || hands.set(&group.file("mode"), mode.as_str()))
+    }
+
+    /// Tasks of the default group that run on these CPUs belong to this one.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the kernel's words.
+    pub fn set_cpus(&self, hands: &mut Hands<'_>, group: &Group, cpus: &CpuSet) -> Result<bool> {
+        let files = hands.files;
+        self.explained(files, || {
+            hands.set(&group.file("cpus_list"), &cpus.to_string())
+        })
+    }
+
+    /// How counters are assigned, where there are fewer than groups (`info/L3_MON/mbm_assign_mode`).
+    ///
+    /// # Errors
+    /// [`Error::File`] with the kernel's words.
+    pub fn set_assign_mode(&self, hands: &mut Hands<'_>, mode: &str) -> Result<bool> {
+        let files = hands.files;
+        let path = format!("{}/info/L3_MON/mbm_assign_mode", self.root);
+        self.explained(files, || hands.set(&path, mode))
+    }
+
+    /// Assigns a counter for this event in all domains to a group, or takes it away.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the kernel's words: no counter is free.
+    pub fn assign(
+        &self,
+        hands: &mut Hands<'_>,
+        group: &Group,
+        event: &str,
+        on: bool,
+    ) -> Result<bool> {
+        let files = hands.files;
+        let text = format!("{event}:*={}", if on { "e" } else { "_" });
+        self.explained(files, || {
+            hands.set(&group.file("mbm_L3_assignments"), &text)
+        })
+    }
+
+    /// Moves the threads that `find` finds into a group, again and again until none is found outside: those born meanwhile
+    /// are covered. Returns how many were moved.
+    ///
+    /// # Errors
+    /// What `find` and the kernel answer; [`Error::Refused`] when threads are born faster than they can be moved.
+    pub fn take(
+        &self,
+        hands: &mut Hands<'_>,
+        group: &Group,
+        find: &mut dyn FnMut(&dyn Files) -> Result<BTreeSet<u32>>,
+    ) -> Result<usize> {
+        let mut moved = 0;
+        for _ in 0..ROUNDS {
+            let mut outside = find(hands.files)?;
+            for tid in group.tasks(hands.files)? {
+                outside.remove(&tid);
+            }
+            let round = self.enter(hands, group, &outside)?;
+            if round == 0 {
+                return Ok(moved);
+            }
+            moved += round;
+        }
+        Err(Error::refused(format!(
+            "{}: the group's threads multiply faster than they can be moved",
+            group.dir
+        )))
+    }
+
+    fn enter(
+        &self,
+        hands: &mut Hands<'_>,
+        group: &Group,
+        threads: &BTreeSet<u32>,
+    ) -> Result<usize> {
+        if threads.is_empty() {
+            return Ok(0);
+        }
+        let homes = Homes::new(self, hands.files)?;
+        let mut entries = Vec::new();
+        let mut moving = Vec::new();
+        for tid in threads {
+            let Some(stat) = procfs::stat(hands.files, *tid)?.filter(|s| !s.leaving()) else {
+                continue;
+            };
+            let (control, monitor) = homes.of(hands.files, *tid)?;
+            // Taken back in reverse: into the control group first, then into its monitor group.
+            entries.extend(monitor.map(|from| Undo::Move {
+                task: stat.id,
+                from,
+                to: control.clone(),
+            }));
+            entries.push(Undo::Move {
+                task: stat.id,
+                from: control,
+                to: group.dir.clone(),
+            });
+            moving.push(*tid);
+        }
+        hands.journal.record_all(&entries)?;
+        let door = group.file("tasks");
+        for tid in &moving {
+            let text = tid.to_string();
+            match hands.files.write(&door, &text) {
+                Ok(()) => fault::boundary(),
+                Err(e) if gone(&e) => {}
+                Err(e) => {
+                    let failed = Error::file("write", &door, Some(&text), e);
+                    return self.explained(hands.files, || Err(failed));
+                }
+            }
+        }
+        Ok(moving.len())
+    }
+}
+
+/// Where threads are.
+struct Homes<'a> {
+    resctrl: &'a Resctrl,
+    /// Of threads that are not in the default group, where the kernel does not tell it by thread.
+    listed: BTreeMap<u32, String>,
+}
+
+impl<'a> Homes<'a> {
+    fn new(resctrl: &'a Resctrl, files: &dyn Files) -> Result<Self> {
+        let mut listed = BTreeMap::new();
+        if membership(files, std::process::id())?.is_none() {
+            for group in resctrl.groups(files)?.into_iter().skip(1) {
+                let tasks = group.tasks(files)?;
+                listed.extend(tasks.into_iter().map(|tid| (tid, group.dir.clone())));
+            }
+        }
+        Ok(Self { resctrl, listed })
+    }
+
+    /// The folders of a thread's control group and, if it is in one, of its monitor group.
+    fn of(&self, files: &dyn Files, tid: u32) -> Result<(String, Option<String>)> {
+        let root = &self.resctrl.root;
+        let Some(told) = membership(files, tid)? else {
+            let listed = self.listed.get(&tid);
+            return Ok((listed.unwrap_or(root).clone(), None));
+        };
+        let control = match told.control.as_str() {
+            "" => root.clone(),
+            name => format!("{root}/{name}"),
+        };
+        let monitor =
+            (!told.monitor.is_empty()).then(|| format!("{control}/mon_groups/{}", told.monitor));
+        Ok((control, monitor))
+    }
+}

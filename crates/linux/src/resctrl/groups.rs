@@ -1,0 +1,267 @@
+//! The groups: one that everybody is in at first (the mount point), control groups below it, and in each of them monitor groups.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use quell_core::cpuset::CpuSet;
+
+use super::schemata::sizes;
+use super::{Resctrl, Schemata};
+use crate::error::{Error, Result};
+use crate::root::{Files, gone};
+
+/// A control or monitor group.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Group {
+    /// Its name; empty for the default group.
+    pub name: String,
+    /// Its folder.
+    pub dir: String,
+}
+
+/// What others may do with the ways of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Have some of the same.
+    Shareable,
+    /// Have none of them.
+    Exclusive,
+    /// Nothing: it is set up for pseudo-locking.
+    PseudoLockSetup,
+    /// Nothing: they hold what is locked.
+    PseudoLocked,
+    /// A mode that is not known here.
+    Other(String),
+}
+
+impl Mode {
+    /// As the kernel writes it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Shareable => "shareable",
+            Self::Exclusive => "exclusive",
+            Self::PseudoLockSetup => "pseudo-locksetup",
+            Self::PseudoLocked => "pseudo-locked",
+            Self::Other(text) => text,
+        }
+    }
+}
+
+impl From<&str> for Mode {
+    fn from(text: &str) -> Self {
+        match text.trim() {
+            "shareable" => Self::Shareable,
+            "exclusive" => Self::Exclusive,
+            "pseudo-locksetup" => Self::PseudoLockSetup,
+            "pseudo-locked" => Self::PseudoLocked,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Folders that are no groups.
+const OWN: [&str; 3] = ["info", "mon_data", "mon_groups"];
+
+impl Resctrl {
+    /// The default group.
+    #[must_use]
+    pub fn default_group(&self) -> Group {
+        Group {
+            name: String::new(),
+            dir: self.root.clone(),
+        }
+    }
+
+    /// A control group by its name, whether it is there or not.
+    #[must_use]
+    pub fn group(&self, name: &str) -> Group {
+        Group {
+            name: name.to_owned(),
+            dir: format!("{}/{name}", self.root),
+        }
+    }
+
+    /// Every control group, the default one first.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub fn groups(&self, files: &dyn Files) -> Result<Vec<Group>> {
+        let mut groups = vec![self.default_group()];
+        let names = files.names(&self.root)?;
+        let others = names.iter().filter(|n| !OWN.contains(&n.as_str()));
+        let others = others.map(|name| self.group(name));
+        groups.extend(others.filter(|g| files.exists(&g.file("tasks"))));
+        Ok(groups)
+    }
+}
+
+impl Group {
+    /// One of its files.
+    #[must_use]
+    pub fn file(&self, name: &str) -> String {
+        format!("{}/{name}", self.dir)
+    }
+
+    /// Its monitor groups.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub fn monitors(&self, files: &dyn Files) -> Result<Vec<Self>> {
+        let dir = self.file("mon_groups");
+        let names = files.names(&dir)?.into_iter();
+        Ok(names
+            .map(|name| Self {
+                dir: format!("{dir}/{name}"),
+                name,
+            })
+            .collect())
+    }
+
+    /// What others may do with its ways; `None` for a monitor group, for one that is gone, and on Linux before 4.19.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn mode(&self, files: &dyn Files) -> Result<Option<Mode>> {
+        let text = files.optional(&self.file("mode"))?;
+        Ok(text.map(|t| Mode::from(t.as_str())))
+    }
+
+    /// Who gets what; nothing for a monitor group and for one that is gone.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn schemata(&self, files: &dyn Files) -> Result<Schemata> {
+        let text = files.optional(&self.file("schemata"))?;
+        Ok(Schemata::parse(&text.unwrap_or_default()))
+    }
+
+    /// How large its parts are, bytes, by resource and cache.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn sizes(&self, files: &dyn Files) -> Result<BTreeMap<String, BTreeMap<u32, u64>>> {
+        let text = files.optional(&self.file("size"))?;
+        Ok(sizes(&text.unwrap_or_default()))
+    }
+
+    /// Its threads. None of a group that is set up for pseudo-locking, whose file nobody can read, or that is gone.
+    ///
+    /// # Errors
+    /// The kernel's other ones.
+    pub fn tasks(&self, files: &dyn Files) -> Result<Vec<u32>> {
+        let path = self.file("tasks");
+        match files.read(&path) {
+            // 0 stands for a task of another PID namespace, which nobody here can name.
+            Ok(text) => Ok(text
+                .split_ascii_whitespace()
+                .filter_map(|t| t.parse().ok())
+                .filter(|t| *t != 0)
+                .collect()),
+            Err(e) if gone(&e) || e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(Vec::new()),
+            Err(e) => Err(Error::file("read", &path, None, e)),
+        }
+    }
+
+    /// The CPUs on which tasks of the default group belong to it.
+    ///
+    /// # Errors
+    /// When they cannot be read or make no sense.
+    pub fn cpus(&self, files: &dyn Files) -> Result<CpuSet> {
+        Ok(files.cpus(&self.file("cpus_list"))?.unwrap_or_default())
+    }
+}
+
+/// The groups of a thread, as `/proc/TID/cpu_resctrl_groups` tells them: names of its control group (empty: the default one)
+/// and of its monitor group (empty: none of its own).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Membership {
+    /// The control group.
+    pub control: String,
+    /// The monitor group in it.
+    pub monitor: String,
+}
+
+/// The groups of a thread. `None` where it ended, where nothing is mounted, and before Linux 5.6 (`CONFIG_PROC_CPU_RESCTRL`).
+///
+/// # Errors
+/// When it cannot be read.
+pub fn membership(files: &dyn Files, tid: u32) -> Result<Option<Membership>> {
+    let path = format!("/proc/{tid}/cpu_resctrl_groups");
+    let Some(text) = files.optional(&path)? else {
+        return Ok(None);
+    };
+    let of = |key: &str| text.lines().find_map(|l| l.strip_prefix(key));
+    // Empty while nothing is mounted.
+    Ok(of("res:").filter(|name| !name.is_empty()).map(|control| {
+        let plain = |name: &str| name.trim_matches('/').to_owned();
+        Membership {
+            control: plain(control),
+            monitor: plain(of("mon:").unwrap_or_default()),
+        }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn groups_are_folders_with_tasks() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        for (path, text) in [
+            ("r/tasks", "1\n"),
+            ("r/mode", "shareable\n"),
+            ("r/info/last_cmd_status", "ok\n"),
+            ("r/mon_groups/m/tasks", "1\n"),
+            ("r/mon_data/mon_L3_00/llc_occupancy", "4096\n"),
+            ("r/a/tasks", "0\n7\n8\n"),
+            ("r/a/mode", "exclusive\n"),
+            ("r/a/size", "L3:0=1024\nMB:0=20\n"),
+            ("r/a/cpus_list", "2-3\n"),
+            ("proc/7/cpu_resctrl_groups", "res:/a\nmon:\n"),
+            ("proc/8/cpu_resctrl_groups", "res:/\nmon:m\n"),
+            ("proc/9/cpu_resctrl_groups", "res:\nmon:\n"),
+        ] {
+            put(path, text);
+        }
+        let kernel = Kernel::at(dir.path());
+        let resctrl = Resctrl {
+            root: "/r".to_owned(),
+            cdp: false,
+            cdp_l2: false,
+            mib_s: false,
+        };
+        let groups = resctrl.groups(&kernel).unwrap();
+        assert_eq!(groups, [resctrl.default_group(), resctrl.group("a")]);
+        let a = &groups[1];
+        assert_eq!(a.tasks(&kernel).unwrap(), [7, 8]);
+        assert_eq!(a.mode(&kernel).unwrap(), Some(Mode::Exclusive));
+        assert_eq!(a.sizes(&kernel).unwrap()["L3"][&0], 1024);
+        assert_eq!(a.cpus(&kernel).unwrap().to_string(), "2-3");
+        let monitors = groups[0].monitors(&kernel).unwrap();
+        assert_eq!(monitors[0].dir, "/r/mon_groups/m");
+        let of = |tid| membership(&kernel, tid).unwrap();
+        assert_eq!(of(7).unwrap().control, "a");
+        assert_eq!(
+            of(8).unwrap(),
+            Membership {
+                control: String::new(),
+                monitor: "m".to_owned()
+            }
+        );
+        assert_eq!((of(9), of(10)), (None, None));
+    }
+}

@@ -1,0 +1,93 @@
+//! Cooperating with other tools: `flock(2)` on the mount point, shared to read more than one file, exclusive to change
+//! (Documentation/filesystems/resctrl.rst, "Locking").
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+
+use super::Resctrl;
+use crate::error::{Error, Result};
+use crate::root::{Access, Files};
+
+/// How long somebody else's lock is waited for. Tools hold it for milliseconds.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the lock is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum For {
+    /// Reading what belongs together.
+    Reading,
+    /// Changing anything.
+    Changing,
+}
+
+/// The lock, held for as long as this lives. On files without descriptors (models) it is nothing.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "its end is the end of the lock")] Option<File>);
+
+impl Resctrl {
+    /// Takes the lock, waiting for at most `patience`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when somebody else keeps it.
+    pub fn lock(&self, files: &dyn Files, what: For, patience: Duration) -> Result<Lock> {
+        let failed = |e| Error::file("lock", &self.root, None, e);
+        let Some(file) = files.open(&self.root, Access::Read).map_err(failed)? else {
+            return Ok(Lock(None));
+        };
+        let how = match what {
+            For::Reading => FlockOperation::NonBlockingLockShared,
+            For::Changing => FlockOperation::NonBlockingLockExclusive,
+        };
+        let started = Instant::now();
+        loop {
+            match rustix::fs::flock(&file, how) {
+                Ok(()) => return Ok(Lock(Some(file))),
+                Err(rustix::io::Errno::WOULDBLOCK) if started.elapsed() < patience => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    return Err(Error::refused_with(
+                        format!(
+                            "{} has been locked by another tool for {} s",
+                            self.root,
+                            patience.as_secs()
+                        ),
+                        "wait for it to end; /proc/locks tells its process (FLOCK)",
+                    ));
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(failed(e.into())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn readers_go_together_and_a_change_waits_for_them() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("r")).unwrap();
+        let kernel = Kernel::at(dir.path());
+        let resctrl = Resctrl {
+            root: "/r".to_owned(),
+            cdp: false,
+            cdp_l2: false,
+            mib_s: false,
+        };
+        let take = |what| resctrl.lock(&kernel, what, Duration::ZERO);
+        let (one, two) = (take(For::Reading).unwrap(), take(For::Reading).unwrap());
+        let refused = take(For::Changing).unwrap_err().to_string();
+        assert!(refused.contains("locked by another tool"), "{refused}");
+        drop((one, two));
+        let change = take(For::Changing).unwrap();
+        assert!(take(For::Reading).is_err());
+        drop(change);
+        assert!(take(For::Reading).is_ok());
+    }
+}

@@ -1,0 +1,70 @@
+//! Where resctrl is mounted, and how.
+
+use crate::cgroup;
+use crate::error::Result;
+use crate::root::Files;
+
+/// Where it is mounted by convention.
+pub const USUAL: &str = "/sys/fs/resctrl";
+
+/// A mounted resctrl: one instance for the whole machine, wherever it is seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resctrl {
+    /// The mount point, which is the folder of the default group.
+    pub root: String,
+    /// Code and data of the third level apart.
+    pub cdp: bool,
+    /// Code and data of the second level apart.
+    pub cdp_l2: bool,
+    /// Bandwidth is written in MiB/s.
+    pub mib_s: bool,
+}
+
+impl Resctrl {
+    /// Looks for it among the mounts; `None` where nobody has mounted it.
+    ///
+    /// # Errors
+    /// Mounts that cannot be read.
+    pub fn find(files: &dyn Files) -> Result<Option<Self>> {
+        let mounts = cgroup::mounts(files)?;
+        Ok(mounts.into_iter().find(|m| m.kind == "resctrl").map(|m| {
+            let has = |option: &str| m.options.split(',').any(|o| o == option);
+            Self {
+                cdp: has("cdp"),
+                cdp_l2: has("cdpl2"),
+                mib_s: has("mba_MBps"),
+                root: m.point,
+            }
+        }))
+    }
+
+    /// What the kernel answered to the last write below the mount, in its words; `None` where that was "ok", or is not told.
+    #[must_use]
+    pub fn last_status(&self, files: &dyn Files) -> Option<String> {
+        let path = format!("{}/info/last_cmd_status", self.root);
+        let text = files.optional(&path).ok().flatten()?;
+        (text != "ok").then(|| text.replace('\n', "; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn options_are_those_of_the_file_system() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
+        let path = dir.path().join("proc/self/mountinfo");
+        let root = "21 1 8:1 / / rw - ext4 /dev/vda1 rw\n";
+        let kernel = Kernel::at(dir.path());
+        std::fs::write(&path, root).unwrap();
+        assert_eq!(Resctrl::find(&kernel).unwrap(), None);
+        let line = "36 21 0:33 / /sys/fs/resctrl rw,relatime - resctrl resctrl rw,cdp,mba_MBps\n";
+        std::fs::write(&path, format!("{root}{line}")).unwrap();
+        let found = Resctrl::find(&kernel).unwrap().unwrap();
+        assert_eq!(found.root, USUAL);
+        assert!(found.cdp && found.mib_s && !found.cdp_l2);
+    }
+}

@@ -1,0 +1,97 @@
+//! What the planner is told of all this: what can be divided, and how many classes of service are free.
+
+use std::collections::BTreeSet;
+
+use quell_core::partition::{Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
+
+use super::{Info, Resctrl};
+use crate::error::Result;
+use crate::root::Files;
+
+/// What resctrl offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// What can be divided. Classes of service that control groups of others use are not counted.
+    pub partitions: Partitions,
+    /// In a few words.
+    pub how: String,
+}
+
+/// What resctrl offers here, or why it offers nothing. `unmounted`: what the processor says, asked where nobody has mounted
+/// it ([`processor`](super::processor)).
+///
+/// # Errors
+/// Files that cannot be read or make no sense.
+pub fn offer(
+    files: &dyn Files,
+    unmounted: impl FnOnce() -> Option<Partitions>,
+) -> Result<std::result::Result<Offer, String>> {
+    if let Some(resctrl) = Resctrl::find(files)? {
+        let info = resctrl.info(files)?;
+        let others = u32::try_from(resctrl.groups(files)?.len() - 1).unwrap_or(u32::MAX);
+        let mut how = String::from("resctrl");
+        if resctrl.cdp || resctrl.cdp_l2 {
+            how.push_str(", mounted with code and data apart: both get the same ways");
+        }
+        if others > 0 {
+            how.push_str(&format!(
+                "; {others} of its classes of service {} used by groups of others",
+                if others == 1 { "is" } else { "are" }
+            ));
+        }
+        let partitions = partitions(&info, resctrl.mib_s, others);
+        return Ok(Ok(Offer { partitions, how }));
+    }
+    let known = files.optional("/proc/filesystems")?.unwrap_or_default();
+    if !known
+        .lines()
+        .any(|l| l.split_whitespace().last() == Some("resctrl"))
+    {
+        return Ok(Err(
+            "the kernel has no resctrl (CONFIG_X86_CPU_RESCTRL)".to_owned()
+        ));
+    }
+    Ok(match unmounted() {
+        Some(partitions) => Ok(Offer {
+            partitions,
+            how: "resctrl, which nobody has mounted: it is while a plan holds".to_owned(),
+        }),
+        None => Err(
+            "resctrl is not mounted, and this processor does not say itself what it would offer (mount -t resctrl resctrl \
+             /sys/fs/resctrl)"
+                .to_owned(),
+        ),
+    })
+}
+
+fn partitions(info: &Info, mib_s: bool, others: u32) -> Partitions {
+    let classes = info.classes().saturating_sub(others);
+    let levels: BTreeSet<u32> = info.all_ways().map(|(_, w)| w.level).collect();
+    let ways = levels.into_iter().filter_map(|level| {
+        let (_, ways) = info.ways(level).next()?;
+        let bits = ways.all.count();
+        // Every mask the kernel has told of so far begins at 0.
+        (ways.all == Mask::run(0, bits)).then_some(WayPartition {
+            level,
+            bits,
+            least: ways.least,
+            classes,
+            sparse: ways.sparse,
+            shareable: ways.shareable,
+        })
+    });
+    Partitions {
+        ways: ways.collect(),
+        mba: info.bandwidth().map(|(_, bandwidth)| MbaBounds {
+            classes,
+            least: bandwidth.least,
+            step: bandwidth.step,
+            unit: if mib_s {
+                MbaUnit::MibPerS
+            } else {
+                MbaUnit::Percent
+            },
+        }),
+        ..Partitions::default()
+    }
+}

@@ -1,0 +1,109 @@
+//! What an Intel processor says itself of cache and bandwidth allocation, for machines where nobody has mounted resctrl
+//! (CPUID leaf 0x10, Intel SDM vol. 3B, "Enumeration and detection support of cache allocation technology").
+//!
+//! The kernel knows of errata that the processor does not tell: what counts in the end is `info`, once it is mounted.
+
+use quell_core::partition::Partitions;
+
+use crate::root::Files;
+
+/// What could be divided, as far as the kernel believes the processor (`flags` in `/proc/cpuinfo`).
+#[must_use]
+pub fn partitions(files: &dyn Files) -> Option<Partitions> {
+    let text = files.optional("/proc/cpuinfo").ok().flatten()?;
+    let flags = text.lines().find(|l| l.starts_with("flags"))?;
+    let has = |flag: &str| flags.split_whitespace().any(|f| f == flag);
+    let found = decode(&cpuid, &has)?;
+    (!found.is_empty()).then_some(found)
+}
+
+/// EAX, EBX, ECX, EDX.
+type Registers = [u32; 4];
+
+#[cfg(target_arch = "x86_64")]
+fn cpuid(leaf: u32, part: u32) -> Registers {
+    // SAFETY: every x86-64 processor has the instruction, and it changes nothing. (Safe by itself in newer toolchains.)
+    #[allow(
+        unused_unsafe,
+        reason = "safe since a later Rust than the oldest supported"
+    )]
+    let r = unsafe { std::arch::x86_64::__cpuid_count(leaf, part) };
+    [r.eax, r.ebx, r.ecx, r.edx]
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn cpuid(_: u32, _: u32) -> Registers {
+    [0; 4]
+}
+
+fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> Option<Partitions> {
+    use quell_core::partition::{Mask, MbaBounds, MbaUnit, WayPartition};
+
+    const ALLOCATION: u32 = 0x10;
+    let [last, b, c, d] = cpuid(0, 0);
+    let intel = [b, d, c].map(u32::to_le_bytes).concat() == b"GenuineIntel";
+    if !intel || last < ALLOCATION {
+        return None;
+    }
+    let mut found = Partitions::default();
+    for (level, part, flag) in [(2, 2, "cat_l2"), (3, 1, "cat_l3")] {
+        if !has(flag) {
+            continue;
+        }
+        let [a, b, c, d] = cpuid(ALLOCATION, part);
+        found.ways.push(WayPartition {
+            level,
+            bits: (a & 0x1f) + 1,
+            // What all processors with the leaf have; Haswell, which has none, needs two.
+            least: 1,
+            classes: (d & 0xffff) + 1,
+            sparse: c & 1 << 3 != 0,
+            shareable: Mask(u64::from(b)),
+        });
+    }
+    if has("mba") {
+        let [a, _, c, d] = cpuid(ALLOCATION, 3);
+        let least = 100u32.saturating_sub((a & 0xfff) + 1);
+        // Delays that are not linear come in steps that no leaf tells.
+        found.mba = (c & 1 << 2 != 0).then_some(MbaBounds {
+            classes: (d & 0xffff) + 1,
+            least,
+            step: least,
+            unit: MbaUnit::Percent,
+        });
+    }
+    // A group has one class of service for everything.
+    let all = found.ways.iter().map(|w| w.classes);
+    let classes = all.chain(found.mba.iter().map(|m| m.classes)).min()?;
+    found.ways.iter_mut().for_each(|w| w.classes = classes);
+    found.mba.iter_mut().for_each(|m| m.classes = classes);
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn word(text: &[u8]) -> u32 {
+        u32::from_le_bytes(text.try_into().unwrap())
+    }
+
+    #[test]
+    fn leaves_say_what_can_be_divided() {
+        let cpuid = |leaf: u32, part: u32| match (leaf, part) {
+            (0, _) => [0x16, word(b"Genu"), word(b"ntel"), word(b"ineI")],
+            (0x10, 1) => [10, 0x600, 1 << 3, 15],
+            (0x10, 3) => [89, 0, 1 << 2, 7],
+            _ => [0; 4],
+        };
+        let found = decode(&cpuid, &|flag| ["cat_l3", "mba"].contains(&flag)).unwrap();
+        let ways = &found.ways[0];
+        assert_eq!((ways.level, ways.bits, ways.classes), (3, 11, 8));
+        assert!(ways.sparse && ways.shareable.0 == 0x600 && found.ways.len() == 1);
+        let mba = found.mba.unwrap();
+        assert_eq!((mba.least, mba.step, mba.classes), (10, 10, 8));
+        // What the kernel does not believe is not there.
+        assert_eq!(decode(&cpuid, &|_| false), None);
+        assert_eq!(decode(&|_, _| [0; 4], &|_| true), None);
+    }
+}

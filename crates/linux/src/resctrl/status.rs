@@ -1,0 +1,118 @@
+//! What the kernel says of a refusal (`info/last_cmd_status`), and what to do about it.
+//!
+//! Until some kernel after 6.12 making groups and giving CPUs did not empty the status first: what was said before is told
+//! from what is said now.
+
+use super::Resctrl;
+use crate::error::{Error, Result};
+use crate::root::Files;
+
+/// The kernel's words (a part of them; kernels differ in the rest), and what to do.
+const ADVICE: [(&str, &str); 15] = [
+    (
+        "Out of CLOSIDs",
+        "every class of service is in use: remove a control group that nobody needs (rmdir, `pqos -R`)",
+    ),
+    (
+        "Out of RMIDs",
+        "every monitoring id is in use, or waits until its lines have left the cache: remove monitor groups, wait, or raise \
+         info/L3_MON/max_threshold_occupancy",
+    ),
+    (
+        "No space on",
+        "exclusive and locked groups have all ways: make one of them smaller, or shareable",
+    ),
+    (
+        "non-consecutive",
+        "name ways in one piece: this processor takes no mask with holes",
+    ),
+    (
+        "bits in the mask",
+        "name more ways: info/*/min_cbm_bits is the least",
+    ),
+    (
+        "Mask out of range",
+        "name some of the ways in info/*/cbm_mask",
+    ),
+    ("out of range", "info/MB tells the least value, and steps"),
+    (
+        "pseudo-locked",
+        "what is locked stays until its group is removed: name other ways",
+    ),
+    (
+        "Overlaps with exclusive",
+        "another group has some of these ways to itself: see the files mode and schemata of the groups",
+    ),
+    (
+        "verlaps",
+        "another group, or a device (info/*/shareable_bits), has some of these ways, and the group is exclusive: give the \
+         others less first",
+    ),
+    ("No task", "the task has ended"),
+    (
+        "to different control group",
+        "a monitor group takes tasks of its own control group only: move the task there first",
+    ),
+    ("resource name", "it is not among the resources in info"),
+    (
+        "Pseudo-locking not supported",
+        "the kernel locks on Broadwell-X, Goldmont and Goldmont Plus only: reserve ways instead",
+    ),
+    (
+        "CPU",
+        "name CPUs that are online; the default group keeps those that no other group has",
+    ),
+];
+
+impl Resctrl {
+    /// Does something below the mount; an error gets the kernel's words and what to do.
+    ///
+    /// # Errors
+    /// That of `act`.
+    pub fn explained<T>(&self, files: &dyn Files, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        let before = self.last_status(files);
+        act().map_err(|e| self.explain(files, before.as_deref(), e))
+    }
+
+    fn explain(&self, files: &dyn Files, before: Option<&str>, error: Error) -> Error {
+        let Error::File {
+            action,
+            path,
+            tried,
+            source,
+            remedy,
+        } = error
+        else {
+            return error;
+        };
+        let now = self.last_status(files);
+        let said = now.as_deref().map(|now| {
+            let fresh = before.and_then(|b| now.strip_prefix(b)).unwrap_or(now);
+            fresh.trim_start_matches("; ")
+        });
+        let said = said.filter(|s| !s.is_empty());
+        let remedy = match said {
+            Some(said) => {
+                let advice = ADVICE.iter().find(|(words, _)| said.contains(words));
+                let advice = advice.map(|(_, advice)| format!(": {advice}"));
+                Some(format!("resctrl says '{said}'{}", advice.unwrap_or_default()))
+            }
+            None => match source.raw_os_error() {
+                Some(libc::EBUSY) if action == "make" => Some(
+                    "monitoring ids wait until their lines have left the cache: try again in a moment, or raise \
+                     info/L3_MON/max_threshold_occupancy"
+                        .to_owned(),
+                ),
+                Some(libc::EINVAL) => Some("resctrl does not say why; a domain that is not there is one reason".to_owned()),
+                _ => remedy,
+            },
+        };
+        Error::File {
+            action,
+            path,
+            tried,
+            source,
+            remedy,
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The bodies of resctrl under real kernels, in the lab: this program, in a virtual machine with an emulated processor.
+
+use std::time::Duration;
+
+use quell_core::units::Bytes;
+use quell_lab::Error;
+use quell_lab::packages::Packages;
+use quell_lab::vm::{Accelerator, Lab, Swap};
+
+/// Boots a kernel on a processor and runs every body there.
+fn on(kernel: &str, profile: &str) {
+    if !cfg!(target_arch = "x86_64") {
+        return eprintln!("SKIPPED the lab: its packages are for x86-64");
+    }
+    let exe = std::env::current_exe().unwrap().display().to_string();
+    let script = format!(
+        "export QUELL_TEST_RESCTRL=1; exec {exe} divided:: --skip on_the_fake --test-threads=1 --nocapture"
+    );
+    let lab = Lab {
+        kernel: kernel.to_owned(),
+        profile: Some(profile.to_owned()),
+        cpus: 2,
+        sockets: 1,
+        smt: false,
+        memory: Bytes(1 << 30),
+        swap: Swap::None,
+        swap_size: Bytes(256 << 20),
+        disk: None,
+        disk_rate: None,
+        lru: None,
+        accelerator: Accelerator::Tcg,
+        append: Vec::new(),
+        with: vec![exe],
+        out: None,
+        timeout: Some(Duration::from_secs(300)),
+        console: None,
+        command: ["sh", "-c", &script].map(str::to_owned).to_vec(),
+    };
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
+    let status = match lab.run(&packages, &mut output, &mut errors) {
+        Ok(outcome) => outcome.status,
+        Err(Error::Unavailable(reason)) => return eprintln!("SKIPPED the lab: {reason}"),
+        Err(e) => panic!("{e}"),
+    };
+    let output = String::from_utf8_lossy(&output);
+    println!("{output}{}", String::from_utf8_lossy(&errors));
+    assert_eq!(status, 0);
+    assert!(output.contains("test result: ok. 8 passed; 0 failed; 0 ignored"));
+    assert!(!output.contains("SKIPPED"));
+}
+
+#[test]
+fn resctrl_of_6_12_on_an_icelake() {
+    on("6.12", "icelake");
+}
+
+#[test]
+fn resctrl_of_7_2_on_a_processor_with_sparse_masks() {
+    on("7.2", "sparse");
+}

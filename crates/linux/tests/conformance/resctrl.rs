@@ -1,0 +1,562 @@
+//! resctrl as the kernel has it, and as `quell_linux::resctrl` uses it: one body each, on the model (shaped like two of the
+//! lab's processors, as Linux 6.12 and 7.2) and on the kernel this runs on. That one is asked only where `QUELL_TEST_RESCTRL`
+//! is set, as `lab` does in the virtual machine: the bodies unmount whatever is mounted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_core::partition::Mask;
+use quell_linux::change::Hands;
+use quell_linux::error::Result;
+use quell_linux::procfs;
+use quell_linux::resctrl::groups::membership;
+use quell_linux::resctrl::{Group, Info, Kind, Mode, Reading, Resctrl, Schemata};
+use quell_linux::root::Files;
+
+use crate::arms::{Arm, Held};
+
+const ROOT: &str = "/sys/fs/resctrl";
+
+/// Mounted as nobody has touched it.
+fn fresh(files: &dyn Files, options: &str) -> (Resctrl, Info) {
+    if Resctrl::find(files).unwrap().is_some() {
+        files.unmount(ROOT).unwrap();
+    }
+    files.mount("resctrl", ROOT, options).unwrap();
+    let resctrl = Resctrl::find(files).unwrap().unwrap();
+    let info = resctrl.info(files).unwrap();
+    (resctrl, info)
+}
+
+fn errno<T>(answer: std::io::Result<T>) -> i32 {
+    answer.map_or_else(|e| e.raw_os_error().unwrap(), |_| 0)
+}
+
+/// The third level's ways, halved.
+fn halves(info: &Info) -> (u64, u64) {
+    let (_, ways) = info.ways(3).next().unwrap();
+    let low = ways.all.0 >> (ways.all.count() / 2);
+    (low, ways.all.0 & !low)
+}
+
+/// Everything of it that a run may change.
+fn picture(files: &dyn Files, pids: &[u32]) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    let Some(resctrl) = Resctrl::find(files).unwrap() else {
+        return all;
+    };
+    for group in resctrl.groups(files).unwrap() {
+        for file in ["schemata", "mode", "cpus_list"] {
+            let path = group.file(file);
+            all.insert(path.clone(), files.text(&path).unwrap());
+        }
+    }
+    for pid in pids {
+        let home = membership(files, *pid).unwrap();
+        all.insert(pid.to_string(), format!("{home:?}"));
+    }
+    all
+}
+
+/// A process and its children.
+fn family(files: &dyn Files, pid: u32) -> BTreeSet<u32> {
+    let all = procfs::processes(files).unwrap();
+    let mut found: BTreeSet<u32> = all
+        .iter()
+        .filter(|s| s.parent == pid)
+        .map(|s| s.id.pid)
+        .collect();
+    found.insert(pid);
+    found
+}
+
+pub fn what_there_is_is_discovered(arm: &mut dyn Arm) {
+    let files = arm.files();
+    let (resctrl, info) = fresh(files, "");
+    assert!(!resctrl.cdp && !resctrl.mib_s && resctrl.root == ROOT);
+    let (l3, ways) = info.ways(3).next().unwrap();
+    let all = resctrl.default_group().schemata(files).unwrap();
+    for mask in all.masks_of("L3").unwrap().values() {
+        assert_eq!(*mask, ways.all);
+    }
+    assert!(l3.classes >= info.classes() && info.classes() > 2);
+    let usage = &ways.usage[&0];
+    assert_eq!(usage.len(), ways.all.count() as usize);
+    let (mb, bandwidth) = info.bandwidth().unwrap();
+    assert_eq!(all.to_string().lines().last().unwrap(), "MB:0=100");
+    assert!(bandwidth.least <= 10 && mb.classes >= info.classes());
+    assert!(
+        !info
+            .resources
+            .iter()
+            .any(|r| matches!(r.kind, Kind::Unknown(_)))
+    );
+    let monitor = info.monitor(3).unwrap();
+    assert!(monitor.rmids > info.classes());
+    assert_eq!(resctrl.groups(files).unwrap(), [resctrl.default_group()]);
+    let data = resctrl.default_group().data(files).unwrap();
+    assert_eq!(
+        (data[0].of.as_str(), data[0].domain, data[0].part),
+        ("L3", 0, None)
+    );
+    for event in &monitor.events {
+        assert!(
+            matches!(data[0].events[event], Reading::Count(_)),
+            "{event}"
+        );
+    }
+    let sizes = resctrl.default_group().sizes(files).unwrap();
+    assert_eq!(sizes["L3"][&0] % u64::from(ways.all.count()), 0);
+}
+
+pub fn the_kernel_refuses_and_says_why(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    let files = arm.files();
+    let (resctrl, info) = fresh(files, "");
+    let (_, ways) = info.ways(3).next().unwrap();
+    files.mkdir(&format!("{ROOT}/a")).unwrap();
+    let hole = if ways.sparse {
+        (0, "ok")
+    } else {
+        (libc::EINVAL, "The mask 5 has non-consecutive 1-bits")
+    };
+    let bad = libc::EINVAL;
+    let too_wide = format!("L3:0={:x}", ways.all.0 + 1);
+    let all = format!("L3:0={:x}", ways.all.0);
+    for (file, text, error, status) in [
+        ("a/schemata", "L3:0=5", hole.0, hole.1),
+        ("a/schemata", &all, 0, "ok"),
+        ("a/schemata", &too_wide, bad, "Mask out of range"),
+        ("a/schemata", "L3:0=0", bad, "Mask out of range"),
+        (
+            "a/schemata",
+            "L3:0=xyz",
+            bad,
+            "Non-hex character in the mask xyz",
+        ),
+        (
+            "a/schemata",
+            "L9:0=1",
+            bad,
+            "Unknown or unsupported resource name 'L9'",
+        ),
+        ("a/schemata", "L3", bad, "Missing ':'"),
+        ("a/schemata", "", bad, "Missing ':'"),
+        ("a/schemata", "L3:", bad, "Missing 'L3' value"),
+        (
+            "a/schemata",
+            "L3:0",
+            bad,
+            "Missing '=' or non-numeric domain",
+        ),
+        (
+            "a/schemata",
+            "L3:x=1",
+            bad,
+            "Missing '=' or non-numeric domain",
+        ),
+        ("a/schemata", "L3:7=1", bad, "ok"),
+        ("a/schemata", "L3:0=1;0=2", bad, "Duplicate domain 0"),
+        (
+            "a/schemata",
+            "MB:0=5",
+            bad,
+            "MB value 5 out of range [10,100]",
+        ),
+        ("a/schemata", "MB:0=z", bad, "Invalid MB value z"),
+        (
+            "a/schemata",
+            "L3:0=3\nMB:0=5",
+            bad,
+            "MB value 5 out of range [10,100]",
+        ),
+        ("a/schemata", "MB:0=15", 0, "ok"),
+        ("a/mode", "exclusive", bad, "Schemata overlaps"),
+        ("a/mode", "mine", bad, "Unknown or unsupported mode"),
+        (
+            "a/mode",
+            "pseudo-locked",
+            bad,
+            "Unknown or unsupported mode",
+        ),
+        (
+            "a/mode",
+            "pseudo-locksetup",
+            bad,
+            "Pseudo-locking not supported",
+        ),
+        (
+            "mode",
+            "pseudo-locksetup",
+            bad,
+            "Cannot pseudo-lock default group",
+        ),
+        (
+            "a/tasks",
+            "4194000",
+            libc::ESRCH,
+            "No task 4194000; Error while processing task 4194000",
+        ),
+        ("a/tasks", "-1", bad, "Invalid pid -1"),
+        ("a/tasks", "x", bad, "Task list parsing error pid x"),
+        ("a/tasks", &pid.to_string(), 0, "ok"),
+        ("size", "1", libc::EACCES, "ok"),
+        ("info/L3/cbm_mask", "1", libc::EACCES, "ok"),
+    ] {
+        // As root opens what is read only and is refused at the write, not at the door.
+        let answer = errno(files.write(&format!("{ROOT}/{file}"), text));
+        let answer = if answer == libc::EPERM {
+            libc::EACCES
+        } else {
+            answer
+        };
+        let told = resctrl
+            .last_status(files)
+            .unwrap_or_else(|| "ok".to_owned());
+        assert_eq!(
+            (answer, told.as_str()),
+            (error, status),
+            "'{text}' to {file}"
+        );
+    }
+    // All lines or none.
+    let a = resctrl.group("a").schemata(files).unwrap();
+    assert!(a.holds(&Schemata::parse(&format!("{all}\nMB:0=20"))), "{a}");
+    for (file, text, error, said) in [
+        ("a/cpus_list", "900", bad, "Bad CPU list/mask"),
+        ("a/cpus_list", "x", bad, "Bad CPU list/mask"),
+        ("cpus_list", "0", bad, "Can't drop CPUs from default group"),
+        ("a/cpus_list", "1", 0, ""),
+    ] {
+        assert_eq!(
+            errno(files.write(&format!("{ROOT}/{file}"), text)),
+            error,
+            "{text}"
+        );
+        // Older kernels keep what was said before.
+        assert!(
+            resctrl
+                .last_status(files)
+                .unwrap_or_default()
+                .ends_with(said),
+            "{text}"
+        );
+    }
+    assert_eq!(resctrl.group("a").cpus(files).unwrap().to_string(), "1");
+    assert!(!resctrl.default_group().cpus(files).unwrap().contains(1));
+    for (dir, error) in [
+        ("a", libc::EEXIST),
+        ("a/x", libc::EPERM),
+        ("mon_data/x", libc::EPERM),
+        ("a/mon_groups/m", 0),
+        ("a/mon_groups/m/x", libc::EPERM),
+        ("mon_groups/m", 0),
+    ] {
+        assert_eq!(errno(files.mkdir(&format!("{ROOT}/{dir}"))), error, "{dir}");
+    }
+    let info_dir = errno(files.mkdir(&format!("{ROOT}/info/x")));
+    assert!(
+        [libc::EPERM, libc::ENODEV].contains(&info_dir),
+        "{info_dir}"
+    );
+    // A task of a goes to a monitor group of a, and of nobody else.
+    let of = |dir: &str| errno(files.write(&format!("{ROOT}/{dir}/tasks"), &pid.to_string()));
+    assert_eq!((of("mon_groups/m"), of("a/mon_groups/m")), (bad, 0));
+    let home = membership(files, pid).unwrap().unwrap();
+    assert_eq!((home.control.as_str(), home.monitor.as_str()), ("a", "m"));
+    assert!(resctrl.group("a").tasks(files).unwrap().contains(&pid));
+    let cpus = |list: &str| errno(files.write(&format!("{ROOT}/a/mon_groups/m/cpus_list"), list));
+    assert_eq!((cpus("0"), cpus("1")), (bad, 0));
+    for (dir, error) in [
+        ("info", libc::EPERM),
+        ("mon_data", libc::EPERM),
+        ("a/mon_groups", libc::EPERM),
+        ("nothing", libc::ENOENT),
+        ("a", 0),
+        ("mon_groups/m", 0),
+    ] {
+        assert_eq!(errno(files.rmdir(&format!("{ROOT}/{dir}"))), error, "{dir}");
+    }
+    // Its tasks and CPUs are everybody's again.
+    assert!(resctrl.default_group().tasks(files).unwrap().contains(&pid));
+    assert!(resctrl.default_group().cpus(files).unwrap().contains(1));
+}
+
+pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
+    let files = arm.files();
+    let (resctrl, info) = fresh(files, "");
+    let (low, high) = halves(&info);
+    let (_, ways) = info.ways(3).next().unwrap();
+    let put = |file: &str, text: String| errno(files.write(&format!("{ROOT}/{file}"), &text));
+    let mask = |group: &Group| group.schemata(files).unwrap().masks_of("L3").unwrap()[&0];
+    let said = || resctrl.last_status(files).unwrap_or_default();
+    files.mkdir(&format!("{ROOT}/a")).unwrap();
+    assert_eq!(mask(&resctrl.group("a")), ways.all);
+    // Ways that devices fill cannot be anybody's own, nor can those of another level that all share.
+    let own = high & !ways.shareable.0;
+    assert_eq!(put("schemata", format!("L3:0={low:x}")), 0);
+    assert_eq!(put("a/schemata", format!("L3:0={own:x}")), 0);
+    if info.ways(2).next().is_some() {
+        assert_eq!(put("schemata", "L2:0=1;1=1".to_owned()), 0);
+        assert_eq!(put("a/schemata", "L2:0=2;1=2".to_owned()), 0);
+    }
+    assert_eq!(put("a/mode", "exclusive".to_owned()), 0, "{}", said());
+    assert_eq!(
+        put("schemata", format!("L3:0={:x}", ways.all.0)),
+        libc::EINVAL
+    );
+    assert_eq!(said(), "Overlaps with exclusive group");
+    assert_eq!(
+        put("a/schemata", format!("L3:0={:x}", own | low)),
+        libc::EINVAL
+    );
+    assert_eq!(said(), "Overlaps with other group");
+    if !ways.shareable.is_empty() {
+        assert_eq!(put("a/schemata", format!("L3:0={high:x}")), libc::EINVAL);
+        assert_eq!(said(), "Overlaps with other group");
+    }
+    files.mkdir(&format!("{ROOT}/b")).unwrap();
+    assert_eq!(
+        mask(&resctrl.group("b")),
+        Mask(low),
+        "the first piece that is not a's own"
+    );
+    // We say the same, before the kernel does, and name whose they are.
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let wanted = Schemata::masks("L3", [0], ways.all);
+    let refused = resctrl
+        .allocate(&mut hands, &info, &resctrl.group("b"), &wanted)
+        .unwrap_err();
+    let refused = refused.to_string();
+    assert!(refused.contains("group a (exclusive) has"), "{refused}");
+    if !ways.sparse {
+        let hole = Schemata::masks("L3", [0], Mask(0b101));
+        let refused = resctrl
+            .allocate(&mut hands, &info, &resctrl.group("b"), &hole)
+            .unwrap_err();
+        assert!(
+            refused.to_string().contains("no mask with holes"),
+            "{refused}"
+        );
+    }
+    let refused = resctrl
+        .set_mode(&mut hands, &resctrl.group("b"), &Mode::Exclusive)
+        .unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("'Schemata overlaps': another group"),
+        "{refused}"
+    );
+}
+
+pub fn classes_and_ids_run_out_with_advice(arm: &mut dyn Arm) {
+    let files = arm.files();
+    let (resctrl, info) = fresh(files, "");
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let mut until_refused = |prefix: &str| {
+        let mut made = 0;
+        loop {
+            match resctrl.make(&mut hands, &format!("{prefix}{made}")) {
+                Ok(_) => made += 1,
+                Err(e) => return (made, e.to_string()),
+            }
+        }
+    };
+    let (made, why) = until_refused("g");
+    assert_eq!(made, info.classes() - 1);
+    assert!(
+        why.contains("resctrl says 'Out of CLOSIDs': every class of service is in use"),
+        "{why}"
+    );
+    let (monitors, why) = until_refused("mon_groups/m");
+    assert_eq!(monitors, info.monitor(3).unwrap().rmids - info.classes());
+    assert!(
+        why.contains("resctrl says 'Out of RMIDs': every monitoring id"),
+        "{why}"
+    );
+    let taken = resctrl.make(&mut hands, "g0").unwrap_err().to_string();
+    assert!(
+        taken.contains("is there already, and not of this run"),
+        "{taken}"
+    );
+    assert!(held.journal.undo_all(files).left.is_empty());
+    assert_eq!(resctrl.groups(files).unwrap().len(), 1);
+    assert!(resctrl.default_group().monitors(files).unwrap().is_empty());
+}
+
+pub fn a_part_is_given_followed_and_taken_back(arm: &mut dyn Arm) {
+    let (pid, other) = (arm.start(3), arm.start(0));
+    let files = arm.files();
+    let (resctrl, info) = fresh(files, "");
+    let (low, high) = halves(&info);
+    // One of them lives in a group, and a monitor group of it, that somebody else has made.
+    files.mkdir(&format!("{ROOT}/theirs")).unwrap();
+    files.mkdir(&format!("{ROOT}/theirs/mon_groups/m")).unwrap();
+    files
+        .write(&format!("{ROOT}/theirs/tasks"), &other.to_string())
+        .unwrap();
+    files
+        .write(
+            &format!("{ROOT}/theirs/mon_groups/m/tasks"),
+            &other.to_string(),
+        )
+        .unwrap();
+    let mut pids: Vec<u32> = family(files, pid).into_iter().collect();
+    assert_eq!(pids.len(), 4);
+    pids.push(other);
+    let before = picture(files, &pids);
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let adopted = Resctrl::adopt_or_mount(&mut hands).unwrap();
+    assert_eq!(adopted, resctrl, "nothing is mounted anew");
+    let ours = resctrl.make(&mut hands, "quell.ours").unwrap();
+    let part = |mask: u64| Schemata::masks("L3", [0], Mask(mask));
+    assert!(
+        resctrl
+            .allocate(&mut hands, &info, &ours, &part(high))
+            .unwrap()
+    );
+    assert!(
+        !resctrl
+            .allocate(&mut hands, &info, &ours, &part(high))
+            .unwrap(),
+        "it is so already"
+    );
+    assert!(
+        resctrl
+            .allocate(&mut hands, &info, &resctrl.default_group(), &part(low))
+            .unwrap()
+    );
+    // The hardware's steps are not ours: what the kernel makes of it is no change by others.
+    let slow = Schemata::numbers("MB", [0], 15);
+    assert!(resctrl.allocate(&mut hands, &info, &ours, &slow).unwrap());
+    let mut find = |files: &dyn Files| -> Result<BTreeSet<u32>> {
+        let mut all = family(files, pid);
+        all.insert(other);
+        Ok(all)
+    };
+    assert_eq!(resctrl.take(&mut hands, &ours, &mut find).unwrap(), 5);
+    assert_eq!(resctrl.take(&mut hands, &ours, &mut find).unwrap(), 0);
+    let inside = ours.tasks(files).unwrap();
+    assert!(pids.iter().all(|pid| inside.contains(pid)), "{inside:?}");
+    let now = ours.schemata(files).unwrap();
+    assert!(
+        now.holds(&part(high).with(&Schemata::numbers("MB", [0], 20))),
+        "{now}"
+    );
+    let undone = held.journal.undo_all(files);
+    assert!(undone.left.is_empty(), "{undone:?}");
+    assert_eq!(picture(files, &pids), before);
+}
+
+pub fn what_others_set_since_stays(arm: &mut dyn Arm) {
+    let files = arm.files();
+    let (resctrl, info) = fresh(files, "");
+    let (low, _) = halves(&info);
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let default = resctrl.default_group();
+    let ways = Schemata::masks("L3", [0], Mask(low));
+    resctrl
+        .allocate(&mut hands, &info, &default, &ways)
+        .unwrap();
+    resctrl
+        .allocate(
+            &mut hands,
+            &info,
+            &default,
+            &Schemata::numbers("MB", [0], 50),
+        )
+        .unwrap();
+    files.write(&default.file("schemata"), "L3:0=1").unwrap();
+    let left = held.journal.undo_all(files).left;
+    assert!(
+        left.len() == 1 && left[0].contains("somebody has changed it since"),
+        "{left:?}"
+    );
+    let now = default.schemata(files).unwrap();
+    assert!(
+        now.holds(&Schemata::parse("L3:0=1\nMB:0=100")),
+        "theirs stays, ours is taken back: {now}"
+    );
+}
+
+pub fn what_we_mounted_goes_unless_others_use_it(arm: &mut dyn Arm) {
+    let files = arm.files();
+    fresh(files, "");
+    for others in [false, true] {
+        if Resctrl::find(files).unwrap().is_some() {
+            files.unmount(ROOT).unwrap();
+        }
+        let mut held = Held::new(files);
+        let mut hands = Hands::new(files, &mut held.journal);
+        let resctrl = Resctrl::adopt_or_mount(&mut hands).unwrap();
+        let info = resctrl.info(files).unwrap();
+        let ours = resctrl.make(&mut hands, "quell.ours").unwrap();
+        let all = info.ways(3).next().unwrap().1.all;
+        let part = Schemata::masks("L3", [0], Mask(all.0 >> 1));
+        resctrl.allocate(&mut hands, &info, &ours, &part).unwrap();
+        if others {
+            files.mkdir(&format!("{ROOT}/theirs")).unwrap();
+        }
+        let left = held.journal.undo_all(files).left;
+        let mounted = Resctrl::find(files).unwrap().is_some();
+        assert_eq!(
+            (mounted, left.len()),
+            (others, usize::from(others)),
+            "{left:?}"
+        );
+        assert!(!files.exists(&format!("{ROOT}/quell.ours")));
+        assert_eq!(held.journal.undo_all(files).restored, 0);
+    }
+    assert_eq!(errno(files.mount("resctrl", ROOT, "")), libc::EBUSY);
+    files.unmount(ROOT).unwrap();
+    assert_eq!(
+        errno(files.mount("resctrl", ROOT, "nonsense")),
+        libc::EINVAL
+    );
+    files.mount("resctrl", ROOT, "").unwrap();
+}
+
+pub fn code_and_data_apart_are_divided_alike(arm: &mut dyn Arm) {
+    let files = arm.files();
+    let (_, whole) = fresh(files, "");
+    let l3 = whole.ways(3).next().unwrap().0.classes;
+    let (resctrl, info) = fresh(files, "cdp");
+    assert!(resctrl.cdp);
+    let names: Vec<&str> = info.ways(3).map(|(r, _)| r.name.as_str()).collect();
+    assert_eq!(names, ["L3CODE", "L3DATA"]);
+    assert_eq!(info.ways(3).next().unwrap().0.classes, l3 / 2);
+    let (low, high) = halves(&info);
+    let put = |file: &str, text: &str| errno(files.write(&format!("{ROOT}/{file}"), text));
+    let said = || resctrl.last_status(files).unwrap_or_default();
+    files.mkdir(&format!("{ROOT}/a")).unwrap();
+    assert_eq!(put("a/schemata", "L3:0=1"), libc::EINVAL);
+    assert_eq!(said(), "Unknown or unsupported resource name 'L3'");
+    assert_eq!(put("a/mode", "pseudo-locksetup"), libc::EINVAL);
+    assert_eq!(said(), "CDP enabled");
+    // One group's code over another's data is an overlap, too: the kernel says it late, we say it before.
+    let own = high & !info.ways(3).next().unwrap().1.shareable.0;
+    for (file, text) in [
+        ("schemata", format!("L3CODE:0={low:x}")),
+        ("schemata", format!("L3DATA:0={low:x}")),
+        ("a/schemata", format!("L3CODE:0={own:x}")),
+        ("a/schemata", format!("L3DATA:0={own:x}")),
+    ] {
+        assert_eq!(put(file, &text), 0, "{text}");
+    }
+    if info.ways(2).next().is_none() {
+        assert_eq!(put("a/mode", "exclusive"), 0);
+        assert_eq!(put("schemata", &format!("L3CODE:0={own:x}")), libc::EINVAL);
+        assert_eq!(said(), "Overlaps with exclusive group");
+        let mut held = Held::new(files);
+        let mut hands = Hands::new(files, &mut held.journal);
+        let wanted = Schemata::masks("L3DATA", [0], Mask(own));
+        let refused = resctrl.allocate(&mut hands, &info, &resctrl.default_group(), &wanted);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("group a (exclusive) has"), "{refused}");
+    }
+    fresh(files, "");
+}
