@@ -11,10 +11,11 @@ use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos, Rate};
 use quell_core::workload::{
     Access, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, STREAM_SIZE, Size, Store, TASK_SIZE,
-    Touch, Word, Workload,
+    Touch, Word,
 };
 
 use crate::lab::Lab;
+use crate::ladder::Ladder;
 use crate::profile::args::Profile;
 use crate::target::On;
 use crate::trace::Trace;
@@ -97,9 +98,12 @@ pub struct Doctor {
     /// shares a cache in fact, rates, latency under load and against size, page size, wake-ups, counters
     #[arg(long)]
     pub deep: bool,
-    /// Tell of a simulated machine instead: sim or sim:PROFILE
-    #[arg(long, value_name = "BACKEND", default_value = "linux", conflicts_with_all = ["deep", "capture"])]
+    /// Tell of another machine instead: a simulated one, sim or sim:PROFILE, or one of the lab, lab or lab:PROFILE
+    #[arg(long, value_name = "BACKEND", default_value = "linux")]
     pub on: On,
+    /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub lab: Vec<String>,
     /// With --deep: fewer rounds, some fifteen seconds
     #[arg(long, requires = "deep")]
     pub quick: bool,
@@ -120,9 +124,12 @@ pub struct Plan {
     /// Plan for this machine (from `quell doctor --capture` or `--json`) instead of the one we run on
     #[arg(long, value_name = "FILE", conflicts_with = "on")]
     pub machine: Option<PathBuf>,
-    /// Plan for a simulated machine: sim or sim:PROFILE
+    /// Plan for another machine: a simulated one, sim or sim:PROFILE, or one of the lab, lab or lab:PROFILE
     #[arg(long, value_name = "BACKEND", default_value = "linux")]
     pub on: On,
+    /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub lab: Vec<String>,
     /// Print the plan as JSON
     #[arg(long)]
     pub json: bool,
@@ -146,6 +153,12 @@ pub struct Run {
     /// CPUs for the critical tasks: a number, or a list such as 0,2-3 [default: auto]
     #[arg(long, value_name = "CPUS", value_parser = cpus)]
     pub cpus: Option<CpusWanted>,
+    /// The machine to run on: linux, or one of the lab, lab or lab:PROFILE, which is booted for the run
+    #[arg(long, value_name = "BACKEND", default_value = "linux")]
+    pub on: On,
+    /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub lab: Vec<String>,
     /// Write the policy that the options came to
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
@@ -181,9 +194,14 @@ pub struct Status {
 pub struct Compare {
     /// A built-in experiment by name (neighbour, webrtc, p4080-4core, …: a wrong name lists them), others by path
     pub experiment: String,
-    /// The machine to run on: linux, or a simulated one, sim (the experiment's, if it names one) or sim:PROFILE [default: the experiment's first]
+    /// The machine to run on: linux, a simulated one, sim (the experiment's, if it names one) or sim:PROFILE, or one of the lab, lab
+    /// or lab:PROFILE, which is booted for the run [default: the experiment's first]
     #[arg(long, value_name = "BACKEND")]
     pub on: Option<On>,
+    /// With --on lab: what machine, over what the experiment says: KEY=VALUE with kernel, profile, cpus, sockets, smt, memory, swap,
+    /// swap-size, disk, disk-rate, lru, accelerator, append, with; repeat for more
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub lab: Vec<String>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
@@ -524,54 +542,8 @@ pub enum Generator {
     },
 }
 
-/// `quell bench ladder`
-#[derive(Debug, clap::Args)]
-pub struct Ladder {
-    /// Whose percentiles: KIND[:KEY=VALUE|WORD,…], keys as in an experiment's `run`
-    #[arg(long, value_name = "GENERATOR", default_value = "latency:size=0.5 LLC")]
-    pub victim: Workload,
-    /// Whose rate: written as for --victim, a kind with a `rate`
-    #[arg(
-        long,
-        value_name = "GENERATOR",
-        default_value = "bandwidth:write,size=4 LLC"
-    )]
-    pub aggressor: Workload,
-    /// The rungs: target rates of each aggressor in program bytes, a unit holds for the numbers before it; 0 is the victim
-    /// alone (always measured), max is no target
-    #[arg(long, value_name = "RATES", default_value = crate::ladder::RATES)]
-    pub rates: crate::ladder::Rungs,
-    /// The victim's CPU [default: chosen by the topology]
-    #[arg(long, value_name = "CPU")]
-    pub victim_cpu: Option<u32>,
-    /// The aggressors' CPUs, one aggressor on each [default: one aggressor on one CPU]
-    #[arg(long, value_name = "CPUS")]
-    pub aggressor_cpus: Option<CpuSet>,
-    /// Rounds: each measures every rung once, in an order of its own
-    #[arg(long, default_value_t = 8)]
-    pub rounds: u32,
-    /// Load before measuring
-    #[arg(long, default_value = "150ms")]
-    pub warmup: Nanos,
-    /// The measured span of a rung
-    #[arg(long, default_value = "500ms")]
-    pub duration: Nanos,
-    /// Seed of the order of rungs and of the bootstrap
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Write a record (manifest, samples, report) into this directory
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-    /// Write the experiment that the options come to, for `quell compare`, and run nothing
-    #[arg(long, value_name = "FILE")]
-    pub save: Option<PathBuf>,
-    /// Print the result as JSON, as `quell compare --json` does
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// A word of a known list, with its meaning in the help.
-fn word<T: Word + Send + Sync>() -> impl TypedValueParser<Value = T> {
+pub fn word<T: Word + Send + Sync>() -> impl TypedValueParser<Value = T> {
     let known = T::WORDS.iter();
     PossibleValuesParser::new(known.map(|w| PossibleValue::new(w.name()).help(w.about())))
         .try_map(|name| T::named(&name).ok_or("it is not one of these"))

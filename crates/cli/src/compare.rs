@@ -13,6 +13,7 @@ use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
 
 use crate::args::Compare;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
+use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::plan;
 use crate::progress::Bar;
@@ -24,7 +25,11 @@ pub fn run(args: &Compare) -> Result {
     let experiment = Experiment::parse(&text, &name).map_err(|all| problems(&all))?;
     let on = machine_of(args.on.as_ref(), &experiment.backends)
         .map_err(|why| usage(format!("{name}: backends: {why}")))?;
+    if !matches!(on, On::Lab(_)) {
+        inside::unasked(&args.lab)?;
+    }
     let experiment = match &on {
+        On::Lab(profile) => return in_the_lab(&experiment, profile.as_ref(), args),
         On::Linux => {
             if args.jobs.is_some() {
                 return Err(usage(
@@ -65,6 +70,28 @@ pub fn run(args: &Compare) -> Result {
     } else {
         Exit::Done
     })
+}
+
+/// The same inside a machine of the lab.
+fn in_the_lab(experiment: &Experiment, profile: Option<&String>, args: &Compare) -> Result {
+    if args.resume.is_some() {
+        return Err(usage(
+            "--resume: a machine of the lab is booted anew, and a record is of one machine; run the experiment again",
+        ));
+    }
+    real(experiment, args)?;
+    let mut luggage = Luggage::default();
+    if Experiment::builtin(&args.experiment).is_none() {
+        luggage.file(Path::new(&args.experiment));
+    }
+    for subject in experiment.subjects.values() {
+        luggage.program(subject.command.as_deref().unwrap_or_default());
+    }
+    for configuration in experiment.configurations() {
+        luggage.policy(&configuration.policy);
+    }
+    luggage.back(Some(&args.out));
+    inside::call(&experiment.lab, profile, &args.lab, luggage)
 }
 
 /// The machine that is asked for, else the first that the experiment names. A bare `sim` is the simulated machine that the
@@ -207,7 +234,9 @@ pub fn complete(comparison: &Comparison, experiment: Option<&str>) -> Result<()>
         eprintln!("quell: the record is in {}", folder.display());
     }
     if let Some(why) = &result.interrupted {
-        let record = comparison.folder.as_ref().zip(experiment);
+        // What the lab boots next is another machine, on which nothing can go on.
+        let again = inside::guest().is_none();
+        let record = comparison.folder.as_ref().zip(experiment.filter(|_| again));
         let go_on = record.map_or_else(String::new, |(folder, experiment)| {
             let folder = folder.display();
             format!("; go on with `quell compare {experiment} --resume {folder}`")

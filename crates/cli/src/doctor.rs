@@ -3,18 +3,31 @@
 use std::num::NonZeroUsize;
 
 use quell_core::inventory::Inventory;
+use quell_core::lab::Guest;
 use quell_linux::capture;
 use quell_report::Measurements;
 use quell_workload::deep::Depth;
 
 use crate::args::Doctor;
-use crate::exit::{Exit, Result, failed};
+use crate::exit::{Exit, Result, failed, usage};
+use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::target::On;
 
 /// Tells what the machine is and offers.
 pub fn run(args: &Doctor) -> Result {
+    if let On::Lab(profile) = &args.on {
+        let mut luggage = Luggage::default();
+        luggage.back(args.capture.as_ref());
+        return inside::call(&Guest::default(), profile.as_ref(), &args.lab, luggage);
+    }
+    inside::unasked(&args.lab)?;
     if args.on != On::Linux {
+        if args.deep || args.capture.is_some() {
+            return Err(usage(
+                "--deep and --capture look at Linux; a simulated machine tells all there is to it",
+            ));
+        }
         let (_, inventory) = args.on.measured(0, NonZeroUsize::MIN)?;
         return print(args, &inventory);
     }

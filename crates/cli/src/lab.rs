@@ -4,13 +4,18 @@ use std::io::{stderr, stdout};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::ValueEnum;
+use quell_core::lab::{Accelerator, Guest, Lru, Swap};
 use quell_core::units::{Bytes, Nanos, Rate};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
-use quell_lab::vm;
+use quell_lab::vm::{self, Outcome, Talk};
+use quell_linux::signals::{next_signal, stop_signals};
 
+use crate::args::word;
 use crate::exit::{Exit, Failure, Result, failed, usage};
+
+/// The status where the lab cannot be had here, as `env(1)` has it for what it could not start.
+const NOT_HERE: i32 = 125;
 
 /// `quell lab`
 #[derive(Debug, clap::Args)]
@@ -35,7 +40,7 @@ pub struct Lab {
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub memory: Bytes,
     /// Swap space
-    #[arg(long, value_enum, default_value_t = Swap::None)]
+    #[arg(long, value_parser = word::<Swap>(), default_value_t)]
     pub swap: Swap,
     /// Its size
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
@@ -47,11 +52,11 @@ pub struct Lab {
     #[arg(long, value_name = "RATE")]
     pub disk_rate: Option<Rate>,
     /// How the kernel ages pages [default: as it does]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = word::<Lru>())]
     pub lru: Option<Lru>,
     /// What runs the guest
-    #[arg(long, value_enum, default_value_t = Accel::Auto)]
-    pub accel: Accel,
+    #[arg(long, value_parser = word::<Accelerator>(), default_value_t)]
+    pub accel: Accelerator,
     /// A word for the kernel's command line; repeat for more
     #[arg(long, value_name = "WORD")]
     pub append: Vec<String>,
@@ -62,7 +67,7 @@ pub struct Lab {
     /// Gets what the command leaves in /out
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Stop after so long
+    /// End it when the command has run for so long
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<Nanos>,
     /// Gets what the guest's kernel says
@@ -79,41 +84,26 @@ pub struct Lab {
     pub command: Vec<String>,
 }
 
-/// Where pages are swapped to.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Swap {
-    /// None
-    None,
-    /// A file, at the disk's rate
-    File,
-    /// Memory, compressed
-    Zram,
-}
-
-/// How pages are aged.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Lru {
-    /// Active and inactive lists
-    Classic,
-    /// Generations (MGLRU)
-    Mglru,
-}
-
-/// What runs the guest's instructions.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Accel {
-    /// KVM on bare metal, without an emulated processor; else emulation
-    Auto,
-    /// KVM
-    Kvm,
-    /// Emulation
-    Tcg,
-}
-
 /// Boots and runs; the command's status is the program's.
 pub fn run(args: &Lab) -> Result {
-    let packages = Packages::new(|line| eprintln!("{line}")).map_err(failure)?;
+    let guest = Guest {
+        kernel: args.kernel.clone(),
+        profile: args.profile.clone(),
+        cpus: args.cpus,
+        sockets: args.sockets,
+        smt: args.smt,
+        memory: args.memory,
+        swap: args.swap,
+        swap_size: args.swap_size,
+        disk: args.disk,
+        disk_rate: args.disk_rate,
+        lru: args.lru,
+        accelerator: args.accel,
+        append: args.append.clone(),
+        with: args.with.clone(),
+    };
     if args.build {
+        let packages = packages()?;
         packages.qemu().map_err(failure)?;
         packages.tools().map_err(failure)?;
         let kernel = packages.kernel(&args.kernel).map_err(failure)?;
@@ -123,40 +113,13 @@ pub fn run(args: &Lab) -> Result {
             return Ok(Exit::Done);
         }
     }
-    let lab = vm::Lab {
-        kernel: args.kernel.clone(),
-        profile: args.profile.clone(),
-        cpus: args.cpus,
-        sockets: args.sockets,
-        smt: args.smt,
-        memory: args.memory,
-        swap: match args.swap {
-            Swap::None => vm::Swap::None,
-            Swap::File => vm::Swap::File,
-            Swap::Zram => vm::Swap::Zram,
-        },
-        swap_size: args.swap_size,
-        disk: args.disk,
-        disk_rate: args.disk_rate,
-        lru: args.lru.map(|lru| match lru {
-            Lru::Classic => vm::Lru::Classic,
-            Lru::Mglru => vm::Lru::Generations,
-        }),
-        accelerator: match args.accel {
-            Accel::Auto => vm::Accelerator::Auto,
-            Accel::Kvm => vm::Accelerator::Kvm,
-            Accel::Tcg => vm::Accelerator::Tcg,
-        },
-        append: args.append.clone(),
-        with: args.with.clone(),
+    let outcome = boot(&vm::Lab {
+        guest,
         out: args.out.clone(),
         timeout: args.timeout.map(|t| Duration::from_nanos(t.0)),
         console: args.console.clone(),
         command: args.command.clone(),
-    };
-    let outcome = lab
-        .run(&packages, &mut stdout(), &mut stderr())
-        .map_err(failure)?;
+    })?;
     if let Some(report) = outcome.report.filter(|_| args.report) {
         let text = serde_json::to_string_pretty(&report).map_err(failed)?;
         eprintln!("{text}");
@@ -164,9 +127,37 @@ pub fn run(args: &Lab) -> Result {
     Ok(Exit::Status(outcome.status))
 }
 
+fn packages() -> Result<Packages> {
+    Packages::new(|line| eprintln!("{line}")).map_err(failure)
+}
+
+/// Boots a machine whose command talks to our standard output and error and gets the signals that end us.
+pub fn boot(lab: &vm::Lab) -> Result<Outcome> {
+    let packages = packages()?;
+    let mut signals = None;
+    // Not before the machine runs: what comes before ends at once, as any program does.
+    let mut stop = || {
+        next_signal(
+            signals
+                .get_or_insert_with(|| stop_signals().ok())
+                .as_ref()?,
+        )
+    };
+    let talk = Talk {
+        output: &mut stdout(),
+        errors: &mut stderr(),
+        stop: &mut stop,
+    };
+    lab.run(&packages, talk).map_err(failure)
+}
+
 fn failure(error: Error) -> Failure {
     match error {
         Error::Input(_) | Error::Shape(_) => usage(error),
-        Error::Unavailable(_) | Error::Failed(_) => failed(error),
+        Error::Unavailable(_) => Failure {
+            text: format!("the lab cannot be had here: {error}"),
+            exit: Exit::Status(NOT_HERE),
+        },
+        Error::Failed(_) => failed(error),
     }
 }

@@ -3,13 +3,14 @@
 //! rounds, and a record can be kept; only the table is its own.
 
 use std::fmt::{self, Write};
+use std::path::PathBuf;
 use std::str::FromStr;
 
+use quell_core::cpuset::CpuSet;
 use quell_core::experiment::Experiment;
-use quell_core::units::Rate;
+use quell_core::units::{Nanos, Rate};
 use quell_core::workload::Workload;
 
-use crate::args::Ladder;
 use crate::compare::{Wanted, carry_out, complete};
 use crate::exit::{Exit, Result, failed, problems, usage};
 use crate::machine;
@@ -19,6 +20,52 @@ use crate::target::{On, Target};
 pub const RATES: &str = "0.5,1,2,4,8GB/s,max";
 const VICTIM: &str = "victim";
 const AGGRESSOR: &str = "aggressor";
+
+/// `quell bench ladder`
+#[derive(Debug, clap::Args)]
+pub struct Ladder {
+    /// Whose percentiles: KIND[:KEY=VALUE|WORD,…], keys as in an experiment's `run`
+    #[arg(long, value_name = "GENERATOR", default_value = "latency:size=0.5 LLC")]
+    pub victim: Workload,
+    /// Whose rate: written as for --victim, a kind with a `rate`
+    #[arg(
+        long,
+        value_name = "GENERATOR",
+        default_value = "bandwidth:write,size=4 LLC"
+    )]
+    pub aggressor: Workload,
+    /// The rungs: target rates of each aggressor in program bytes, a unit holds for the numbers before it; 0 is the victim
+    /// alone (always measured), max is no target
+    #[arg(long, value_name = "RATES", default_value = RATES)]
+    pub rates: Rungs,
+    /// The victim's CPU [default: chosen by the topology]
+    #[arg(long, value_name = "CPU")]
+    pub victim_cpu: Option<u32>,
+    /// The aggressors' CPUs, one aggressor on each [default: one aggressor on one CPU]
+    #[arg(long, value_name = "CPUS")]
+    pub aggressor_cpus: Option<CpuSet>,
+    /// Rounds: each measures every rung once, in an order of its own
+    #[arg(long, default_value_t = 8)]
+    pub rounds: u32,
+    /// Load before measuring
+    #[arg(long, default_value = "150ms")]
+    pub warmup: Nanos,
+    /// The measured span of a rung
+    #[arg(long, default_value = "500ms")]
+    pub duration: Nanos,
+    /// Seed of the order of rungs and of the bootstrap
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write a record (manifest, samples, report) into this directory
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Write the experiment that the options come to, for `quell compare`, and run nothing
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Print the result as JSON, as `quell compare --json` does
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// The target rates of a ladder, as given; `None` is no target.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod doctor;
 mod exit;
+mod inside;
 mod lab;
 mod ladder;
 mod machine;

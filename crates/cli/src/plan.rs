@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use quell_core::inventory::Inventory;
+use quell_core::lab::Guest;
 use quell_core::plan::{Plan as Planned, Refusal};
 use quell_core::planner::Solos;
 use quell_core::policy::Policy;
@@ -13,6 +14,7 @@ use quell_linux::capture::Capture;
 
 use crate::args::Plan;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
+use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::target::On;
 
@@ -88,9 +90,18 @@ fn printed(plan: &Planned, path: &Path, style: quell_report::Style) -> String {
 /// Tells what would be done.
 pub fn run(args: &Plan) -> Result {
     let policy = policy(&args.policy, false)?;
+    if let On::Lab(profile) = &args.on {
+        let mut luggage = Luggage::default();
+        luggage.file(&args.policy);
+        luggage.policy(&policy);
+        return inside::call(&Guest::default(), profile.as_ref(), &args.lab, luggage);
+    }
+    inside::unasked(&args.lab)?;
     let machine = match &args.machine {
         Some(file) => captured(file)?,
         None if args.on != On::Linux => args.on.measured(0, NonZeroUsize::MIN)?.1,
+        // A machine that was just booted was never measured.
+        None if inside::guest().is_some() => machine::measured()?.1,
         None => {
             let machine = machine::linux()?.1;
             machine::tell_age(&machine);

@@ -15,6 +15,7 @@ use quell_core::demand::{
     WorkingSet, assess, bins, proposal,
 };
 use quell_core::inventory::{Inventory, MeterKind};
+use quell_core::lab::Guest;
 use quell_core::planner::{Solo, Solos};
 use quell_core::policy::{Group, Policy, Target as PolicyTarget};
 use quell_core::task::TaskMatch;
@@ -26,6 +27,7 @@ use quell_linux::profile::{Options, Wanted, sees_writes, watch};
 use quell_linux::root::Kernel;
 
 use crate::exit::{Exit, Failure, Result, failed, usage};
+use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::progress::Bar;
 use crate::target::{On, Target};
@@ -45,7 +47,11 @@ pub fn run(args: &Args) -> Result {
     }
     let subject = subject(args)?;
     let span = span(args, &subject)?;
+    if !matches!(args.on, On::Lab(_)) {
+        inside::unasked(&args.lab)?;
+    }
     let mut profile = match &args.on {
+        On::Lab(emulated) => return in_the_lab(args, emulated.as_ref()),
         On::Linux => on_linux(args, &subject, span)?,
         On::Sim(_) => on_sim(args, &subject, span)?,
     };
@@ -54,6 +60,20 @@ pub fn run(args: &Args) -> Result {
     }
     keep(&profile, args.out.as_deref())?;
     show(&profile, args)
+}
+
+/// The same inside a machine of the lab.
+fn in_the_lab(args: &Args, emulated: Option<&String>) -> Result {
+    if args.pid.is_some() || !args.matching.is_empty() {
+        return Err(usage(
+            "what runs on this machine does not run in the lab: name a generator, or a command after --",
+        ));
+    }
+    let mut luggage = Luggage::default();
+    luggage.program(&args.command);
+    luggage.back(args.out.as_ref());
+    luggage.back(args.html.as_ref());
+    inside::call(&Guest::default(), emulated, &args.lab, luggage)
 }
 
 /// Whom the options name.
@@ -79,10 +99,12 @@ fn subject(args: &Args) -> Result<Subject> {
         }
     };
     match (&subject, &args.on) {
-        (Subject::Generator { run }, On::Linux) if run.simulated_only() => Err(usage(format!(
-            "a {} is replayed on the simulated machine only; use --on sim, or name the program itself after --",
-            run.kind()
-        ))),
+        (Subject::Generator { run }, On::Linux | On::Lab(_)) if run.simulated_only() => {
+            Err(usage(format!(
+                "a {} is replayed on the simulated machine only; use --on sim, or name the program itself after --",
+                run.kind()
+            )))
+        }
         (Subject::Command { .. } | Subject::Tasks { .. }, On::Sim(_)) => Err(usage(
             "no program of this machine can run on a simulated one; name a generator, or leave --on out",
         )),
@@ -93,8 +115,8 @@ fn subject(args: &Args) -> Result<Subject> {
 fn span(args: &Args, subject: &Subject) -> Result<Nanos> {
     let usual = match (&args.on, subject) {
         (On::Sim(_), _) => Nanos::secs(1),
-        (On::Linux, Subject::Command { .. }) => LONGEST,
-        (On::Linux, _) => Nanos::secs(5),
+        (On::Linux | On::Lab(_), Subject::Command { .. }) => LONGEST,
+        (On::Linux | On::Lab(_), _) => Nanos::secs(5),
     };
     let span = args.span.unwrap_or(usual);
     if !(SHORTEST..=LONGEST).contains(&span) {
@@ -330,16 +352,18 @@ fn place(name: &str) -> Result<PathBuf> {
     Ok(dir.join("profiles").join(format!("{name}.json")))
 }
 
-/// What the profile of a program is called: its name, and the machine's, if that is a simulated one.
+/// What the profile of a program is called: its name, and the machine's, if that is not this one.
 fn named(program: &str, backend: &str) -> String {
     let fit = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    match backend.strip_prefix("sim:") {
-        None => program.to_owned(),
-        Some(sim) => {
-            let sim: String = sim.chars().map(|c| if fit(c) { c } else { '-' }).collect();
-            format!("{program}@{sim}")
-        }
+    if backend == On::LINUX {
+        return program.to_owned();
     }
+    let machine = backend.strip_prefix("sim:").unwrap_or(backend);
+    let machine: String = machine
+        .chars()
+        .map(|c| if fit(c) { c } else { '-' })
+        .collect();
+    format!("{program}@{machine}")
 }
 
 fn keep(profile: &Profile, out: Option<&Path>) -> Result<()> {
@@ -386,7 +410,7 @@ pub fn solos(
     launched: &BTreeMap<String, Vec<String>>,
 ) -> Solos {
     let now = match on {
-        On::Linux => machine::fingerprint(machine),
+        On::Linux | On::Lab(_) => machine::fingerprint(machine),
         On::Sim(_) => Fingerprint::of(machine, None),
     };
     let solo = |(name, group): (&String, &Group)| {

@@ -3,7 +3,7 @@
 //! It is drawn when a cell begins and when it ends, never in between: a thread that kept it moving would run on the very
 //! CPUs that are being measured.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ impl Bar {
         let dumb = set("TERM").is_some_and(|t| t == "dumb");
         Self {
             begun: Instant::now(),
-            terminal: std::io::stderr().is_terminal() && !dumb,
+            terminal: columns().is_some() && !dumb,
             blocks: locale.is_some_and(|l| l.to_lowercase().replace('-', "").contains("utf8")),
             cells: 0,
             done: 0,
@@ -71,8 +71,7 @@ impl Bar {
         if !self.terminal || elapsed < PATIENCE || self.cells == 0 {
             return;
         }
-        let columns = rustix::termios::tcgetwinsize(std::io::stderr())
-            .map_or(80, |size| usize::from(size.ws_col).max(20));
+        let columns = columns().filter(|n| *n > 0).map_or(80, |n| n.max(20));
         let line = line(
             (self.done, self.cells),
             left(
@@ -88,6 +87,11 @@ impl Bar {
         let _ = std::io::stderr().flush();
         self.shown = true;
     }
+}
+
+/// The width of the terminal that is written to, if it is one.
+fn columns() -> Option<usize> {
+    crate::machine::columns(&std::io::stderr(), 1)
 }
 
 /// How long `to_do` cells will take if `done` took `elapsed`; unknown before the first is done.

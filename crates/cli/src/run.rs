@@ -6,6 +6,7 @@ use std::path::Path;
 use quell_core::backend::{Program, SubjectSpec};
 use quell_core::cpuset::CpuId;
 use quell_core::inventory::Inventory;
+use quell_core::lab::Guest;
 use quell_core::plan::Plan;
 use quell_core::policy::{Adapt, Bandwidth, Group, Policy, Role};
 use quell_core::record::{CpuTimes, Decision, Event};
@@ -17,6 +18,7 @@ use quell_linux::backend::Linux;
 
 use crate::args::Run;
 use crate::exit::{Exit, Failure, Result, failed, usage};
+use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::target::On;
 
@@ -32,6 +34,15 @@ const NOT_FOUND: i32 = 127;
 pub fn run(args: &Run) -> Result {
     let (policy, launched) = wanted(args)?;
     let subjects = subjects(&policy, launched.as_deref(), &args.command)?;
+    match &args.on {
+        On::Lab(profile) => return in_the_lab(args, &policy, profile.as_ref()),
+        On::Sim(_) => {
+            return Err(usage(
+                "--on: programs cannot run on a simulated machine; `quell compare` runs generators there",
+            ));
+        }
+        On::Linux => inside::unasked(&args.lab)?,
+    }
     for subject in &subjects {
         findable(subject)?;
     }
@@ -45,6 +56,19 @@ pub fn run(args: &Run) -> Result {
         }),
         other => other,
     }
+}
+
+/// The same inside a machine of the lab.
+fn in_the_lab(args: &Run, policy: &Policy, profile: Option<&String>) -> Result {
+    let mut luggage = Luggage::default();
+    if let Some(path) = &args.policy {
+        luggage.file(path);
+    }
+    luggage.policy(policy);
+    luggage.program(&args.command);
+    luggage.back(args.out.as_ref());
+    luggage.back(args.save.as_ref());
+    inside::call(&Guest::default(), profile, &args.lab, luggage)
 }
 
 fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {

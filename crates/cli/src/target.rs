@@ -1,18 +1,21 @@
-//! The machine that `--on` names: this one, or a simulated one.
+//! The machine that `--on` names: this one, a simulated one, or one of the lab.
 
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 use quell_core::backend::{Backend, Probe};
 use quell_core::inventory::Inventory;
+use quell_core::lab::Accelerator;
 use quell_core::result::Timing;
 use quell_engine::compare::Machines;
+use quell_lab::profile::Profile as Emulated;
 use quell_linux::backend::Linux;
 use quell_sim::Sim;
 use quell_sim::board::Board;
 use quell_sim::profile::Profile;
 
 use crate::exit::{Result, failed, usage};
+use crate::inside;
 use crate::machine;
 
 /// What `--on` says.
@@ -22,13 +25,23 @@ pub enum On {
     Linux,
     /// A simulated one: the name of its profile, or the path of one (with `/` or `.toml`); the usual one, where none is named.
     Sim(Option<String>),
+    /// One of the lab: the processor's profile, as a name or a path; none where none is emulated.
+    Lab(Option<String>),
 }
 
 impl On {
+    /// This machine's name.
+    pub const LINUX: &'static str = "linux";
+
     /// As results call it.
     pub fn name(&self) -> String {
         match self {
-            Self::Linux => "linux".to_owned(),
+            Self::Linux => match inside::guest() {
+                Some(guest) => Self::Lab(guest.profile.clone()).name(),
+                None => Self::LINUX.to_owned(),
+            },
+            Self::Lab(None) => "lab".to_owned(),
+            Self::Lab(Some(profile)) => format!("lab:{profile}"),
             Self::Sim(profile) => format!("sim:{}", profile.as_deref().unwrap_or(Board::USUAL)),
         }
     }
@@ -36,7 +49,10 @@ impl On {
     /// What its times are.
     pub fn timing(&self) -> Timing {
         match self {
-            Self::Linux => Timing::Real,
+            Self::Linux | Self::Lab(_) => match inside::guest() {
+                Some(guest) if guest.accelerator != Accelerator::Kvm => Timing::Emulated,
+                _ => Timing::Real,
+            },
             Self::Sim(_) => Timing::Simulated,
         }
     }
@@ -59,6 +75,9 @@ impl On {
                 };
                 Ok((Target::Sims(sims), machine))
             }
+            Self::Lab(_) => Err(failed(
+                "a machine of the lab can only be acted on from within",
+            )),
         }
     }
 }
@@ -95,9 +114,13 @@ impl FromStr for On {
                     "{unknown}; or the path of a file, such as ./{profile}.toml"
                 )),
             },
-            ("lab", _) => Err("not yet: only linux and sim are built".to_owned()),
+            ("lab", None) => Ok(Self::Lab(None)),
+            ("lab", Some(profile)) => match Emulated::load(profile) {
+                Ok(_) => Ok(Self::Lab(Some(profile.to_owned()))),
+                Err(unknown) => Err(unknown.to_string()),
+            },
             _ => Err(format!(
-                "'{text}' is no machine; write linux, sim, sim:PROFILE or sim:./FILE.toml"
+                "'{text}' is no machine; write linux, sim, sim:PROFILE, sim:./FILE.toml, lab or lab:PROFILE"
             )),
         }
     }
@@ -140,6 +163,8 @@ mod tests {
     fn machines_are_read_as_written_and_unknown_ones_refused() {
         assert_eq!("linux".parse(), Ok(On::Linux));
         assert_eq!("sim".parse(), Ok(On::Sim(None)));
+        assert_eq!("lab".parse(), Ok(On::Lab(None)));
+        assert_eq!("lab:icelake".parse::<On>().unwrap().name(), "lab:icelake");
         assert_eq!(On::Sim(None).name(), "sim:xeon-w3530");
         for name in Profile::names().chain(["./mine.toml", "mine.toml"]) {
             let sim = On::Sim(Some(name.to_owned()));
@@ -148,7 +173,7 @@ mod tests {
         for (text, told) in [
             ("sim:xeon-w3503", "did you mean 'xeon-w3530'?"),
             ("sim:", "no machine profile ''; there are xeon-w3530, p4080"),
-            ("lab", "not yet"),
+            ("lab:x86", "icelake"),
             ("linux:x", "is no machine"),
             ("windows", "write linux, sim"),
         ] {

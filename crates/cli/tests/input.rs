@@ -105,7 +105,7 @@ fn options_that_make_no_sense_are_refused() {
         return;
     };
     machine.remember();
-    let cases: [(&[&str], i32, &[&str]); 11] = [
+    let cases: [(&[&str], i32, &[&str]); 13] = [
         (&["run"], 2, &["--critical", "policy file"]),
         (
             &["run", "--critical", "pdi=1"],
@@ -160,9 +160,19 @@ fn options_that_make_no_sense_are_refused() {
         ),
         (&["compare", "no-such"], 2, &["no-such", "neighbour"]),
         (
-            &["compare", "neighbour", "--on", "lab"],
+            &["compare", "neighbour", "--on", "lab:x86"],
             2,
-            &["--on", "not yet", "linux"],
+            &["--on", "x86", "icelake"],
+        ),
+        (
+            &["compare", "neighbour", "--on", "lab", "--lab", "cpus=four"],
+            2,
+            &["--lab cpus=four", "u32"],
+        ),
+        (
+            &["doctor", "--lab", "cpus=4"],
+            2,
+            &["--lab cpus=4", "--on lab"],
         ),
         (
             &["compare", "neighbour", "--on", "sim:xeon-w3503"],

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpuset::{CpuId, CpuSet};
 use crate::deep::{CounterCheck, Deep, MbaCurve, OperationRates};
+use crate::lab::Guest;
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::Partitions;
 use crate::units::{Bytes, Nanos, Rate, Share};
@@ -80,6 +81,9 @@ pub struct Identity {
     /// The hypervisor, when running in a virtual machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hypervisor: Option<String>,
+    /// How Quell booted it, if it is a machine of the lab.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lab: Option<Guest>,
 }
 
 /// One logical CPU.

@@ -14,6 +14,7 @@ pub mod demand;
 pub mod experiment;
 pub mod inventory;
 pub mod journal;
+pub mod lab;
 pub mod mechanism;
 pub mod pace;
 pub mod partition;

@@ -22,6 +22,7 @@ pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
 pub use metrics::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, Reported, ns_per_line};
 pub use spec::SpecError;
 pub use traffic::{Traffic, line_bytes};
+pub(crate) use words::words;
 pub use words::{Access, Operation, Order, Pages, Store, Touch, Word};
 
 /// The size of a list where none is given: it fits into the last-level cache, and a neighbour can take that away.

@@ -400,6 +400,7 @@ pub fn machine(cpus: u32) -> Inventory {
             model: "Scripted".into(),
             microcode: None,
             hypervisor: None,
+            lab: None,
         },
         cpus: (0..cpus)
             .map(|id| Cpu {

@@ -14,10 +14,11 @@ mod roles;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use quell_core::lab::{Accelerator, Guest, Lru, Swap};
 use quell_core::units::{Bytes, Rate};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
-use quell_lab::vm::{Accelerator, Lab, Lru, Outcome, Swap};
+use quell_lab::vm::{Lab, Outcome, Talk};
 
 /// What the guest's shell scripts share: `role` runs this program in one of its roles, on `$ON`'s CPU.
 const WORDS: &str = r#"
@@ -29,24 +30,15 @@ fn lab(script: &str) -> Lab {
     let exe = std::env::current_exe().unwrap();
     let script = format!("EXE={}\n{WORDS}\n{script}", exe.display());
     Lab {
-        kernel: "7.2".to_owned(),
-        profile: None,
-        cpus: 2,
-        sockets: 1,
-        smt: false,
-        memory: Bytes(1 << 30),
-        swap: Swap::None,
-        swap_size: Bytes(256 << 20),
-        disk: None,
-        disk_rate: None,
-        lru: None,
-        accelerator: Accelerator::Tcg,
-        append: Vec::new(),
-        with: vec![exe.display().to_string()],
-        out: None,
+        guest: Guest {
+            swap_size: Bytes(256 << 20),
+            accelerator: Accelerator::Tcg,
+            with: vec![exe.display().to_string()],
+            ..Guest::default()
+        },
         timeout: Some(Duration::from_secs(300)),
-        console: None,
         command: ["sh", "-c", &script].map(str::to_owned).to_vec(),
+        ..Lab::default()
     }
 }
 
@@ -94,9 +86,12 @@ impl Said {
 
 fn run(lab: &Lab, packages: &Packages) -> Said {
     let (mut output, mut errors) = (Vec::new(), Vec::new());
-    let outcome = lab
-        .run(packages, &mut output, &mut errors)
-        .unwrap_or_else(|e| panic!("{e}"));
+    let talk = Talk {
+        output: &mut output,
+        errors: &mut errors,
+        stop: &mut || None,
+    };
+    let outcome = lab.run(packages, talk).unwrap_or_else(|e| panic!("{e}"));
     let output = String::from_utf8_lossy(&output).into_owned();
     let errors = String::from_utf8_lossy(&errors);
     println!(
@@ -126,8 +121,9 @@ fn a_command_comes_back_with_its_output_status_and_files() {
         echo 3 >/proc/sys/vm/drop_caches; dd if=/disk/file of=/dev/null bs=1M 2>/dev/null; echo later $(cut -d' ' -f1 /proc/uptime)
         echo a word >&2; mkdir /out/deep; echo left >/out/deep/behind; exit 7",
     );
-    (lab.smt, lab.lru, lab.swap) = (true, Some(Lru::Classic), Swap::Zram);
-    (lab.disk, lab.disk_rate) = (Some(Bytes(64 << 20)), Some(Rate(4 << 20)));
+    let guest = &mut lab.guest;
+    (guest.smt, guest.lru, guest.swap) = (true, Some(Lru::Classic), Swap::Zram);
+    (guest.disk, guest.disk_rate) = (Some(Bytes(64 << 20)), Some(Rate(4 << 20)));
     lab.out = Some(out.path().to_owned());
     let said = run(&lab, &packages);
     assert_eq!(said.1.status, 7);
@@ -151,32 +147,43 @@ fn a_command_comes_back_with_its_output_status_and_files() {
     assert!(!said.0.contains("a word"), "errors are apart");
 }
 
+fn fails(lab: &Lab, packages: &Packages) -> String {
+    let talk = Talk {
+        output: &mut Vec::new(),
+        errors: &mut Vec::new(),
+        stop: &mut || None,
+    };
+    lab.run(packages, talk).unwrap_err().to_string()
+}
+
 #[test]
 fn what_cannot_be_is_said() {
     let Some(packages) = packages() else { return };
     let mut lab = lab("true");
-    let fails = |change: &dyn Fn(&mut Lab), with: &str| {
+    let said = |change: &dyn Fn(&mut Lab), with: &str| {
         let mut changed = lab.clone();
         change(&mut changed);
-        let e = changed
-            .run(&packages, &mut Vec::new(), &mut Vec::new())
-            .unwrap_err();
-        assert!(e.to_string().contains(with), "'{with}' is not in: {e}");
+        let e = fails(&changed, &packages);
+        assert!(e.contains(with), "'{with}' is not in: {e}");
     };
-    fails(&|lab| lab.kernel = "5.4".to_owned(), "there are 7.");
-    fails(&|lab| lab.kernel = "newest".to_owned(), "6.12");
-    fails(&|lab| (lab.cpus, lab.smt) = (3, true), "whole cores");
-    fails(
+    said(&|lab| lab.guest.kernel = "5.4".to_owned(), "there are 7.");
+    said(&|lab| lab.guest.kernel = "newest".to_owned(), "6.12");
+    said(
+        &|lab| (lab.guest.cpus, lab.guest.smt) = (3, true),
+        "whole cores",
+    );
+    said(
         &|lab| lab.command = vec!["no-such-program".to_owned()],
         "no-such-program: neither",
     );
-    fails(&|lab| lab.with = vec!["/no/such".to_owned()], "/no/such");
+    said(
+        &|lab| lab.guest.with = vec!["/no/such".to_owned()],
+        "/no/such",
+    );
     lab.timeout = Some(Duration::from_secs(1));
     lab.command = ["sleep", "1000"].map(str::to_owned).to_vec();
-    let e = lab
-        .run(&packages, &mut Vec::new(), &mut Vec::new())
-        .unwrap_err();
-    assert!(e.to_string().contains("did not end within"), "{e}");
+    let e = fails(&lab, &packages);
+    assert!(e.contains("did not end within 1 s"), "{e}");
 }
 
 /// One boot for all of it: each takes some ten seconds.
@@ -233,7 +240,7 @@ fn linux_divides_and_counts_on_the_emulated_processor() {
         mkdir $R/part $R/part/mon_groups/m; echo L3DATA:0=0003 >$R/part/schemata
         echo data $(role walk 4194304 2 $R/part $R/part/mon_groups/m)
         "#);
-    lab.profile = Some("icelake".to_owned());
+    lab.guest.profile = Some("icelake".to_owned());
     lab.console = Some(PathBuf::from("/dev/null"));
     let said = run(&lab, &packages);
     assert_eq!(said.1.status, 0);

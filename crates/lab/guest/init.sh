@@ -27,8 +27,8 @@ module() {
 for module in $modules; do module "$module" 2>>/tmp/modules; done
 # Ports appear a moment after their driver.
 until [ -n "$(port control 2>/dev/null)" ] && [ -n "$(port files)" ]; do usleep 10000; done
-control=$(port control)
-tell() { echo "$*" >"$control"; }
+exec 3<>"$(port control)"
+tell() { echo "$*" >&3; }
 # What was asked for and cannot be had ends the lab before the command.
 fail() { tell "failed $*"; poweroff -f; }
 
@@ -49,10 +49,23 @@ if [ "$resctrl" = yes ]; then
     mount -t resctrl resctrl /sys/fs/resctrl 2>/tmp/why || fail "resctrl: $(cat /tmp/why)"
 fi
 
+sed -i "s/\"accelerator\":\"[a-z]*\"/\"accelerator\":\"$QUELL_ACCELERATOR\"/" /lab/guest.json
+unset QUELL_ACCELERATOR
+# A session of its own, so that what it leaves running does not hold the output, and a signal reaches all of it.
+cat >/lab/start <<'START'
+echo $$ >/run/command
+exec sh /lab/command
+START
+# What the host has to say: `stop SIGNAL`. Its silence for good means that it has gone.
+(
+    while read -r word signal <&3; do
+        [ "$word" != stop ] || kill -"$signal" -"$(cat /run/command)" 2>/dev/null
+    done
+    poweroff -f
+) &
 tell started
 cd /root
-# A session of its own, so that what it leaves running does not hold the output.
-setsid sh /lab/command </dev/null >"$(port output)" 2>"$(port errors)"
+setsid sh /lab/start 3<&- </dev/null >"$(port output)" 2>"$(port errors)"
 status=$?
 tar -c -C /out . >"$(port files)" 2>/dev/null
 tell "ended $status"

@@ -5,11 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use quell_core::lab::{Guest, Lru, Swap};
+
 use crate::Error;
 use crate::image::Image;
 use crate::packages::{Kernel, Packages};
 use crate::profile::Profile;
-use crate::vm::{Lab, Lru, Swap};
+use crate::vm::Lab;
 
 /// The modules behind the ports, in the order they need each other; newer kernels have them built in.
 const CHANNEL: [&str; 6] = [
@@ -51,10 +53,10 @@ impl Lab {
         }
         pqos(&mut image, &tools)?;
         let mut modules = CHANNEL.to_vec();
-        if self.disk.is_some() || self.swap == Swap::File {
+        if self.guest.disk.is_some() || self.guest.swap == Swap::File {
             modules.push("virtio_blk");
         }
-        if self.swap == Swap::Zram {
+        if self.guest.swap == Swap::Zram {
             modules.extend([
                 "zsmalloc",
                 "lzo_compress",
@@ -74,12 +76,12 @@ impl Lab {
                 }
             }
         }
-        let lru = match self.lru {
+        let lru = match self.guest.lru {
             None => "",
             Some(Lru::Classic) => "n",
             Some(Lru::Generations) => "y",
         };
-        let swap = match self.swap {
+        let swap = match self.guest.swap {
             Swap::None => "",
             Swap::File => "file",
             Swap::Zram => "zram",
@@ -91,21 +93,37 @@ impl Lab {
         let settings = format!(
             "modules='{}' lru='{lru}' disk={} swap='{swap}' swap_mib={} resctrl={}\n",
             modules.join(" "),
-            if self.disk.is_some() { "yes" } else { "no" },
-            self.swap_size.0 >> 20,
+            if self.guest.disk.is_some() {
+                "yes"
+            } else {
+                "no"
+            },
+            self.guest.swap_size.0 >> 20,
             if has_resources { "yes" } else { "no" },
         );
         image.file("lab/settings", 0o644, settings.into_bytes());
+        // Paths of the host's are nobody's business there.
+        let told = Guest {
+            with: Vec::new(),
+            ..self.guest.clone()
+        };
+        let told = serde_json::to_string(&told).map_err(|e| Error::Failed(e.to_string()))?;
+        image.file("lab/guest.json", 0o644, told.into_bytes());
         let mut words = self.command.clone();
         let [first, ..] = &mut words[..] else {
             return Err(Error::Input("no command: give one after --".to_owned()));
         };
-        for with in &self.with {
+        for with in &self.guest.with {
             let (from, place) = with
                 .split_once('=')
                 .map_or((with.as_str(), None), |(f, p)| (f, Some(p)));
+            let named = !from.contains('/') && from != "quell";
             let (from, there) = here(from)?;
             let place = place.unwrap_or(&there);
+            // What is found by its name here is there, too.
+            if named && let Some(name) = Path::new(place).file_name() {
+                image.link(&format!("usr/local/bin/{}", name.to_string_lossy()), place);
+            }
             if from.is_dir() {
                 image.copy(&from, place)?;
             } else {

@@ -2,7 +2,9 @@
 //! [`emul`] is the processor that QEMU's plugin (`quell-lab-plugin`) puts into that machine: resource control by
 //! `CPUID` and registers, the caches of `quell-model` behind it, performance counters. `docs/lab.md` is its manual.
 
+mod boot;
 pub mod emul;
+mod folder;
 mod guest;
 pub mod image;
 pub mod packages;

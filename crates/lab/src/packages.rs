@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::Error;
+use crate::folder::at;
 
 /// Where packages come from, unless `QUELL_LAB_MIRROR` says otherwise.
 const MIRROR: &str = "http://deb.debian.org/debian";
@@ -76,6 +77,10 @@ impl Packages {
     pub fn qemu(&self) -> Result<PathBuf, Error> {
         self.have("qemu", |into| {
             let wanted = ["-t", BACKPORTS, "qemu-system-x86"];
+            // An interrupted download may have left another release's.
+            let archives = self.folder.join("apt/archives");
+            remove(&archives)?;
+            folders(&archives.join("partial"))?;
             // As for a machine on which nothing is installed: with all libraries.
             self.apt(
                 &[
@@ -90,7 +95,6 @@ impl Packages {
                 .concat(),
                 None,
             )?;
-            let archives = self.folder.join("apt/archives");
             unpack(&archives, into)?;
             remove(&archives)
         })
@@ -247,9 +251,7 @@ impl Packages {
                 "{KEYS} is missing, by which packages are checked: install debian-archive-keyring"
             )));
         }
-        for folder in ["lists/partial", "archives/partial"] {
-            folders(&apt.join(folder))?;
-        }
+        folders(&apt.join("lists/partial"))?;
         let env = |name, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
         let sources = format!(
             "Types: deb\nURIs: {}\nSuites: {}\nComponents: main\nSigned-By: {KEYS}\n",
@@ -258,7 +260,8 @@ impl Packages {
         );
         write(&apt.join("lab.sources"), &sources)?;
         write(&apt.join("status"), "")?;
-        self.apt(&["update"], None)?;
+        // Without the option a mirror that does not answer is no failure.
+        self.apt(&["update", "-o", "APT::Update::Error-Mode=any"], None)?;
         write(&fresh, "")
     }
 
@@ -340,10 +343,6 @@ fn unpack(archives: &Path, into: &Path) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-fn at(path: &Path, e: std::io::Error) -> Error {
-    Error::Failed(format!("{}: {e}", path.display()))
 }
 
 fn list(folder: &Path) -> Result<Vec<PathBuf>, Error> {

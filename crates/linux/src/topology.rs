@@ -251,8 +251,14 @@ fn identity(files: &dyn Files) -> Result<Identity> {
         },
         microcode: first(&["microcode"]),
         hypervisor: hypervisor(files, virtual_machine)?,
+        lab: files
+            .optional(LAB)?
+            .and_then(|text| serde_json::from_str(&text).ok()),
     })
 }
+
+/// Where a machine of the lab says how it was booted.
+const LAB: &str = "/lab/guest.json";
 
 /// Part numbers of Arm's own cores (MIDR_EL1; arch/arm64/include/asm/cputype.h).
 const ARM_PARTS: [(&str, &str); 12] = [

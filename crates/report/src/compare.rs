@@ -2,6 +2,7 @@
 
 use quell_core::result::{Better, CompareResult, ConfigurationResult, Figures, Subset};
 
+use crate::doctor::lab;
 use crate::frontier::{self, Data};
 use crate::matrix;
 use crate::text::{
@@ -17,11 +18,16 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
     let title = result.title.as_deref().unwrap_or(&result.experiment);
     let mut out = style.paint(Tone::Title, title);
     out.push_str(&format!(
-        "\n{}, {} times, {}\n\n",
+        "\n{}, {} times, {}\n",
         result.backend,
         result.timing.name(),
         count(result.rounds, "round")
     ));
+    if let Some(guest) = &result.machine.identity.lab {
+        let told = format!("Linux {}, {}", result.machine.identity.kernel, lab(guest));
+        out.push_str(&style.wrap("", "", &told));
+    }
+    out.push('\n');
     out.push_str(&table_text(result, Subset::All, style));
     out.push_str(&(style.paint(Tone::Faint, &footnote(result)) + "\n"));
     if partly_shared(result) {

@@ -6,6 +6,7 @@ use quell_core::cpuset::CpuSet;
 use quell_core::inventory::{
     Availability, Cache, CacheKind, CpusetKind, Inventory, Means, MeterKind,
 };
+use quell_core::lab::{Accelerator, Guest};
 use quell_core::mechanism::Mechanism;
 
 use crate::deep;
@@ -118,11 +119,26 @@ pub(crate) fn name(machine: &Inventory) -> String {
             None => format!("Linux {}", identity.kernel),
         },
     ];
-    if let Some(hypervisor) = &identity.hypervisor {
-        parts.push(format!("virtual machine ({hypervisor})"));
+    match (&identity.lab, &identity.hypervisor) {
+        (Some(guest), _) => parts.push(lab(guest)),
+        (None, Some(hypervisor)) => parts.push(format!("virtual machine ({hypervisor})")),
+        (None, None) => {}
     }
     parts.retain(|p| !p.is_empty());
     parts.join(" · ")
+}
+
+/// A machine of the lab.
+pub(crate) fn lab(guest: &Guest) -> String {
+    let profile = guest.profile.as_ref();
+    let profile = profile.map_or_else(String::new, |name| format!(", profile {name}"));
+    let runs = match guest.accelerator {
+        Accelerator::Kvm => "under KVM",
+        Accelerator::Auto | Accelerator::Tcg => {
+            "emulated: times are its own, and only ratios within one run mean anything"
+        }
+    };
+    format!("machine of the lab{profile}, {runs}")
 }
 
 pub(crate) fn cpus(machine: &Inventory) -> String {

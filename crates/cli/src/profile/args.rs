@@ -25,9 +25,12 @@ pub struct Profile {
     /// simulated machine 1s]
     #[arg(long = "for", value_name = "SPAN")]
     pub span: Option<Nanos>,
-    /// The machine to run a generator on: linux, sim or sim:PROFILE
+    /// The machine to run on: linux, sim or sim:PROFILE (generators only), lab or lab:PROFILE
     #[arg(long, value_name = "BACKEND", default_value = "linux")]
     pub on: On,
+    /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub lab: Vec<String>,
     /// The CPUs that a generator or command is started on [default: a generator the last one, a command any]
     #[arg(long, value_name = "CPUS", conflicts_with_all = ["pid", "matching", "show"])]
     pub cpus: Option<CpuSet>,

@@ -64,6 +64,23 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
             Some("write linux, sim, sim:PROFILE, lab or lab:PROFILE"),
         );
     }
+    for fault in keys.lab.faults() {
+        say(&["lab", fault.key], fault.why, Some(fault.remedy));
+    }
+    let named = |b: &&String| {
+        b.strip_prefix("lab:")
+            .is_some_and(|p| Some(p) != keys.lab.profile.as_deref())
+    };
+    if keys.lab.profile.is_some()
+        && let Some(backend) = keys.backends.iter().find(named)
+    {
+        let why = format!("`backends` has '{backend}', another profile");
+        say(
+            &["lab", "profile"],
+            why,
+            Some("leave it out, or write \"lab\" there"),
+        );
+    }
     if keys.subject.is_empty() {
         say(
             &["subject"],

@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use indexmap::IndexMap;
 use serde::Serialize;
 
+use crate::lab::Guest;
 use crate::plan::Refusal;
 use crate::policy::Policy;
 use crate::workload::{Pages, Workload};
@@ -78,6 +79,8 @@ pub struct Experiment {
     pub title: Option<String>,
     /// Where it can run: `linux`, `sim:PROFILE`, `lab:PROFILE`. The first is the default.
     pub backends: Vec<String>,
+    /// The machine where that is the lab.
+    pub lab: Guest,
     /// The seed of order and resampling.
     pub seed: u64,
     /// How it is measured.

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Expect, Experiment, Measure, Subject, check, expand, schema};
+use crate::lab::Guest;
 use crate::policy::stem;
 use crate::text::{Origin, Problem, Reader};
 
@@ -25,6 +26,9 @@ pub(super) struct Keys {
     /// Where it can run; the first is the default of `--on`.
     #[serde(default = "linux")]
     pub backends: Vec<String>,
+    /// The virtual machine, where the backend is the lab; `--lab KEY=VALUE` says otherwise.
+    #[serde(default)]
+    pub lab: Guest,
     /// The seed of order and resampling.
     #[serde(default = "one")]
     pub seed: u64,
@@ -123,6 +127,7 @@ impl Experiment {
             },
             title: keys.title,
             backends: keys.backends,
+            lab: keys.lab,
             seed: keys.seed,
             measure: keys.measure,
             subjects: keys.subject,

@@ -79,6 +79,7 @@ macro_rules! words {
         )?
     };
 }
+pub(crate) use words;
 
 words! {
     /// The order in which lines are visited.

@@ -154,10 +154,10 @@ impl Shared {
     }
 }
 
-/// How fast a core asks beyond its own caches: so many requests are timed together.
+/// How fast a CPU asks beyond its core's caches: so many requests are timed together.
 const BATCH: u32 = 4096;
 
-/// A core's requests since a batch began, for delays.
+/// A CPU's requests since a batch began, for delays. Of threads of one core each is in a class of its own.
 #[derive(Debug)]
 struct Pace {
     began: Instant,
@@ -173,7 +173,7 @@ pub struct Caches {
     /// Cores of a second level, of a socket.
     cores: [usize; 2],
     paces: Vec<Mutex<Pace>>,
-    /// The shortest that a batch of any core ever took, ns: what is not delayed.
+    /// The shortest that a batch of any CPU ever took, ns: what is not delayed.
     fastest: AtomicU64,
     delayed: bool,
 }
@@ -210,7 +210,7 @@ impl Caches {
                 .map(|shape| Shared::new(shape, ids, classes).map(Mutex::new))
                 .collect::<Result<_, _>>()?,
             cores: [shared, topology.cores as usize],
-            paces: (0..cores).map(|_| Mutex::new(pace())).collect(),
+            paces: (0..topology.cpus()).map(|_| Mutex::new(pace())).collect(),
             fastest: AtomicU64::new(u64::MAX),
             delayed: profile.mba.is_some(),
         })
@@ -242,6 +242,7 @@ impl Caches {
     /// What the first level did not have is looked for further out and brought in; how long the core is to be held up.
     pub fn beyond(
         &self,
+        cpu: usize,
         core: usize,
         address: u64,
         kind: Kind,
@@ -295,7 +296,7 @@ impl Caches {
         let percent = third.delays.get(class).copied().unwrap_or(0);
         drop(third);
         let delay = if self.delayed {
-            self.pace(core, percent)
+            self.pace(cpu, percent)
         } else {
             Duration::ZERO
         };
@@ -303,10 +304,10 @@ impl Caches {
         (served, delay)
     }
 
-    /// Counts a request; at the end of a batch, what it took less than a core that is delayed by `percent` takes at least. The
-    /// request rate of a core that asks as fast as any ever did goes down to what `percent` leaves.
-    fn pace(&self, core: usize, percent: u64) -> Duration {
-        let mut pace = lock(&self.paces[core]);
+    /// Counts a request; at the end of a batch, what it took less than a CPU that is delayed by `percent` takes at least. The
+    /// request rate of a CPU that asks as fast as any ever did goes down to what `percent` leaves.
+    fn pace(&self, cpu: usize, percent: u64) -> Duration {
+        let mut pace = lock(&self.paces[cpu]);
         pace.requests += 1;
         if pace.requests < BATCH {
             return Duration::ZERO;

@@ -215,6 +215,7 @@ impl Machine {
         let cpu = &self.cpus[n];
         let association = cpu.association.load(Relaxed);
         let (served, delay) = self.caches.beyond(
+            n,
             self.core(n),
             address,
             kind,

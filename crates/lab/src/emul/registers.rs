@@ -122,10 +122,13 @@ impl Machine {
         self.read_resource(cpu, register)?;
         Some(match register {
             PQR_ASSOC => {
-                state.association.store(value, Relaxed);
                 let ids = self.profile.monitoring.as_ref().map_or(1, |m| m.rmids);
-                let ids_left = (value & 0x3ff) < u64::from(ids);
-                ids_left && value >> 32 < u64::from(self.profile.classes())
+                let ids_left = (value & 0xffff_ffff) < u64::from(ids);
+                let allowed = ids_left && value >> 32 < u64::from(self.profile.classes());
+                if allowed {
+                    state.association.store(value, Relaxed);
+                }
+                allowed
             }
             QM_EVTSEL => {
                 state.select.store(value, Relaxed);
@@ -172,7 +175,9 @@ fn mask(masks: &Masks, n: u32) -> Option<u64> {
 /// Sets mask number `n`, or without one whether code and data are told apart.
 fn set(cache: &mut Shared, shape: &Shape, n: Option<u32>, value: u64) -> bool {
     let Some(n) = n else {
-        cache.masks.apart = value & 1 == 1;
+        if value <= 1 {
+            cache.masks.apart = value == 1;
+        }
         return value <= 1;
     };
     let run = value >> value.trailing_zeros().min(63);

@@ -166,9 +166,15 @@ fn wrong_values_are_dropped_and_counted() {
         assert!(m.write(0, 0xc90, wrong).is_some());
     }
     m.write(0, 0xd50, 91).unwrap();
+    associate(&m, 0, 3, 5);
+    associate(&m, 0, 16, 5);
+    associate(&m, 0, 3, 64);
+    m.write(0, 0xc81, 3).unwrap();
     assert_eq!(m.read(0, 0xc90).unwrap().0, 0xffff);
     assert_eq!(m.read(0, 0xd50).unwrap().0, 0);
-    assert_eq!(m.report().refused, 4);
+    assert_eq!(m.read(0, 0xc8f).unwrap().0, 3 << 32 | 5);
+    assert_eq!(m.read(0, 0xc81).unwrap().0, 0);
+    assert_eq!(m.report().refused, 7);
     let sparse = machine("sparse", ICELAKE);
     sparse.write(0, 0xc90, 0b101).unwrap();
     assert_eq!(sparse.read(0, 0xc90).unwrap().0, 0b101);
@@ -177,6 +183,30 @@ fn wrong_values_are_dropped_and_counted() {
         0xfff,
         "a register for each socket"
     );
+}
+
+/// A thread that is delayed goes on being delayed beside one of its core's that is not.
+#[test]
+fn threads_of_a_core_are_delayed_each_by_its_class() {
+    let m = machine("icelake", ICELAKE);
+    m.write(0, 0xd51, 90).unwrap();
+    associate(&m, 0, 1, 1);
+    let mut delayed = [Duration::ZERO; 2];
+    for round in 0..20 {
+        for cpu in 0..2 {
+            // A batch of requests that no cache has.
+            for line in 0..4096u64 {
+                let address = ((round * 2 + cpu as u64) * 4096 + line) * 64;
+                let after = m.data(cpu, address, false, true);
+                // Not slept: what was due then is due again.
+                if round >= 10 {
+                    delayed[cpu] += after.delay;
+                }
+            }
+        }
+    }
+    assert!(delayed[0] > Duration::ZERO, "{delayed:?}");
+    assert_eq!(delayed[1], Duration::ZERO);
 }
 
 #[test]

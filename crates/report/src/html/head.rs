@@ -6,6 +6,7 @@ use quell_core::record::Record;
 use quell_core::result::Subset;
 
 use crate::compare::{footnote, partly_shared, table};
+use crate::doctor::lab;
 use crate::outcome::outcome;
 use crate::text::count;
 use crate::verdict::verdict;
@@ -32,6 +33,10 @@ pub(crate) fn head(page: &Page<'_>, title: &str) -> String {
             result.backend,
             result.timing.name()
         ));
+        if let Some(guest) = &result.machine.identity.lab {
+            circumstances.push(format!("Linux {}", result.machine.identity.kernel));
+            circumstances.push(lab(guest));
+        }
         circumstances.push(count(result.rounds, "round"));
         circumstances.push(format!("seed {}", result.seed));
         verdict(result)

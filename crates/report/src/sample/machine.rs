@@ -44,6 +44,7 @@ pub(crate) fn machine() -> Inventory {
             model: "AMD EPYC".into(),
             microcode: None,
             hypervisor: Some("KVM".into()),
+            lab: None,
         },
         cpus: (0..2)
             .map(|id| Cpu {

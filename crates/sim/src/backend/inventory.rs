@@ -36,6 +36,7 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             model: board.profile.model.clone(),
             microcode: None,
             hypervisor: None,
+            lab: None,
         },
         cpus: (0..count)
             .map(|id| Cpu {

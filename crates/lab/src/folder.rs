@@ -1,0 +1,108 @@
+//! A folder for one run, within the cache. It goes with the run; what a killed one left goes with the next.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::Error;
+
+/// Locked while the run lasts.
+const ALIVE: &str = "alive";
+const PREFIX: &str = "run-";
+
+/// The folder.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    _alive: fs::File,
+}
+
+impl Folder {
+    /// A new one, in a cache that is there.
+    pub(crate) fn new(within: &Path) -> Result<Self, Error> {
+        sweep(within);
+        let mut number = 0u32;
+        loop {
+            let path = within.join(format!("{PREFIX}{}-{number}", std::process::id()));
+            number += 1;
+            match fs::create_dir(&path) {
+                Ok(()) => {}
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
+                Err(e) => return Err(at(&path, e)),
+            }
+            let alive = fs::File::create(path.join(ALIVE)).map_err(|e| at(&path, e))?;
+            flock(&alive, FlockOperation::LockExclusive).map_err(|e| at(&path, e.into()))?;
+            // Somebody else's sweep may have come in between.
+            if path.join(ALIVE).exists() {
+                return Ok(Self {
+                    path,
+                    _alive: alive,
+                });
+            }
+        }
+    }
+
+    /// A file's place in it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Writes a file.
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        fs::write(self.path(name), bytes).map_err(|e| at(&self.path(name), e))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Removes what runs left that were killed.
+fn sweep(within: &Path) {
+    let entries = fs::read_dir(within).into_iter().flatten().flatten();
+    for path in entries.map(|e| e.path()) {
+        let ours = path
+            .file_name()
+            .is_some_and(|n| n.to_string_lossy().starts_with(PREFIX));
+        let Some(alive) = ours
+            .then(|| fs::File::open(path.join(ALIVE)).ok())
+            .flatten()
+        else {
+            continue;
+        };
+        if flock(&alive, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = fs::remove_dir_all(&path);
+        }
+    }
+}
+
+/// What failed, with its place.
+pub(crate) fn at(path: &Path, e: std::io::Error) -> Error {
+    Error::Failed(format!("{}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_dead_runs_go_and_those_of_live_ones_stay() {
+        let cache = tempfile::tempdir().unwrap();
+        let dead = cache.path().join("run-1-0");
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join(ALIVE), "").unwrap();
+        let other = cache.path().join("kernel-7.2");
+        fs::create_dir(&other).unwrap();
+        let one = Folder::new(cache.path()).unwrap();
+        assert!(!dead.exists() && other.exists());
+        let two = Folder::new(cache.path()).unwrap();
+        assert!(one.path("").exists() && two.path("").exists());
+        assert_ne!(one.path(""), two.path(""));
+        let path = one.path("");
+        drop(one);
+        assert!(!path.exists() && two.path("").exists());
+    }
+}
