@@ -33,7 +33,7 @@ test: deps
 	@CARGO="$(CARGO)" tests/vm/run.sh || \
 	{ echo "--- the checks in the virtual machine failed; try 2 of 2"; CARGO="$(CARGO)" tests/vm/run.sh; }
 
-# The thousand kills and the hour: every fault point, 200 random kills, every interleaving of the pool, caps and frontier in full.
+# The thousand kills, another thousand while programs are frozen or limited, and the hour: every fault point, 200 random kills, every interleaving of the pool, caps and frontier in full.
 soak: deps build
 	QUELL_SOAK=1 $(CARGO) test --workspace --locked -- --test-threads=1
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p quell-core --release --locked --target-dir target/loom --lib control::pool

@@ -9,6 +9,7 @@ use quell_core::experiment::{Experiment, Subject};
 use quell_core::inventory::Inventory;
 use quell_core::plan::Refusal;
 use quell_core::policy::Policy;
+use quell_core::workload::Workload;
 use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
 
 use crate::args::Compare;
@@ -129,6 +130,13 @@ fn simulated(mut experiment: Experiment, args: &Compare) -> Result<Experiment> {
     if let Some((name, _)) = experiment.subjects.iter().find(command) {
         return Err(usage(format!(
             "{}: subject '{name}' is a command, and no program of this machine can run on a simulated one; give it a generator (`run`), or leave --on out",
+            args.experiment
+        )));
+    }
+    let real = |s: &Subject| s.run.as_ref().is_some_and(Workload::kernel_only);
+    if let Some((name, _)) = experiment.subjects.iter().find(|(_, s)| real(s)) {
+        return Err(usage(format!(
+            "{}: subject '{name}' is about the kernel's page cache, which a simulated machine does not have; use --on linux, or the lab (quell lab)",
             args.experiment
         )));
     }

@@ -74,6 +74,11 @@ impl Nest {
         program
     }
 
+    fn limit(&self) -> String {
+        let path = self.tops[0].join("hog/memory.limit_in_bytes");
+        fs::read_to_string(path).unwrap().trim().to_owned()
+    }
+
     fn frozen(&self) -> bool {
         let path = self.tops[1].join("hog/cgroup.freeze");
         fs::read_to_string(path).unwrap().trim() == "1"
@@ -171,15 +176,54 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
     for act in ["\"act\":\"freeze\"", "\"act\":\"thaw\""] {
         assert!(told.contains(act), "{act}: {told}");
     }
-    // Killed while it is frozen: the watchdog lets it go on, and nothing else is left behind.
-    let run = Running::start(quell().args(["run", &policy]));
-    eventually("the hog is frozen again", || nest.frozen());
-    run.signal(Signal::KILL);
-    machine.undone();
-    assert!(!nest.frozen());
-    assert_eq!(adjustment(app.pid()), before);
-    drop(run);
-    machine.unchanged("after the kill");
+    // Killed while it is frozen, or limited: the watchdog lets it go on, and nothing else is left behind.
+    let text = fs::read_to_string(&policy).unwrap();
+    let limiting = text
+        .replace("[\"freeze\"]", "[\"limit-memory\", \"kill\"]")
+        .replace("[pressure]", "[pressure]\nsysctls = true");
+    let limiting = machine.file("limiting.toml", &limiting);
+    let (unlimited, settings) = (nest.limit(), settings());
+    for n in 0..kills() {
+        let frozen = n % 2 == 0;
+        let file = if frozen { &policy } else { &limiting };
+        let run = Running::start(quell().args(["run", file]));
+        eventually("the hog is frozen or limited", || {
+            if frozen {
+                nest.frozen()
+            } else {
+                nest.limit() != unlimited
+            }
+        });
+        run.signal(Signal::KILL);
+        machine.undone();
+        assert!(!nest.frozen(), "kill {n}");
+        assert_eq!(nest.limit(), unlimited, "kill {n}");
+        assert_eq!(self::settings(), settings, "kill {n}");
+        assert_eq!(adjustment(app.pid()), before, "kill {n}");
+        drop(run);
+    }
+    machine.unchanged("after the kills");
+}
+
+/// A thousand in the soak.
+fn kills() -> usize {
+    if std::env::var_os("QUELL_SOAK").is_some() {
+        1000
+    } else {
+        4
+    }
+}
+
+/// What `pressure.sysctls` sets.
+fn settings() -> Vec<String> {
+    [
+        "swappiness",
+        "dirty_ratio",
+        "dirty_background_ratio",
+        "overcommit_memory",
+    ]
+    .map(|name| fs::read_to_string(format!("/proc/sys/vm/{name}")).unwrap())
+    .to_vec()
 }
 
 /// A process that keeps a file, as a run starts it.

@@ -13,17 +13,21 @@ use crate::units::{Bytes, LINE_BYTES, Nanos, Rate, UnitError, text_unit};
 mod banks;
 mod faults;
 mod metrics;
+mod pressure;
 mod spec;
 mod traffic;
 mod words;
 
 pub use banks::Banks;
 pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
-pub use metrics::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, Reported, ns_per_line};
+pub use metrics::{
+    ACCESSES_PER_S, BANDWIDTH_MB_S, FRAME_MS, LATENCY_NS, PAGES_PER_S, Reported, ns_per_line,
+};
+pub use pressure::{AnonHog, Detector, DirtyWriter, FileHog};
 pub use spec::SpecError;
 pub use traffic::{Traffic, line_bytes};
 pub(crate) use words::words;
-pub use words::{Access, Operation, Order, Pages, Store, Touch, Word};
+pub use words::{Access, Operation, Order, Pages, Passes, Reading, Store, Touch, Word};
 
 /// The size of a list where none is given: it fits into the last-level cache, and a neighbour can take that away.
 pub const LIST_SIZE: Size = Size::Llc(0.5);
@@ -281,6 +285,15 @@ pub enum Workload<S = Size> {
         #[serde(default = "frame_ring")]
         ring: u32,
     },
+    /// An object detector: maps its weights, and reads an image of 100 to 200 KB through the page cache for every frame
+    /// (`frame_ms`).
+    Detector(Detector),
+    /// Grows to a size in anonymous memory and keeps using it; started again when it is killed (`pages_per_s`).
+    AnonHog(AnonHog),
+    /// Reads a file, once or again and again (`bandwidth_mb_s`).
+    FileHog(FileHog),
+    /// Writes a file over and over through the page cache (`bandwidth_mb_s`).
+    DirtyWriter(DirtyWriter),
 }
 
 fn read_and_write() -> Vec<Touch> {
@@ -440,6 +453,10 @@ impl Workload {
             Self::FramesDisplay { frame, fps, ring } => {
                 Workload::FramesDisplay { frame, fps, ring }
             }
+            Self::Detector(detector) => Workload::Detector(detector),
+            Self::AnonHog(hog) => Workload::AnonHog(hog),
+            Self::FileHog(hog) => Workload::FileHog(hog),
+            Self::DirtyWriter(writer) => Workload::DirtyWriter(writer),
         }
     }
 }
@@ -459,6 +476,10 @@ impl<S> Workload<S> {
             Self::Periodic { .. } => "periodic",
             Self::FramesCall { .. } => "frames-call",
             Self::FramesDisplay { .. } => "frames-display",
+            Self::Detector(_) => "detector",
+            Self::AnonHog(_) => "anon-hog",
+            Self::FileHog(_) => "file-hog",
+            Self::DirtyWriter(_) => "dirty-writer",
         }
     }
 
@@ -473,9 +494,13 @@ impl<S> Workload<S> {
             | Self::Stores { pages, .. }
             | Self::Lattice { pages, .. }
             | Self::Periodic { pages, .. } => *pages,
-            Self::Trace { .. } | Self::FramesCall { .. } | Self::FramesDisplay { .. } => {
-                Pages::Base
-            }
+            Self::Trace { .. }
+            | Self::FramesCall { .. }
+            | Self::FramesDisplay { .. }
+            | Self::Detector(_)
+            | Self::AnonHog(_)
+            | Self::FileHog(_)
+            | Self::DirtyWriter(_) => Pages::Base,
         }
     }
 
@@ -501,6 +526,15 @@ impl<S> Workload<S> {
         matches!(self, Self::Trace { .. })
     }
 
+    /// Only a real kernel can run it: it is about pages of files and what reclaims them.
+    #[must_use]
+    pub const fn kernel_only(&self) -> bool {
+        matches!(
+            self,
+            Self::Detector(_) | Self::AnonHog(_) | Self::FileHog(_) | Self::DirtyWriter(_)
+        )
+    }
+
     /// Its target rate.
     #[must_use]
     pub const fn rate(&self) -> Option<Rate> {
@@ -508,13 +542,17 @@ impl<S> Workload<S> {
             Self::Bandwidth { rate, .. }
             | Self::CacheChurn { rate, .. }
             | Self::Stores { rate, .. }
-            | Self::Lattice { rate, .. } => *rate,
+            | Self::Lattice { rate, .. }
+            | Self::FileHog(FileHog { rate, .. })
+            | Self::DirtyWriter(DirtyWriter { rate, .. }) => *rate,
             Self::Latency { .. }
             | Self::ParallelLists { .. }
             | Self::Trace { .. }
             | Self::Periodic { .. }
             | Self::FramesCall { .. }
-            | Self::FramesDisplay { .. } => None,
+            | Self::FramesDisplay { .. }
+            | Self::Detector(_)
+            | Self::AnonHog(_) => None,
         }
     }
 
@@ -524,7 +562,9 @@ impl<S> Workload<S> {
         if let Self::Bandwidth { rate, .. }
         | Self::CacheChurn { rate, .. }
         | Self::Stores { rate, .. }
-        | Self::Lattice { rate, .. } = &mut self
+        | Self::Lattice { rate, .. }
+        | Self::FileHog(FileHog { rate, .. })
+        | Self::DirtyWriter(DirtyWriter { rate, .. }) = &mut self
         {
             *rate = target;
         }

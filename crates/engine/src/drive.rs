@@ -283,7 +283,7 @@ fn hold(
                 other => script.seen(now, other, &mut orders)?,
             }
         }
-        memory.step(backend, now, sink)?;
+        memory.step(backend, now, sink);
         adapt.step(backend, now, sink)?;
         script.tick(now, &mut orders)?;
         carry_out(backend, script, &mut orders)?;

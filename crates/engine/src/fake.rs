@@ -75,6 +75,7 @@ pub struct Fake {
     draws: bool,
     memory: Option<fn(Nanos) -> Look>,
     refuses_memory: Option<String>,
+    blind: Nanos,
 }
 
 impl Fake {
@@ -127,6 +128,11 @@ impl Fake {
     /// Its memory can be watched, and is as this says of each moment.
     pub fn memory(&mut self, look: fn(Nanos) -> Look) {
         self.memory = Some(look);
+    }
+
+    /// Until then memory cannot be looked at.
+    pub fn blind_until(&mut self, at: Nanos) {
+        self.blind = at;
     }
 
     /// Whatever is done about memory fails.
@@ -309,6 +315,9 @@ impl Backend for Fake {
     }
 
     fn memory(&mut self, _: bool, look: &mut Look) -> Result<(), BackendError> {
+        if self.now < self.blind {
+            return Err(BackendError("a file reads oddly".into()));
+        }
         if let Some(memory) = self.memory {
             *look = memory(self.now);
         }

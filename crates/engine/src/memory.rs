@@ -28,6 +28,8 @@ struct Loop {
     /// When a unit of each critical group ended last.
     beats: Vec<Option<Nanos>>,
     tell: Nanos,
+    /// After a look that failed: when the next one is due.
+    retry: Nanos,
     /// What the record was told last.
     told: Vec<Critical>,
     /// What could not be done, told once.
@@ -71,6 +73,7 @@ impl Memory {
                 decisions: Vec::with_capacity(DECISIONS),
                 beats: vec![None; pressure.critical.len()],
                 tell: now.plus(TELL_EVERY),
+                retry: now,
                 told: Vec::new(),
                 failed: Vec::new(),
             })),
@@ -79,9 +82,7 @@ impl Memory {
 
     /// When [`Self::step`] is wanted at the latest.
     pub(crate) fn next(&self) -> Nanos {
-        self.running
-            .as_ref()
-            .map_or(Nanos(u64::MAX), |l| l.control.next())
+        self.running.as_ref().map_or(Nanos(u64::MAX), |l| l.next())
     }
 
     /// Takes in units of a group that ended.
@@ -96,30 +97,27 @@ impl Memory {
     }
 
     /// Looks and acts, if it is time.
-    pub(crate) fn step(
-        &mut self,
-        backend: &mut dyn Backend,
-        now: Nanos,
-        sink: &mut dyn Sink,
-    ) -> Result<(), String> {
+    pub(crate) fn step(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
         match &mut self.running {
-            Some(running) if now >= running.control.next() => running.step(backend, now, sink),
-            _ => Ok(()),
+            Some(running) if now >= running.next() => running.step(backend, now, sink),
+            _ => {}
         }
     }
 }
 
 impl Loop {
-    fn step(
-        &mut self,
-        backend: &mut dyn Backend,
-        now: Nanos,
-        sink: &mut dyn Sink,
-    ) -> Result<(), String> {
+    fn next(&self) -> Nanos {
+        self.control.next().max(self.retry)
+    }
+
+    fn step(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
         let processes = self.control.wants_processes();
-        backend
-            .memory(processes, &mut self.look)
-            .map_err(|e| format!("memory could not be looked at: {e}"))?;
+        if let Err(e) = backend.memory(processes, &mut self.look) {
+            // A file may read oddly once; what it holds goes on, and so does the run. The next look is an interval away.
+            self.failed(now, &format!("memory could not be looked at: {e}"), sink);
+            self.retry = now.plus(self.plan.interval);
+            return;
+        }
         for (group, beat) in self.look.critical.iter_mut().zip(&self.beats) {
             group.beat = *beat;
         }
@@ -138,7 +136,6 @@ impl Loop {
         if now >= self.tell {
             self.tell(now, sink);
         }
-        Ok(())
     }
 
     /// A limit that fails once fails with every look.
@@ -333,6 +330,24 @@ mod tests {
         let told = |e: &&(Nanos, Event)| matches!(&e.1, Event::Finding { what, .. } if what.contains("could not be written"));
         assert_eq!(sink.iter().filter(told).count(), 1);
         assert!(!sink.iter().any(|(_, e)| matches!(e, Event::Steered { .. })));
+    }
+
+    #[test]
+    fn an_odd_look_is_told_once_and_the_loop_goes_on() {
+        let mut fake = Fake::new();
+        fake.memory(memory);
+        fake.blind_until(Nanos::millis(1500));
+        fake.stop_at(Nanos::secs(3), 15);
+        let mut sink: Vec<(Nanos, Event)> = Vec::new();
+        let held = run(&mut fake, &plan(), &[], Until::Stop, &mut sink).unwrap();
+        assert_eq!(held.outcome, crate::hold::Outcome::Stopped(15));
+        let told = |e: &&(Nanos, Event)| matches!(&e.1, Event::Finding { what, .. } if what.contains("reads oddly"));
+        assert_eq!(sink.iter().filter(told).count(), 1);
+        let first = sink
+            .iter()
+            .find(|(_, e)| matches!(e, Event::Steered { .. }));
+        let at = first.map(|(at, _)| *at).unwrap();
+        assert!(at > Nanos::millis(1500) && at < Nanos::millis(1700), "{at}");
     }
 
     #[test]

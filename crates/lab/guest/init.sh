@@ -37,6 +37,8 @@ fail() { tell "failed $*"; poweroff -f; }
 if [ "$disk" = yes ]; then
     mke2fs -q /dev/vda >/dev/null 2>/tmp/why && mkdir -p /disk && mount -t ext4 /dev/vda /disk 2>/tmp/why ||
         fail "disk: $(cat /tmp/why)"
+    # Everything else lies in memory.
+    export TMPDIR=/disk
 fi
 case $swap in
 file) device=/dev/vda; [ "$disk" = no ] || device=/dev/vdb ;;

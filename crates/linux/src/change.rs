@@ -109,16 +109,21 @@ impl<'a> Hands<'a> {
     }
 
     /// From here on a loop moves this file, which reads `old`. Recorded once for all its moves, so that whatever it reads
-    /// at the end, `old` comes back. In a cgroup of ours nothing has to be recorded: it goes as a whole.
+    /// at the end, `old` comes back. In a cgroup of ours nothing has to be recorded, for it goes as a whole; unless a step
+    /// has set the file: then it is told from drift by this.
     ///
     /// # Errors
     /// As [`Journal::record`].
     pub fn steer(&mut self, path: &str, old: &str) -> Result<()> {
-        let known = self.journal.entries().iter().any(|e| match e {
+        let entries = self.journal.entries();
+        let set = |e: &Undo| matches!(e, Undo::Write { path: p, .. } if p == path);
+        let set = entries.iter().any(set);
+        let known = entries.iter().any(|e| match e {
             Undo::Steer { path: p, .. } => p == path,
-            Undo::Cgroup { path: dir, .. } => path
-                .rsplit_once('/')
-                .is_some_and(|(d, _)| d == dir.as_str()),
+            Undo::Cgroup { path: dir, .. } => {
+                let above = path.rsplit_once('/').map(|(dir, _)| dir);
+                !set && above == Some(dir.as_str())
+            }
             _ => false,
         });
         if known {

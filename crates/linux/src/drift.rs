@@ -29,7 +29,11 @@ pub fn look(
             .any(|c| matches!(c, Undo::Write { path: p, new: later, .. } if p == path && covers(path, later, new)))
             // Each controller is a value of its own.
             && !path.ends_with("/cgroup.subtree_control");
-        if superseded {
+        // What a loop moves now is not what a step once set.
+        let steered = changes
+            .iter()
+            .any(|c| matches!(c, Undo::Steer { path: p, .. } if p == path));
+        if superseded || steered {
             continue;
         }
         let Ok(now) = files.text(path) else { continue };
@@ -80,6 +84,26 @@ mod tests {
         assert!(look(&kernel, &changes, OnDrift::Report, held).is_empty());
         std::fs::write(&file, "cpuset\n").unwrap();
         assert_eq!(look(&kernel, &changes, OnDrift::Report, held).len(), 1);
+    }
+
+    #[test]
+    fn what_a_loop_moves_is_no_drift_and_is_not_set_again() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("memory.min"), "300").unwrap();
+        let kernel = Kernel::at(dir.path());
+        let set = Undo::Write {
+            path: "/memory.min".into(),
+            old: "0".into(),
+            new: "100".into(),
+        };
+        let steer = Undo::Steer {
+            path: "/memory.min".into(),
+            old: "100".into(),
+        };
+        let look = |changes: &[Undo]| look(&kernel, changes, OnDrift::Repair, &|| true);
+        assert!(look(&[set.clone(), steer]).is_empty());
+        assert_eq!(kernel.read("/memory.min").unwrap(), "300");
+        assert_eq!(look(&[set]).len(), 1);
     }
 
     #[test]

@@ -37,6 +37,12 @@ impl Freezer {
         files.exists(&freezer.path).then_some(freezer)
     }
 
+    /// The file it is told by.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Whether it is told to be frozen, by whomever. (A v1 cgroup may read `FREEZING` for a while.)
     ///
     /// # Errors

@@ -15,6 +15,7 @@ pub struct Kept {
     path: String,
     file: Option<File>,
     buffer: Vec<u8>,
+    renewed: bool,
 }
 
 impl Kept {
@@ -35,6 +36,7 @@ impl Kept {
             path: path.to_owned(),
             file,
             buffer: vec![0; SIZE],
+            renewed: false,
         }))
     }
 
@@ -44,13 +46,19 @@ impl Kept {
         &self.path
     }
 
-    /// What it says now, trimmed; `None` where it is gone (its cgroup was removed). What goes beyond 16 KiB, and what
-    /// follows bytes that are no text, is left out.
+    /// Whether it was opened anew since this was asked last: its cgroup was removed and made again, and knows nothing of what
+    /// was set.
+    pub fn renewed(&mut self) -> bool {
+        std::mem::take(&mut self.renewed)
+    }
+
+    /// What it says now, trimmed; `None` where it is gone (its cgroup was removed, and not made again). What goes beyond 16
+    /// KiB, and what follows bytes that are no text, is left out.
     ///
     /// # Errors
     /// [`Error::File`].
     pub fn text(&mut self, files: &dyn Files) -> Result<Option<&str>> {
-        let length = match &self.file {
+        let mut length = match &self.file {
             Some(file) => fill(file, &mut self.buffer),
             None => files.read(&self.path).map(|text| {
                 let length = text.len().min(self.buffer.len());
@@ -58,6 +66,16 @@ impl Kept {
                 length
             }),
         };
+        if matches!(&length, Err(e) if gone(e)) && self.file.is_some() {
+            // A unit that is restarted has another cgroup of the same name.
+            length = files.open(&self.path, Access::Read).and_then(|file| {
+                let file = file.ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOENT))?;
+                let length = fill(&file, &mut self.buffer)?;
+                self.file = Some(file);
+                self.renewed = true;
+                Ok(length)
+            });
+        }
         let length = match length {
             Ok(length) => length,
             Err(e) if gone(&e) => return Ok(None),
@@ -111,5 +129,29 @@ mod tests {
         std::fs::write(dir.path().join("x"), "high 3\n").unwrap();
         assert_eq!(high(&mut kept), Some(3));
         assert_eq!(keyed("highest 4", "high"), None);
+    }
+
+    #[test]
+    fn a_file_that_was_removed_and_made_again_is_read() {
+        // An ended process stands in for a cgroup: its files stay open, and there is nothing in them.
+        let mut child = std::process::Command::new("sleep")
+            .arg("100")
+            .spawn()
+            .unwrap();
+        let path = format!("/proc/{}/stat", child.id());
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("x"), "new").unwrap();
+        let kernel = Kernel::at(dir.path());
+        let mut kept = Kept::open(&kernel, "/x").unwrap().unwrap();
+        kept.file = Some(File::open(path).unwrap());
+        assert!(kept.text(&kernel).unwrap().unwrap().contains("sleep"));
+        assert!(!kept.renewed());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(kept.text(&kernel).unwrap(), Some("new"));
+        assert!(kept.renewed() && !kept.renewed());
+        kept.file = None;
+        std::fs::remove_file(dir.path().join("x")).unwrap();
+        assert_eq!(kept.text(&kernel).unwrap(), None);
     }
 }

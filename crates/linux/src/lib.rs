@@ -5,6 +5,7 @@
 
 pub mod affinity;
 pub mod backend;
+pub mod below;
 pub mod capture;
 pub mod cgroup;
 pub mod change;

@@ -1,12 +1,14 @@
 //! Whom the kernel kills when memory runs out: `oom_score`, `oom_score_adj`. proc_pid_oom_score_adj(5), mm/oom_kill.c.
 
+use std::os::unix::fs::FileExt;
+
 use quell_core::journal::{TaskId, Undo};
 
 use crate::change::Hands;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::procfs;
-use crate::root::{Files, gone};
+use crate::root::{Access, Files, gone};
 
 /// Never to be killed for memory.
 pub const IMMUNE: i32 = -1000;
@@ -56,6 +58,12 @@ pub fn adjust(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Resul
     let Some(old) = adjustment(hands.files, task.pid)?.filter(|old| *old != new) else {
         return Ok(false);
     };
+    // The file first, the start time second: an open file of a process that has ended is nobody else's.
+    let file = match hands.files.open(&path(task.pid), Access::Write) {
+        Ok(file) => file,
+        Err(e) if gone(&e) => return Ok(false),
+        Err(e) => return Err(Error::file("open", &path(task.pid), None, e)),
+    };
     if !procfs::alive(hands.files, task) {
         return Ok(false);
     }
@@ -66,7 +74,12 @@ pub fn adjust(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Resul
         new,
         dir: dir.to_owned(),
     })?;
-    match hands.files.write(&path(task.pid), &new.to_string()) {
+    let text = new.to_string();
+    let written = match &file {
+        Some(file) => file.write_at(text.as_bytes(), 0).map(drop),
+        None => hands.files.write(&path(task.pid), &text),
+    };
+    match written {
         Ok(()) => {
             fault::boundary();
             Ok(true)
@@ -76,12 +89,7 @@ pub fn adjust(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Resul
             if gone(&e) {
                 return Ok(false);
             }
-            Err(Error::file(
-                "write",
-                &path(task.pid),
-                Some(&new.to_string()),
-                e,
-            ))
+            Err(Error::file("write", &path(task.pid), Some(&text), e))
         }
     }
 }

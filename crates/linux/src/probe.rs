@@ -360,7 +360,7 @@ fn mechanisms(
                 ),
                 Mechanism::Stop => yes(
                     Level::Regulated,
-                    "processes are stopped one by one: no cgroup here can be frozen",
+                    "no cgroup here can be frozen; the controllers latd and cgroup stop processes one by one",
                 ),
                 Mechanism::Sets | Mechanism::Banks | Mechanism::Placement => {
                     no("not yet built", None)

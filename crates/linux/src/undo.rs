@@ -27,7 +27,7 @@ use crate::procfs;
 use crate::resctrl::lock::{For, Lock, PATIENCE};
 use crate::resctrl::{Resctrl, Schemata};
 use crate::root::{Files, gone, parse_mask};
-use crate::{fault, freezer, oom, pidfd};
+use crate::{below, fault, freezer, oom, pidfd};
 
 /// What undoing came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -257,10 +257,10 @@ impl<'a> Work<'a> {
 
     fn oom_score(&self, task: TaskId, (old, new): (i32, i32), dir: &str) -> Step {
         let mut heirs = vec![task.pid];
-        heirs.extend(tasks_in(self.files, dir).unwrap_or_default());
+        heirs.extend(below::tasks(self.files, dir));
         let mut restored = false;
         for pid in heirs {
-            if !self.inherits(pid, task) {
+            if !self.inherits(pid, task, new) {
                 continue;
             }
             // Who ended, and who has another one by now, is not ours.
@@ -282,11 +282,13 @@ impl<'a> Work<'a> {
 
     /// Whether a process is this task, or a later one that may have its settings from it: a descendant, or an orphan. Who
     /// was there before had its own.
-    fn inherits(&self, pid: u32, task: TaskId) -> bool {
+    fn inherits(&self, pid: u32, task: TaskId, new: i32) -> bool {
         match procfs::stat(self.files, pid) {
             Ok(Some(stat)) if stat.id == task => true,
             Ok(Some(stat)) if pid != task.pid && stat.id.start >= task.start => {
+                // An orphan's parent, be it the first process or a subreaper, has not handed on what it does not have.
                 stat.parent == 1
+                    || !matches!(oom::adjustment(self.files, stat.parent), Ok(Some(own)) if own == new)
                     || procfs::ancestry(self.files, pid)
                         .is_ok_and(|chain| chain.contains(&task.pid))
             }

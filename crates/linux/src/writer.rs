@@ -1,30 +1,39 @@
 //! A thread that writes one group's limit of memory, and what is to be reclaimed from it: the kernel reclaims inside the
 //! write, for seconds where that is slow, and whoever watches must not wait for it. The newest order counts; what was
 //! overtaken is never written.
+//!
+//! Nothing is written after the end: dropping the handle interrupts what is being written and waits for the thread. (v1 sets a
+//! limit only after it has reclaimed.) And nothing is written after the run was revoked: a write that comes back then is followed
+//! by what the file read in the beginning, as the watchdog has left it.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use quell_core::units::Bytes;
 
 use crate::cgroup::Version;
 use crate::error::{Error, Result};
+use crate::lease::Lease;
 use crate::memory::Memory;
-use crate::root::{Access, Files, gone};
+use crate::root::{Access, Files, Kernel, gone};
 use crate::rt;
 
-/// How long the end waits for an order that is just being written. What takes longer is in the kernel, and the limit
-/// is set there before anything is reclaimed: whoever sets it back is the last.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// How often a write is interrupted until it comes back.
+const AGAIN: Duration = Duration::from_millis(2);
+/// It does nothing but to interrupt; nobody else here uses it.
+const INTERRUPT: libc::c_int = libc::SIGUSR2;
 
 #[derive(Debug, Default)]
 struct Orders {
     limit: Option<Option<Bytes>>,
+    /// The limit that was ordered last.
+    last: Option<Option<Bytes>>,
     reclaim: Option<Bytes>,
-    writing: bool,
     stop: bool,
     /// What the last write was refused with.
     failed: Option<(String, io::Error)>,
@@ -42,46 +51,87 @@ impl Mailbox {
     }
 }
 
-/// What the thread writes to.
-struct Target {
-    version: Version,
-    limit: (String, File),
-    reclaim: Option<(String, File)>,
+/// A file to be written to; its cgroup may be removed and made again.
+struct Door {
+    path: String,
+    file: File,
 }
 
-/// The handle of the thread, which ends when this is dropped.
+impl Door {
+    fn open(files: &dyn Files, path: String) -> Result<Self> {
+        let file = files
+            .open(&path, Access::Write)
+            .map_err(|e| Error::file("open", &path, None, e))?
+            .ok_or_else(|| Error::refused(format!("{path} cannot be kept open")))?;
+        Ok(Self { path, file })
+    }
+
+    /// One write of a short text, made without allocating.
+    fn put(&mut self, files: &dyn Files, text: std::fmt::Arguments<'_>) -> io::Result<()> {
+        let mut buffer = [0u8; 32];
+        let mut rest = buffer.as_mut_slice();
+        rest.write_fmt(text)?;
+        let length = 32 - rest.len();
+        match self.file.write_at(&buffer[..length], 0) {
+            Err(e) if gone(&e) => {
+                if let Some(file) = files.open(&self.path, Access::Write)? {
+                    self.file = file;
+                }
+                self.file.write_at(&buffer[..length], 0).map(drop)
+            }
+            other => other.map(drop),
+        }
+    }
+}
+
+/// What the thread writes to.
+struct Target {
+    files: Kernel,
+    memory: Memory,
+    limit: Door,
+    reclaim: Option<Door>,
+    /// What the limit was.
+    old: String,
+    lease: Arc<Lease>,
+}
+
+/// The handle of the thread, which has ended when this is dropped.
 #[derive(Debug)]
 pub struct Writer {
     mailbox: Arc<Mailbox>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
-    /// Opens the files of a group and starts the thread. Whoever calls has recorded what the limit was.
+    /// Opens the files of a group and starts the thread. Whoever calls has recorded that the limit was `old`.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Refused`] where files have no descriptors, or no thread can be made.
-    pub fn start(files: &dyn Files, memory: &Memory) -> Result<Self> {
-        let open = |path: String| {
-            let file = files
-                .open(&path, Access::Write)
-                .map_err(|e| Error::file("open", &path, None, e))?
-                .ok_or_else(|| Error::refused(format!("{path} cannot be kept open")))?;
-            Ok((path, file))
-        };
+    pub fn start(files: &Kernel, memory: &Memory, old: String, lease: Arc<Lease>) -> Result<Self> {
+        interruptible();
         let reclaim = memory.reclaim();
-        let target = Target {
-            version: memory.version(),
-            limit: open(memory.steered())?,
-            reclaim: files.exists(&reclaim).then(|| open(reclaim)).transpose()?,
+        let mut target = Target {
+            files: files.clone(),
+            memory: memory.clone(),
+            limit: Door::open(files, memory.steered())?,
+            reclaim: files
+                .exists(&reclaim)
+                .then(|| Door::open(files, reclaim))
+                .transpose()?,
+            old,
+            lease,
         };
         let mailbox = Arc::new(Mailbox::default());
         let shared = Arc::clone(&mailbox);
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("quell-memory".to_owned())
             .stack_size(rt::STACK)
-            .spawn(move || run(&shared, &target))
+            .spawn(move || run(&shared, &mut target))
             .map_err(|e| Error::refused(format!("no thread could be made: {e}")))?;
-        Ok(Self { mailbox })
+        Ok(Self {
+            mailbox,
+            thread: Some(thread),
+        })
     }
 
     /// Sets the limit; `None`: none.
@@ -89,7 +139,15 @@ impl Writer {
     /// # Errors
     /// What an earlier order was refused with.
     pub fn limit(&self, most: Option<Bytes>) -> Result<()> {
-        self.order(|orders| orders.limit = Some(most))
+        self.order(|orders| (orders.limit, orders.last) = (Some(most), Some(most)))
+    }
+
+    /// Sets the limit of the last order again: the cgroup was made anew.
+    ///
+    /// # Errors
+    /// What an earlier order was refused with.
+    pub fn again(&self) -> Result<()> {
+        self.order(|orders| orders.limit = orders.last)
     }
 
     /// Reclaims so much, as far as there is as much.
@@ -113,16 +171,37 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        let mut orders = self.mailbox.lock();
-        orders.stop = true;
+        self.mailbox.lock().stop = true;
         self.mailbox.changed.notify_all();
-        if orders.writing {
-            drop(self.mailbox.changed.wait_timeout(orders, PATIENCE));
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        while !thread.is_finished() {
+            // Reclaim ends at a signal; one that comes between two writes finds that there is nothing left to do.
+            // SAFETY: the thread is not joined yet, so that its handle is its own; the handler does nothing.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), INTERRUPT) };
+            std::thread::sleep(AGAIN);
         }
+        let _ = thread.join();
     }
 }
 
-fn run(mailbox: &Mailbox, target: &Target) {
+/// Has the signal interrupt what a thread waits for, and nothing else.
+fn interruptible() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: a plain structure for which zeros mean an empty mask and no flags (so that calls are not started again), and
+        // a handler that does nothing.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+            libc::sigaction(INTERRUPT, &raw const action, std::ptr::null_mut());
+        }
+    });
+}
+
+fn run(mailbox: &Mailbox, target: &mut Target) {
     let mut orders = mailbox.lock();
     while !orders.stop {
         let (limit, reclaim) = (orders.limit.take(), orders.reclaim.take());
@@ -133,12 +212,9 @@ fn run(mailbox: &Mailbox, target: &Target) {
                 .unwrap_or_else(PoisonError::into_inner);
             continue;
         }
-        orders.writing = true;
         drop(orders);
         let failed = target.write(limit, reclaim);
         orders = mailbox.lock();
-        orders.writing = false;
-        mailbox.changed.notify_all();
         if failed.is_some() {
             orders.failed = failed;
         }
@@ -147,45 +223,48 @@ fn run(mailbox: &Mailbox, target: &Target) {
 
 impl Target {
     fn write(
-        &self,
+        &mut self,
         limit: Option<Option<Bytes>>,
         reclaim: Option<Bytes>,
     ) -> Option<(String, io::Error)> {
+        if self.lease.is_revoked() {
+            return None;
+        }
         if let Some(limit) = limit {
-            let (path, file) = &self.limit;
-            let done = match (limit, self.version) {
-                (Some(bytes), _) => put(file, format_args!("{}\n", bytes.0)),
-                (None, Version::V2) => put(file, format_args!("max\n")),
-                (None, Version::V1) => put(file, format_args!("-1\n")),
+            let done = match (limit, self.memory.version()) {
+                (Some(bytes), _) => self.limit.put(&self.files, format_args!("{}\n", bytes.0)),
+                (None, Version::V2) => self.limit.put(&self.files, format_args!("max\n")),
+                (None, Version::V1) => self.limit.put(&self.files, format_args!("-1\n")),
             };
-            match done {
-                // v1 refuses a limit it cannot reach: the next look asks for another.
-                Err(e) if !gone(&e) && e.raw_os_error() != Some(libc::EBUSY) => {
-                    return Some((path.clone(), e));
-                }
-                _ => {}
+            if self.lease.is_revoked() {
+                // The watchdog has set it back meanwhile, or just before this.
+                let old = &self.old;
+                let _ = self.limit.put(&self.files, format_args!("{old}\n"));
+                return None;
+            }
+            // v1 refuses a limit it cannot reach: the next look asks for another.
+            let busy = |e: &io::Error| {
+                matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EINTR)) || gone(e)
+            };
+            if let Err(e) = done
+                && !busy(&e)
+            {
+                return Some((self.limit.path.clone(), e));
             }
         }
-        if let (Some(bytes), Some((path, file))) = (reclaim, &self.reclaim) {
-            match put(file, format_args!("{}\n", bytes.0)) {
-                // Less was to be had.
-                Err(e) if !gone(&e) && e.raw_os_error() != Some(libc::EAGAIN) => {
-                    return Some((path.clone(), e));
-                }
-                _ => {}
+        if let (Some(bytes), Some(door)) = (reclaim, &mut self.reclaim) {
+            // Less was to be had, or it was interrupted.
+            let less = |e: &io::Error| {
+                matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) || gone(e)
+            };
+            if let Err(e) = door.put(&self.files, format_args!("{}\n", bytes.0))
+                && !less(&e)
+            {
+                return Some((door.path.clone(), e));
             }
         }
         None
     }
-}
-
-/// One write of a short text, made without allocating.
-fn put(file: &File, text: std::fmt::Arguments<'_>) -> io::Result<()> {
-    let mut buffer = [0u8; 32];
-    let mut rest = buffer.as_mut_slice();
-    rest.write_fmt(text)?;
-    let length = 32 - rest.len();
-    file.write_at(&buffer[..length], 0).map(drop)
 }
 
 #[cfg(test)]
@@ -193,7 +272,6 @@ mod tests {
     use super::*;
     use crate::cgroup::Hierarchy;
     use crate::home::Place;
-    use crate::root::Kernel;
     use std::time::Instant;
 
     fn place(version: Version) -> Place {
@@ -208,6 +286,10 @@ mod tests {
             dir: "/cg/a".into(),
             ours: true,
         }
+    }
+
+    fn lease(dir: &std::path::Path) -> Arc<Lease> {
+        Arc::new(Lease::create(dir, 1, rt::now()).unwrap())
     }
 
     fn eventually(path: &std::path::Path, wanted: &str) {
@@ -232,7 +314,12 @@ mod tests {
             std::fs::write(group.join(name), "").unwrap();
         }
         let kernel = Kernel::at(dir.path());
-        let writer = Writer::start(&kernel, &Memory::of(&place(Version::V2))).unwrap();
+        let lease = lease(dir.path());
+        let start = |version| {
+            let memory = Memory::of(&place(version));
+            Writer::start(&kernel, &memory, "max".to_owned(), Arc::clone(&lease))
+        };
+        let writer = start(Version::V2).unwrap();
         for bytes in 1..=100 {
             writer.limit(Some(Bytes(bytes << 20))).unwrap();
         }
@@ -241,9 +328,39 @@ mod tests {
         eventually(&group.join("memory.reclaim"), "4096\n");
         writer.limit(None).unwrap();
         eventually(&group.join("memory.high"), "max\n");
-        assert!(
-            Writer::start(&kernel, &Memory::of(&place(Version::V1))).is_err(),
-            "no such file"
-        );
+        assert!(start(Version::V1).is_err(), "no such file");
+        // Removed and made again, as a unit that is restarted: the limit is asked for once more.
+        writer.limit(Some(Bytes(4096))).unwrap();
+        eventually(&group.join("memory.high"), "4096\n");
+        std::fs::write(group.join("memory.high"), "max").unwrap();
+        writer.again().unwrap();
+        eventually(&group.join("memory.high"), "4096\n");
+    }
+
+    #[test]
+    fn nothing_is_written_after_the_end_nor_after_the_run_was_revoked() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path().join("cg/a");
+        std::fs::create_dir_all(&group).unwrap();
+        let file = group.join("memory.high");
+        std::fs::write(&file, "").unwrap();
+        let kernel = Kernel::at(dir.path());
+        let memory = Memory::of(&place(Version::V2));
+        for revoked in [false, true] {
+            let own = tempfile::tempdir().unwrap();
+            let lease = lease(own.path());
+            let writer =
+                Writer::start(&kernel, &memory, "max".to_owned(), Arc::clone(&lease)).unwrap();
+            if revoked {
+                assert!(lease.revoke());
+            }
+            for bytes in 1..1000 {
+                writer.limit(Some(Bytes(bytes << 20))).unwrap();
+            }
+            drop(writer);
+            std::fs::write(&file, "undone").unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), "undone");
+        }
     }
 }

@@ -194,6 +194,7 @@ impl fmt::Display for BenchReport {
             ResolvedWorkload::Periodic { .. } => {
                 writeln!(f, ", {} passes", self.figures.windows)?;
             }
+            ResolvedWorkload::Detector(_) => writeln!(f, ", {} frames", self.figures.windows)?,
             _ => writeln!(
                 f,
                 ", {} windows of {}",
@@ -296,6 +297,20 @@ fn described(workload: &ResolvedWorkload) -> String {
         ResolvedWorkload::FramesCall {
             frame, fps, rate, ..
         } => return format!("encodes {fps} frames of {frame} per second, sends at most {rate}"),
+        ResolvedWorkload::Detector(spec) => {
+            return format!(
+                "an image and {} of each page of {} of weights, {} per second",
+                spec.per_page, spec.weights, spec.fps
+            );
+        }
+        ResolvedWorkload::AnonHog(spec) => {
+            return format!("takes {} within {}, and goes on", spec.size, spec.ramp);
+        }
+        ResolvedWorkload::FileHog(spec) => {
+            let how = format!("{} reads a file {}", spec.reading, spec.passes);
+            (how, &spec.size)
+        }
+        ResolvedWorkload::DirtyWriter(spec) => ("writes a file over and".to_owned(), &spec.size),
         ResolvedWorkload::FramesDisplay { frame, fps, .. } => {
             return format!(
                 "composes frames of {frame}, {fps} per second of its own while there is no call"

@@ -11,7 +11,7 @@ use crate::memory::Granted;
 use crate::periodic::Task;
 use crate::resolved::{Load, Placed, ResolvedWorkload};
 use crate::windows::Windows;
-use crate::{Error, frames};
+use crate::{Error, frames, pressure};
 
 /// More windows (or samples) than this in one span are refused: their memory would disturb what is measured.
 pub(crate) const MOST_WINDOWS: u64 = 16 << 20;
@@ -97,6 +97,10 @@ pub(crate) fn generator(workload: &ResolvedWorkload) -> Result<Box<dyn Generator
         ResolvedWorkload::FramesDisplay { .. } => {
             Box::new(Display::new(workload, &frames::meeting_point())?)
         }
+        ResolvedWorkload::Detector(spec) => Box::new(pressure::Detector::new(spec)?),
+        ResolvedWorkload::AnonHog(spec) => Box::new(pressure::AnonHog::new(spec)?),
+        ResolvedWorkload::FileHog(spec) => Box::new(pressure::FileHog::new(spec)?),
+        ResolvedWorkload::DirtyWriter(spec) => Box::new(pressure::Writer::new(spec)?),
     })
 }
 

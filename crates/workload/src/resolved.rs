@@ -91,7 +91,11 @@ impl Load {
             ResolvedWorkload::Trace { .. }
             | ResolvedWorkload::Periodic { .. }
             | ResolvedWorkload::FramesCall { .. }
-            | ResolvedWorkload::FramesDisplay { .. } => Err(Error::refused(
+            | ResolvedWorkload::FramesDisplay { .. }
+            | ResolvedWorkload::Detector(_)
+            | ResolvedWorkload::AnonHog(_)
+            | ResolvedWorkload::FileHog(_)
+            | ResolvedWorkload::DirtyWriter(_) => Err(Error::refused(
                 format!("'{}' as a load of equal steps", workload.kind()),
                 "it keeps time by itself",
                 "use latency or bandwidth",

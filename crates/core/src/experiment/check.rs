@@ -120,9 +120,20 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
     list
 }
 
-/// What only the simulated machine can run, in an experiment for others as well.
+/// What only one kind of machine can run, in an experiment for others as well.
 fn replayed(list: &mut Vec<Complaint>, name: &str, subject: &Subject, backends: &[String]) {
     let real = backends.iter().find(|b| !b.starts_with("sim"));
+    let sim = backends.iter().find(|b| b.starts_with("sim"));
+    if let (Some(run), Some(sim)) = (&subject.run, sim)
+        && run.kernel_only()
+    {
+        let kind = run.kind();
+        list.push(complaint(
+            Path::of(&["subject", name, "run"]),
+            format!("a {kind} needs a kernel's page cache, and `backends` has '{sim}'"),
+            Some("write backends = [\"linux\", \"lab\"]".into()),
+        ));
+    }
     if let (Some(run), Some(real)) = (&subject.run, real)
         && run.simulated_only()
     {

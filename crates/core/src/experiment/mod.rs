@@ -35,7 +35,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 8] = [
+const BUILTIN: [(&str, &str); 12] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -67,6 +67,22 @@ const BUILTIN: [(&str, &str); 8] = [
     (
         "p4080-paging",
         include_str!("../../../../experiments/p4080-paging.toml"),
+    ),
+    (
+        "pressure-anon",
+        include_str!("../../../../experiments/pressure-anon.toml"),
+    ),
+    (
+        "pressure-file-once",
+        include_str!("../../../../experiments/pressure-file-once.toml"),
+    ),
+    (
+        "pressure-file-repeat",
+        include_str!("../../../../experiments/pressure-file-repeat.toml"),
+    ),
+    (
+        "pressure-dirty",
+        include_str!("../../../../experiments/pressure-dirty.toml"),
     ),
 ];
 

@@ -112,6 +112,10 @@ impl<S> Workload<S> {
             Self::FramesCall { rate, .. } if !(100_000..=50_000_000).contains(&rate.0) => {
                 outside("rate", rate.to_string(), "100kB/s", "50MB/s")
             }
+            Self::Detector(detector) => detector.fault(),
+            Self::AnonHog(hog) => hog.fault(),
+            Self::FileHog(hog) => hog.fault(),
+            Self::DirtyWriter(writer) => writer.fault(),
             _ => None,
         }
     }
@@ -139,6 +143,20 @@ mod tests {
             assert!(names.contains(&wanted), "{wanted}");
         }
         assert_eq!(read(r#"{"kind":"frames-display"}"#).fault(), None);
+    }
+
+    #[test]
+    fn what_the_generators_of_pressure_do_is_read_strictly() {
+        let hog = read(r#"{"kind":"file-hog","size":"1GiB","reading":"mmap","passes":"once"}"#);
+        assert_eq!((hog.kind(), hog.primary()), ("file-hog", "bandwidth_mb_s"));
+        assert!(hog.kernel_only());
+        let again: Workload = serde_json::from_value(serde_json::to_value(&hog).unwrap()).unwrap();
+        assert_eq!(again, hog);
+        let wrong = r#"{"kind":"file-hog","size":"1GiB","fps":4}"#;
+        let wrong = serde_json::from_str::<Workload>(wrong).unwrap_err();
+        assert!(wrong.to_string().contains("fps"), "{wrong}");
+        assert_eq!(read(r#"{"kind":"detector"}"#).primary(), "frame_ms");
+        assert_eq!(read(r#"{"kind":"anon-hog","size":"1GiB"}"#).fault(), None);
     }
 
     #[test]
@@ -175,6 +193,18 @@ mod tests {
             ),
             (r#"{"kind":"lattice","size":"1MiB","rate":"0B/s"}"#, "rate"),
             (r#"{"kind":"trace","file":""}"#, "file"),
+            (r#"{"kind":"detector","per-page":"100B"}"#, "per-page"),
+            (r#"{"kind":"detector","images":0}"#, "images"),
+            (r#"{"kind":"detector","fps":0}"#, "fps"),
+            (r#"{"kind":"detector","weights":"4KiB"}"#, "weights"),
+            (r#"{"kind":"anon-hog","size":"0B"}"#, "size"),
+            (
+                r#"{"kind":"anon-hog","size":"1GiB","ramp":"7200s"}"#,
+                "ramp",
+            ),
+            (r#"{"kind":"file-hog","size":"0B"}"#, "size"),
+            (r#"{"kind":"file-hog","size":"1GiB","rate":"0B/s"}"#, "rate"),
+            (r#"{"kind":"dirty-writer","size":"0B"}"#, "size"),
         ] {
             assert_eq!(read(json).fault().map(|f| f.key), Some(key), "{json}");
         }

@@ -10,6 +10,10 @@ pub const LATENCY_NS: &str = "latency_ns";
 pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
 /// Accesses to lines per second.
 pub const ACCESSES_PER_S: &str = "accesses_per_s";
+/// Milliseconds from a frame's arrival to its result.
+pub const FRAME_MS: &str = "frame_ms";
+/// Pages of anonymous memory used per second.
+pub const PAGES_PER_S: &str = "pages_per_s";
 
 /// A metric that a generator reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +75,19 @@ const FRAMES_DISPLAY: [Reported; 4] = [
     lower("compose_ms", "ms per frame"),
     lower("age_ms", "ms from capture"),
 ];
+const DETECTOR: [Reported; 6] = [
+    lower(FRAME_MS, "ms per frame"),
+    lower("dropped", "of the frames"),
+    lower("cache_misses", "of the images' pages"),
+    lower("major_faults", "per frame"),
+    lower("minor_faults", "per frame"),
+    higher("resident_mb", "MB resident"),
+];
+const ANON_HOG: [Reported; 3] = [
+    higher(PAGES_PER_S, "pages/s"),
+    higher("resident_mb", "MB resident"),
+    lower("killed", "times per window"),
+];
 
 /// A stream's time per 64 program bytes in nanoseconds, from its rates over windows of equal length in 10^6 bytes per second: one
 /// value, the mean over all that it moved. (Of windows in which it was stopped there is no time per block.) Nothing where nothing moved.
@@ -94,6 +111,9 @@ impl<S> Workload<S> {
             Self::Periodic { .. } => &PERIODIC,
             Self::FramesCall { .. } => &FRAMES_CALL,
             Self::FramesDisplay { .. } => &FRAMES_DISPLAY,
+            Self::Detector(_) => &DETECTOR,
+            Self::AnonHog(_) => &ANON_HOG,
+            Self::FileHog(_) | Self::DirtyWriter(_) => &RATE,
         }
     }
 

@@ -59,7 +59,11 @@ impl<S> Workload<S> {
             Self::Trace { .. }
             | Self::Periodic { .. }
             | Self::FramesCall { .. }
-            | Self::FramesDisplay { .. } => None,
+            | Self::FramesDisplay { .. }
+            | Self::Detector(_)
+            | Self::AnonHog(_)
+            | Self::FileHog(_)
+            | Self::DirtyWriter(_) => None,
         }
     }
 }

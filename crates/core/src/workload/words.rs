@@ -136,6 +136,22 @@ words! {
     }
 }
 
+words! {
+    /// How a file is read.
+    Reading, default Read {
+        Read = "read": "By read(2), through a small buffer",
+        Mmap = "mmap": "Mapped, a load from every page",
+    }
+}
+
+words! {
+    /// How often a file is read.
+    Passes, default Repeatedly {
+        Once = "once": "Every page for the first time: what a pass left in the page cache is dropped before the next one",
+        Repeatedly = "repeatedly": "Again and again, whatever the page cache kept",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

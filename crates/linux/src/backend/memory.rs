@@ -1,6 +1,8 @@
 //! Memory while a plan holds: what is looked at every interval, with files kept open; and what is done, each change
 //! recorded first. Limits and reclaim are written by a thread of their own: the kernel may take seconds over them.
 
+use std::sync::Arc;
+
 use quell_core::control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
 use quell_core::journal::TaskId;
 use quell_core::plan::{Pressured, Steered, Watched};
@@ -20,7 +22,7 @@ use crate::root::{Files, Kernel, gone};
 use crate::session::Session;
 use crate::vm::{self, Watermarks};
 use crate::writer::Writer;
-use crate::{io, oom, pidfd, procfs, rt};
+use crate::{below, io, oom, pidfd, procfs, rt};
 
 /// Processes of one group that are looked at: who has more is a fork bomb, and its newest are as good as its oldest.
 const PROCESSES: usize = 256;
@@ -55,7 +57,8 @@ struct Hold {
     account: Account,
     io: Option<Kept>,
     events: Option<Kept>,
-    tasks: Option<Kept>,
+    /// Where its processes are, those below included.
+    tasks: Option<String>,
     freezer: Option<Freezer>,
     /// We froze it.
     frozen: bool,
@@ -129,6 +132,36 @@ fn v2_place(home: &Home) -> Option<&Place> {
     home.places.iter().find(is)
 }
 
+/// Whoever holds back a cgroup above himself holds back himself.
+fn not_ours(files: &dyn Files, group: &str, place: &Place) -> Result<()> {
+    let own = procfs::memberships(files, "self")?;
+    let v2 = place.hierarchy.version == Version::V2;
+    let same = |m: &&procfs::Membership| {
+        if v2 {
+            m.hierarchy == 0
+        } else {
+            m.controllers
+                .iter()
+                .any(|c| place.hierarchy.controllers.contains(c))
+        }
+    };
+    let own = own
+        .iter()
+        .find(same)
+        .and_then(|m| place.hierarchy.dir(&m.path));
+    let inside = |own: &str| own == place.dir || own.starts_with(&format!("{}/", place.dir));
+    if own.is_some_and(|own| inside(&own)) {
+        return Err(Error::refused_with(
+            format!(
+                "group {group}: Quell itself runs in {}, and would be limited, frozen or killed along with it",
+                place.dir
+            ),
+            "start it from elsewhere, or select a cgroup further down",
+        ));
+    }
+    Ok(())
+}
+
 impl Watch {
     pub(super) fn open(linux: &mut Linux, plan: &Pressured) -> Result<Self> {
         let missing = |path: &str| Error::refused(format!("{path} is missing"));
@@ -158,23 +191,25 @@ impl Watch {
                 Some(place) => Kept::open(&files, &format!("{}/{name}", place.dir)),
                 None => Ok(None),
             };
-            let first = v2
-                .or(place.as_ref())
-                .map(|p| format!("{}/cgroup.procs", p.dir));
+            let tasks = v2.or(place.as_ref()).map(|p| p.dir.clone());
+            for place in &home.places {
+                not_ours(&files, group, place)?;
+            }
             let mut freezers = home.places.iter().filter_map(|p| Freezer::of(&files, p));
             let writer = match &account.memory {
                 Some(memory) if allows.limit || allows.reclaim => {
                     let path = memory.steered();
                     let old = (&files as &dyn Files).text(&path)?;
                     linux.hands()?.steer(&path, &old)?;
-                    Some(Writer::start(&files, memory)?)
+                    let lease = Arc::clone(linux.session()?.0.lease());
+                    Some(Writer::start(&files, memory, old, lease)?)
                 }
                 _ => None,
             };
             neighbours.push(Hold {
                 io: kept("io.stat")?,
                 events: kept("cgroup.events")?,
-                tasks: first.map_or(Ok(None), |path| Kept::open(&files, &path))?,
+                tasks,
                 // v2's where there are both: what it has frozen can still be killed.
                 freezer: v2
                     .and_then(|p| Freezer::of(&files, p))
@@ -255,6 +290,13 @@ impl Watch {
 impl Hold {
     fn look(&mut self, files: &Kernel) -> Result<Neighbour> {
         let stat = self.account.stat(files)?;
+        if self.account.stat.as_mut().is_some_and(Kept::renewed) {
+            // Made again, it has no limit, and nobody froze it.
+            self.frozen = false;
+            if let Some(writer) = &self.writer {
+                writer.again()?;
+            }
+        }
         let waits = waited(self.account.io_stall.as_mut(), files)?.unwrap_or_default();
         let io = match self.io.as_mut() {
             None => waits.0 / NANOSECONDS_PER_BYTE,
@@ -287,15 +329,16 @@ impl Hold {
         never: Option<u32>,
         found: &mut Vec<Process>,
     ) -> Result<()> {
-        let Some(kept) = self.tasks.as_mut() else {
+        let Some(dir) = &self.tasks else {
             return Ok(());
         };
-        let Some(text) = kept.text(files)? else {
-            return Ok(());
-        };
-        let pids = text.lines().filter_map(|line| line.parse::<u32>().ok());
-        for pid in pids.take(PROCESSES) {
-            // 0 is a process that this PID namespace cannot name.
+        let mut pids = Vec::new();
+        below::processes(files, dir, |pid| {
+            if pids.len() < PROCESSES {
+                pids.push(pid);
+            }
+        });
+        for pid in pids {
             if pid <= 1 || pid == std::process::id() || Some(pid) == never {
                 continue;
             }
@@ -359,14 +402,20 @@ impl Linux {
                 let hold = watch.hold(neighbour)?;
                 if let Some(freezer) = &hold.freezer {
                     hold.frozen = freezer.freeze(&mut hands)?;
+                    if !hold.frozen {
+                        let why = format!("{}: somebody else froze it", freezer.path());
+                        return Err(Error::refused(why));
+                    }
                 }
             }
             // What somebody else froze stays theirs.
             Act::Thaw { neighbour } => watch.hold(neighbour)?.thaw(&mut hands)?,
             Act::Stop(task) => {
-                if pidfd::stop(&mut hands, task)? {
-                    watch.stopped.push(task);
+                if !pidfd::stop(&mut hands, task)? {
+                    let why = format!("process {}: it has ended, or somebody stopped it", task.pid);
+                    return Err(Error::refused(why));
                 }
+                watch.stopped.push(task);
             }
             Act::Continue(task) => watch.go_on(&mut hands, task)?,
             Act::Kill(task) => kill(&self.files, task)?,

@@ -522,6 +522,10 @@ impl Backend for Linux {
             }
             Action::Memory(act) => self.steer_memory(act)?,
             Action::Stop(subject) => {
+                // Who is frozen or stopped could not end.
+                if let (Some(watch), Some(session)) = (&mut self.watch, self.session.as_mut()) {
+                    watch.let_go(&mut Hands::new(&self.files, session.journal()));
+                }
                 let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
                 self.subject(*subject)?.stop(&mut || {
                     if let Some(lease) = lease.as_ref().filter(|l| !l.is_revoked()) {

@@ -27,7 +27,7 @@ use crate::session::Session;
 use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
 use crate::throttle::Throttler;
-use crate::{cpumax, cpuset, irq, oom, perf, remaining, rt, sysctl, workqueue};
+use crate::{below, cpumax, cpuset, irq, oom, perf, remaining, rt, sysctl, workqueue};
 
 impl Linux {
     pub(super) fn apply_step(&mut self, step: &Step) -> Result<Vec<String>> {
@@ -173,11 +173,13 @@ impl Linux {
             return Ok(());
         };
         // Processes, in v1 too: of a thread that ends nobody would know whose it was.
-        let files: &dyn Files = &self.files;
-        let inside = files
-            .optional(&format!("{dir}/cgroup.procs"))?
-            .unwrap_or_default();
-        for pid in inside.lines().filter_map(|line| line.parse().ok()) {
+        let mut inside = Vec::new();
+        for dir in &dirs {
+            below::processes(&self.files, dir, |pid| inside.push(pid));
+        }
+        inside.sort_unstable();
+        inside.dedup();
+        for pid in inside {
             let Some(stat) = crate::procfs::stat(&self.files, pid)? else {
                 continue;
             };

@@ -13,6 +13,7 @@ mod head;
 mod machine;
 mod page;
 mod plans;
+mod pressure;
 mod profile;
 mod repeat;
 mod series;
@@ -42,6 +43,7 @@ const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
     tails::section,
     attribution::section,
     series::section,
+    pressure::section,
     throttling::section,
     whole::section,
     caveats::section,

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use quell_core::record::Record;
+use quell_core::record::{Event, Record, Stamped, Steering};
 
 use super::*;
 use crate::sample;
@@ -270,6 +270,58 @@ fn the_record_of_a_run_makes_a_page_too() {
         assert!(page.contains(needed), "{needed}");
     }
     sound(&html(&Record::default()));
+}
+
+#[test]
+fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
+    let mut record = sample::record();
+    let span = record
+        .spans
+        .iter()
+        .find(|s| s.configuration == "regulated@10%");
+    let begun = span.unwrap().at_ns.as_ref().unwrap()[0];
+    let at = |ms: u64, event| Stamped {
+        at_ns: begun + ms * 1_000_000,
+        event,
+    };
+    let waited = |memory_ns| Event::Waited {
+        group: "victim".into(),
+        memory_ns,
+        io_ns: 0,
+        refaults: 0,
+        bytes: 300 << 20,
+        available_bytes: 50 << 20,
+        total_bytes: 1 << 30,
+    };
+    let did = |did| Event::Steered {
+        group: "neighbour".into(),
+        did,
+        why: "the critical group waited 40% of the time".into(),
+    };
+    record.events.extend([
+        at(10, waited(0)),
+        at(
+            20,
+            did(Steering::Limit {
+                bytes: Some(64 << 20),
+            }),
+        ),
+        at(30, did(Steering::Freeze)),
+        at(40, waited(400_000_000)),
+        at(50, did(Steering::Kill { pid: 7 })),
+    ]);
+    let page = html(&record);
+    sound(&page);
+    for needed in [
+        "What was done about memory",
+        "<title id=\"fig-pressure-wide-t\">",
+        "neighbour may use 64 MiB, as the critical group waited 40% of the time",
+        "neighbour is frozen",
+        "neighbour has process 7 killed",
+    ] {
+        assert!(page.contains(needed), "{needed}");
+    }
+    assert!(!html(&sample::record()).contains("fig-pressure"));
 }
 
 /// What a reader reads, without drawings and markup.

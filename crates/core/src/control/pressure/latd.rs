@@ -48,11 +48,15 @@ impl Stopper {
 
     pub fn step(&mut self, look: &Look, decisions: &mut Vec<Decision>) {
         let machine = &look.machine;
-        // Who ended meanwhile is nobody to let go on.
+        // Who left the group is nobody's to stop any more; who ended does not mind.
         if let Some(task) = self.stopped
             && !look.processes.iter().any(|p| p.task == task)
         {
             self.stopped = None;
+            decisions.push(Decision {
+                act: Act::Continue(task),
+                why: Why::Gone,
+            });
         }
         if machine.available <= Bytes(machine.total.0 / LEAST) {
             if let Some(task) = self.worst(look, |a| a.kill) {
@@ -177,6 +181,12 @@ mod tests {
         assert_eq!(acts(&mut latd, &look(11, 500_000)), [Act::Stop(worst)]);
         assert_eq!(acts(&mut latd, &look(60, 500_000)), [], "one at a time");
         assert_eq!(acts(&mut latd, &look(4, 500_000)), [Act::Continue(worst)]);
+        assert_eq!(acts(&mut latd, &look(60, 500_000)), [Act::Stop(worst)]);
+        let mut left = look(4, 500_000);
+        left.processes.pop();
+        let gone = acts(&mut latd, &left);
+        assert_eq!(gone, [Act::Continue(worst)], "it moved elsewhere");
+        assert_eq!(acts(&mut latd, &left), []);
         assert_eq!(acts(&mut latd, &look(4, 1_001)), []);
         assert_eq!(acts(&mut latd, &look(4, 1_000)), [Act::Kill(worst)]);
     }

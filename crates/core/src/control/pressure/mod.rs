@@ -223,6 +223,8 @@ pub enum Why {
     Wanted(Share),
     /// The neighbour is stopped, so that what it has can be had.
     WhileStopped,
+    /// It is in none of the groups any more.
+    Gone,
 }
 
 impl fmt::Display for Why {
@@ -239,6 +241,7 @@ impl fmt::Display for Why {
             Self::WorkingSet => f.write_str("what it works on, as measured"),
             Self::Wanted(share) => write!(f, "it waited {share} of the time, and there is room"),
             Self::WhileStopped => f.write_str("it is stopped"),
+            Self::Gone => f.write_str("it is in none of the groups any more"),
         }
     }
 }

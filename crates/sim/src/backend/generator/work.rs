@@ -91,6 +91,9 @@ pub(in super::super) struct Work {
     trace: Option<Replay>,
 }
 
+/// Why there is no such generator here.
+const KERNEL_ONLY: &str = "the simulated machine has no page cache and no reclaim; use --on linux, or the lab (quell lab)";
+
 fn refused(workload: &Workload<Bytes>, why: &dyn std::fmt::Display) -> BackendError {
     BackendError(format!("{}: {why}", workload.kind()))
 }
@@ -227,6 +230,10 @@ impl Work {
                 let job = Job::Frames { stage, media, fps };
                 (STREAM_SIZE.resolve(&place.caches), false, Kind::Units(job))
             }
+            Workload::Detector(_)
+            | Workload::AnonHog(_)
+            | Workload::FileHog(_)
+            | Workload::DirtyWriter(_) => return Err(refused(workload, &KERNEL_ONLY)),
         };
         Ok(Self {
             workload: workload.clone(),
@@ -321,6 +328,10 @@ impl Work {
             } => Pattern::Task(Task::new(size.0, step.0, period.0 * 1_000)),
             Workload::FramesCall { .. } => self.frames(Stage::Call),
             Workload::FramesDisplay { .. } => self.frames(Stage::Display),
+            Workload::Detector(_)
+            | Workload::AnonHog(_)
+            | Workload::FileHog(_)
+            | Workload::DirtyWriter(_) => return Err(refused(of, &KERNEL_ONLY)),
         })
     }
 

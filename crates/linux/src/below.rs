@@ -1,0 +1,83 @@
+//! A cgroup together with those below it: whoever runs in a group that is changed in place may have made cgroups of his own.
+
+use crate::root::Files;
+use crate::undo::tasks_in;
+
+/// Deeper, and more in all, than anybody has who does not mean harm: bounds, so that a hostile tree ends.
+const DEEPEST: usize = 16;
+const MOST: usize = 1024;
+
+/// Its directory first, then those below, none before the one above it.
+#[must_use]
+pub fn tree(files: &dyn Files, dir: &str) -> Vec<String> {
+    let mut found = vec![dir.to_owned()];
+    let (mut from, mut depth) = (0, 0);
+    while from < found.len() && depth < DEEPEST {
+        let level = from..found.len();
+        from = found.len();
+        depth += 1;
+        for at in level {
+            // What is gone has nothing below it.
+            for name in files.list(&found[at]).unwrap_or_default() {
+                let child = format!("{}/{name}", found[at]);
+                // Every file of a cgroup has a dot in its name, but for two of v1; cgroups may, too.
+                if name == "tasks" || name == "notify_on_release" {
+                    continue;
+                }
+                if found.len() < MOST && files.exists(&format!("{child}/cgroup.procs")) {
+                    found.push(child);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The threads (v1) or processes (v2) of all of them; none of those that are gone.
+#[must_use]
+pub fn tasks(files: &dyn Files, dir: &str) -> Vec<u32> {
+    let mut all = Vec::new();
+    for dir in tree(files, dir) {
+        all.extend(tasks_in(files, &dir).unwrap_or_default());
+    }
+    all
+}
+
+/// The processes of all of them; none of those that are gone.
+pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
+    for dir in tree(files, dir) {
+        let text = files.read(&format!("{dir}/cgroup.procs"));
+        let text = text.unwrap_or_default();
+        // 0 is a process that this PID namespace cannot name.
+        let pids = text.lines().filter_map(|line| line.parse().ok());
+        pids.filter(|pid| *pid != 0).for_each(&mut each);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn whoever_is_below_is_found_and_a_file_is_no_cgroup() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroup = |path: &str, pids: &str| {
+            let path = dir.path().join("cg").join(path);
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::write(path.join("cgroup.procs"), pids).unwrap();
+            std::fs::write(path.join("memory.high"), "max").unwrap();
+        };
+        cgroup("", "1\n");
+        cgroup("a", "2\n3\n");
+        cgroup("a/b", "0\n4\n");
+        cgroup("c.d", "5\n");
+        let kernel = Kernel::at(dir.path());
+        assert_eq!(tree(&kernel, "/cg"), ["/cg", "/cg/a", "/cg/c.d", "/cg/a/b"]);
+        let mut pids = Vec::new();
+        processes(&kernel, "/cg", |pid| pids.push(pid));
+        assert_eq!(pids, [1, 2, 3, 5, 4]);
+        assert_eq!(tasks(&kernel, "/cg/a"), [2, 3, 4]);
+        assert_eq!(tree(&kernel, "/gone"), ["/gone"]);
+    }
+}

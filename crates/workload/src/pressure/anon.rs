@@ -1,0 +1,309 @@
+//! Anonymous memory, taken by a process of its own: when somebody kills that one, for there is no memory left, this one is
+//! there to say so, and to start another, as a batch system would.
+
+use std::collections::BTreeMap;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quell_core::backend::Measurement;
+use quell_core::workload::{self, PAGES_PER_S};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use super::files::noise;
+use super::{ASK_NS, PAGE, WINDOW_NS, resident_mb};
+use crate::generator::{Generator, Span};
+use crate::memory::Granted;
+use crate::{Error, clock};
+
+/// Pages stored to between two looks at the clock.
+const BATCH: usize = 256;
+/// So much of each page does not compress.
+const NOISE: usize = PAGE / 2;
+/// Another process is started so long after one was killed.
+const AGAIN_NS: u64 = 500_000_000;
+
+/// Memory that both processes see: the pages stored to so far.
+#[derive(Debug)]
+struct Count(NonNull<AtomicU64>);
+
+// SAFETY: an atomic in a mapping that lives as long as the generator.
+unsafe impl Send for Count {}
+
+impl Count {
+    fn new() -> Result<Self, Error> {
+        let protect = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh anonymous mapping touches nothing that exists.
+        let map = unsafe { mmap_anonymous(ptr::null_mut(), PAGE, protect, MapFlags::SHARED) }
+            .map_err(Error::kernel("sharing a page"))?;
+        NonNull::new(map.cast())
+            .map(Self)
+            .ok_or_else(|| Error::last("sharing a page"))
+    }
+
+    fn get(&self) -> &AtomicU64 {
+        // SAFETY: the mapping is a page, zeroed, and lives as long as `self`.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        // SAFETY: ours, and nobody uses it any more.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), PAGE) };
+    }
+}
+
+/// The process that has the memory; killed with this one.
+#[derive(Debug)]
+struct Taker {
+    pid: libc::pid_t,
+}
+
+impl Taker {
+    fn start(spec: &workload::AnonHog, count: &Count) -> Result<Self, Error> {
+        let size = usize::try_from(spec.size.0 / PAGE as u64 * PAGE as u64).unwrap_or(usize::MAX);
+        let (ramp, parent) = (spec.ramp.0, rustix::process::getpid());
+        // SAFETY: the child makes system calls only and never returns, whatever other threads held at this moment.
+        match unsafe { libc::fork() } {
+            -1 => Err(Error::last("starting the process that takes memory")),
+            0 => {
+                // SAFETY: takes numbers only.
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                if rustix::process::getppid() == Some(parent) {
+                    take(size, ramp, count.get());
+                }
+                // SAFETY: ends the child at once, without running what the parent wants run at its end.
+                unsafe { libc::_exit(1) }
+            }
+            pid => Ok(Self { pid }),
+        }
+    }
+
+    /// Whether it has ended.
+    fn ended(&self) -> bool {
+        let mut status = 0;
+        // SAFETY: `status` is valid for the call, the child is ours.
+        unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) == self.pid }
+    }
+}
+
+impl Drop for Taker {
+    fn drop(&mut self) {
+        let mut status = 0;
+        // SAFETY: the child is ours and was not waited for, or the number is still reserved for nobody: `ended` was false.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, &raw mut status, 0);
+        }
+    }
+}
+
+/// Grows to `size` within `ramp` ns and stores to page after page of what it has, for ever; comes back only where the memory is refused.
+fn take(size: usize, ramp: u64, count: &AtomicU64) {
+    let protect = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh anonymous mapping touches nothing that exists.
+    let Ok(map) = (unsafe { mmap_anonymous(ptr::null_mut(), size, protect, flags) }) else {
+        return;
+    };
+    // SAFETY: the mapping is ours and of that size. Grown page by page, not by 2 MiB.
+    let _ = unsafe { madvise(map, size, Advice::LinuxNoHugepage) };
+    let start: *mut u8 = map.cast();
+    let (pages, begin) = (size / PAGE, clock::now());
+    let (mut has, mut at, mut seed) = (0, 0, 1);
+    loop {
+        let grown = u128::from(clock::now() - begin) * pages as u128 / u128::from(ramp.max(1));
+        let due = usize::try_from(grown).unwrap_or(pages).clamp(1, pages);
+        for n in has..due.min(has + BATCH) {
+            // SAFETY: the page lies in the mapping, and nobody else knows of it.
+            let page = unsafe { std::slice::from_raw_parts_mut(start.add(n * PAGE), NOISE) };
+            noise(page, &mut seed);
+            has = n + 1;
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        for _ in 0..BATCH.min(has) {
+            // SAFETY: as above; volatile, for the store is what it is for.
+            unsafe { start.add(at * PAGE).cast::<u64>().write_volatile(seed) };
+            at = (at + 1) % has;
+        }
+        count.fetch_add(BATCH.min(has) as u64, Ordering::Relaxed);
+    }
+}
+
+/// The hog.
+#[derive(Debug)]
+pub(crate) struct AnonHog {
+    spec: workload::AnonHog,
+    /// Goes before the page that it counts in.
+    taker: Option<Taker>,
+    count: Count,
+    /// When another one is due.
+    again: u64,
+    killed: u64,
+}
+
+/// One span's values.
+#[derive(Debug, Default)]
+struct Record {
+    pages_per_s: Vec<f64>,
+    resident_mb: Vec<f64>,
+    killed: Vec<f64>,
+}
+
+impl AnonHog {
+    #[expect(clippy::unnecessary_wraps, reason = "as of all generators")]
+    pub(crate) fn new(spec: &workload::AnonHog) -> Result<Self, Error> {
+        Ok(Self {
+            spec: spec.clone(),
+            taker: None,
+            count: Count::new()?,
+            again: 0,
+            killed: 0,
+        })
+    }
+
+    /// Sees to it that somebody takes memory.
+    fn tend(&mut self, now: u64) -> Result<(), Error> {
+        if self.taker.as_ref().is_some_and(Taker::ended) {
+            std::mem::forget(self.taker.take());
+            self.killed += 1;
+            self.again = now + AGAIN_NS;
+        }
+        if self.taker.is_none() && now >= self.again {
+            self.taker = Some(Taker::start(&self.spec, &self.count)?);
+        }
+        Ok(())
+    }
+
+    /// Runs from `begin`, which is now, until `until`; how many pages were stored to, or `None` when asked to end.
+    fn run(
+        &mut self,
+        (begin, until): (u64, u64),
+        mut record: Option<&mut Record>,
+        asked: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<u64>, Error> {
+        let from = self.count.get().load(Ordering::Relaxed);
+        let (mut window, mut before, mut killed) = (begin, from, self.killed);
+        loop {
+            let now = clock::now();
+            self.tend(now)?;
+            let count = self.count.get().load(Ordering::Relaxed);
+            // A window that was slept over is empty, and what was done since then is spread evenly.
+            let due = (now.min(until) - window) / WINDOW_NS;
+            if let Some(record) = record.as_deref_mut().filter(|_| due > 0) {
+                let each = (count - before) as f64 * 1e9 / WINDOW_NS as f64 / due as f64;
+                let resident = self.taker.as_ref().and_then(|t| u32::try_from(t.pid).ok());
+                let resident = resident.and_then(|pid| resident_mb(Some(pid)));
+                for n in 0..due {
+                    record.pages_per_s.push(each);
+                    record.resident_mb.push(resident.unwrap_or_default());
+                    let new = if n == 0 { self.killed - killed } else { 0 };
+                    record.killed.push(new as f64);
+                }
+                killed = self.killed;
+            }
+            if due > 0 {
+                window += due * WINDOW_NS;
+                before = count;
+            }
+            if now >= until {
+                return Ok(Some(count - from));
+            }
+            if asked() {
+                return Ok(None);
+            }
+            clock::sleep_until(until.min(now + ASK_NS));
+        }
+    }
+}
+
+impl Generator for AnonHog {
+    fn span(
+        &mut self,
+        span: Span,
+        asked: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Measurement>, Error> {
+        span.check()?;
+        let now = clock::now();
+        let warm = (now, now + span.warmup.0);
+        if self.run(warm, None, asked)?.is_none() {
+            return Ok(None);
+        }
+        let begin = clock::now();
+        let mut record = Record::default();
+        let pages = self.run((begin, begin + span.duration.0), Some(&mut record), asked)?;
+        Ok(pages.map(|pages| Measurement {
+            metrics: BTreeMap::from([
+                (PAGES_PER_S.to_owned(), record.pages_per_s),
+                ("resident_mb".to_owned(), record.resident_mb),
+                ("killed".to_owned(), record.killed),
+            ]),
+            window_ns: WINDOW_NS,
+            bytes: pages * PAGE as u64,
+            duration_ns: clock::now() - begin,
+            begun: None,
+            memory_bytes: None,
+            account: None,
+        }))
+    }
+
+    fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        self.run((clock::now(), u64::MAX), None, asked).map(|_| ())
+    }
+
+    fn granted(&self) -> Granted {
+        Granted::Base
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_core::units::{Bytes, Nanos};
+
+    fn hog() -> AnonHog {
+        AnonHog::new(&workload::AnonHog {
+            size: Bytes(16 << 20),
+            ramp: Nanos::millis(200),
+        })
+        .unwrap()
+    }
+
+    fn span(ms: u64) -> Span {
+        Span {
+            warmup: Nanos(0),
+            duration: Nanos::millis(ms),
+            window: Nanos::millis(1),
+        }
+    }
+
+    #[test]
+    fn it_grows_to_its_size_and_goes_on() {
+        let measured = hog().span(span(600), &mut || false).unwrap().unwrap();
+        let resident = &measured.metrics["resident_mb"];
+        // Half of it is there after half of the ramp; the rest is what the test itself had when it forked.
+        let (first, last) = (resident[0], *resident.last().unwrap());
+        assert!(last >= 16.0, "{resident:?}");
+        assert!((2.0..17.0).contains(&(last - first)), "{resident:?}");
+        assert_eq!(measured.metrics["pages_per_s"].len(), 6);
+        assert!(measured.bytes > 16 << 20);
+        assert!(measured.metrics["killed"].iter().all(|k| *k == 0.0));
+    }
+
+    #[test]
+    fn when_it_is_killed_that_is_counted_and_another_one_is_started() {
+        let mut hog = hog();
+        let now = clock::now();
+        hog.run((now, now + 100_000_000), None, &mut || false)
+            .unwrap();
+        let pid = hog.taker.as_ref().unwrap().pid;
+        // SAFETY: our own child, not waited for.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+        let measured = hog.span(span(1000), &mut || false).unwrap().unwrap();
+        let killed: f64 = measured.metrics["killed"].iter().sum();
+        assert_eq!(killed, 1.0);
+        assert!(hog.taker.as_ref().is_some_and(|t| t.pid != pid));
+        let last = *measured.metrics["pages_per_s"].last().unwrap();
+        assert!(last > 0.0, "{:?}", measured.metrics["pages_per_s"]);
+    }
+}

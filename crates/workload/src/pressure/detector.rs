@@ -1,0 +1,338 @@
+//! The object detector: frames arrive at a fixed rate; for each one an image is read through the page cache and gone over
+//! together with all the weights, which are a mapped file. Frames that arrive while one is worked on are dropped, as by a
+//! camera nobody asks. The first pass of each file is part of getting ready.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::hint::black_box;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use quell_client::{Demand, Session};
+use quell_core::backend::Measurement;
+use quell_core::units::Bytes;
+use quell_core::workload::{self, FRAME_MS};
+use rustix::process::{Resource, getrlimit};
+
+use super::files::{Cached, Map, make};
+use super::{ASK_NS, PAGE, resident_mb};
+use crate::generator::{Generator, MOST_WINDOWS, Span};
+use crate::memory::Granted;
+use crate::periodic::room;
+use crate::{Error, clock};
+
+/// Bytes of an image.
+const SMALLEST: usize = 100_000;
+const LARGEST: usize = 200_000;
+/// What the arithmetic takes at a time.
+const LINE: usize = 64;
+
+/// The detector.
+#[derive(Debug)]
+pub(crate) struct Detector {
+    weights: Map,
+    /// Bytes of each page that the arithmetic goes over.
+    per_page: usize,
+    images: File,
+    /// The same, to ask which pages are in memory; never touched.
+    shown: Map,
+    /// Where each image begins, and its length.
+    index: Vec<(usize, usize)>,
+    /// The next image.
+    turn: usize,
+    image: Vec<u8>,
+    seen: Vec<u8>,
+    period: u64,
+    /// The next arrival.
+    next: u64,
+    session: Session,
+}
+
+/// One span's values.
+#[derive(Debug)]
+struct Record {
+    frame_ms: Vec<f64>,
+    dropped: Vec<f64>,
+    cache_misses: Vec<f64>,
+    major_faults: Vec<f64>,
+    minor_faults: Vec<f64>,
+    resident_mb: Vec<f64>,
+}
+
+impl Record {
+    fn new(frames: usize) -> Self {
+        let room = || room(frames);
+        Self {
+            frame_ms: room(),
+            dropped: room(),
+            cache_misses: room(),
+            major_faults: room(),
+            minor_faults: room(),
+            resident_mb: room(),
+        }
+    }
+
+    fn into_metrics(self) -> BTreeMap<String, Vec<f64>> {
+        [
+            (FRAME_MS, self.frame_ms),
+            ("dropped", self.dropped),
+            ("cache_misses", self.cache_misses),
+            ("major_faults", self.major_faults),
+            ("minor_faults", self.minor_faults),
+            ("resident_mb", self.resident_mb),
+        ]
+        .map(|(name, values)| (name.to_owned(), values))
+        .into()
+    }
+}
+
+/// Page faults of the calling thread so far: those that waited for a disk, and the others.
+fn faults() -> (f64, f64) {
+    // SAFETY: a plain structure of numbers, filled by the kernel.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is valid for the call.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    (usage.ru_majflt as f64, usage.ru_minflt as f64)
+}
+
+impl Detector {
+    pub(crate) fn new(spec: &workload::Detector) -> Result<Self, Error> {
+        let too_large =
+            |_| Error::refused("weights", "they exceed the address space", "ask for less");
+        let len = usize::try_from(spec.weights.0 / PAGE as u64 * PAGE as u64).map_err(too_large)?;
+        if let Some(most) = getrlimit(Resource::As).current
+            && spec.weights.0 > most
+        {
+            return Err(Error::refused(
+                format!("mapping {} of weights", spec.weights),
+                format!("the limit of the address space is {}", Bytes(most)),
+                "raise it (ulimit -v), or ask for less",
+            ));
+        }
+        let weights = Map::new(&make(spec.weights, Cached::Kept)?, len)?;
+        let (index, bytes) = layout(spec.images);
+        let images = make(Bytes(bytes as u64), Cached::Kept)?;
+        let shown = Map::new(&images, bytes)?;
+        let mut detector = Self {
+            weights,
+            per_page: usize::try_from(spec.per_page.0).unwrap_or(PAGE).min(PAGE),
+            images,
+            shown,
+            index,
+            turn: 0,
+            image: vec![0; LARGEST],
+            seen: vec![0; LARGEST.div_ceil(PAGE)],
+            period: 1_000_000_000 / u64::from(spec.fps.max(1)),
+            next: 0,
+            session: Session::open(),
+        };
+        detector.session.set_demand(Demand {
+            bytes_per_unit: (len / PAGE * detector.per_page) as u64,
+            working_set: spec.weights.0 + bytes as u64,
+        });
+        for _ in 0..detector.index.len().min(10) {
+            detector.look()?;
+        }
+        Ok(detector)
+    }
+
+    /// Reads the next image and goes over it with the weights.
+    fn look(&mut self) -> Result<(), Error> {
+        let (from, len) = self.index[self.turn];
+        self.turn = (self.turn + 1) % self.index.len();
+        let image = &mut self.image[..len];
+        self.images
+            .read_exact_at(image, from as u64)
+            .map_err(Error::kernel("reading an image"))?;
+        let lines = len / LINE;
+        let mut sum = 0u32;
+        for (n, page) in self.weights.bytes().chunks_exact(PAGE).enumerate() {
+            for (i, weights) in page[..self.per_page].chunks_exact(LINE).enumerate() {
+                let at = (n + i) % lines * LINE;
+                let pixels = &image[at..at + LINE];
+                for (w, x) in weights.iter().zip(pixels) {
+                    sum = sum.wrapping_add(u32::from(*w) * u32::from(*x));
+                }
+            }
+        }
+        black_box(sum);
+        Ok(())
+    }
+
+    /// Works on frames until `until`; how many, or `None` when asked to end.
+    fn run(
+        &mut self,
+        until: u64,
+        mut record: Option<&mut Record>,
+        asked: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<u64>, Error> {
+        let mut frames = 0;
+        let now = clock::now();
+        if self.next < now {
+            self.next = now + self.period;
+        }
+        while self.next < until {
+            while clock::now() < self.next {
+                if asked() {
+                    return Ok(None);
+                }
+                clock::sleep_until(self.next.min(clock::now() + ASK_NS));
+            }
+            if asked() {
+                return Ok(None);
+            }
+            let arrived = self.next;
+            let (from, len) = self.index[self.turn];
+            let missing = self.shown.missing(from, len, &mut self.seen)?;
+            let before = faults();
+            self.look()?;
+            let now = clock::now();
+            self.session.unit(Duration::from_nanos(now - arrived));
+            frames += 1;
+            self.next += self.period;
+            let mut dropped = 0;
+            while self.next <= now {
+                dropped += usize::from(self.next < until);
+                self.next += self.period;
+            }
+            if let Some(record) = record.as_deref_mut() {
+                let after = faults();
+                record.frame_ms.push((now - arrived) as f64 / 1e6);
+                record.dropped.push(0.0);
+                record.dropped.extend(std::iter::repeat_n(1.0, dropped));
+                let pages = len.div_ceil(PAGE) as f64;
+                record.cache_misses.push(missing as f64 / pages);
+                record.major_faults.push(after.0 - before.0);
+                record.minor_faults.push(after.1 - before.1);
+                record.resident_mb.extend(resident_mb(None));
+            }
+        }
+        while clock::now() < until {
+            if asked() {
+                return Ok(None);
+            }
+            clock::sleep_until(until.min(clock::now() + ASK_NS));
+        }
+        Ok(Some(frames))
+    }
+}
+
+/// Where each image begins (at a page) and how long it is, and the file's length.
+fn layout(images: u32) -> (Vec<(usize, usize)>, usize) {
+    let mut at = 0;
+    let index = (0..images as usize)
+        .map(|i| {
+            // Spread over the whole range, the same in each run.
+            let len = SMALLEST + i * 61_803 % (LARGEST - SMALLEST);
+            let from = at;
+            at += len.next_multiple_of(PAGE);
+            (from, len)
+        })
+        .collect();
+    (index, at)
+}
+
+impl Generator for Detector {
+    fn span(
+        &mut self,
+        span: Span,
+        asked: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Measurement>, Error> {
+        span.check()?;
+        let frames = span.duration.0 / self.period + 2;
+        if frames > MOST_WINDOWS {
+            return Err(Error::refused(
+                format!("measuring {}", span.duration),
+                format!("a span has at most {MOST_WINDOWS} frames"),
+                "ask for a shorter span, or fewer frames per second",
+            ));
+        }
+        let mut record = Record::new(usize::try_from(frames).unwrap_or(usize::MAX));
+        let warm = clock::now() + span.warmup.0;
+        if self.run(warm, None, asked)?.is_none() {
+            return Ok(None);
+        }
+        let begin = clock::now();
+        let frames = self.run(begin + span.duration.0, Some(&mut record), asked)?;
+        Ok(frames.map(|frames| Measurement {
+            metrics: record.into_metrics(),
+            window_ns: self.period,
+            bytes: frames * (self.weights.bytes().len() / PAGE * self.per_page) as u64,
+            duration_ns: clock::now() - begin,
+            begun: None,
+            memory_bytes: None,
+            account: None,
+        }))
+    }
+
+    fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        self.run(u64::MAX, None, asked).map(|_| ())
+    }
+
+    fn granted(&self) -> Granted {
+        Granted::Base
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_core::units::Nanos;
+
+    fn detector(fps: u32, mib: u64) -> Detector {
+        Detector::new(&workload::Detector {
+            weights: Bytes(mib << 20),
+            images: 4,
+            fps,
+            ..workload::Detector::default()
+        })
+        .unwrap()
+    }
+
+    fn measure(detector: &mut Detector) -> BTreeMap<String, Vec<f64>> {
+        let span = Span {
+            warmup: Nanos(0),
+            duration: Nanos::millis(500),
+            window: Nanos::millis(1),
+        };
+        let measured = detector.span(span, &mut || false).unwrap();
+        measured.unwrap().metrics
+    }
+
+    #[test]
+    fn every_arrival_is_a_frame_or_dropped_and_what_was_taken_from_the_cache_is_missed() {
+        let mut detector = detector(20, 1);
+        let metrics = measure(&mut detector);
+        let frames = metrics[FRAME_MS].len();
+        let dropped: f64 = metrics["dropped"].iter().sum();
+        assert!((8..=11).contains(&metrics["dropped"].len()));
+        assert_eq!(metrics["dropped"].len(), frames + dropped as usize);
+        assert!(metrics["cache_misses"].iter().all(|m| *m == 0.0));
+        assert!(metrics["resident_mb"][0] > 1.0);
+        super::super::files::forget(&detector.images).unwrap();
+        let metrics = measure(&mut detector);
+        let missed = |m: &&f64| **m > 0.5;
+        let misses = metrics["cache_misses"].iter().filter(missed).count();
+        assert!((1..=4).contains(&misses), "{:?}", metrics["cache_misses"]);
+    }
+
+    #[test]
+    fn a_frame_that_takes_longer_than_the_period_costs_those_that_arrive_meanwhile() {
+        let metrics = measure(&mut detector(240, 64));
+        let frames = &metrics[FRAME_MS];
+        assert!(frames.iter().all(|ms| *ms > 1000.0 / 240.0), "{frames:?}");
+        assert!(metrics["dropped"].len() > frames.len());
+    }
+
+    #[test]
+    fn images_lie_behind_each_other_at_pages_and_have_published_sizes() {
+        let (index, bytes) = layout(1000);
+        let mut end = 0;
+        for (from, len) in index {
+            assert_eq!((from, from % PAGE), (end, 0));
+            assert!((SMALLEST..LARGEST).contains(&len));
+            end = from + len.next_multiple_of(PAGE);
+        }
+        assert_eq!(end, bytes);
+    }
+}

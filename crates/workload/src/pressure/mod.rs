@@ -1,0 +1,44 @@
+//! Latency under memory pressure (Channabasappa and Ravindran): an object [`detector`] whose weights and images are pages of
+//! files, and what takes memory from it: anonymous pages ([`anon`]), pages of files that are read or written ([`file`]).
+//!
+//! Files have no name ([`files`]): nothing is left of them, whatever ends the generator. They lie in the folder for temporary
+//! files (`TMPDIR`), which has to be on a disk.
+//!
+//! | generator | metric | one value per | is |
+//! |---|---|---|---|
+//! | `detector` | `frame_ms` | frame | from its arrival to the end of the arithmetic |
+//! | | `dropped` | arrival | 1 if the frame before was not done, so that nobody looked at this one; else 0 |
+//! | | `cache_misses` | frame | share of the image's pages that were not in the page cache (`mincore`) |
+//! | | `major_faults`, `minor_faults` | frame | of the thread (`getrusage`) |
+//! | | `resident_mb` | frame | 10^6 bytes, afterwards (`/proc/self/statm`) |
+//! | `anon-hog` | `pages_per_s` | window of 100 ms | pages stored to |
+//! | | `resident_mb` | window | of the process that takes the memory |
+//! | | `killed` | window | how often somebody killed that process; another one is started |
+//! | `file-hog`, `dirty-writer` | `bandwidth_mb_s` | window of 100 ms | 10^6 bytes of the file |
+
+mod anon;
+mod detector;
+mod file;
+mod files;
+mod progress;
+
+pub(crate) use anon::AnonHog;
+pub(crate) use detector::Detector;
+pub(crate) use file::{FileHog, Writer};
+
+/// The pages memory is counted in.
+const PAGE: usize = 4096;
+/// The length of a hog's windows.
+const WINDOW_NS: u64 = 100_000_000;
+/// How often a hog looks whether it is to end.
+const ASK_NS: u64 = 10_000_000;
+
+/// 10^6 bytes in memory, as `/proc/PID/statm` (second number, in pages) tells; `None` where nobody is.
+fn resident_mb(pid: Option<u32>) -> Option<f64> {
+    let path = pid.map_or("/proc/self/statm".to_owned(), |pid| {
+        format!("/proc/{pid}/statm")
+    });
+    let text = std::fs::read_to_string(path).ok()?;
+    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
+    Some((pages * PAGE as u64) as f64 / 1e6)
+}
