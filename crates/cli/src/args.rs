@@ -11,7 +11,7 @@ use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos, Rate};
 use quell_core::workload::{
     Access, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, Passes, Reading, STREAM_SIZE, Size,
-    Store, TASK_SIZE, Touch, Word, Workload,
+    Store, TASK_SIZE, Touch, Word,
 };
 
 use crate::lab::Lab;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use quell_core::units::Bytes;
+use quell_core::lab::{Accelerator, Guest};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
-use quell_lab::vm::{Accelerator, Lab, Swap};
+use quell_lab::vm::{Lab, Talk};
 
 /// Boots a kernel on a processor and runs every body there.
 fn on(kernel: &str, profile: &str) {
@@ -17,28 +17,25 @@ fn on(kernel: &str, profile: &str) {
         "export QUELL_TEST_RESCTRL=1; exec {exe} divided:: --skip on_the_fake --test-threads=1 --nocapture"
     );
     let lab = Lab {
-        kernel: kernel.to_owned(),
-        profile: Some(profile.to_owned()),
-        cpus: 2,
-        sockets: 1,
-        smt: false,
-        memory: Bytes(1 << 30),
-        swap: Swap::None,
-        swap_size: Bytes(256 << 20),
-        disk: None,
-        disk_rate: None,
-        lru: None,
-        accelerator: Accelerator::Tcg,
-        append: Vec::new(),
-        with: vec![exe],
-        out: None,
+        guest: Guest {
+            kernel: kernel.to_owned(),
+            profile: Some(profile.to_owned()),
+            accelerator: Accelerator::Tcg,
+            with: vec![exe],
+            ..Guest::default()
+        },
         timeout: Some(Duration::from_secs(300)),
-        console: None,
         command: ["sh", "-c", &script].map(str::to_owned).to_vec(),
+        ..Lab::default()
     };
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
-    let status = match lab.run(&packages, &mut output, &mut errors) {
+    let talk = Talk {
+        output: &mut output,
+        errors: &mut errors,
+        stop: &mut || None,
+    };
+    let status = match lab.run(&packages, talk) {
         Ok(outcome) => outcome.status,
         Err(Error::Unavailable(reason)) => return eprintln!("SKIPPED the lab: {reason}"),
         Err(e) => panic!("{e}"),

@@ -30,10 +30,7 @@ pub(super) fn simulated(mut machine: Inventory) -> Inventory {
 
 fn colours(functions: &[u64], large: u32) -> Option<Colouring> {
     Some(Colouring {
-        functions: functions
-            .iter()
-            .map(|f| crate::partition::Mask(*f))
-            .collect(),
+        functions: functions.iter().map(|f| Mask(*f)).collect(),
         large,
     })
 }
