@@ -107,6 +107,29 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_schemata_are_values_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("schemata");
+        let kernel = Kernel::at(dir.path());
+        let change = |new: &str| Undo::Write {
+            path: "/schemata".into(),
+            old: String::new(),
+            new: new.into(),
+        };
+        let changes = [change("L3:0=f"), change("MB:0=50"), change("L3:0=ff")];
+        let held = &|| true;
+        let said = || look(&kernel, &changes, OnDrift::Report, held);
+        // Padded as older kernels do, and with what is not ours.
+        std::fs::write(&file, "    MB:0=  50\n    L3:0=00ff\n    L2:0=0001\n").unwrap();
+        assert_eq!(said(), Vec::<String>::new());
+        std::fs::write(&file, "MB:0=50\nL3:0=f\nL2:0=1\n").unwrap();
+        assert_eq!(said().len(), 1, "{:?}", said());
+        assert!(said()[0].contains("from 'L3:0=ff'"));
+        std::fs::write(&file, "MB:0=60\nL3:0=f\n").unwrap();
+        assert_eq!(said().len(), 2);
+    }
+
+    #[test]
     fn what_the_watchdog_took_back_is_not_set_again() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("x"), "before").unwrap();

@@ -136,8 +136,8 @@ impl<'a> Work<'a> {
     fn write(&mut self, path: &str, old: &str, new: &str) -> Step {
         // A controller, though, cannot be taken from the parent while a cgroup of ours still hands it on; and a
         // partition that is removed as it is may not give its CPUs back: one made invalid by a sibling (6.12), and a
-        // valid local one (6.1).
-        let first = ["/cgroup.subtree_control", "/cpuset.cpus.partition"];
+        // valid local one (6.1). A resctrl group that is exclusive keeps others from getting their ways back.
+        let first = ["/cgroup.subtree_control", "/cpuset.cpus.partition", "/mode"];
         if !first.iter().any(|name| path.ends_with(name))
             && path
                 .rsplit_once('/')

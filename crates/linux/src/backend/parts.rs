@@ -1,8 +1,12 @@
 //! Parts of caches and of memory bandwidth: groups of Quell as control groups of resctrl.
 //!
-//! A group has a control group of its own, `quell.GROUP`. Only where the plan has more groups than there are free classes of
-//! service do those that get the same share one. What unmatched tasks get is written to the default group, in which everybody
-//! is who is in no other.
+//! A group has a control group of its own, named as Intel's `pqos` names them (`COS1`, …), so that it reads and lists them, too.
+//! Where no class of service is free for a new one, a group that nobody uses is taken for the time: `pqos` makes them all when
+//! it is first called. Only where the plan has more groups than that do those that get the same share one. What unmatched
+//! tasks get is written to the default group, in which everybody is who is in no other.
+//!
+//! Whoever has ways to himself is made exclusive where the kernel lets him: groups that others make meanwhile then begin
+//! without his ways.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +18,9 @@ use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::procfs;
 use crate::resctrl::lock::{For, PATIENCE};
-use crate::resctrl::{Group, Info, Resctrl, Schemata};
+use crate::resctrl::{Group, Info, Mode, Resctrl, Schemata};
 use crate::root::Files;
+use crate::session::Session;
 use crate::undo::tasks_in;
 
 /// Deeper than any cgroup tree in practice; a bound, so that a hostile one ends.
@@ -25,7 +30,7 @@ const DEEPEST: u32 = 32;
 pub(super) struct Parts {
     resctrl: Resctrl,
     info: Info,
-    /// Control groups that could be made when this began.
+    /// Control groups that could be had when this began.
     free: usize,
     /// The control group of each group.
     groups: BTreeMap<String, Group>,
@@ -86,11 +91,13 @@ impl Parts {
             .map(|(r, _)| r.name.as_str())
             .collect();
         let ours = |name: &str| name.is_empty() || self.groups.values().any(|g| g.name == name);
+        let used = self.resctrl.used(files)?;
         let mut found = Vec::new();
         for owner in self.resctrl.owners(files, &names)? {
             let theirs = owner.masks.values().fold(0, |all, m| all | m.0);
             let common = Mask(theirs & mask.0);
-            if !ours(&owner.name) && !common.is_empty() {
+            let used = used.iter().any(|g| g.name == owner.name);
+            if used && !ours(&owner.name) && !common.is_empty() {
                 found.push(format!(
                     "resctrl's group {} has {common} of L{level}",
                     owner.name
@@ -118,10 +125,14 @@ fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
         .collect()
 }
 
-/// The ways that a plan promises to a group of its own.
-fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask)> {
-    plan.promises.iter().filter_map(|held| match held.promise {
-        Promise::ReserveWays { level, mask, .. } => Some((held.group.as_str(), level, mask)),
+/// The ways that a plan promises to a group, and whether other groups of the plan share them.
+fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask, bool)> {
+    plan.promises.iter().filter_map(|held| match &held.promise {
+        Promise::ReserveWays {
+            level,
+            mask,
+            shared_with,
+        } => Some((held.group.as_str(), *level, *mask, !shared_with.is_empty())),
         _ => None,
     })
 }
@@ -164,7 +175,7 @@ impl Linux {
             let info = resctrl.info(&self.files)?;
             let classes = info.classes() as usize;
             self.parts = Some(Parts {
-                free: classes.saturating_sub(resctrl.groups(&self.files)?.len()),
+                free: classes.saturating_sub(1 + resctrl.used(&self.files)?.len()),
                 info,
                 resctrl,
                 groups: BTreeMap::new(),
@@ -180,7 +191,8 @@ impl Linux {
             resctrl.allocate(&mut self.hands()?, &info, &group, &lines)?;
         }
         if let Setting::Ways { level, mask } = set {
-            let mine = |(group, l, m): (&str, u32, Mask)| (group, l, m) == (name, *level, *mask);
+            let mine =
+                |(group, l, m, _): (&str, u32, Mask, bool)| (group, l, m) == (name, *level, *mask);
             let own = self
                 .plan
                 .as_ref()
@@ -203,8 +215,28 @@ impl Linux {
         }
         if name != REST {
             self.follow(name)?;
+        } else if matches!(set, Setting::Ways { .. }) {
+            self.keep_out();
         }
         Ok(notes)
+    }
+
+    /// Makes groups exclusive that have ways to themselves, once unmatched tasks have left them. The kernel refuses it to who
+    /// shares ways of another level, or with devices: then newcomers are looked for every second, as in any case.
+    fn keep_out(&mut self) {
+        let (Some(plan), Some(parts)) = (&self.plan, &self.parts) else {
+            return;
+        };
+        let own = promised(plan).filter(|(_, _, _, shared)| !shared);
+        let own: BTreeSet<Group> = own
+            .filter_map(|(group, ..)| parts.groups.get(group).cloned())
+            .collect();
+        let resctrl = parts.resctrl.clone();
+        for group in own {
+            if let Ok(mut hands) = self.hands() {
+                let _ = resctrl.set_mode(&mut hands, &group, &Mode::Exclusive);
+            }
+        }
     }
 
     fn parts(&self) -> Result<&Parts> {
@@ -240,13 +272,27 @@ impl Linux {
             Some(group) => group,
             None => {
                 let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
-                resctrl.make(&mut self.hands()?, &format!("quell.{name}"))?
+                self.new_class(&resctrl)?
             }
         };
         if let Some(parts) = self.parts.as_mut() {
             parts.groups.insert(name.to_owned(), group.clone());
         }
         Ok(group)
+    }
+
+    /// A control group that nobody has: made, or an idle one for the time.
+    fn new_class(&mut self, resctrl: &Resctrl) -> Result<Group> {
+        let all = resctrl.groups(&self.files)?;
+        let names = (1..).map(|n| format!("COS{n}"));
+        let mut names = names.filter(|name| all.iter().all(|g| g.name != *name));
+        let made = resctrl.make(&mut self.hands()?, &names.next().unwrap_or_default());
+        let Err(why) = made else { return made };
+        let parts = self.parts()?;
+        let used = resctrl.used(&self.files)?;
+        let ours: Vec<&Group> = parts.groups.values().collect();
+        let idle = |g: &&Group| !g.name.is_empty() && !used.contains(g) && !ours.contains(g);
+        all.iter().find(idle).cloned().ok_or(why)
     }
 
     /// The file through which a program of a group enters its control group before it executes.
@@ -296,6 +342,9 @@ impl Linux {
         };
         let mut said = Vec::new();
         for name in names {
+            if !self.session.as_ref().is_some_and(Session::still_held) {
+                return said;
+            }
             if let Err(e) = self.follow(&name) {
                 said.push((name, e.to_string()));
             }
@@ -304,7 +353,7 @@ impl Linux {
             return said;
         };
         let mut found = Vec::new();
-        for (group, level, mask) in promised(plan) {
+        for (group, level, mask, _) in promised(plan) {
             // What cannot be read just now is looked at again in a second.
             let others = parts
                 .intruders(&self.files, level, mask)

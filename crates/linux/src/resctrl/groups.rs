@@ -100,6 +100,23 @@ impl Resctrl {
         groups.extend(others.filter(|g| files.exists(&g.file("tasks"))));
         Ok(groups)
     }
+
+    /// The control groups besides the default one that mean anything: with tasks, CPUs or monitor groups, or that keep others
+    /// from their ways. An empty one, as `pqos` makes one for every class when it is called, fills nothing.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn used(&self, files: &dyn Files) -> Result<Vec<Group>> {
+        let mut used = Vec::new();
+        for group in self.groups(files)?.into_iter().skip(1) {
+            let shared = matches!(group.mode(files)?, None | Some(Mode::Shareable));
+            let empty = group.cpus(files)?.is_empty() && group.tasks(files)?.is_empty();
+            if !shared || !empty || !group.monitors(files)?.is_empty() {
+                used.push(group);
+            }
+        }
+        Ok(used)
+    }
 }
 
 impl Group {

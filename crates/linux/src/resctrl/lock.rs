@@ -10,8 +10,8 @@ use super::Resctrl;
 use crate::error::{Error, Result};
 use crate::root::{Access, Files};
 
-/// How long somebody else's lock is waited for. Tools hold it for milliseconds.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+/// How long somebody else's lock is waited for. Tools hold it for milliseconds; a heartbeat must not be missed for it.
+pub const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What the lock is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +50,9 @@ impl Resctrl {
                 Err(rustix::io::Errno::WOULDBLOCK) => {
                     return Err(Error::refused_with(
                         format!(
-                            "{} has been locked by another tool for {} s",
+                            "{} has been locked by another tool for {} ms",
                             self.root,
-                            patience.as_secs()
+                            patience.as_millis()
                         ),
                         "wait for it to end; /proc/locks tells its process (FLOCK)",
                     ));

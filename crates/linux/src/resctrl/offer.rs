@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use quell_core::partition::{Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
 
+use super::lock::{For, PATIENCE};
 use super::{Info, Resctrl};
 use crate::error::Result;
 use crate::root::Files;
@@ -27,8 +28,10 @@ pub fn offer(
     unmounted: impl FnOnce() -> Option<Partitions>,
 ) -> Result<std::result::Result<Offer, String>> {
     if let Some(resctrl) = Resctrl::find(files)? {
+        // Who changes it for longer than that is not waited for: what is read is looked at again before anything is set.
+        let _lock = resctrl.lock(files, For::Reading, PATIENCE).ok();
         let info = resctrl.info(files)?;
-        let others = u32::try_from(resctrl.groups(files)?.len() - 1).unwrap_or(u32::MAX);
+        let others = u32::try_from(resctrl.used(files)?.len()).unwrap_or(u32::MAX);
         let mut how = String::from("resctrl");
         if resctrl.cdp || resctrl.cdp_l2 {
             how.push_str(", mounted with code and data apart: both get the same ways");
@@ -42,11 +45,10 @@ pub fn offer(
         let partitions = partitions(&info, resctrl.mib_s, others);
         return Ok(Ok(Offer { partitions, how }));
     }
-    let known = files.optional("/proc/filesystems")?.unwrap_or_default();
-    if !known
-        .lines()
-        .any(|l| l.split_whitespace().last() == Some("resctrl"))
-    {
+    // Absent from captures by older versions.
+    let known = files.optional("/proc/filesystems")?;
+    let has = |text: &String| text.lines().any(|l| l.trim_end().ends_with("\tresctrl"));
+    if !known.as_ref().is_none_or(has) {
         return Ok(Err(
             "the kernel has no resctrl (CONFIG_X86_CPU_RESCTRL)".to_owned()
         ));

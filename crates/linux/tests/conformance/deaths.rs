@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use quell_core::cpuset::CpuSet;
+use quell_core::partition::Mask;
 use quell_core::units::{Bytes, Nanos, Share};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
 use quell_linux::cpuset::{Keep, confine, confine_rest};
-use quell_linux::fake::{Fake, Flavour, Spec};
+use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
 use quell_linux::freezer::Freezer;
 use quell_linux::memory::Memory;
+use quell_linux::resctrl::{self, Mode, Resctrl, Schemata};
 use quell_linux::root::Files;
 use quell_linux::{cpumax, fault, irq, journal, oom, pidfd, procfs, sysctl, undo, workqueue};
 
@@ -54,6 +56,12 @@ fn busy(spec: &Spec) -> (Fake, u32) {
     files
         .write(&format!("{service}/cgroup.procs"), &server.to_string())
         .unwrap();
+    let theirs = format!("{}/theirs", resctrl::mount::USUAL);
+    if files.mkdir(&theirs).is_ok() {
+        files
+            .write(&format!("{theirs}/tasks"), &victim.to_string())
+            .unwrap();
+    }
     (fake, victim)
 }
 
@@ -87,6 +95,32 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     .unwrap();
     assert_eq!(files.affinity(victim).unwrap(), last);
     memory(&mut hands, &cgroups, victim);
+    if files.exists("/proc/filesystems") {
+        divide(&mut hands, victim);
+    }
+}
+
+/// A part of the cache, and a newborn in it.
+fn divide(hands: &mut Hands<'_>, victim: u32) {
+    let files = hands.files;
+    let resctrl = Resctrl::adopt_or_mount(hands).unwrap();
+    let info = resctrl.info(files).unwrap();
+    let ours = resctrl.make(hands, "quell.ours").unwrap();
+    for (group, mask) in [(&ours, 0xf000), (&resctrl.default_group(), 0x0fff)] {
+        let part = Schemata::masks("L3", [0], Mask(mask));
+        resctrl.allocate(hands, &info, group, &part).unwrap();
+    }
+    let theirs = resctrl.group("theirs");
+    if files.exists(&theirs.dir) {
+        let part = Schemata::masks("L3", [0], Mask(0x0ff0));
+        resctrl.allocate(hands, &info, &theirs, &part).unwrap();
+    }
+    resctrl.set_mode(hands, &ours, &Mode::Exclusive).unwrap();
+    let slow = Schemata::numbers("MB", [0], 30);
+    resctrl.allocate(hands, &info, &ours, &slow).unwrap();
+    let mut find = |files: &dyn Files| Ok(procfs::threads(files, victim)?.into_iter().collect());
+    resctrl.take(hands, &ours, &mut find).unwrap();
+    assert!(ours.tasks(files).unwrap().contains(&victim));
 }
 
 /// What is done about memory, with somebody stopped at the end, and somebody who was let go on.
@@ -175,20 +209,26 @@ fn die(spec: &Spec, exclusive: bool, n: u64, again: u64) -> bool {
 }
 
 fn every_boundary(flavour: Flavour, release: &'static str, exclusive: bool) {
-    let spec = Spec {
-        release,
-        ..Spec::new(flavour)
-    };
+    every_boundary_of(
+        &Spec {
+            release,
+            ..Spec::new(flavour)
+        },
+        exclusive,
+    );
+}
+
+fn every_boundary_of(spec: &Spec, exclusive: bool) {
     let mut n = 1;
-    while die(&spec, exclusive, n, 0) {
+    while die(spec, exclusive, n, 0) {
         n += 1;
     }
     assert!(n > 20, "a hold has more boundaries than {n}");
     for again in 1..n {
-        die(&spec, exclusive, u64::MAX, again);
-        die(&spec, exclusive, n / 2, again);
+        die(spec, exclusive, u64::MAX, again);
+        die(spec, exclusive, n / 2, again);
     }
-    eprintln!("{flavour:?}, Linux {release}: {n} boundaries");
+    eprintln!("{spec:?}: {n} boundaries");
 }
 
 #[test]
@@ -214,4 +254,19 @@ fn a_death_at_every_boundary_v2_narrowed() {
 #[test]
 fn a_death_at_every_boundary_v2_where_affinities_are_forgotten() {
     every_boundary(Flavour::V2, "6.1.0", true);
+}
+
+#[test]
+fn a_death_at_every_boundary_with_parts_of_caches() {
+    for mounted in [true, false] {
+        let rdt = Some(Rdt {
+            mounted,
+            ..Rdt::icelake()
+        });
+        let spec = Spec {
+            rdt,
+            ..Spec::new(Flavour::V2)
+        };
+        every_boundary_of(&spec, false);
+    }
 }

@@ -3,7 +3,7 @@
 //! on this kernel without harm is (`v1_answers_are_the_kernels`).
 
 use quell_core::cpuset::CpuSet;
-use quell_linux::fake::{Fake, Flavour, Spec};
+use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
 use quell_linux::root::Files;
 
 use crate::common::{Program, machine};
@@ -413,4 +413,17 @@ fn masks_triggers_and_real_time_limits_are_checked() {
             ("proc/sys/kernel/sched_rt_runtime_us", "-1", 0),
         ],
     );
+}
+
+#[test]
+fn ids_that_wait_are_another_error_than_none() {
+    let fake = Fake::new(&Spec {
+        rdt: Some(Rdt::icelake()),
+        ..Spec::new(Flavour::V2)
+    });
+    let (files, r): (&dyn Files, _) = (&fake, "/sys/fs/resctrl");
+    fake.with(|m| m.limbo(62));
+    assert_eq!(errno(files.mkdir(&format!("{r}/a"))), 0);
+    assert_eq!(errno(files.mkdir(&format!("{r}/b"))), libc::EBUSY);
+    reads(files, r, &[("info/last_cmd_status", "Out of RMIDs")]);
 }

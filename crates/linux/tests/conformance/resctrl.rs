@@ -222,7 +222,7 @@ pub fn the_kernel_refuses_and_says_why(arm: &mut dyn Arm) {
     let a = resctrl.group("a").schemata(files).unwrap();
     assert!(a.holds(&Schemata::parse(&format!("{all}\nMB:0=20"))), "{a}");
     for (file, text, error, said) in [
-        ("a/cpus_list", "900", bad, "Bad CPU list/mask"),
+        ("a/cpus_list", "900", libc::ERANGE, "Bad CPU list/mask"),
         ("a/cpus_list", "x", bad, "Bad CPU list/mask"),
         ("cpus_list", "0", bad, "Can't drop CPUs from default group"),
         ("a/cpus_list", "1", 0, ""),
@@ -315,10 +315,11 @@ pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
         assert_eq!(said(), "Overlaps with other group");
     }
     files.mkdir(&format!("{ROOT}/b")).unwrap();
-    assert_eq!(
-        mask(&resctrl.group("b")),
-        Mask(low),
-        "the first piece that is not a's own"
+    // The first piece that is not a's own; where masks may have holes, newer kernels give every piece.
+    let (pieces, found) = (Mask(low | ways.shareable.0), mask(&resctrl.group("b")));
+    assert!(
+        found == Mask(low) || (ways.sparse && found == pieces),
+        "{found}"
     );
     // We say the same, before the kernel does, and name whose they are.
     let mut held = Held::new(files);
@@ -371,7 +372,12 @@ pub fn classes_and_ids_run_out_with_advice(arm: &mut dyn Arm) {
         "{why}"
     );
     let (monitors, why) = until_refused("mon_groups/m");
-    assert_eq!(monitors, info.monitor(3).unwrap().rmids - info.classes());
+    // Ids of earlier groups may still wait for their lines to leave the cache.
+    let all = info.monitor(3).unwrap().rmids - info.classes();
+    assert!(
+        monitors <= all && monitors + 16 > all,
+        "{monitors} of {all}"
+    );
     assert!(
         why.contains("resctrl says 'Out of RMIDs': every monitoring id"),
         "{why}"

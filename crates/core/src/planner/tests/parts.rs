@@ -2,6 +2,7 @@
 
 use super::boards::{apollolake, icelake_sp, p4080, simulated, xeon_w3530};
 use super::*;
+use crate::partition::Mask;
 
 /// Groups of one CPU each, critical, with these further lines.
 fn cores(groups: &[(&str, &str)]) -> String {
@@ -422,6 +423,19 @@ fn what_an_exempt_group_may_use_is_promised_to_nobody() {
     assert_eq!(part_of(&plan, "rta").level, Level::None);
     let own = "[group.radio]\nrole='exempt'\nmatch=[{ comm='radio' }]\nreserve.banks=2\n";
     assert!(refused(own, &apollolake()).contains("an exempt group is never confined"));
+}
+
+#[test]
+fn ways_that_devices_fill_are_promised_to_nobody() {
+    let mut machine = icelake_sp();
+    machine.partitions.ways[0].shareable = Mask(0xc00);
+    let text = |mask| cores(&[("a", &format!("reserve.cache={{ mask='{mask}' }}"))]);
+    let why = refused(&text("0x600"), &machine);
+    assert!(why.contains("devices fill 0x400 of L3, too"), "{why}");
+    let plan = planned(&format!("require='none'\n{}", text("0x600")), &machine);
+    assert_eq!(part_of(&plan, "a").level, Level::None);
+    let plan = planned(&text("0x300"), &machine);
+    assert_eq!(part_of(&plan, "a").level, Level::Enforced);
 }
 
 #[test]

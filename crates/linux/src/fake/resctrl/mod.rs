@@ -2,7 +2,7 @@
 //! processors; the same bodies run on it and on those kernels (`tests/conformance/resctrl.rs`).
 //!
 //! Where the two kernels differ, so does this: after 6.12 making groups and giving CPUs empty the status first, values are no
-//! longer padded, and a directory in `info` is refused with ENODEV. The line is drawn at 7.0; which kernel began is not known.
+//! longer padded, a new group may get a mask with holes, and a directory in `info` is refused with ENODEV. The line is drawn at 7.0; which kernel began is not known.
 //!
 //! Deviations:
 //! - One domain of each third level and of bandwidth, one of the second level for each CPU pair; no CPU goes offline.
@@ -427,7 +427,8 @@ impl Resctrl {
             return self.fail(libc::ENOSPC, "Out of CLOSIDs");
         }
         self.take_rmid()?;
-        // A new group gets every way that nobody has for himself, code or data, in one piece even where masks may have holes.
+        // A new group gets every way that nobody has for himself, code or data; once in one piece even where masks may have
+        // holes.
         let mut control = self.control(|r| r.all(), CpuSet::new());
         for resource in self.resources.clone() {
             let Some(bits) = resource.bits else { continue };
@@ -441,7 +442,11 @@ impl Resctrl {
                 let shared = self.groups.values().filter(|g| !g.exclusive);
                 let shared = shared.fold(resource.shareable, |m, g| m | taken(g));
                 let full = shape::full(bits);
-                let free = shape::lowest_run(shared | full & !(alone | shared));
+                let free = shared | full & !(alone | shared);
+                let free = match self.newer && self.rdt.sparse {
+                    true => free,
+                    false => shape::lowest_run(free),
+                };
                 if free.count_ones() < self.rdt.least {
                     return self.fail(
                         libc::ENOSPC,
@@ -532,9 +537,10 @@ impl Resctrl {
             "cpus" => parse_mask(text),
             _ => text.trim().parse().ok(),
         };
-        // Beyond what the machine could have is no list at all.
-        match cpus.filter(|c| c.is_subset(&self.cpus)) {
-            Some(cpus) => Ok(cpus),
+        match cpus {
+            Some(cpus) if cpus.is_subset(&self.cpus) => Ok(cpus),
+            // Beyond what the machine could have.
+            Some(_) => self.fail(libc::ERANGE, "Bad CPU list/mask"),
             None => self.fail(libc::EINVAL, "Bad CPU list/mask"),
         }
     }

@@ -1,0 +1,338 @@
+//! Parts of a cache under real kernels, in the lab: `quell plan` and `quell run` in a virtual machine with an emulated processor.
+//! Read by the kernel's own files, by Intel's `pqos` and by perf counters, never by Quell. The guest's programs are this one,
+//! in a role.
+//!
+//! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::FromRawFd;
+use std::time::Duration;
+
+use quell_core::units::Bytes;
+use quell_lab::Error;
+use quell_lab::packages::Packages;
+use quell_lab::vm::{Accelerator, Lab, Swap};
+
+const SCRIPT: &str = r#"
+R=/sys/fs/resctrl
+role() { QUELL_LAB_ROLE="$*" exec "$EXE" guest --exact --ignored --nocapture; }
+mask() { sed -n 's/ *L3:0=0*//p' $1/schemata; }
+# within SECONDS COMMAND…: true as soon as the command is
+within() { n=$(($1 * 10)); shift; until "$@" 2>/dev/null; do n=$((n - 1)); [ $n -gt 0 ] || return 1; usleep 100000; done; }
+narrowed() { [ "$(mask $R)" != ffff ] && grep -q COS /proc/$N/cpu_resctrl_groups; }
+reads() { [ "$(mask $1)" = $2 ]; }
+picture() {
+    for group in $R $R/*; do
+        [ -e $group/tasks ] && for file in schemata mode cpus_list; do echo $group/$file $(cat $group/$file); done
+    done
+    for pid in $V $N; do echo $(cat /proc/$pid/cpu_resctrl_groups); done
+}
+before() { picture >/tmp/before; }
+restored() { picture >/tmp/after; cmp -s /tmp/before /tmp/after; }
+said() { sed 's/^/said /' /tmp/log; }
+# policy WHO WHAT: the part of the critical group, which is found so
+policy() {
+    printf 'quell = 1\n[group.victim]\nrole = "critical"\ncpus = "any"\n%s\nreserve.cache = %s\n' "$1" "$2"
+    printf '[group.noise]\nrole = "best-effort"\nmatch = [{ pid = %s }]\n' $N
+}
+
+sleep 10001 & V=$!
+sleep 10002 & N=$!
+before
+
+# What a policy may say, and what the plan makes of it.
+for part in '"25%"' '{ ways = 3 }' '{ mask = "0xf0" }' '"2MiB"'; do
+    policy "match = [{ pid = $V }]" "$part" >/tmp/policy.toml
+    echo plan $(quell plan /tmp/policy.toml | grep 'to itself')
+done
+
+# Held: the kernel and pqos say the same. What pqos changes is seen and set again.
+policy "match = [{ pid = $V }]" '"25%"' >/tmp/policy.toml
+quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
+within 60 narrowed || echo never narrowed
+echo held rest $(mask $R) victim $(mask $R/COS1) noise $(mask $R/COS2) mode $(cat $R/COS1/mode)
+echo where $(cat /proc/$V/cpu_resctrl_groups) $(cat /proc/$N/cpu_resctrl_groups)
+pqos -s >/tmp/pqos 2>&1
+echo pqos $(sed -n 's/ *L3CA COS[012] => MASK //p' /tmp/pqos)
+echo pids $(grep -E "COS1 => $V\$|COS2 => $N\$" /tmp/pqos)
+echo newcomer $(mask $R/COS3)
+pqos -e 'llc:0=0x7000' >/dev/null 2>&1; echo changed $(mask $R)
+within 30 reads $R fff0; echo repaired $(mask $R)
+kill -TERM $run; wait $run; echo status $?
+# What pqos has made by the way.
+rmdir $R/COS3 $R/COS4 $R/COS5 $R/COS6 $R/COS7
+restored && echo restored yes || { echo restored $(diff /tmp/before /tmp/after); }
+said
+
+# Killed at journal boundaries.
+policy '' '"25%"' >/tmp/policy.toml
+for point in 7 15 23 31 39; do
+    QUELL_FAULT=$point quell run /tmp/policy.toml -- true >/tmp/log 2>&1; status=$?
+    within 30 restored && echo killed $point $status restored || echo killed $point $status $(diff /tmp/before /tmp/after)
+done
+
+# A list that fits beside a stream that does not: misses per access.
+kill $N; wait $N 2>/dev/null
+echo 0 >/tmp/passes
+echo alone $(role list 2097152 4 0)
+(role stream 33554432 >/dev/null 2>&1) & N=$!
+echo none $(role list 2097152 4 1)
+policy '' '"50%"' >/tmp/policy.toml
+echo way $(quell run /tmp/policy.toml -- env QUELL_LAB_ROLE='list 2097152 4 1' "$EXE" guest --exact --ignored --nocapture 2>/tmp/log)
+said
+kill $N; wait
+
+# Where nobody has mounted it, it is only while the plan holds.
+umount $R
+sleep 10003 & N=$!
+policy '' '"25%"' >/tmp/policy.toml
+echo meanwhile $(quell run /tmp/policy.toml -- sh -c 'cat /proc/self/cpu_resctrl_groups; cat /sys/fs/resctrl/schemata' 2>/tmp/log)
+said
+grep -q resctrl /proc/mounts && echo mounted still || echo mounted no
+"#;
+
+/// Boots a kernel; what the guest said.
+fn guest_says(kernel: &str) -> Option<String> {
+    if !cfg!(target_arch = "x86_64") {
+        eprintln!("SKIPPED the lab: its packages are for x86-64");
+        return None;
+    }
+    let exe = std::env::current_exe().unwrap().display().to_string();
+    let lab = Lab {
+        kernel: kernel.to_owned(),
+        profile: Some("icelake".to_owned()),
+        cpus: 2,
+        sockets: 1,
+        smt: false,
+        memory: Bytes(1 << 30),
+        swap: Swap::None,
+        swap_size: Bytes(256 << 20),
+        disk: None,
+        disk_rate: None,
+        lru: None,
+        accelerator: Accelerator::Tcg,
+        append: Vec::new(),
+        with: vec![
+            exe.clone(),
+            format!("{}=/bin/quell", env!("CARGO_BIN_EXE_quell")),
+        ],
+        out: None,
+        timeout: Some(Duration::from_secs(400)),
+        console: Some("/dev/null".into()),
+        command: ["sh", "-c", &format!("EXE={exe}\n{SCRIPT}")]
+            .map(str::to_owned)
+            .to_vec(),
+    };
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
+    match lab.run(&packages, &mut output, &mut errors) {
+        Ok(_) => {}
+        Err(Error::Unavailable(reason)) => {
+            eprintln!("SKIPPED the lab: {reason}");
+            return None;
+        }
+        Err(e) => panic!("{e}"),
+    }
+    let output = String::from_utf8_lossy(&output).into_owned();
+    println!("{output}{}", String::from_utf8_lossy(&errors));
+    Some(output)
+}
+
+fn parts_are_held(kernel: &str) {
+    let Some(output) = guest_says(kernel) else {
+        return;
+    };
+    let all = |key: &str| -> Vec<&str> {
+        let words = output
+            .lines()
+            .filter_map(|l| l.strip_prefix(key)?.strip_prefix(' '));
+        words.collect()
+    };
+    let one = |key: &str| all(key).first().copied().unwrap_or_default();
+    let plans = all("plan");
+    assert_eq!(plans.len(), 4);
+    for (plan, mask) in plans.iter().zip(["0xf", "0x7", "0xf0", "0xf"]) {
+        let told = format!(
+            "enforced victim: {} ways ({mask}) of L3 to itself",
+            plan_ways(mask)
+        );
+        assert!(plan.starts_with(&told), "{plan}");
+    }
+    assert_eq!(one("held"), "rest fff0 victim f noise fff0 mode exclusive");
+    assert_eq!(one("where"), "res:COS1 mon: res:COS2 mon:");
+    assert_eq!(one("pqos"), "0xfff0 0xf 0xfff0");
+    assert_eq!(one("pids").matches("COS").count(), 2, "{}", one("pids"));
+    // Groups made meanwhile begin without what is somebody's own.
+    assert_eq!(one("newcomer"), "fff0");
+    assert_eq!((one("changed"), one("repaired")), ("7000", "fff0"));
+    assert!(output.contains("schemata was changed by somebody else"));
+    assert_eq!((one("status"), one("restored")), ("0", "yes"));
+    let killed = all("killed");
+    assert_eq!(killed.len(), 5);
+    for death in killed {
+        assert!(death.ends_with(" 137 restored"), "{death}");
+    }
+    let misses = |key: &str| -> f64 {
+        let words = one(key).split_once("misses ").unwrap_or_default().1;
+        words.split(' ').next().unwrap().parse().unwrap()
+    };
+    let [alone, none, way] = ["alone", "none", "way"].map(misses);
+    assert!(
+        none > alone + 0.5,
+        "the stream does not hurt: {alone} alone, {none} beside it"
+    );
+    assert!(
+        (way - alone).abs() < 0.05,
+        "{alone} alone, {way} with ways of its own"
+    );
+    let occupied = one("way").split_once("occupancy ").unwrap().1;
+    let occupied: f64 = occupied.split(' ').next().unwrap().parse().unwrap();
+    let list = 2_097_152.0;
+    assert!(
+        (0.95 * list..1.25 * list).contains(&occupied),
+        "{occupied} of a list of {list}"
+    );
+    let meanwhile = one("meanwhile");
+    assert!(
+        meanwhile.contains("res:COS1") && meanwhile.contains("fff0"),
+        "{meanwhile}"
+    );
+    assert_eq!(one("mounted"), "no");
+}
+
+fn plan_ways(mask: &str) -> u32 {
+    u64::from_str_radix(&mask[2..], 16).unwrap().count_ones()
+}
+
+#[test]
+fn parts_are_held_under_6_12() {
+    parts_are_held("6.12");
+}
+
+#[test]
+fn parts_are_held_under_7_2() {
+    parts_are_held("7.2");
+}
+
+#[test]
+#[ignore = "a role that the guest plays"]
+fn guest() {
+    let role = std::env::var("QUELL_LAB_ROLE").unwrap();
+    let words: Vec<&str> = role.split(' ').collect();
+    let size: usize = words[1].parse().unwrap();
+    match words[0] {
+        "list" => list(size, words[2].parse().unwrap(), words[3] == "1"),
+        "stream" => stream(size),
+        other => panic!("role {other}"),
+    }
+}
+
+const LINE: usize = 64;
+/// Where the stream tells how often it has gone through its memory.
+const PASSES: &str = "/tmp/passes";
+
+/// Memory in large pages, so that it lies evenly in every set.
+fn memory(size: usize) -> &'static mut [u8] {
+    const LARGE: usize = 2 << 20;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping, aligned by hand, which is never given back.
+    let memory = unsafe {
+        let all = libc::mmap(std::ptr::null_mut(), size + LARGE, access, flags, -1, 0);
+        assert_ne!(all, libc::MAP_FAILED);
+        let start = all.cast::<u8>().add(all.align_offset(LARGE));
+        libc::madvise(start.cast(), size, libc::MADV_HUGEPAGE);
+        std::slice::from_raw_parts_mut(start, size)
+    };
+    memory.iter_mut().step_by(LINE).for_each(|byte| *byte = 1);
+    memory
+}
+
+fn stream(size: usize) {
+    let memory = memory(size);
+    for pass in 1u64.. {
+        memory
+            .iter_mut()
+            .step_by(LINE)
+            .for_each(|byte| *byte = std::hint::black_box(1));
+        fs::write(PASSES, pass.to_string()).unwrap();
+    }
+}
+
+fn passes() -> u64 {
+    loop {
+        // Empty between being cut and being written.
+        if let Ok(passes) = fs::read_to_string(PASSES).unwrap().trim().parse() {
+            return passes;
+        }
+    }
+}
+
+/// Walks through lines in an order of no pattern, once to have them and then so many times: misses of the last level per access
+/// of those times, by this thread's counter. Before each, a stream beside it has gone through four times the cache.
+fn list(size: usize, times: usize, beside: bool) {
+    const CACHE_MISSES: u64 = 3;
+    let memory = memory(size);
+    let lines = size / LINE;
+    let mut counter = counter(CACHE_MISSES);
+    let mut misses = 0;
+    for time in 0..=times {
+        let from = passes();
+        while beside && passes() < from + 2 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let before = count(&mut counter);
+        for n in 0..lines {
+            // An odd factor visits every line of a power of two.
+            std::hint::black_box(memory[n.wrapping_mul(0x9e37_79b1) % lines * LINE]);
+        }
+        if time > 0 {
+            misses += count(&mut counter) - before;
+        }
+    }
+    let home = fs::read_to_string("/proc/self/cpu_resctrl_groups").unwrap();
+    let group = home
+        .lines()
+        .next()
+        .unwrap()
+        .trim_start_matches("res:")
+        .trim_matches('/');
+    let occupancy = format!("/sys/fs/resctrl/{group}/mon_data/mon_L3_00/llc_occupancy");
+    println!(
+        "misses {} occupancy {}",
+        misses as f64 / (times * lines) as f64,
+        fs::read_to_string(occupancy).unwrap().trim()
+    );
+}
+
+/// An event counter of this thread, user mode only.
+fn counter(config: u64) -> fs::File {
+    // The first 112 bytes of `struct perf_event_attr`: type, size, config, …, flags.
+    let mut attributes = [0u64; 14];
+    attributes[0] = 112 << 32;
+    attributes[1] = config;
+    const EXCLUDE_KERNEL: u64 = 1 << 5;
+    attributes[5] = EXCLUDE_KERNEL;
+    // SAFETY: the attributes are as long as they say; this thread, any CPU.
+    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), 0, -1, -1, 0) };
+    assert!(
+        fd >= 0,
+        "perf_event_open: {}",
+        std::io::Error::last_os_error()
+    );
+    // SAFETY: just opened, nobody else has it.
+    unsafe { fs::File::from_raw_fd(i32::try_from(fd).unwrap()) }
+}
+
+fn count(counter: &mut fs::File) -> u64 {
+    let mut value = [0; 8];
+    counter.read_exact(&mut value).unwrap();
+    u64::from_ne_bytes(value)
+}
