@@ -15,14 +15,14 @@ use std::io::Read;
 use std::os::fd::FromRawFd;
 use std::time::Duration;
 
-use quell_core::units::Bytes;
+use quell_core::lab::{Accelerator, Guest};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
-use quell_lab::vm::{Accelerator, Lab, Swap};
+use quell_lab::vm::{Lab, Talk};
 
 const SCRIPT: &str = r#"
 R=/sys/fs/resctrl
-role() { QUELL_LAB_ROLE="$*" exec "$EXE" guest --exact --ignored --nocapture; }
+role() { export QUELL_LAB_ROLE="$*"; exec "$EXE" guest --exact --ignored --nocapture; }
 mask() { sed -n 's/ *L3:0=0*//p' $1/schemata; }
 # within SECONDS COMMAND…: true as soon as the command is
 within() { n=$(($1 * 10)); shift; until "$@" 2>/dev/null; do n=$((n - 1)); [ $n -gt 0 ] || return 1; usleep 100000; done; }
@@ -35,6 +35,7 @@ picture() {
     for pid in $V $N; do echo $(cat /proc/$pid/cpu_resctrl_groups); done
 }
 before() { picture >/tmp/before; }
+gone() { ! pidof quell >/dev/null; }
 restored() { picture >/tmp/after; cmp -s /tmp/before /tmp/after; }
 said() { sed 's/^/said /' /tmp/log; }
 # policy WHO WHAT: the part of the critical group, which is found so
@@ -75,7 +76,8 @@ said
 policy '' '"25%"' >/tmp/policy.toml
 for point in 7 15 23 31 39; do
     QUELL_FAULT=$point quell run /tmp/policy.toml -- true >/tmp/log 2>&1; status=$?
-    within 30 restored && echo killed $point $status restored || echo killed $point $status $(diff /tmp/before /tmp/after)
+    within 30 gone
+    within 5 restored && echo killed $point $status restored || echo killed $point $status $(diff /tmp/before /tmp/after)
 done
 
 # A list that fits beside a stream that does not: misses per access.
@@ -106,33 +108,31 @@ fn guest_says(kernel: &str) -> Option<String> {
     }
     let exe = std::env::current_exe().unwrap().display().to_string();
     let lab = Lab {
-        kernel: kernel.to_owned(),
-        profile: Some("icelake".to_owned()),
-        cpus: 2,
-        sockets: 1,
-        smt: false,
-        memory: Bytes(1 << 30),
-        swap: Swap::None,
-        swap_size: Bytes(256 << 20),
-        disk: None,
-        disk_rate: None,
-        lru: None,
-        accelerator: Accelerator::Tcg,
-        append: Vec::new(),
-        with: vec![
-            exe.clone(),
-            format!("{}=/bin/quell", env!("CARGO_BIN_EXE_quell")),
-        ],
-        out: None,
+        guest: Guest {
+            kernel: kernel.to_owned(),
+            profile: Some("icelake".to_owned()),
+            accelerator: Accelerator::Tcg,
+            with: vec![
+                exe.clone(),
+                format!("{}=/bin/quell", env!("CARGO_BIN_EXE_quell")),
+            ],
+            ..Guest::default()
+        },
         timeout: Some(Duration::from_secs(400)),
         console: Some("/dev/null".into()),
         command: ["sh", "-c", &format!("EXE={exe}\n{SCRIPT}")]
             .map(str::to_owned)
             .to_vec(),
+        ..Lab::default()
     };
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
-    match lab.run(&packages, &mut output, &mut errors) {
+    let talk = Talk {
+        output: &mut output,
+        errors: &mut errors,
+        stop: &mut || None,
+    };
+    match lab.run(&packages, talk) {
         Ok(_) => {}
         Err(Error::Unavailable(reason)) => {
             eprintln!("SKIPPED the lab: {reason}");
@@ -201,7 +201,7 @@ fn parts_are_held(kernel: &str) {
     );
     let meanwhile = one("meanwhile");
     assert!(
-        meanwhile.contains("res:COS1") && meanwhile.contains("fff0"),
+        meanwhile.contains("res:COS1") && meanwhile.contains("L3:0=fff0"),
         "{meanwhile}"
     );
     assert_eq!(one("mounted"), "no");
