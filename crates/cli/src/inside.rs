@@ -48,6 +48,8 @@ pub struct Luggage {
     there: Vec<String>,
     /// Files and folders that it writes.
     back: Vec<PathBuf>,
+    /// It keeps profiles.
+    profiles: bool,
 }
 
 impl Luggage {
@@ -67,6 +69,11 @@ impl Luggage {
     /// A file or folder that it may write.
     pub fn back(&mut self, path: Option<&PathBuf>) {
         self.back.extend(path.cloned());
+    }
+
+    /// The profiles that it keeps.
+    pub fn profiles(&mut self) {
+        self.profiles = true;
     }
 
     /// What a policy launches and keeps in memory.
@@ -118,6 +125,11 @@ pub fn call(
     luggage: Luggage,
 ) -> Result {
     let mut guest = machine(written, profile, changes)?;
+    if let Some(path) = luggage.there.iter().find(|path| path.contains('=')) {
+        return Err(usage(format!(
+            "{path}: a path with = in it cannot come along into the lab; rename it, or link to it"
+        )));
+    }
     guest.with.extend(luggage.there);
     guest.with.push("quell".to_owned());
     let state = machine::state_dir();
@@ -126,7 +138,7 @@ pub fn call(
         if profiles.exists() {
             guest.with.push(profiles.display().to_string());
         }
-        back.push(profiles);
+        back.extend(luggage.profiles.then_some(profiles));
     }
     guest.with = guest.with.iter().map(|w| settled(w)).collect();
     let absolute = |path: &PathBuf| std::path::absolute(path).map_err(failed);
@@ -223,10 +235,16 @@ fn script(words: &[String], back: &[PathBuf], state: Option<&Path>) -> Result<St
         }
     }
     let words: Vec<String> = words.iter().map(|w| machine::quoted(w)).collect();
+    for folder in back.iter().filter_map(|path| path.parent()) {
+        let folder = machine::quoted(&folder.display().to_string());
+        script.push_str(&format!("mkdir -p {folder}\n"));
+    }
     script.push_str(&format!("quell {}\nstatus=$?\n", words.join(" ")));
     for (n, path) in back.iter().enumerate() {
         let path = machine::quoted(&path.display().to_string());
-        script.push_str(&format!("[ ! -e {path} ] || cp -a {path} /out/{n}\n"));
+        script.push_str(&format!(
+            "[ ! -e {path} ] || cp -a {path} /out/{n} || {{ echo quell: not brought out of the lab: {path} >&2; [ $status != 0 ] || status=1; }}\n"
+        ));
     }
     Ok(script + "exit $status\n")
 }

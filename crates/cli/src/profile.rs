@@ -73,6 +73,7 @@ fn in_the_lab(args: &Args, emulated: Option<&String>) -> Result {
     luggage.program(&args.command);
     luggage.back(args.out.as_ref());
     luggage.back(args.html.as_ref());
+    luggage.profiles();
     inside::call(&Guest::default(), emulated, &args.lab, luggage)
 }
 

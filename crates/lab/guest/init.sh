@@ -69,7 +69,7 @@ tell started
 cd /root
 setsid sh /lab/start 3<&- </dev/null >"$(port output)" 2>"$(port errors)"
 status=$?
-tar -c -C /out . >"$(port files)" 2>/dev/null
+tar -c -C /out . >"$(port files)" 2>/tmp/why || fail "files: what was left in /out could not be handed over: $(cat /tmp/why)"
 tell "ended $status"
 sync
 poweroff -f

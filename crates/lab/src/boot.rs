@@ -105,6 +105,12 @@ impl Lab {
             errors,
             stop,
         } = talk;
+        // From here on signals are for the command: whoever tells of them has to begin before there are other threads, to which they would go.
+        if let Some(signal) = stop() {
+            return Err(Stopped::For(Error::Failed(format!(
+                "stopped by signal {signal}"
+            ))));
+        }
         let done = std::thread::scope(|threads| {
             let deaf = tell.clone();
             threads.spawn(move || pass_on(&mut to_output, output, Some(&deaf)));
@@ -183,7 +189,9 @@ impl Lab {
             match told.recv_timeout(left.min(LOOK)) {
                 Ok(Told::Deaf) if stopping.is_none() && started => {
                     stopping = Some(SIGPIPE);
-                    until = tell_to_stop(control, SIGPIPE);
+                    tell_to_stop(control, SIGPIPE);
+                    // Many a program does without that one, and writes to nobody for ever.
+                    until = tell_to_stop(control, SIGTERM);
                 }
                 Ok(Told::Deaf) => {}
                 Ok(Told::Line(line)) => match line.split_once(' ').unwrap_or((&line, "")) {
@@ -225,6 +233,7 @@ impl Lab {
 /// As good as no limit, and can be added to a point in time.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86400);
 const SIGPIPE: i32 = 13;
+const SIGTERM: i32 = 15;
 
 /// Until when the command has to end now, and what is wrong if it does not.
 fn tell_to_stop(control: &mut UnixStream, signal: i32) -> (Instant, &'static str, Duration) {

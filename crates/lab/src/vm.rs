@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use quell_core::lab::{Accelerator, Guest, Swap};
+use quell_core::units::Bytes;
 
 use crate::Error;
 use crate::boot::{PORTS, Stopped};
@@ -54,6 +55,14 @@ pub struct Outcome {
     pub release: String,
 }
 
+/// What programs may take of this machine's memory, bytes; nothing where the kernel does not tell.
+fn free_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
 const TCG: &str = "tcg,thread=multi";
 /// What takes emulated machines seconds and is of no use there: mitigations of Spectre, the kernel's tests of its own
 /// cryptography, certificates of modules.
@@ -61,6 +70,26 @@ const QUICKER: &str = "mitigations=off cryptomgr.notests initcall_blacklist=jent
     load_system_certificate_list,bpf_tcp_ca_kfunc_init";
 
 impl Lab {
+    /// Refuses a machine that this one has no memory for, and one that what comes along would fill.
+    fn fits(&self, archive: u64, free: Option<u64>) -> Result<(), Error> {
+        let memory = self.guest.memory.0;
+        if archive > memory / 2 {
+            return Err(Error::Input(format!(
+                "what comes along takes {} of the guest's memory of {}; give it more memory, or bring less",
+                Bytes(archive),
+                self.guest.memory
+            )));
+        }
+        match free {
+            Some(free) if memory.saturating_add(2 * archive) > free => Err(Error::Input(format!(
+                "memory: {} and what comes along are more than this machine has free ({}); give the guest less, or end something",
+                self.guest.memory,
+                Bytes(free)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// How the CPUs hang together.
     fn topology(&self) -> Topology {
         Topology {
@@ -100,7 +129,10 @@ impl Lab {
         let kernel = packages.kernel(&self.guest.kernel)?;
         let image = self.image(packages, &kernel, profile.as_ref())?;
         let folder = Folder::new(packages.folder())?;
-        folder.write("initramfs", &image.archive())?;
+        let archive = image.archive();
+        self.fits(archive.len() as u64, free_memory())?;
+        folder.write("initramfs", &archive)?;
+        drop(archive);
         if let Some(profile) = &profile {
             let text = toml::to_string(profile).map_err(|e| Error::Failed(e.to_string()))?;
             folder.write("profile.toml", text.as_bytes())?;
@@ -297,4 +329,23 @@ fn plugin() -> Result<PathBuf, Error> {
             program.display()
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_has_room_for_what_comes_along_and_this_machine_for_the_guest() {
+        let mut lab = Lab::default();
+        lab.guest.memory = Bytes(1 << 30);
+        let said = |archive, free| match lab.fits(archive, free) {
+            Ok(()) => String::new(),
+            Err(e) => e.to_string(),
+        };
+        assert_eq!(said(1 << 20, Some(2 << 30)), "");
+        assert_eq!(said(1 << 20, None), "");
+        assert!(said(1 << 20, Some(1 << 30)).contains("give the guest less"));
+        assert!(said(600 << 20, None).contains("bring less"));
+    }
 }

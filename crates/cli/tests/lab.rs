@@ -1,0 +1,84 @@
+//! Commands in the lab, from outside: what comes back, and what a signal does.
+//!
+//! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Of `quell lab` where the lab cannot be had.
+const NOT_HERE: i32 = 125;
+
+fn quell() -> Command {
+    let mut quell = Command::new(env!("CARGO_BIN_EXE_quell"));
+    let cache = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.cache");
+    if std::env::var_os("QUELL_CACHE").is_none() {
+        quell.env("QUELL_CACHE", cache);
+    }
+    quell
+}
+
+fn can_be_had() -> bool {
+    let Output { status, stderr, .. } = quell().args(["lab", "--build"]).output().unwrap();
+    match status.code() {
+        Some(0) => true,
+        Some(NOT_HERE) => {
+            eprintln!("SKIPPED the lab: {}", String::from_utf8_lossy(&stderr));
+            false
+        }
+        code => panic!("{code:?}: {}", String::from_utf8_lossy(&stderr)),
+    }
+}
+
+#[test]
+fn a_run_in_the_lab_brings_its_status_and_its_files() {
+    if !can_be_had() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("not there yet").join("record");
+    let done = quell()
+        .args(["run", "--on", "lab", "--cpus", "1", "--out"])
+        .arg(&record)
+        .args(["--", "sh", "-c", "echo it said \"a = b\"; exit 7"])
+        .output()
+        .unwrap();
+    let (out, err) = (
+        String::from_utf8_lossy(&done.stdout),
+        String::from_utf8_lossy(&done.stderr),
+    );
+    assert_eq!(done.status.code(), Some(7), "{out}{err}");
+    assert!(out.contains("it said a = b"), "{out}{err}");
+    assert!(fs::read_dir(&record).unwrap().count() > 0, "{err}");
+}
+
+#[test]
+fn a_signal_goes_to_the_command_and_its_status_comes_back() {
+    if !can_be_had() {
+        return;
+    }
+    let mut lab = quell()
+        .args(["lab", "--", "sh", "-c"])
+        .arg("trap 'echo heard; exit 3' TERM; echo ready; while :; do sleep 1; done")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(lab.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let pid = Pid::from_child(&lab);
+    kill_process(pid, Signal::TERM).unwrap();
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(lab.wait().unwrap().code(), Some(3), "{rest}");
+    assert!(rest.contains("heard"), "{rest}");
+}
