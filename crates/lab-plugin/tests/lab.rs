@@ -11,7 +11,9 @@
 
 mod roles;
 
+use std::io::Write;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use quell_core::lab::{Accelerator, Guest, Lru, Swap};
@@ -184,6 +186,59 @@ fn what_cannot_be_is_said() {
     lab.command = ["sleep", "1000"].map(str::to_owned).to_vec();
     let e = fails(&lab, &packages);
     assert!(e.contains("did not end within 1 s"), "{e}");
+}
+
+/// Who listens, and hears one thing.
+struct Listener<'a> {
+    heard: &'a AtomicBool,
+    leaves: bool,
+}
+
+impl Write for Listener<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.leaves && self.heard.load(Relaxed) {
+            return Err(std::io::ErrorKind::BrokenPipe.into());
+        }
+        self.heard.store(true, Relaxed);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_command_ends_by_our_signal_and_with_its_listener() {
+    let Some(packages) = packages() else { return };
+    let status = |script: &str, leaves: bool| {
+        let out = tempfile::tempdir().unwrap();
+        let mut lab = lab(script);
+        lab.out = Some(out.path().to_owned());
+        let heard = AtomicBool::new(false);
+        let mut told = false;
+        let talk = Talk {
+            output: &mut Listener {
+                heard: &heard,
+                leaves,
+            },
+            errors: &mut Vec::new(),
+            stop: &mut || {
+                let tell = !leaves && !told && heard.load(Relaxed);
+                told |= tell;
+                tell.then_some(15)
+            },
+        };
+        let outcome = lab.run(&packages, talk).unwrap_or_else(|e| panic!("{e}"));
+        (outcome.status, out.path().join("left").exists())
+    };
+    let goes_on = "touch /out/left; while :; do echo word; sleep 0.1; done";
+    assert_eq!(status(goes_on, false), (128 + 15, true));
+    // SIGPIPE.
+    assert_eq!(status(goes_on, true), (128 + 13, true));
+    // What has something to take back does that first.
+    let careful = "trap 'touch /out/left; exit 5' TERM; echo word; while :; do sleep 0.1; done";
+    assert_eq!(status(careful, false), (5, true));
 }
 
 /// One boot for all of it: each takes some ten seconds.

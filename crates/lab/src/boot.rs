@@ -19,8 +19,10 @@ use crate::Error;
 use crate::folder::{Folder, at};
 use crate::vm::{Lab, Talk};
 
-/// From QEMU's start to the command's; ten seconds where nothing is wrong.
-const BOOT_LIMIT: Duration = Duration::from_secs(90);
+/// From QEMU's start to the command's: ten seconds where nothing is wrong, much longer on a busy host.
+const BOOT_LIMIT: Duration = Duration::from_secs(600);
+/// The CPU time that a boot may take, for each of the guest's CPUs: ten seconds of two where nothing is wrong.
+const BOOT_TIME: Duration = Duration::from_secs(30);
 /// A command that was told to stop has so long, to take back what it did and to write what it found.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// How often it is looked whether the machine runs and whether to stop.
@@ -224,7 +226,15 @@ impl Lab {
                     let (_, what, limit) = until;
                     return Err(fail(format!("{what} within {} s", limit.as_secs())));
                 }
-                Err(RecvTimeoutError::Timeout) => machine.check().map_err(fail)?,
+                Err(RecvTimeoutError::Timeout) => {
+                    machine.check().map_err(fail)?;
+                    if !started && machine.cpu_time() > BOOT_TIME * self.guest.cpus {
+                        let time = BOOT_TIME.as_secs() * u64::from(self.guest.cpus);
+                        return Err(fail(format!(
+                            "the machine did not boot in {time} s of CPU time"
+                        )));
+                    }
+                }
             }
         }
     }
@@ -291,6 +301,15 @@ impl Machine {
             Ok(Some(status)) => Err(format!("ended with {status}")),
             Err(e) => Err(e.to_string()),
         }
+    }
+
+    /// The CPU time it has taken; none where the kernel does not tell.
+    fn cpu_time(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
+        // After the name, which may have spaces: the 12th and 13th, in hundredths of a second.
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        Duration::from_millis(10 * ticks.filter_map(|n| n.parse::<u64>().ok()).sum::<u64>())
     }
 
     /// By itself, if it was told to power off, which takes it a moment; else at once.

@@ -193,14 +193,14 @@ fn threads_of_a_core_are_delayed_each_by_its_class() {
     associate(&m, 0, 1, 1);
     let mut delayed = [Duration::ZERO; 2];
     for round in 0..20 {
-        for cpu in 0..2 {
+        for (cpu, delayed) in delayed.iter_mut().enumerate() {
             // A batch of requests that no cache has.
             for line in 0..4096u64 {
                 let address = ((round * 2 + cpu as u64) * 4096 + line) * 64;
                 let after = m.data(cpu, address, false, true);
-                // Not slept: what was due then is due again.
+                std::thread::sleep(after.delay);
                 if round >= 10 {
-                    delayed[cpu] += after.delay;
+                    *delayed += after.delay;
                 }
             }
         }
