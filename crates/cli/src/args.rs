@@ -10,12 +10,13 @@ use quell_core::policy::{Bandwidth, CpusWanted};
 use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos, Rate};
 use quell_core::workload::{
-    Access, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, Passes, Reading, STREAM_SIZE, Size,
-    Store, TASK_SIZE, Touch, Word,
+    Access, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, STREAM_SIZE, Size, Store, TASK_SIZE,
+    Touch, Word,
 };
 
 use crate::lab::Lab;
 use crate::ladder::Ladder;
+use crate::pressure::Pressure;
 use crate::profile::args::Profile;
 use crate::target::On;
 use crate::trace::Trace;
@@ -486,67 +487,9 @@ pub enum Generator {
         #[command(flatten)]
         common: Common,
     },
-    /// An object detector: weights that stay mapped, an image read through the page cache for every frame. Its files, as those of
-    /// the next three, lie in the folder for temporary files (TMPDIR), which has to be on a disk
-    Detector {
-        /// The size of the weights
-        #[arg(long, default_value = "256MiB")]
-        weights: Bytes,
-        /// How much of each page of the weights the arithmetic goes over
-        #[arg(long, default_value = "4KiB")]
-        per_page: Bytes,
-        /// How many images of 100 to 200 KB there are, read in turn
-        #[arg(long, default_value_t = 1000)]
-        images: u32,
-        /// Frames per second
-        #[arg(long, default_value_t = 20)]
-        fps: u32,
-        /// Common options
-        #[command(flatten)]
-        common: Common,
-    },
-    /// Grows to a size in anonymous memory and keeps using it: pages per second
-    AnonHog {
-        /// How much it takes
-        #[arg(long)]
-        size: Bytes,
-        /// How long it takes to grow to that
-        #[arg(long, default_value = "5s")]
-        ramp: Nanos,
-        /// Common options
-        #[command(flatten)]
-        common: Common,
-    },
-    /// Reads a file, once or again and again: program bytes per second
-    FileHog {
-        /// The file's size
-        #[arg(long)]
-        size: Bytes,
-        /// How it is read
-        #[arg(long, value_parser = word::<Reading>(), default_value_t)]
-        reading: Reading,
-        /// How often it is read
-        #[arg(long, value_parser = word::<Passes>(), default_value_t)]
-        passes: Passes,
-        /// A target rate such as 500MB/s
-        #[arg(long)]
-        rate: Option<Rate>,
-        /// Common options
-        #[command(flatten)]
-        common: Common,
-    },
-    /// Writes a file over and over through the page cache: program bytes per second
-    DirtyWriter {
-        /// The file's size
-        #[arg(long)]
-        size: Bytes,
-        /// A target rate such as 500MB/s
-        #[arg(long)]
-        rate: Option<Rate>,
-        /// Common options
-        #[command(flatten)]
-        common: Common,
-    },
+    /// A detector, and what takes memory from it
+    #[command(flatten)]
+    Pressure(Pressure),
     /// A victim's percentiles against the rate of the aggressors beside it
     Ladder(Ladder),
     /// Calls that wait for kernel work on every CPU: how long they take

@@ -6,9 +6,7 @@ use std::path::Path;
 use quell_core::attribution::ACCOUNT_ENV;
 use quell_core::backend::Backend;
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::workload::{
-    AnonHog, Banks, CALL_RATE, CALL_SEARCH, Detector, DirtyWriter, FileHog, Workload,
-};
+use quell_core::workload::{Banks, CALL_RATE, CALL_SEARCH, Workload};
 use quell_workload::flush::FlushOptions;
 use quell_workload::overrun::OverrunOptions;
 use quell_workload::{BenchOptions, ResolvedWorkload, ServeOptions};
@@ -159,50 +157,10 @@ pub fn run(args: &Bench) -> Result {
             };
             generator(&workload, common)
         }
-        Generator::Detector {
-            weights,
-            per_page,
-            images,
-            fps,
-            common,
-        } => generator(
-            &Workload::Detector(Detector {
-                weights: *weights,
-                per_page: *per_page,
-                images: *images,
-                fps: *fps,
-            }),
-            common,
-        ),
-        Generator::AnonHog { size, ramp, common } => generator(
-            &Workload::AnonHog(AnonHog {
-                size: *size,
-                ramp: *ramp,
-            }),
-            common,
-        ),
-        Generator::FileHog {
-            size,
-            reading,
-            passes,
-            rate,
-            common,
-        } => generator(
-            &Workload::FileHog(FileHog {
-                size: *size,
-                reading: *reading,
-                passes: *passes,
-                rate: *rate,
-            }),
-            common,
-        ),
-        Generator::DirtyWriter { size, rate, common } => generator(
-            &Workload::DirtyWriter(DirtyWriter {
-                size: *size,
-                rate: *rate,
-            }),
-            common,
-        ),
+        Generator::Pressure(one) => {
+            let (workload, common) = one.workload();
+            generator(&workload, common)
+        }
         Generator::Ladder(args) => crate::ladder::run(args),
         Generator::Flush { cpu, stir, watch } => {
             let cpu = match cpu {

@@ -10,6 +10,7 @@ mod lab;
 mod ladder;
 mod machine;
 mod plan;
+mod pressure;
 mod profile;
 mod progress;
 mod report;

@@ -4,8 +4,8 @@
 //! neighbours are kept from taking it: together they may use what is there but for what the critical groups have, and a
 //! [`reserve`]. That is known before anybody waits, and holds alone where nothing else disturbs. Below that ceiling is
 //! another one, moved by how long the critical groups waited since the last look: down at once, in proportion to it, and
-//! up again slowly, half-way to where they waited last and from there in small steps (as the closed loop around a deadline
-//! does it, [`super::super::deadline`]). Between `start` and `release` nothing moves. Who is to blame for more is cut more.
+//! up again slowly, half-way to where they waited last and from there in steps that become small as what is there is used up
+//! (as the closed loop around a deadline does it, [`super::super::deadline`]). Between `start` and `release` nothing moves. Who is to blame for more is cut more.
 //!
 //! *Stop.* Where that does not hold for `grace`, or nobody may be limited, the one most to blame is frozen. A frozen group
 //! gives nothing back by itself, so that its memory is reclaimed meanwhile, where it may be. It stays frozen for `grace`; and
@@ -37,6 +37,8 @@ const CUT: u64 = 4;
 /// Parts of the machine: the smallest cut and step back, and the least change of a limit that is worth a write.
 const STEP: u64 = 256;
 const WORTH: u64 = 128;
+/// Beyond where they waited last the ceiling rises by one part of so many of what is there for the neighbours.
+const BEYOND: u64 = 16;
 /// Parts of the machine that have to be left for limits to be taken off, and below which they are set.
 const PLENTY: u64 = 4;
 const SCARCE: u64 = 8;
@@ -167,7 +169,10 @@ impl Quell {
         if span == Nanos(0) {
             return;
         }
-        let others = disks_used(&mut self.moved, &look.neighbours);
+        // While there is memory enough, others' use of the disks has nothing to do with it, and limits would not help.
+        let left = left(look);
+        let near = left < 2 * reserve(&look.machine).0;
+        let others = disks_used(&mut self.moved, &look.neighbours) && near;
         let shares = self.critical.iter_mut().zip(&look.critical);
         let share = shares
             .map(|(stall, group)| stall.share(group, span, others))
@@ -181,11 +186,9 @@ impl Quell {
         }
         self.judge(now, share);
         self.protect(now, &look.critical, decisions);
-        let left = left(look);
         self.thaw(now, share, decisions);
         self.limit(now, share, (look, left), decisions);
         self.escalate(now, share, look, decisions);
-        let near = left < 2 * reserve(&look.machine).0;
         let kills = self.rules.allows.iter().any(|a| a.kill);
         self.processes = kills && (near || self.high_since.is_some());
     }
@@ -242,10 +245,10 @@ impl Quell {
         }
         let used: u64 = limited().map(|i| look.neighbours[i].usage.0).sum();
         let least = (total / LEAST.0).clamp(LEAST.1, LEAST.2);
-        self.steer(now, share, (used, least * count), total);
         let reserve = reserve(machine).0;
         // What is there for them all: what they have, and what is left but for the reserve.
         let known = (used + left).saturating_sub(reserve);
+        self.steer(now, share, (used, least * count, known), total);
         let ceiling = self.ceiling.unwrap_or(u64::MAX);
         let any = self.held.iter().any(|h| h.limit.is_some());
         let calm = self
@@ -315,7 +318,13 @@ impl Quell {
     }
 
     /// Moves the ceiling by how long the critical groups waited.
-    fn steer(&mut self, now: Nanos, share: Share, (used, least): (u64, u64), total: u64) {
+    fn steer(
+        &mut self,
+        now: Nanos,
+        share: Share,
+        (used, least, known): (u64, u64, u64),
+        total: u64,
+    ) {
         let settles = Nanos(self.rules.interval.0.saturating_mul(SETTLES));
         let small = total / STEP;
         if share >= self.rules.start {
@@ -340,8 +349,11 @@ impl Quell {
         if !calm || now.since(self.moved_at) < self.rules.grace {
             return;
         }
-        // Half-way to where it was too much; there, and beyond, in small steps.
-        let step = (self.tripped.saturating_sub(ceiling) / 2).max(small);
+        // Half-way to where it was too much; there, and beyond, in small steps, as long as what is known to be there for them
+        // does not tell that it was something else.
+        let step = (self.tripped.saturating_sub(ceiling) / 2)
+            .max(known.saturating_sub(ceiling) / BEYOND)
+            .max(small);
         let ceiling = ceiling.saturating_add(step);
         self.moved_at = now;
         // Nobody comes near it.

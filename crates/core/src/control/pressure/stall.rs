@@ -4,6 +4,9 @@
 use super::{Critical, Neighbour};
 use crate::units::{Nanos, Share};
 
+/// What it takes at most to read a page that was taken: where an access takes 10 ms, it brings some ten pages.
+const COMES_BACK: Nanos = Nanos::millis(1);
+
 /// A sum that is looked at again and again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Difference {
@@ -27,18 +30,15 @@ pub(super) struct Stall {
 }
 
 impl Stall {
-    /// The share of `span` for which it waited. Waiting for input and output counts when pages came back that had been
-    /// taken from it, or others used the disks meanwhile: a program that reads something for the first time waits, too,
-    /// and nobody has to be held back for that.
+    /// The share of `span` for which it waited. Waiting for input and output counts as far as it can be due to pages that had
+    /// been taken from it and came back ([`COMES_BACK`] each), and all of it where `others` used the disks and are to be
+    /// held back for that: a program that reads something for the first time waits, too, and nobody is to blame.
     pub fn share(&mut self, group: &Critical, span: Nanos, others: bool) -> Share {
         let memory = self.memory.of(group.memory_stall.0);
         let io = self.io.of(group.io_stall.0);
         let refaults = self.refaults.of(group.refaults);
-        let waited = if refaults > 0 || others {
-            memory.saturating_add(io)
-        } else {
-            memory
-        };
+        let back = refaults.saturating_mul(COMES_BACK.0);
+        let waited = memory.saturating_add(if others { io } else { io.min(back) });
         Share::ratio(waited, span.0).min(Share::WHOLE)
     }
 }
@@ -50,4 +50,29 @@ pub(super) fn disks_used(moved: &mut [Difference], neighbours: &[Neighbour]) -> 
         used |= moved.of(neighbour.io) > 0;
     }
     used
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_reads_count_only_for_who_is_to_be_held_back_and_a_page_that_came_back_for_no_more_than_a_disk_takes()
+     {
+        let span = Nanos::millis(1000);
+        let look = |io, refaults| Critical {
+            io_stall: Nanos::millis(io),
+            refaults,
+            ..Critical::default()
+        };
+        let share = |before, after, others| {
+            let mut stall = Stall::default();
+            stall.share(&before, span, others);
+            stall.share(&after, span, others)
+        };
+        assert_eq!(share(look(0, 5), look(400, 5), false), Share(0));
+        assert_eq!(share(look(0, 5), look(400, 5), true), Share::percent(40));
+        assert_eq!(share(look(0, 5), look(400, 15), false), Share::percent(1));
+        assert_eq!(share(look(0, 5), look(400, 500), false), Share::percent(40));
+    }
 }
