@@ -54,6 +54,10 @@ impl Lab {
         if self.disk.is_some() || self.swap == Swap::File {
             modules.push("virtio_blk");
         }
+        if profile.is_some() {
+            // What tools read registers by (/dev/cpu/N/msr).
+            modules.push("msr");
+        }
         if self.swap == Swap::Zram {
             modules.extend([
                 "zsmalloc",

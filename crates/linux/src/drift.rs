@@ -29,7 +29,11 @@ pub fn look(
             .any(|c| matches!(c, Undo::Write { path: p, new: later, .. } if p == path && covers(path, later, new)))
             // Each controller is a value of its own.
             && !path.ends_with("/cgroup.subtree_control");
-        if superseded {
+        // What a loop moves reads as it likes.
+        let steered = changes[i + 1..]
+            .iter()
+            .any(|c| matches!(c, Undo::Steer { path: p, .. } if p == path));
+        if superseded || steered {
             continue;
         }
         let Ok(now) = files.text(path) else { continue };

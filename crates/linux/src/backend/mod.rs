@@ -521,6 +521,7 @@ impl Backend for Linux {
                 }
             }
             Action::Memory(act) => self.steer_memory(act)?,
+            Action::Ways { group, level, mask } => self.move_ways(group, *level, *mask)?,
             Action::Stop(subject) => {
                 let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
                 self.subject(*subject)?.stop(&mut || {
@@ -543,6 +544,10 @@ impl Backend for Linux {
                 "the cache of CPUs {a} and {b} cannot be probed: {e}"
             ))
         })
+    }
+
+    fn drawn_by(&mut self, group: &str) -> std::result::Result<Option<u64>, BackendError> {
+        Ok(self.moved_by(group)?)
     }
 
     fn cpu_times(&mut self) -> std::result::Result<Option<Vec<CpuTimes>>, BackendError> {

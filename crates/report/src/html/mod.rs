@@ -20,6 +20,7 @@ mod style;
 mod table;
 mod tails;
 mod throttling;
+mod ways;
 mod whole;
 
 #[cfg(test)]
@@ -43,6 +44,7 @@ const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
     attribution::section,
     series::section,
     throttling::section,
+    ways::section,
     whole::section,
     caveats::section,
     plans::section,
