@@ -20,6 +20,7 @@ use crate::pressure::Pressure;
 use crate::profile::args::Profile;
 use crate::target::On;
 use crate::trace::Trace;
+use crate::ways::Ways;
 
 /// Keeps one program (or a few) fast beside noisy neighbours on the same multicore Linux machine.
 #[derive(Debug, Parser)]
@@ -58,6 +59,8 @@ pub enum Command {
     Bench(Bench),
     /// Record real programs for the simulated machine
     Trace(Trace),
+    /// Tell who may fill which ways of which cache, over time, whoever has set it; change nothing
+    Ways(Ways),
     /// Run a command inside a virtual machine, with an emulated processor if wanted
     Lab(Lab),
     /// Undo whatever an earlier run left

@@ -18,6 +18,7 @@ mod run;
 mod status;
 mod target;
 mod trace;
+mod ways;
 
 use std::process::ExitCode;
 
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::Export(a) => report::export(&a),
         Command::Bench(a) => bench::run(&a),
         Command::Trace(a) => trace::run(&a),
+        Command::Ways(a) => ways::run(&a),
         Command::Lab(a) => lab::run(&a),
         Command::Restore => status::restore(),
         Command::Completions { shell } => {

@@ -9,6 +9,7 @@ use crate::control::pressure::{Act, Look};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::demand::{Drawn, WorkingSet};
 use crate::inventory::Inventory;
+use crate::partition::Mask;
 use crate::plan::{GroupId, Observed, Pressured, Step};
 use crate::record::{CpuTimes, Decision, Declared, Event};
 use crate::units::{Lines, Nanos};
@@ -124,6 +125,15 @@ pub enum Action {
         /// Lines per period and CPU.
         budget: Lines,
     },
+    /// A group fills these ways of the caches of a level from now on.
+    Ways {
+        /// The group, or the rest.
+        group: GroupId,
+        /// 1, 2, 3, …
+        level: u32,
+        /// The ways.
+        mask: Mask,
+    },
     /// Memory is steered. Groups by their number in what was [watched](Backend::watch); who has ended meanwhile is no error.
     Memory(Act),
 }
@@ -183,6 +193,12 @@ pub trait Backend {
     /// What a subject has drawn from memory since it was started. `None` on a machine that does not count that by subject.
     fn drawn(&mut self, _subject: SubjectId) -> Result<Option<Drawn>, BackendError> {
         Ok(None)
+    }
+    /// Bytes that a group's tasks have drawn from memory so far, counted from no particular moment; `None` while that cannot be told.
+    fn drawn_by(&mut self, _group: &str) -> Result<Option<u64>, BackendError> {
+        Err(BackendError(
+            "this machine does not tell what a group draws from memory".to_owned(),
+        ))
     }
     /// The memory that a subject works on. `None` on a machine that cannot tell.
     fn working_set(&mut self, _subject: SubjectId) -> Result<Option<WorkingSet>, BackendError> {

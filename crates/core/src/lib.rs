@@ -28,5 +28,6 @@ pub mod stats;
 pub mod task;
 pub mod text;
 pub mod units;
+pub mod ways;
 pub mod windows;
 pub mod workload;

@@ -16,7 +16,7 @@ use crate::policy::{After, Split};
 use crate::task::TaskMatch;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 
-pub use loops::{Adaptation, Lever, Observed, Pressured, Steered, Watched};
+pub use loops::{Adaptation, Following, Lever, Observed, Pressured, Steered, Watched};
 
 /// The number of a step within its plan, from 1.
 #[derive(
@@ -528,6 +528,9 @@ pub struct Plan {
     /// Budgets that move while the plan holds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub adapts: Option<Adaptation>,
+    /// Ways that move while the plan holds.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub follows: Vec<Following>,
 }
 
 impl Plan {

@@ -11,6 +11,7 @@ use crate::inventory::Inventory;
 use crate::plan::{GroupId, Plan, Refusal, StepId};
 use crate::result::CompareResult;
 use crate::units::{Bytes, Lines, Nanos};
+use crate::ways::Change;
 
 /// Schema id of `events.jsonl`.
 pub const EVENTS_SCHEMA: &str = "quell.events/1";
@@ -123,6 +124,24 @@ pub enum Event {
         available_bytes: u64,
         /// All the memory there is.
         total_bytes: u64,
+    },
+    /// A group has more or fewer ways of a cache.
+    Resized {
+        /// The group.
+        group: GroupId,
+        /// The cache level.
+        level: u32,
+        /// Ways before.
+        from: u32,
+        /// Ways from now on.
+        to: u32,
+        /// Why, in a sentence.
+        why: String,
+    },
+    /// Who may fill which ways of a cache, and where threads are, has changed; or what was counted of a class.
+    Ways {
+        /// What.
+        change: Change,
     },
     /// Something a person should know: a promise lost, a value changed by somebody else.
     Finding {

@@ -13,6 +13,7 @@ use quell_core::units::Nanos;
 
 use crate::adapt::Adapt;
 use crate::memory::Memory;
+use crate::ways::Ways;
 
 /// Where events go.
 pub trait Sink {
@@ -236,7 +237,9 @@ fn attend(
     phase(backend, sink, "hold");
     let mut adapt = Adapt::begin(plan, backend.now());
     let mut memory = Memory::begin(backend, plan)?;
-    let ended = hold(backend, script, (&mut adapt, &mut memory), sink);
+    let mut ways = Ways::begin(plan, backend.now());
+    let steered = (&mut adapt, &mut memory, &mut ways);
+    let ended = hold(backend, script, steered, sink);
     adapt.end(backend.now(), sink);
     ended
 }
@@ -244,7 +247,7 @@ fn attend(
 fn hold(
     backend: &mut dyn Backend,
     script: &mut dyn Script,
-    (adapt, memory): (&mut Adapt, &mut Memory),
+    (adapt, memory, ways): (&mut Adapt, &mut Memory, &mut Ways),
     sink: &mut dyn Sink,
 ) -> Result<Ended, String> {
     let mut orders = Vec::new();
@@ -254,7 +257,8 @@ fn hold(
     carry_out(backend, script, &mut orders)?;
     while !script.finished() {
         let until = script.wake().min(backend.now().plus(LONGEST_WAIT));
-        let until = until.min(account.next).min(adapt.next()).min(memory.next());
+        let until = until.min(account.next).min(adapt.next());
+        let until = until.min(memory.next()).min(ways.next());
         let now = backend.wait(until, &mut seen).map_err(|e| e.to_string())?;
         account.take(backend, now, sink);
         for one in seen.drain(..) {
@@ -285,6 +289,7 @@ fn hold(
         }
         memory.step(backend, now, sink);
         adapt.step(backend, now, sink)?;
+        ways.step(backend, now, sink)?;
         script.tick(now, &mut orders)?;
         carry_out(backend, script, &mut orders)?;
     }

@@ -368,6 +368,9 @@ impl Backend for Fake {
                     self.push(at, Seen::Result(*subject, measurement));
                 }
             }
+            Action::Ways { group, level, mask } => {
+                self.log.push(format!("ways {group} L{level} {mask}"));
+            }
             Action::Memory(_) => {
                 if let Some(why) = &self.refuses_memory {
                     return Err(BackendError(why.clone()));
@@ -509,5 +512,6 @@ pub fn plan_with_steps(steps: u32) -> Plan {
         observed: BTreeMap::new(),
         pressure: None,
         adapts: None,
+        follows: Vec::new(),
     }
 }

@@ -20,6 +20,7 @@ pub mod read;
 mod resume;
 mod rounds;
 mod setup;
+mod ways;
 
 #[cfg(test)]
 mod fake;

@@ -82,6 +82,7 @@ pub fn watch(
         observed: BTreeMap::from([(spec.group.clone(), observed)]),
         pressure: None,
         adapts: None,
+        follows: Vec::new(),
         notes: Vec::new(),
     };
     let driven = drive(backend, &plan, &mut script, &mut NoSink)?;

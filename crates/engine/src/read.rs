@@ -86,6 +86,8 @@ struct Manifest {
     /// Of a run: the policy as TOML, and its plan.
     policy_text: Option<String>,
     plan: Option<Plan>,
+    /// Of what only watched: its name.
+    watched: Option<String>,
 }
 
 /// Reads the record in `folder`.
@@ -111,6 +113,8 @@ pub fn read(folder: &Path) -> Result<Record, ReadError> {
     if let Some(plan) = manifest.plan {
         record.name.clone_from(&plan.policy);
         record.plans.insert(record.name.clone(), plan);
+    } else if let Some(watched) = manifest.watched {
+        record.name = watched;
     } else {
         let path = folder.join("results.json");
         let result: CompareResult = known(&path, &text(&path, NOT_WHOLE)?, COMPARE_SCHEMA)?;

@@ -56,6 +56,10 @@ impl Lab {
         if self.guest.disk.is_some() || self.guest.swap == Swap::File {
             modules.push("virtio_blk");
         }
+        if profile.is_some() {
+            // What tools read registers by (/dev/cpu/N/msr).
+            modules.push("msr");
+        }
         if self.guest.swap == Swap::Zram {
             modules.extend([
                 "zsmalloc",

@@ -323,7 +323,8 @@ fn watch(child: &mut Child, along: bool) -> Result<Watched> {
 }
 
 /// The status as a shell reports it: 128 + n for signal n.
-fn shell_status(status: ExitStatus) -> i32 {
+#[must_use]
+pub fn shell_status(status: ExitStatus) -> i32 {
     status
         .code()
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))

@@ -57,8 +57,11 @@ pub mod undo;
 mod units;
 pub mod vm;
 pub mod watchdog;
+pub mod ways;
 pub mod workqueue;
 pub mod writer;
+
+pub use children::shell_status;
 
 /// Whether we may change the machine at all.
 #[must_use]

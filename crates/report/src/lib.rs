@@ -20,6 +20,7 @@ mod text;
 mod throttling;
 mod verdict;
 mod view;
+mod ways;
 
 #[cfg(test)]
 mod sample;
@@ -35,3 +36,4 @@ pub use plan::plan_text;
 pub use profile::profile_text;
 pub use text::Style;
 pub use verdict::verdict;
+pub use ways::ways_text;

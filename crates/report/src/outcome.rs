@@ -10,6 +10,7 @@ use crate::memory::memory;
 use crate::plan::plan_text;
 use crate::text::{Style, Tone, count, number, thousands};
 use crate::throttling::counted;
+use crate::ways::record_text;
 
 /// The record of a run for a terminal: its plans, then how it went.
 #[must_use]
@@ -25,7 +26,7 @@ pub fn run_text(record: &Record, style: Style) -> String {
     for sentence in outcome(record) {
         out.push_str(&style.wrap("", "", &sentence));
     }
-    out
+    out + &record_text(record, style)
 }
 
 /// How a run went, in sentences.

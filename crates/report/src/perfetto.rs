@@ -5,14 +5,22 @@
 //! |---|---|
 //! | the run | its stages; steps, findings, moved budgets and ends of commands as instants; the slowest units of work, and what is left to others |
 //! | CPUs | each CPU's throttled stretches; its time by kind, in percent of the time between two looks |
+//! | a cache | each of its ways, by who may fill it; what each class had of it, and moved |
+//! | threads | each thread's class |
 //! | a subject | its measured spans, named by configuration; its metric, window by window |
 
 use quell_core::record::{CpuTimes, Event, Record, Span};
+use quell_core::ways::rate;
 use serde_json::{Value, json};
+
+use crate::ways::{fillers, stages, title};
 
 const RUN: u64 = 1;
 const CPUS: u64 = 2;
 const FIRST_SUBJECT: u64 = 3;
+/// After any number of subjects.
+const THREADS: u64 = 1_000;
+const FIRST_CACHE: u64 = 1_001;
 
 /// Tracks of the run.
 const STAGES: u64 = 1;
@@ -25,6 +33,7 @@ pub fn perfetto(record: &Record) -> String {
     run(&mut trace, record);
     cpus(&mut trace, record);
     subjects(&mut trace, record);
+    ways(&mut trace, record);
     let about = json!({
         "name": record.name,
         "quell": record.version,
@@ -94,6 +103,24 @@ fn run(trace: &mut Trace, record: &Record) {
         let (name, args) = match &stamped.event {
             // A stage, told above; and sums of what the CPUs' tracks show stop by stop, and of what is told elsewhere.
             Event::Phase { .. } | Event::Throttle { .. } | Event::Spent { .. } => continue,
+            Event::Resized {
+                group,
+                level,
+                to,
+                why,
+                ..
+            } => {
+                let name = format!("ways of {group} in L{level}");
+                trace.count(RUN, &name, stamped.at_ns, &json!({ "ways": to }));
+                (
+                    format!("{group} has {to} ways of L{level}: {why}"),
+                    json!({"group": group}),
+                )
+            }
+            Event::Ways { change } => match change.told() {
+                Some(told) => (told, json!({})),
+                None => continue,
+            },
             Event::Step { step, outcome } => (format!("step {} {outcome}", step.0), json!({})),
             Event::Finding { what, group } => (what.clone(), json!({"group": group})),
             Event::Units {
@@ -232,6 +259,61 @@ fn subjects(trace: &mut Trace, record: &Record) {
             trace.stretch((pid, 1), &span.configuration, from, until, &args);
             for (at, value) in span.at_ns.iter().flatten().zip(&span.values) {
                 trace.count(pid, metric, *at, &json!({ "value": value }));
+            }
+        }
+    }
+}
+
+/// Who may fill which ways, what was counted of each class, and where threads were.
+fn ways(trace: &mut Trace, record: &Record) {
+    let stages = stages(record);
+    let Some(first) = stages.first() else { return };
+    if stages.iter().any(|s| !s.timeline.threads.is_empty()) {
+        trace.process(THREADS, "threads by class");
+    }
+    for stage in &stages {
+        for (tid, lane) in &stage.timeline.threads {
+            let track = (THREADS, u64::from(*tid));
+            let name = format!("{tid} {} of process {}", lane.name, lane.pid);
+            trace.track(track.0, track.1, &name);
+            for was in &lane.was {
+                let args = json!({"CPU": was.is.cpu});
+                let (from, until) = (was.from_ns + stage.from_ns, was.until_ns + stage.from_ns);
+                trace.stretch(track, &was.is.class, from, until, &args);
+            }
+        }
+    }
+    for (pid, cache) in (FIRST_CACHE..).zip(&first.timeline.caches) {
+        let place = &cache.place;
+        trace.process(pid, &title(cache));
+        for bit in 0..cache.bits {
+            trace.track(pid, u64::from(bit) + 1, &format!("way {bit}"));
+        }
+        for stage in &stages {
+            let (from, timeline) = (stage.from_ns, &stage.timeline);
+            for block in timeline.blocks.get(place).into_iter().flatten() {
+                for bit in block.is.first..block.is.first + block.is.count {
+                    let track = (pid, u64::from(bit) + 1);
+                    let name = fillers(&block.is.fill);
+                    let args = json!({"configuration": stage.name});
+                    let (since, until) = (block.from_ns + from, block.until_ns + from);
+                    trace.stretch(track, &name, since, until, &args);
+                }
+            }
+            for class in &timeline.classes {
+                let samples = timeline.sampled(class, place, (0, timeline.end_ns));
+                for sample in &samples {
+                    if let Some(bytes) = sample.occupancy {
+                        let had = json!({ "MiB": bytes as f64 / 1_048_576.0 });
+                        trace.count(pid, &format!("{class} has"), sample.at_ns + from, &had);
+                    }
+                }
+                for pair in samples.windows(2) {
+                    if let (Some(bytes), Some(last)) = (rate(pair), pair.last()) {
+                        let moved = json!({ "MB/s": bytes / 1e6 });
+                        trace.count(pid, &format!("{class} moves"), last.at_ns + from, &moved);
+                    }
+                }
             }
         }
     }
@@ -377,6 +459,24 @@ mod tests {
             json!({"busy": 75.0, "interrupts": 0.0, "steal": 10.0})
         );
         assert_eq!(looked["ts"], 0.005);
+    }
+
+    #[test]
+    fn ways_are_tracks_of_their_caches_and_threads_of_their_classes() {
+        let events = events(&crate::ways::tests::record());
+        let way = |bit: u64| track(&events, FIRST_CACHE, bit + 1);
+        assert_eq!(way(5), [(0.0, 3_900_000.0, "everybody else")]);
+        let names: Vec<(f64, &str)> = way(0).iter().map(|w| (w.0, w.2)).collect();
+        let wanted = [
+            (0.0, "everybody else"),
+            (1_000_000.0, "everybody else and db"),
+            (2_000_000.0, "db"),
+        ];
+        assert_eq!(names, wanted);
+        let thread = track(&events, THREADS, 7);
+        assert_eq!(thread[1], (1_200_000.0, 3_900_000.0, "db"));
+        let counted = events.iter().filter(|e| e["name"] == "db has").count();
+        assert_eq!(counted, 30);
     }
 
     #[test]

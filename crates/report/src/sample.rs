@@ -488,5 +488,6 @@ pub(crate) fn plan() -> Plan {
         observed: BTreeMap::new(),
         pressure: None,
         adapts: None,
+        follows: Vec::new(),
     }
 }

@@ -8,6 +8,7 @@ pub mod pool;
 pub mod pooled;
 pub mod pressure;
 pub mod split;
+pub mod ways;
 
 use crate::plan::{Meter, Regulation};
 use crate::record::Pooled;

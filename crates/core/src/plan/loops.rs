@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{GroupId, StepId};
 use crate::control::pressure::Allows;
+use crate::partition::Mask;
 use crate::policy::{PressureController, Source};
 use crate::task::TaskMatch;
 use crate::units::{Nanos, Rate, Share};
@@ -50,6 +51,28 @@ pub struct Lever {
     pub least: Rate,
     /// What it gets at most.
     pub most: Rate,
+}
+
+/// The ways of a group that follow what it draws from memory ([`Sizer`](crate::control::ways::Sizer)).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Following {
+    /// The group.
+    pub group: GroupId,
+    /// The cache level.
+    pub level: u32,
+    /// The ways it has at first and at most.
+    pub own: Mask,
+    /// How many it has at least.
+    pub least: u32,
+    /// Who gets what it does not need.
+    pub others: Vec<GroupId>,
+    /// What these have at first and at least.
+    pub left: Mask,
+    /// How much more it may draw from memory than with all of its ways.
+    pub tolerated: Rate,
+    /// How often it is looked at.
+    pub interval: Nanos,
 }
 
 /// The control of memory pressure while a plan holds ([`crate::control::pressure`]).

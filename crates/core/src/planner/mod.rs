@@ -13,6 +13,7 @@ mod bandwidth;
 mod claims;
 mod cpus;
 mod deadline;
+mod following;
 mod mba;
 mod memory;
 mod others;
@@ -29,7 +30,8 @@ use crate::cpuset::CpuSet;
 use crate::inventory::{Availability, CpusetKind, Inventory};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{
-    Adaptation, GroupPlan, Held, Plan, Pressured, Promise, REST, Refusal, Setting, Step, StepId,
+    Adaptation, Following, GroupPlan, Held, Plan, Pressured, Promise, REST, Refusal, Setting, Step,
+    StepId,
 };
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
 use crate::units::Nanos;
@@ -47,6 +49,7 @@ struct Draft<'a> {
     notes: Vec<String>,
     refusals: Vec<Refusal>,
     adapts: Option<Adaptation>,
+    follows: Vec<Following>,
     solos: &'a Solos,
     pressure: Option<Pressured>,
     /// Of the regulators.
@@ -91,6 +94,7 @@ pub fn plan_beside(
         notes: Vec::new(),
         refusals,
         adapts: None,
+        follows: Vec::new(),
         solos,
         pressure: None,
         period: Nanos(0),
@@ -122,6 +126,7 @@ pub fn plan_beside(
         observed,
         pressure: draft.pressure,
         adapts: draft.adapts,
+        follows: draft.follows,
     })
 }
 

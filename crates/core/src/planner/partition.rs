@@ -17,14 +17,15 @@ use super::Draft;
 use super::allot::{self, Allotted, Short, Want};
 use super::amounts::mask_of;
 use super::claims::{self, Claim, Claims, Kind, best_of, colouring};
+use super::following;
 
 /// One kind of part, divided.
-struct Divided {
-    kind: Kind,
-    claims: Vec<Claim>,
-    allotted: Allotted,
+pub(super) struct Divided {
+    pub kind: Kind,
+    pub claims: Vec<Claim>,
+    pub allotted: Allotted,
     /// Who gets what is left; not unmatched tasks, where there are none.
-    others: Vec<String>,
+    pub others: Vec<String>,
     /// The steps that hold it.
     steps: Vec<StepId>,
 }
@@ -75,6 +76,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
     confine(draft, REST, None, &mut divided);
     lock(draft, &mut divided);
+    following::plan(draft, &divided);
     for one in &divided {
         promise(draft, one);
         notes(draft, one);
@@ -422,6 +424,11 @@ fn worth(draft: &Draft<'_>, kind: Kind, claim: &Claim) -> (Level, String) {
     }
     if claim.locked.is_some() {
         return (best_of(draft, Mechanism::PseudoLock), String::new());
+    }
+    if draft.follows.iter().any(|f| f.group == claim.group) {
+        let level = best_of(draft, Mechanism::Ways).min(Level::Regulated);
+        let why = "what it does not need is left to the others, and taken back when it has missed already";
+        return (level, why.to_owned());
     }
     let level = kind.mechanisms().iter().map(|m| best_of(draft, *m)).min();
     let spills = draft

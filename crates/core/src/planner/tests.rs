@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 mod apart;
 mod boards;
 mod deadline;
+mod following;
 mod mba;
 mod measured;
 mod memory;

@@ -25,7 +25,7 @@ pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
 pub use reference::{policy_reference, policy_schema};
 pub use sections::{
     Adapt, After, BandwidthMechanism, CacheMechanism, Limit, Mechanisms, MeterWanted, Pressure,
-    PressureController, RegulatorKeys, Reserve, Split, Target,
+    PressureController, RegulatorKeys, Reserve, Split, Target, WaysKept,
 };
 pub use values::{
     Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, NumberPattern, Pattern,

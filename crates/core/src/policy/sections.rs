@@ -150,6 +150,17 @@ impl BandwidthMechanism {
     }
 }
 
+/// What becomes of ways that are reserved and not needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum WaysKept {
+    /// They stay the group's own.
+    #[default]
+    Fixed,
+    /// They are left to the others until it misses more.
+    ByMisses,
+}
+
 /// Which mechanisms may be used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
@@ -160,6 +171,10 @@ pub struct Mechanisms {
     pub cache: CacheMechanism,
     /// What holds limits of bandwidth.
     pub bandwidth: BandwidthMechanism,
+    /// Whether the ways that a critical group reserves stay its own whatever it does ("fixed"), or are what it has at first and at most
+    /// ("by-misses"): ways without which it draws no more from memory are left to the others, one by one, and it has all of them again as
+    /// soon as it draws more.
+    pub ways: WaysKept,
 }
 
 /// What a CPU does when all budgets are spent before the period ends.

@@ -29,6 +29,7 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
         observed: BTreeMap::new(),
         pressure: None,
         adapts: None,
+        follows: Vec::new(),
     };
     for (name, group) in &policy.groups {
         let Some(CpusWanted::List(cpus)) = &group.cpus else {

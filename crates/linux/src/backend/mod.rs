@@ -521,6 +521,7 @@ impl Backend for Linux {
                 }
             }
             Action::Memory(act) => self.steer_memory(act)?,
+            Action::Ways { group, level, mask } => self.move_ways(group, *level, *mask)?,
             Action::Stop(subject) => {
                 // Who is frozen or stopped could not end.
                 if let (Some(watch), Some(session)) = (&mut self.watch, self.session.as_mut()) {
@@ -547,6 +548,10 @@ impl Backend for Linux {
                 "the cache of CPUs {a} and {b} cannot be probed: {e}"
             ))
         })
+    }
+
+    fn drawn_by(&mut self, group: &str) -> std::result::Result<Option<u64>, BackendError> {
+        Ok(self.moved_by(group)?)
     }
 
     fn cpu_times(&mut self) -> std::result::Result<Option<Vec<CpuTimes>>, BackendError> {

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use quell_core::journal::Undo;
 use quell_core::partition::Mask;
 use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting};
 
@@ -18,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::procfs;
 use crate::resctrl::lock::{For, PATIENCE};
-use crate::resctrl::{Group, Info, Mode, Resctrl, Schemata};
+use crate::resctrl::{Group, Info, Mode, Reading, Resctrl, Schemata};
 use crate::root::Files;
 use crate::session::Session;
 use crate::undo::tasks_in;
@@ -293,6 +294,54 @@ impl Linux {
         let ours: Vec<&Group> = parts.groups.values().collect();
         let idle = |g: &&Group| !g.name.is_empty() && !used.contains(g) && !ours.contains(g);
         all.iter().find(idle).cloned().ok_or(why)
+    }
+
+    /// The control group that a group, or unmatched tasks, are in.
+    fn class_of(&self, name: &str) -> Result<Group> {
+        let parts = self.parts()?;
+        if name == REST {
+            return Ok(parts.resctrl.default_group());
+        }
+        let group = parts.groups.get(name).cloned();
+        group.ok_or_else(|| Error::refused(format!("group {name} has no control group")))
+    }
+
+    /// Moves the ways of a group, or of unmatched tasks, that were given to it before. Recorded once for all its moves.
+    pub(super) fn move_ways(&mut self, name: &str, level: u32, mask: Mask) -> Result<()> {
+        let group = self.class_of(name)?;
+        let parts = self.parts()?;
+        let resctrl = parts.resctrl.clone();
+        let lines = parts.lines(&self.files, &Setting::Ways { level, mask })?;
+        let path = group.file("schemata");
+        let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
+        let old = group.schemata(&self.files)?.only(&lines).to_string();
+        let hands = self.hands()?;
+        let steered = |e: &Undo| matches!(e, Undo::Steer { path: p, .. } if *p == path);
+        if !hands.journal.entries().iter().any(steered) {
+            hands.journal.record(&Undo::Steer {
+                path: path.clone(),
+                old,
+            })?;
+        }
+        let files: &dyn Files = &self.files;
+        resctrl.explained(files, || files.put(&path, &lines.to_string()))
+    }
+
+    /// Bytes that a group's control group has moved from and to memory; `None` while the hardware cannot tell.
+    pub(super) fn moved_by(&self, name: &str) -> Result<Option<u64>> {
+        const EVENT: &str = "mbm_total_bytes";
+        let data = self.class_of(name)?.data(&self.files)?;
+        let whole = data.iter().filter(|d| d.part.is_none());
+        let counts: Vec<Option<u64>> = whole
+            .filter_map(|d| d.events.get(EVENT).map(Reading::count))
+            .collect();
+        if counts.is_empty() {
+            return Err(Error::refused_with(
+                format!("resctrl counts no traffic of group {name} here ({EVENT})"),
+                "leave mechanisms.ways out",
+            ));
+        }
+        Ok(counts.into_iter().sum())
     }
 
     /// The file through which a program of a group enters its control group before it executes.

@@ -18,6 +18,7 @@ use super::table::html_table;
 pub(crate) fn title(record: &Record) -> String {
     match &record.result {
         Some(result) => result.title.as_deref().unwrap_or(&record.name).to_owned(),
+        None if record.plans.is_empty() => "Who may fill which ways of the caches".to_owned(),
         None => "How the run went".to_owned(),
     }
 }
@@ -41,7 +42,11 @@ pub(crate) fn head(page: &Page<'_>, title: &str) -> String {
         circumstances.push(format!("seed {}", result.seed));
         verdict(result)
     } else {
-        circumstances.push(format!("policy {}", record.name));
+        if record.plans.is_empty() {
+            circumstances.push("nothing was changed".to_owned());
+        } else {
+            circumstances.push(format!("policy {}", record.name));
+        }
         outcome(record)
     };
     circumstances.extend(record.created.clone());

@@ -21,6 +21,7 @@ mod style;
 mod table;
 mod tails;
 mod throttling;
+mod ways;
 mod whole;
 
 #[cfg(test)]
@@ -45,6 +46,7 @@ const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
     series::section,
     pressure::section,
     throttling::section,
+    ways::section,
     whole::section,
     caveats::section,
     plans::section,

@@ -359,3 +359,22 @@ fn words(page: &str) -> String {
 fn the_page_reads_as_a_person_would_say_it() {
     sample::golden("page", &words(&html(&sample::record())));
 }
+
+#[test]
+fn who_may_fill_which_ways_is_drawn_with_names_and_told_with_evidence() {
+    let record = crate::ways::tests::record();
+    let page = html(&record);
+    assert!(page.contains("<h2 id=\"ways\">Who may fill which ways</h2>"));
+    assert!(page.contains("fig-ways-0-0-wide") && page.contains("fig-ways-0-0-narrow"));
+    for named in [
+        ">everybody else and db</text>",
+        ">db</text>",
+        "7 redis of process 7, CPU 1",
+        "each class has of the cache, MiB",
+        "<span class=\"bad\">overlap</span>",
+        "class db is exclusive instead of shareable",
+    ] {
+        assert!(page.contains(named), "{named}");
+    }
+    assert!(!page.contains("NaN") && !page.contains("inf"));
+}

@@ -11,6 +11,7 @@ mod generator;
 mod inventory;
 mod measure;
 mod partition;
+mod ways;
 mod witness;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,6 +68,8 @@ pub struct Sim {
     regulated: BTreeMap<CpuId, (String, Throttled)>,
     /// Groups whose units are told of.
     observed: BTreeSet<GroupId>,
+    /// What the record was told of ways.
+    told: ways::Told,
     subjects: BTreeMap<SubjectId, Generator>,
     born: u32,
     pending: Observation,
@@ -92,6 +95,7 @@ impl Sim {
             changes: 0,
             regulated: BTreeMap::new(),
             observed: BTreeSet::new(),
+            told: ways::Told::default(),
             subjects: BTreeMap::new(),
             born: 0,
             pending: Vec::new(),
@@ -103,6 +107,7 @@ impl Sim {
         self.booted = self.now();
         self.os = boot(&self.board, self.seed, self.cell)?;
         self.born = 0;
+        self.told = ways::Told::default();
         Ok(())
     }
 
@@ -449,6 +454,7 @@ impl Backend for Sim {
                     .ok_or_else(|| nobody(subject))?;
                 generator.go(&mut self.os, Key(subject.0), *warmup, *duration);
             }
+            Action::Ways { group, level, mask } => self.fill(group, *level, *mask)?,
             Action::Memory(_) => {
                 return Err(BackendError(
                     "the memory of a simulated machine cannot be steered".to_owned(),
@@ -485,6 +491,15 @@ impl Backend for Sim {
             read: (counts.misses + counts.prefetches) * LINE_BYTES,
             written: counts.writebacks * LINE_BYTES,
         }))
+    }
+
+    fn drawn_by(&mut self, group: &str) -> Result<Option<u64>, BackendError> {
+        let class = self
+            .os
+            .class(group)
+            .map_err(|e| BackendError(e.to_string()))?;
+        self.sample();
+        Ok(Some(self.os.drawn_by(class)))
     }
 
     fn working_set(&mut self, subject: SubjectId) -> Result<Option<WorkingSet>, BackendError> {

@@ -32,11 +32,7 @@ impl Sim {
         self.group(name)?;
         let class = self.os.class(name).map_err(wrong)?;
         match &step.set {
-            Setting::Ways { level, mask } => {
-                self.has(Mechanism::Ways)?;
-                let ways = self.ways(*level, *mask)?;
-                self.os.set_ways(class, *level, ways).map_err(wrong)?;
-            }
+            Setting::Ways { level, mask } => self.fill(name, *level, *mask)?,
             Setting::Lock { level, mask, size } => {
                 self.has(Mechanism::PseudoLock)?;
                 let ways = Mask(self.ways(*level, *mask)?);
@@ -71,6 +67,16 @@ impl Sim {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Has a group fill these ways from now on.
+    pub(super) fn fill(&mut self, name: &str, level: u32, mask: Mask) -> Result<(), BackendError> {
+        self.has(Mechanism::Ways)?;
+        let class = self.os.class(name).map_err(wrong)?;
+        let ways = self.ways(level, mask)?;
+        self.os.set_ways(class, level, ways).map_err(wrong)?;
+        self.tell_ways(name, level, mask);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use quell_model::cache::Level;
 
 use super::{Os, TaskId};
 use crate::machine::CLASSES;
+use crate::pattern::LINE;
 
 #[derive(Debug)]
 pub(super) struct Classes {
@@ -103,6 +104,22 @@ impl Os {
     /// Throttles what the cores that run `class` ask of memory, in percent of what one alone can draw.
     pub fn set_mba(&mut self, class: u8, percent: u32) {
         self.machine.throttle(class, percent);
+    }
+
+    /// Bytes that the tasks of a class have drawn from memory: what missed in the last level, prefetched lines included.
+    #[must_use]
+    pub fn drawn_by(&self, class: u8) -> u64 {
+        let last = self.classes.shapes.len().saturating_sub(1);
+        self.machine.caches().counts(last, class).misses * LINE
+    }
+
+    /// Bytes that a class has in the caches of `level` (1, 2, …), all of them together.
+    #[must_use]
+    pub fn held_by(&self, class: u8, level: u32) -> u64 {
+        let found = self.level(level).ok();
+        found.map_or(0, |(level, _)| {
+            self.machine.caches().counts(level, class).lines * LINE
+        })
     }
 
     fn level(&self, level: u32) -> Result<(usize, u32), Invalid> {

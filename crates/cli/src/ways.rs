@@ -1,0 +1,188 @@
+//! `quell ways`: who may fill which ways of which cache, over time, whoever has set it. Nothing is changed.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use quell_core::record::{Event, MANIFEST_SCHEMA};
+use quell_core::units::Nanos;
+use quell_core::ways::{Change, Snapshot, Timeline, changes, findings};
+use quell_engine::drive::Sink;
+use quell_engine::folder::Folder;
+use quell_linux::root::Kernel;
+use quell_linux::signals;
+use quell_linux::ways::Looker;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::exit::{Exit, Result, failed, usage};
+use crate::machine;
+
+/// `quell ways`
+#[derive(Debug, clap::Args)]
+pub struct Ways {
+    /// Look for so long [default: 10s; until the command ends, if there is one]
+    #[arg(long = "for", value_name = "TIME")]
+    pub span: Option<Nanos>,
+    /// Look so often
+    #[arg(long, value_name = "TIME", default_value = "100ms")]
+    pub every: Nanos,
+    /// Do not read the processor's registers (/dev/cpu/N/msr)
+    #[arg(long)]
+    pub no_registers: bool,
+    /// Write a record into this directory, for `quell report` and `quell export`
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Print what was found as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A command to start and to look at, whatever its class; its status is passed through
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+/// How long is looked without a command.
+const USUAL: Nanos = Nanos::secs(10);
+const SHORTEST: Nanos = Nanos::millis(10);
+
+/// Looks, and tells.
+pub fn run(args: &Ways) -> Result {
+    if args.every < SHORTEST {
+        return Err(usage(format!(
+            "--every {}: each look reads files of every class; {SHORTEST} or more",
+            args.every
+        )));
+    }
+    let files = Kernel::new().map_err(failed)?;
+    let mut looker = Looker::new(&files, !args.no_registers).map_err(failed)?;
+    if !args.no_registers && !looker.sees_registers() {
+        eprintln!(
+            "quell: note: the processor's registers cannot be read here (on Intel: modprobe msr): what is set behind the kernel's back is not seen"
+        );
+    }
+    let stops = signals::stop_signals().map_err(failed)?;
+    let begun = machine::unix_s();
+    let mut record = match &args.out {
+        Some(dir) => Some(Folder::begin(dir, "ways", begun, Nanos(0)).map_err(failed)?),
+        None => None,
+    };
+    let clock = Instant::now();
+    let now = || Nanos(u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    let mut all = Changes::default();
+    let caches = looker.caches().to_vec();
+    all.put(Nanos(0), Change::Machine { caches }, &mut record);
+    // Before the command: what is set already is there from the first moment on.
+    let mut before = Snapshot::default();
+    let mut child = start(&args.command, &mut looker)?;
+    let end = args.span.or((child.is_none()).then_some(USUAL));
+    let (mut status, mut looks, mut busy) = (None, 0u64, Nanos(0));
+    let mut next = Nanos(0);
+    loop {
+        let at = now();
+        let seen = looker.look(&files).map_err(failed)?;
+        for change in changes(&before, &seen) {
+            all.put(at, change, &mut record);
+        }
+        before = seen;
+        looks += 1;
+        busy = busy.plus(Nanos(now().since(at).0));
+        next = next.plus(args.every).max(now());
+        let over = |at: Nanos| end.is_some_and(|end| at >= end);
+        let wait = next.min(end.unwrap_or(next)).since(now());
+        let stopped = waited(&stops, wait);
+        if let Some(child) = &mut child {
+            status = child.try_wait().map_err(failed)?;
+        }
+        if stopped || status.is_some() || over(now()) {
+            break;
+        }
+    }
+    let end = now();
+    if let (Some(child), None) = (&mut child, status) {
+        // Its time is over, or somebody wants us to end: so is the command.
+        let _ = child.kill();
+        status = Some(child.wait().map_err(failed)?);
+    }
+    eprintln!(
+        "quell: {looks} looks in {:.1} s, {:.2} ms each",
+        end.as_secs_f64(),
+        busy.0 as f64 / 1e6 / looks.max(1) as f64
+    );
+    if let Some(folder) = record.take() {
+        eprintln!("quell: the record is in {}", keep(folder, end, begun)?);
+    }
+    let told = || all.told.iter().map(|(at, change)| (at.0, change));
+    if args.json {
+        let found = findings(&Timeline::of(told(), end.0));
+        println!("{}", serde_json::to_string_pretty(&found).map_err(failed)?);
+    } else {
+        print!(
+            "{}",
+            quell_report::ways_text(told(), end.0, machine::style())
+        );
+    }
+    Ok(match status {
+        Some(status) => Exit::Status(quell_linux::shell_status(status)),
+        None => Exit::Done,
+    })
+}
+
+/// What was told, here and in the record.
+#[derive(Default)]
+struct Changes {
+    told: Vec<(Nanos, Change)>,
+}
+
+impl Changes {
+    fn put(&mut self, at: Nanos, change: Change, record: &mut Option<Folder>) {
+        let event = Event::Ways {
+            change: change.clone(),
+        };
+        record.put(at, &event);
+        self.told.push((at, change));
+    }
+}
+
+fn start(command: &[String], looker: &mut Looker) -> Result<Option<Child>> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Ok(None);
+    };
+    let child = Command::new(program).args(arguments).spawn().map_err(|e| {
+        failed(format!(
+            "{program}: {e}; name a program, with its path if it is not in $PATH"
+        ))
+    })?;
+    looker.watch(child.id());
+    Ok(Some(child))
+}
+
+/// Waits; whether somebody wants us to end.
+fn waited(stops: &std::os::fd::OwnedFd, wait: Nanos) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(stops.as_fd(), PollFlags::IN)];
+    let timeout = Timespec {
+        tv_sec: i64::try_from(wait.0 / 1_000_000_000).unwrap_or(i64::MAX),
+        tv_nsec: i64::try_from(wait.0 % 1_000_000_000).unwrap_or(0),
+    };
+    let _ = poll(&mut fds, Some(&timeout));
+    signals::next_signal(stops).is_some()
+}
+
+/// Completes the record, its page included.
+fn keep(mut folder: Folder, end: Nanos, begun_unix_s: u64) -> Result<String> {
+    let name = "end".to_owned();
+    folder.put(end, &Event::Phase { name });
+    let manifest = serde_json::json!({
+        "schema": MANIFEST_SCHEMA,
+        "version": env!("CARGO_PKG_VERSION"),
+        "created_unix_s": begun_unix_s,
+        "command_line": machine::command_line(),
+        "watched": "ways",
+    });
+    let manifest = serde_json::to_string_pretty(&manifest).map_err(failed)?;
+    folder.write("manifest.json", &manifest).map_err(failed)?;
+    folder.close().map_err(failed)?;
+    let record = quell_engine::read::read(folder.path()).map_err(failed)?;
+    let page = quell_report::html(&record);
+    folder.write("report.html", &page).map_err(failed)?;
+    Ok(folder.finish().map_err(failed)?.display().to_string())
+}

@@ -1,0 +1,109 @@
+//! `quell ways` in the lab: caches divided wrongly on purpose (`tests/lab/ways.sh`), each told as what it is by looking alone.
+//!
+//! Skipped aloud where the lab cannot be had: no plugin beside the program, no `apt-get`, no mirror, another architecture.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::path::Path;
+use std::process::Command;
+
+/// Scene → kinds of findings, as the guest's `quell ways` told them.
+fn scenes(scenes: &[&str], options: &[&str]) -> Option<Vec<(String, Vec<String>)>> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/lab/ways.sh");
+    let out = tempfile::tempdir().unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_quell"))
+        .args([
+            "lab",
+            "--profile",
+            "icelake",
+            "--timeout",
+            "10min",
+            "--with",
+            "quell",
+        ])
+        .arg("--with")
+        .arg(format!("{}=/ways.sh", script.display()))
+        .arg("--out")
+        .arg(out.path())
+        .args(options)
+        .args(["--", "sh", "/ways.sh"])
+        .args(scenes)
+        .output()
+        .unwrap();
+    let (said, errors) = (
+        String::from_utf8_lossy(&done.stdout).into_owned(),
+        String::from_utf8_lossy(&done.stderr).into_owned(),
+    );
+    // What is missing here, the program says itself.
+    let missing = ["is not beside", "apt-get", "mirror", "packages are for"];
+    if !done.status.success() && missing.iter().any(|m| errors.contains(m)) {
+        eprintln!("SKIPPED the lab: {errors}");
+        return None;
+    }
+    assert!(done.status.success(), "{said}{errors}");
+    println!("{said}{errors}");
+    let line = |line: &str| {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        Some((words.next()?, words.collect()))
+    };
+    Some(said.lines().filter_map(line).collect())
+}
+
+#[test]
+fn wrong_configurations_are_told_as_what_they_are() {
+    let wanted = [
+        ("right", None),
+        ("unused", Some("unused")),
+        ("overlap", Some("overlap")),
+        ("small", Some("too-small")),
+        ("large", Some("too-large")),
+        ("escaped", Some("escaped")),
+        ("empty", Some("empty")),
+        ("beyond", Some("beyond")),
+        ("registers", Some("register")),
+    ];
+    let names: Vec<&str> = wanted.iter().map(|(name, _)| *name).collect();
+    let Some(found) = scenes(&names, &[]) else {
+        return;
+    };
+    for (scene, kind) in wanted {
+        let told = found.iter().find(|(name, _)| name == scene);
+        let (_, kinds) = told.unwrap_or_else(|| panic!("no scene {scene}: {found:?}"));
+        match kind {
+            Some(kind) => assert!(kinds.iter().any(|k| k == kind), "{scene}: {kinds:?}"),
+            None => assert!(kinds.is_empty(), "{scene}: {kinds:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_class_under_another_cache_is_told() {
+    let options = ["--sockets", "2", "--cpus", "4"];
+    let Some(found) = scenes(&["other"], &options) else {
+        return;
+    };
+    let (_, kinds) = found.iter().find(|(name, _)| name == "other").unwrap();
+    assert!(kinds.iter().any(|k| k == "other-cache"), "{kinds:?}");
+}
+
+#[test]
+fn without_resctrl_both_ways_out_are_named() {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    if mounts.contains(" resctrl ") {
+        eprintln!("SKIPPED: resctrl is mounted here");
+        return;
+    }
+    let done = Command::new(env!("CARGO_BIN_EXE_quell"))
+        .arg("ways")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{errors}");
+    for word in ["mount -t resctrl", "quell lab --profile icelake"] {
+        assert!(errors.contains(word), "'{word}' is not named in: {errors}");
+    }
+}

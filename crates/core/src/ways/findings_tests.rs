@@ -1,0 +1,301 @@
+//! Six configurations that are wrong on purpose, and the same set right. A cache of 8 MiB with 16 ways on four CPUs, looked at every
+//! 100 ms for 3 s; what is counted is what the emulated processor of the lab counts (`tests/lab/ways.sh`).
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const LOOK: u64 = 100_000_000;
+const LOOKS: u64 = 30;
+
+/// A machine, and what is set on it.
+struct Scene {
+    caches: Vec<Cache>,
+    now: Snapshot,
+    told: Vec<(u64, Change)>,
+    before: Snapshot,
+    at: u64,
+}
+
+impl Scene {
+    /// Caches of the third level, each of two CPUs; everybody in the root's class.
+    fn on(caches: u32) -> Self {
+        let cache = |id: u32| Cache {
+            place: Place::new("L3", id),
+            bits: 16,
+            bytes: 8 * MIB,
+            cpus: [2 * id, 2 * id + 1].into_iter().collect(),
+            least: 1,
+            shareable: Mask(0),
+        };
+        let caches: Vec<Cache> = (0..caches).map(cache).collect();
+        let mut scene = Self {
+            told: vec![(
+                0,
+                Change::Machine {
+                    caches: caches.clone(),
+                },
+            )],
+            caches,
+            now: Snapshot::default(),
+            before: Snapshot::default(),
+            at: 0,
+        };
+        scene.class(ROOT, 0xffff);
+        scene
+    }
+
+    fn class(&mut self, name: &str, mask: u64) {
+        let places = self.caches.iter().map(|c| c.place.clone());
+        let masks = places.map(|place| (place, Mask(mask))).collect();
+        let class = self.now.classes.entry(name.to_owned()).or_default();
+        class.masks = masks;
+    }
+
+    fn thread(&mut self, tid: u32, pid: u32, class: &str, cpu: u32) {
+        let thread = Thread {
+            pid,
+            name: "rt".to_owned(),
+            class: class.to_owned(),
+            cpu,
+        };
+        self.now.threads.insert(tid, thread);
+    }
+
+    /// One look; each class has so much of the first cache and has moved so much more since the last look.
+    fn look(&mut self, counted: &[(&str, u64, u64)]) {
+        for (name, occupancy, moved) in counted {
+            let class = self.now.classes.entry((*name).to_owned()).or_default();
+            let figures = class.figures.entry(Place::new("L3", 0)).or_default();
+            figures.occupancy = Some(*occupancy);
+            figures.traffic = Some(figures.traffic.unwrap_or(0) + moved);
+        }
+        let new = changes(&self.before, &self.now);
+        let at = self.at;
+        self.told.extend(new.into_iter().map(|c| (at, c)));
+        self.before = self.now.clone();
+        self.at += LOOK;
+    }
+
+    fn looks(&mut self, counted: &[(&str, u64, u64)]) {
+        for _ in 0..LOOKS {
+            self.look(counted);
+        }
+    }
+
+    fn found(&self) -> Vec<Finding> {
+        findings(&Timeline::of(
+            self.told.iter().map(|(at, c)| (*at, c)),
+            self.at,
+        ))
+    }
+
+    /// The only finding.
+    #[track_caller]
+    fn only(&self, kind: Kind) -> Finding {
+        let mut found = self.found();
+        assert_eq!(found.len(), 1, "{found:#?}");
+        let finding = found.remove(0);
+        assert_eq!(finding.kind, kind, "{finding:#?}");
+        finding
+    }
+}
+
+/// A list of 1.9 MiB in four ways of its own, beside a stream in the others.
+fn right() -> Scene {
+    let mut scene = Scene::on(1);
+    scene.class(ROOT, 0xff00);
+    scene.class("rt", 0x000f);
+    scene.thread(11, 11, "rt", 0);
+    scene
+}
+
+const LIST: (&str, u64, u64) = ("rt", 1_990_000, 20_000);
+const STREAM: (&str, u64, u64) = (ROOT, 2_000_000, 20_000);
+
+#[test]
+fn what_is_set_right_has_no_findings() {
+    let mut scene = right();
+    scene.looks(&[LIST, STREAM]);
+    assert_eq!(scene.found(), []);
+}
+
+#[test]
+fn nobody_uses_cache_allocation() {
+    let mut scene = Scene::on(1);
+    scene.thread(11, 11, ROOT, 0);
+    scene.looks(&[(ROOT, 8 * MIB, 30 * MIB)]);
+    let found = scene.only(Kind::Unused);
+    assert!(found.what.contains("no program uses"), "{found:?}");
+    // Others do, and this one does not.
+    scene.class("other", 0x000f);
+    scene.class(ROOT, 0xffff);
+    scene.thread(12, 12, "other", 1);
+    scene.looks(&[(ROOT, 8 * MIB, 30 * MIB)]);
+    let found = scene.found();
+    assert!(
+        found
+            .iter()
+            .any(|f| f.kind == Kind::Unused && f.what.contains("process 11 (rt)")),
+        "{found:#?}"
+    );
+}
+
+#[test]
+fn a_class_whose_ways_the_root_kept() {
+    let mut scene = right();
+    scene.class(ROOT, 0xffff);
+    scene.looks(&[LIST, (ROOT, 6 * MIB, 25 * MIB)]);
+    let found = scene.only(Kind::Overlap);
+    assert_eq!(found.class.as_deref(), Some("rt"));
+    assert!(found.what.contains("4 of its 4 ways of L3:0 with class /"));
+    assert!(found.evidence.contains("0xf"), "{found:?}");
+    assert!(found.evidence.contains("/ moved 262 MB/s"), "{found:?}");
+    assert!(
+        found
+            .remedy
+            .ends_with("echo 'L3:0=fff0' > /sys/fs/resctrl/schemata"),
+        "{found:?}"
+    );
+    // A quiet class may share.
+    let mut scene = right();
+    scene.class(ROOT, 0xffff);
+    scene.looks(&[LIST, (ROOT, 6 * MIB, 1000)]);
+    assert_eq!(scene.found(), []);
+}
+
+#[test]
+fn a_mask_smaller_than_what_is_worked_on() {
+    let mut scene = right();
+    scene.class("rt", 0x0003);
+    scene.looks(&[("rt", MIB - 4096, 20 * MIB), STREAM]);
+    let found = scene.only(Kind::TooSmall);
+    assert!(found.evidence.contains("1.0 MiB"), "{found:?}");
+    assert!(found.evidence.contains("200 times a second"), "{found:?}");
+}
+
+#[test]
+fn a_mask_larger_than_needed() {
+    let mut scene = right();
+    scene.class("rt", 0x00ff);
+    scene.looks(&[("rt", MIB + MIB / 4, 1000), STREAM]);
+    let found = scene.only(Kind::TooLarge);
+    assert!(found.evidence.contains("1.2 MiB of 4.0 MiB"), "{found:?}");
+    assert!(
+        found.remedy.contains("3 ways") && found.remedy.contains("L3:0=7'"),
+        "{found:?}"
+    );
+    // One that is being filled is not judged.
+    let mut scene = right();
+    scene.class("rt", 0x00ff);
+    for look in 0..LOOKS {
+        scene.look(&[("rt", MIB + look * MIB / 20, MIB / 20), STREAM]);
+    }
+    assert_eq!(scene.found(), []);
+}
+
+#[test]
+fn threads_that_stayed_behind() {
+    let mut scene = right();
+    scene.thread(12, 11, ROOT, 1);
+    scene.thread(13, 11, "rt", 1);
+    scene.looks(&[LIST, STREAM]);
+    let found = scene.only(Kind::Escaped);
+    assert!(found.what.contains("1 of 3 threads of process 11"));
+    assert!(found.evidence.contains("12 in class /"), "{found:?}");
+    assert!(found.remedy.contains("/sys/fs/resctrl/rt/tasks"));
+    // Threads that are moved one after the other have not escaped.
+    let mut scene = right();
+    scene.thread(12, 11, ROOT, 1);
+    scene.look(&[LIST, STREAM]);
+    scene.thread(12, 11, "rt", 1);
+    scene.looks(&[LIST, STREAM]);
+    assert_eq!(scene.found(), []);
+}
+
+#[test]
+fn a_thread_on_a_cpu_of_another_cache() {
+    let mut scene = Scene::on(2);
+    let second = Place::new("L3", 1);
+    scene.class(ROOT, 0xff00);
+    scene.class("rt", 0x000f);
+    for class in ["rt", ROOT] {
+        let class = scene.now.classes.get_mut(class).unwrap();
+        class.masks.insert(second.clone(), Mask(0xffff));
+    }
+    scene.thread(11, 11, "rt", 0);
+    scene.looks(&[LIST, STREAM]);
+    assert_eq!(scene.found(), []);
+    scene.thread(11, 11, "rt", 2);
+    scene.looks(&[LIST, STREAM]);
+    let found = scene.only(Kind::OtherCache);
+    assert_eq!(found.place, Some(second));
+    assert!(found.what.contains("it has 0xf of L3:0"), "{found:?}");
+    assert!(found.evidence.contains("3.0 s of 6.0 s"), "{found:?}");
+}
+
+#[test]
+fn lines_that_were_left_behind() {
+    let mut scene = right();
+    scene.class("rt", 0x00ff);
+    scene.class(ROOT, 0xff00);
+    scene.looks(&[("rt", 4 * MIB - 4096, 1000), STREAM]);
+    scene.class("rt", 0x0003);
+    scene.looks(&[("rt", 4 * MIB - 4096, 1000), STREAM]);
+    let found = scene.only(Kind::Beyond);
+    assert!(
+        found
+            .evidence
+            .contains("up to 4.0 MiB with a mask for 1.0 MiB"),
+        "{found:?}"
+    );
+    assert!(found.evidence.contains("still had them"), "{found:?}");
+}
+
+#[test]
+fn a_class_that_nobody_is_in() {
+    let mut scene = right();
+    scene.class("spare", 0x00f0);
+    scene.looks(&[LIST, STREAM]);
+    let found = scene.only(Kind::Empty);
+    assert!(found.evidence.contains("0xf0 of L3:0"), "{found:?}");
+    assert!(found.remedy.contains("rmdir /sys/fs/resctrl/spare"));
+    // A CPU is a member as well.
+    let spare = scene.now.classes.get_mut("spare").unwrap();
+    spare.cpus = [1].into_iter().collect();
+    scene.looks(&[LIST, STREAM]);
+    assert_eq!(scene.found(), []);
+}
+
+#[test]
+fn registers_that_say_something_else() {
+    let mut scene = right();
+    for cpu in [0, 1] {
+        scene.now.registers.insert(Register {
+            cpu,
+            number: 0xc90,
+            of: "the mask of class / in L3:0".to_owned(),
+            kernel: 0xff00,
+            register: 0xffff,
+        });
+    }
+    scene.looks(&[LIST, STREAM]);
+    let found = scene.only(Kind::Register);
+    assert!(found.evidence.contains("0xc90 read on CPU 0-1 is 0xffff"));
+}
+
+#[test]
+fn ways_that_devices_fill() {
+    let mut scene = right();
+    for cache in &mut scene.caches {
+        cache.shareable = Mask(0x0003);
+    }
+    scene.told = vec![(
+        0,
+        Change::Machine {
+            caches: scene.caches.clone(),
+        },
+    )];
+    scene.looks(&[LIST, STREAM]);
+    let found = scene.only(Kind::Devices);
+    assert!(found.what.contains("2 of the 4 ways"), "{found:?}");
+}

@@ -1,0 +1,259 @@
+//! The processor's own registers (`/dev/cpu/N/msr`, msr(4)): masks, delays and associations that somebody has set behind
+//! the kernel's back. Intel's numbers (Software Developer's Manual, volume 3B, "Intel Resource Director Technology").
+//!
+//! Which register belongs to which class the kernel tells only when resctrl is mounted with `debug` (`ctrl_hw_id`). Else the root's is
+//! known, and another class's is the only one that holds its mask; where several do, nothing is said of it until its mask is one of a kind.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use quell_core::cpuset::CpuId;
+use quell_core::ways::{Cache, Place, ROOT, Register, Snapshot};
+
+use crate::error::{Error, Result};
+use crate::resctrl::{Info, Resctrl};
+use crate::root::{Access, Files, gone};
+
+const ASSOCIATION: u32 = 0xc8f;
+const L3_MASKS: u32 = 0xc90;
+const L2_MASKS: u32 = 0xd10;
+const DELAYS: u32 = 0xd50;
+
+/// The masks of a cache: its first CPU, how many classes there are, and where the class's registers are.
+#[derive(Debug)]
+struct Masks {
+    place: Place,
+    cpu: CpuId,
+    classes: u32,
+    first: u32,
+    step: u32,
+}
+
+/// Registers that can be read.
+#[derive(Debug)]
+pub struct Registers {
+    files: BTreeMap<CpuId, File>,
+    masks: Vec<Masks>,
+    /// Delays of memory bandwidth are percentages that are left out.
+    percent: bool,
+    /// The number of each class, as far as it is known.
+    numbers: BTreeMap<String, u32>,
+}
+
+impl Registers {
+    /// Opens them; `None` where there are none (no `msr` module, no Intel processor).
+    ///
+    /// # Errors
+    /// When they are there and may not be read.
+    pub fn open(
+        files: &dyn Files,
+        resctrl: &Resctrl,
+        info: &Info,
+        caches: &[Cache],
+    ) -> Result<Option<Self>> {
+        let vendor = files.optional("/proc/cpuinfo")?.unwrap_or_default();
+        if !vendor.contains("GenuineIntel") {
+            return Ok(None);
+        }
+        let mut open = BTreeMap::new();
+        for cpu in caches.iter().flat_map(|c| c.cpus.iter()) {
+            let path = format!("/dev/cpu/{cpu}/msr");
+            match files.open(&path, Access::Read) {
+                Ok(Some(file)) => {
+                    open.insert(cpu, file);
+                }
+                Ok(None) => return Ok(None),
+                Err(e) if gone(&e) || e.raw_os_error() == Some(libc::ENXIO) => return Ok(None),
+                Err(e) => return Err(Error::file("open", &path, None, e)),
+            }
+        }
+        let masks = caches.iter().filter_map(|cache| {
+            let resource = cache.place.resource.as_str();
+            let first = match cache.place.counted().resource.as_str() {
+                "L3" => L3_MASKS,
+                "L2" => L2_MASKS,
+                _ => return None,
+            };
+            let classes = info.resources.iter().find(|r| r.name == resource)?.classes;
+            // With code and data apart they take turns, data first.
+            let apart = *resource != cache.place.counted().resource;
+            Some(Masks {
+                place: cache.place.clone(),
+                cpu: cache.cpus.first()?,
+                classes,
+                first: first + u32::from(resource.ends_with("CODE")),
+                step: if apart { 2 } else { 1 },
+            })
+        });
+        let percent = !resctrl.mib_s && info.bandwidth().is_some_and(|(_, b)| b.linear);
+        Ok(Some(Self {
+            masks: masks.collect(),
+            files: open,
+            percent,
+            numbers: BTreeMap::from([(ROOT.to_owned(), 0)]),
+        }))
+    }
+
+    /// The registers that differ from what the kernel told in this look.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn look(
+        &mut self,
+        files: &dyn Files,
+        resctrl: &Resctrl,
+        seen: &Snapshot,
+    ) -> Result<BTreeSet<Register>> {
+        self.numbers
+            .retain(|class, _| seen.classes.contains_key(class));
+        for class in seen.classes.keys().filter(|c| *c != ROOT) {
+            let path = resctrl.group(class).file("ctrl_hw_id");
+            let told: Option<u32> = files.parsed(&path, "the number of a class")?;
+            self.numbers.extend(told.map(|n| (class.clone(), n)));
+        }
+        let mut differ = BTreeSet::new();
+        for masks in &self.masks {
+            let read =
+                |number: u32| read(&self.files, masks.cpu, masks.first + number * masks.step);
+            let all: Vec<u64> = (0..masks.classes).map(read).collect::<Result<_>>()?;
+            learn(&mut self.numbers, seen, &masks.place, &all);
+            for (name, class) in &seen.classes {
+                let Some(number) = self.numbers.get(name) else {
+                    continue;
+                };
+                let kernel = class.masks.get(&masks.place).map(|mask| mask.0);
+                let register = usize::try_from(*number).ok().and_then(|n| all.get(n));
+                if let (Some(kernel), Some(register)) = (kernel, register)
+                    && kernel != *register
+                {
+                    differ.insert(Register {
+                        cpu: masks.cpu,
+                        number: masks.first + number * masks.step,
+                        of: format!("the mask of class {name} in {}", masks.place),
+                        kernel,
+                        register: *register,
+                    });
+                }
+            }
+        }
+        self.delays(seen, &mut differ)?;
+        self.associations(seen, &mut differ)?;
+        Ok(differ)
+    }
+
+    fn delays(&self, seen: &Snapshot, differ: &mut BTreeSet<Register>) -> Result<()> {
+        if !self.percent {
+            return Ok(());
+        }
+        for (name, class) in &seen.classes {
+            let Some(number) = self.numbers.get(name) else {
+                continue;
+            };
+            for (place, percent) in class.throttles.iter().filter(|(p, _)| p.resource == "MB") {
+                // Memory is allocated where the last level of the same number is.
+                let cpu = self.masks.iter().find(|m| m.place.id == place.id);
+                let Some(cpu) = cpu.map(|m| m.cpu) else {
+                    continue;
+                };
+                let (kernel, number) = (100u64.saturating_sub(*percent), DELAYS + number);
+                let register = read(&self.files, cpu, number)?;
+                if register != kernel {
+                    differ.insert(Register {
+                        cpu,
+                        number,
+                        of: format!("the delay of class {name} in {place}"),
+                        kernel,
+                        register,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// CPUs in a class that the kernel does not know. Which of the known ones it is at this moment nobody but the kernel can tell.
+    fn associations(&self, seen: &Snapshot, differ: &mut BTreeSet<Register>) -> Result<()> {
+        if seen.classes.keys().any(|c| !self.numbers.contains_key(c)) {
+            return Ok(());
+        }
+        for cpu in self.files.keys() {
+            let register = read(&self.files, *cpu, ASSOCIATION)?;
+            let class = u32::try_from(register >> 32).unwrap_or(u32::MAX);
+            if self.numbers.values().all(|known| *known != class) {
+                differ.insert(Register {
+                    cpu: *cpu,
+                    number: ASSOCIATION,
+                    of: format!("the class of CPU {cpu} (number {class}, which no class has)"),
+                    kernel: register & u64::from(u32::MAX),
+                    register,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Learns the numbers of classes whose mask is in one register only.
+fn learn(numbers: &mut BTreeMap<String, u32>, seen: &Snapshot, place: &Place, all: &[u64]) {
+    for (name, class) in &seen.classes {
+        if numbers.contains_key(name) {
+            continue;
+        }
+        let alike = seen.classes.values();
+        let alike = alike.filter(|c| c.masks.get(place) == class.masks.get(place));
+        let Some(mask) = class.masks.get(place).filter(|_| alike.count() == 1) else {
+            continue;
+        };
+        let holds = (0u32..).zip(all).skip(1);
+        let mut holds = holds.filter(|(n, m)| **m == mask.0 && numbers.values().all(|k| k != n));
+        if let (Some((number, _)), None) = (holds.next(), holds.next()) {
+            numbers.insert(name.clone(), number);
+        }
+    }
+}
+
+fn read(files: &BTreeMap<CpuId, File>, cpu: CpuId, number: u32) -> Result<u64> {
+    let mut bytes = [0; 8];
+    let path = || format!("/dev/cpu/{cpu}/msr");
+    let file = files.get(&cpu).ok_or_else(|| {
+        Error::file(
+            "open",
+            &path(),
+            None,
+            io::Error::from(io::ErrorKind::NotFound),
+        )
+    })?;
+    file.read_exact_at(&mut bytes, u64::from(number))
+        .map_err(|e| Error::file("read", &path(), None, e))?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_core::partition::Mask;
+    use quell_core::ways::Class;
+
+    #[test]
+    fn a_class_is_known_by_its_mask_while_that_is_one_of_a_kind() {
+        let place = Place::new("L3", 0);
+        let mut seen = Snapshot::default();
+        for (name, mask) in [(ROOT, 0xffff), ("a", 0x000f), ("b", 0x00f0)] {
+            let mut class = Class::default();
+            class.masks.insert(place.clone(), Mask(mask));
+            seen.classes.insert(name.to_owned(), class);
+        }
+        let known = |registers: &[u64]| {
+            let mut numbers = BTreeMap::from([(ROOT.to_owned(), 0)]);
+            learn(&mut numbers, &seen, &place, registers);
+            let of = |name: &str| numbers.get(name).copied();
+            (of("a"), of("b"))
+        };
+        assert_eq!(known(&[0xffff, 0x00f0, 0x000f, 0xffff]), (Some(2), Some(1)));
+        // What somebody else has written is nobody's; what two registers hold neither.
+        assert_eq!(known(&[0xffff, 0x0ff0, 0x000f, 0xffff]), (Some(2), None));
+        assert_eq!(known(&[0xffff, 0x000f, 0x000f, 0x00f0]), (None, Some(3)));
+    }
+}

@@ -1,0 +1,364 @@
+//! Who may fill which ways of which cache: lanes over time, with what was counted of each class and where threads were below
+//! them, what changed, and what was found.
+
+use std::fmt::Write as _;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::ways::{
+    Block, Cache, Finding, ROOT, Sampled, ThreadLane, Timeline, findings, rate,
+};
+
+use crate::text::{Table, TableCell, Tone};
+use crate::ways::{MOST_TOLD, Stage, called, evidence, fillers, stages, title, word};
+
+use super::chart::{Anchor, Area, Figure, Scale, Svg, Width, room, spread};
+use super::escape;
+use super::page::{Page, Section};
+use super::table::html_table;
+
+/// The colours of classes other than the root's, which is grey.
+const COLOURS: [&str; 7] = ["s2", "s1", "s4", "s5", "s3", "s6", "s7"];
+/// Threads that are drawn at most.
+const MOST_THREADS: usize = 10;
+const LEFT: f64 = 58.0;
+const ABOVE: f64 = 26.0;
+const COUNTED: f64 = 90.0;
+const THREAD: f64 = 15.0;
+
+pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
+    let stages = stages(page.record);
+    let body: String = stages
+        .iter()
+        .enumerate()
+        .map(|(n, stage)| drawn(n, stage))
+        .collect();
+    (!stages.is_empty()).then_some(Section {
+        id: "ways",
+        title: "Who may fill which ways",
+        body,
+    })
+}
+
+fn drawn(number: usize, stage: &Stage) -> String {
+    let timeline = &stage.timeline;
+    let mut out = String::new();
+    if let Some(name) = &stage.name {
+        let _ = writeln!(out, "<h3>{}, first round</h3>", escape(name));
+    }
+    let found = findings(timeline);
+    out += &found_html(&found);
+    for (n, cache) in timeline.caches.iter().enumerate() {
+        let id = format!("fig-ways-{number}-{n}");
+        let title = format!("Who may fill which ways of {}", cache.place);
+        let shows = format!(
+            "{}. Who may fill which of them over time, what each class had of the cache and moved, and where threads were.",
+            self::title(cache)
+        );
+        let figure = Figure {
+            id: &id,
+            title: &title,
+            shows: &shows,
+            reading: "A surface is named by the classes that may fill those ways; ways that several may fill are striped in their colours. \
+                      Hardware tells how much a class has of a cache, not in which ways: dashed is what its mask comes to.",
+        };
+        out += &figure.render(|width| draw(timeline, cache, width));
+    }
+    out + &told(timeline)
+}
+
+fn found_html(found: &[Finding]) -> String {
+    if found.is_empty() {
+        return "<p>Nothing was found that is set wrong.</p>\n".to_owned();
+    }
+    let mut out = String::from("<ul>\n");
+    for finding in found {
+        let _ = writeln!(
+            out,
+            "<li><span class=\"bad\">{}</span>: {}. <span class=\"faint\">{}.</span> To do: {}.</li>",
+            word(finding.kind),
+            escape(&finding.what),
+            escape(&evidence(finding)),
+            escape(&finding.remedy)
+        );
+    }
+    out + "</ul>\n"
+}
+
+fn told(timeline: &Timeline) -> String {
+    let row = |(at, what): &(u64, String)| {
+        let at = format!("{:.2} s", *at as f64 / 1e9);
+        vec![TableCell::new(at), TableCell::tone(what, Tone::Plain)]
+    };
+    let table = Table {
+        head: vec!["after".to_owned(), "what changed".to_owned()],
+        rows: timeline.told.iter().take(MOST_TOLD).map(row).collect(),
+        left: vec![1],
+    };
+    if table.rows.is_empty() {
+        return String::new();
+    }
+    let more = timeline.told.len().saturating_sub(MOST_TOLD);
+    let caption = if more > 0 {
+        format!("What changed; {more} more are in events.jsonl.")
+    } else {
+        "What changed.".to_owned()
+    };
+    html_table(&table, &caption)
+}
+
+/// The style class of a class.
+fn colour(timeline: &Timeline, class: &str) -> &'static str {
+    if class == ROOT {
+        return "s0";
+    }
+    let named = timeline.classes.iter().filter(|c| *c != ROOT);
+    let place = named.take_while(|c| *c != class).count();
+    COLOURS[place % COLOURS.len()]
+}
+
+/// What a class had, or moved, over time.
+struct Line<'t> {
+    class: &'t str,
+    /// Seconds and value.
+    places: Vec<(f64, f64)>,
+    /// What its mask comes to, the same way; may be empty.
+    mask: Vec<(f64, f64)>,
+}
+
+fn occupied<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
+    let place = &cache.place;
+    let line = |class: &'t String| {
+        let samples = timeline.sampled(class, place, (0, timeline.end_ns));
+        let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
+        let places: Vec<(f64, f64)> = samples
+            .iter()
+            .filter_map(|s| Some((s.at_ns as f64 / 1e9, mib(s.occupancy?))))
+            .collect();
+        let key = (class.clone(), place.clone());
+        let masks = timeline.masks.get(&key).into_iter().flatten();
+        let mut mask = Vec::new();
+        for held in masks {
+            let bytes = mib(cache.part(held.is.count()));
+            mask.push((held.from_ns as f64 / 1e9, bytes));
+            mask.push((held.until_ns as f64 / 1e9, bytes));
+        }
+        if class == ROOT || *place != place.counted() {
+            mask.clear();
+        }
+        (places.len() > 1).then_some(Line {
+            class,
+            places,
+            mask,
+        })
+    };
+    timeline.classes.iter().filter_map(line).collect()
+}
+
+fn moved<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
+    let line = |class: &'t String| {
+        let samples = timeline.sampled(class, &cache.place, (0, timeline.end_ns));
+        let pairs = samples.windows(2).filter_map(|pair: &[Sampled]| {
+            let last = pair.last()?;
+            Some((last.at_ns as f64 / 1e9, rate(pair)? / 1e6))
+        });
+        let places: Vec<(f64, f64)> = pairs.collect();
+        (places.len() > 1).then_some(Line {
+            class,
+            places,
+            mask: Vec::new(),
+        })
+    };
+    timeline.classes.iter().filter_map(line).collect()
+}
+
+/// Threads in classes of their own, or on this cache's CPUs.
+fn threads<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<(u32, &'t ThreadLane)> {
+    let here = |lane: &ThreadLane| {
+        let mut was = lane.was.iter();
+        was.any(|w| cache.cpus.contains(w.is.cpu))
+    };
+    let mut all: Vec<_> = timeline
+        .threads
+        .iter()
+        .filter(|(_, lane)| here(lane))
+        .map(|(tid, lane)| (*tid, lane))
+        .collect();
+    all.sort_by_key(|(tid, lane)| (lane.pid, *tid));
+    all.truncate(MOST_THREADS);
+    all
+}
+
+fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
+    let (had, moved) = (occupied(timeline, cache), moved(timeline, cache));
+    let threads = threads(timeline, cache);
+    let names = timeline.classes.iter().map(|c| room(called(c)));
+    // Names of lines stand beside their ends.
+    let right = width.units() - names.fold(0.0, f64::max).clamp(20.0, 120.0) - 8.0;
+    let way = (180.0 / f64::from(cache.bits.max(1))).clamp(8.0, 16.0);
+    let lanes = way * f64::from(cache.bits);
+    let counted = [had.is_empty(), moved.is_empty()];
+    let counted = counted.iter().filter(|none| !**none).count() as f64 * (ABOVE + COUNTED);
+    let below = match threads.len() {
+        0 => 0.0,
+        n => ABOVE + n as f64 * THREAD,
+    };
+    let mut svg = Svg::new(width, ABOVE + lanes + counted + below + 44.0);
+    let seconds = timeline.end_ns as f64 / 1e9;
+    let x = Scale::linear((0.0, seconds), (LEFT, right));
+    let mut area = Area {
+        left: LEFT,
+        right,
+        top: ABOVE,
+        bottom: ABOVE + lanes,
+    };
+    svg.text(
+        (LEFT, ABOVE - 8.0),
+        Anchor::Start,
+        "small",
+        &title_of_lanes(cache, width),
+    );
+    for bit in [0, cache.bits.saturating_sub(1)] {
+        let y = area.bottom - way * (f64::from(bit) + 0.5) + 4.0;
+        svg.text((LEFT - 6.0, y), Anchor::End, "small", &format!("way {bit}"));
+    }
+    for block in timeline.blocks.get(&cache.place).into_iter().flatten() {
+        surface(&mut svg, timeline, block, (&area, &x, way));
+    }
+    let under = |above: &Area, tall: f64| Area {
+        top: above.bottom + ABOVE,
+        bottom: above.bottom + ABOVE + tall,
+        ..*above
+    };
+    for (all, what) in [
+        (&had, "each class has of the cache, MiB"),
+        (&moved, "moved from and to memory, MB/s"),
+    ] {
+        if !all.is_empty() {
+            area = under(&area, COUNTED);
+            lines(&mut svg, timeline, all, what, (&area, &x));
+        }
+    }
+    if !threads.is_empty() {
+        area = under(&area, threads.len() as f64 * THREAD);
+        drawn_threads(&mut svg, timeline, &threads, (&area, &x));
+    }
+    let bare = Area {
+        top: area.bottom,
+        ..area
+    };
+    let ticks = x.ticks(if width == Width::Wide { 8 } else { 4 });
+    svg.columns(&bare, &x, &ticks, "seconds since it began");
+    svg
+}
+
+fn drawn_threads(
+    svg: &mut Svg,
+    timeline: &Timeline,
+    threads: &[(u32, &ThreadLane)],
+    (area, x): (&Area, &Scale),
+) {
+    let what = "threads, in the class whose ways they fill";
+    svg.text((LEFT, area.top - 8.0), Anchor::Start, "small", what);
+    for (n, (tid, lane)) in threads.iter().enumerate() {
+        let top = area.top + THREAD * n as f64;
+        for was in &lane.was {
+            let from = x.at(was.from_ns as f64 / 1e9);
+            let wide = x.at(was.until_ns as f64 / 1e9) - from;
+            let class = format!("band {}", colour(timeline, &was.is.class));
+            svg.rect(&class, (from, top), (wide.max(1.0), THREAD - 2.0));
+        }
+        let name = format!("{tid} {} of process {}{}", lane.name, lane.pid, cpus(lane));
+        svg.text((LEFT + 3.0, top + 10.5), Anchor::Start, "value halo", &name);
+    }
+}
+
+fn title_of_lanes(cache: &Cache, width: Width) -> String {
+    match width {
+        Width::Wide => title(cache),
+        Width::Narrow => format!("{}, {} ways", cache.place, cache.bits),
+    }
+}
+
+/// The CPUs a thread ran on.
+fn cpus(lane: &ThreadLane) -> String {
+    let cpus: CpuSet = lane.was.iter().map(|w| w.is.cpu).collect();
+    format!(", CPU {}", cpus.brief())
+}
+
+/// The ways of a block, in the colours of those who may fill them.
+fn surface(
+    svg: &mut Svg,
+    timeline: &Timeline,
+    block: &Block,
+    (area, x, way): (&Area, &Scale, f64),
+) {
+    let (from, until) = (
+        x.at(block.from_ns as f64 / 1e9),
+        x.at(block.until_ns as f64 / 1e9),
+    );
+    let wide = (until - from - 1.0).max(0.5);
+    let top = area.bottom - way * f64::from(block.is.first + block.is.count);
+    let tall = way * f64::from(block.is.count);
+    let fill = &block.is.fill;
+    if fill.locked.is_some() {
+        svg.rect("fill s7", (from, top), (wide, tall - 1.0));
+    }
+    for n in 0..block.is.count {
+        let stripe = (way - 1.0) / fill.classes.len().max(1) as f64;
+        for (k, class) in fill.classes.iter().enumerate() {
+            let y = top + way * f64::from(n) + stripe * k as f64;
+            let class = format!("pale {}", colour(timeline, class));
+            svg.rect(&class, (from, y), (wide, stripe));
+        }
+    }
+    let name = fillers(fill);
+    if room(&name) + 8.0 < wide && tall >= 8.0 {
+        let class = if fill.locked.is_some() {
+            "inside"
+        } else {
+            "value strong halo"
+        };
+        svg.text(
+            (from + 5.0, top + tall / 2.0 + 4.0),
+            Anchor::Start,
+            class,
+            &name,
+        );
+    }
+}
+
+fn lines(
+    svg: &mut Svg,
+    timeline: &Timeline,
+    all: &[Line<'_>],
+    what: &str,
+    (area, x): (&Area, &Scale),
+) {
+    svg.text((LEFT, area.top - 8.0), Anchor::Start, "small", what);
+    let values = all.iter().flat_map(|l| l.places.iter().chain(&l.mask));
+    let high = values.map(|(_, v)| *v).fold(0.0, f64::max);
+    let y = Scale::linear((0.0, high.max(f64::MIN_POSITIVE) * 1.05), area.up());
+    svg.rows(area, &y, &y.ticks(3), true);
+    let placed = |places: &[(f64, f64)]| -> Vec<(f64, f64)> {
+        places.iter().map(|(s, v)| (x.at(*s), y.at(*v))).collect()
+    };
+    for line in all {
+        let class = colour(timeline, line.class);
+        svg.line(&format!("line {class}"), &placed(&line.places));
+        svg.line(&format!("line thin dash {class}"), &placed(&line.mask));
+    }
+    let ends = all
+        .iter()
+        .map(|l| l.places.last().map_or(0.0, |(_, v)| y.at(*v)));
+    let ends: Vec<f64> = ends.collect();
+    let labels = spread(&ends, 13.0, (area.top + 4.0, area.bottom));
+    for (line, at) in all.iter().zip(labels) {
+        let class = format!("name small {}", colour(timeline, line.class));
+        svg.text(
+            (area.right + 5.0, at + 4.0),
+            Anchor::Start,
+            &class,
+            called(line.class),
+        );
+    }
+}

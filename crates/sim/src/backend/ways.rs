@@ -1,0 +1,110 @@
+//! What the record is told of ways: masks as they are set, and now and then what was counted of each class.
+
+use quell_core::backend::Seen;
+use quell_core::partition::Mask;
+use quell_core::plan::REST;
+use quell_core::record::Event;
+use quell_core::units::Nanos;
+use quell_core::ways::{Cache, Change, Figures, Place, ROOT, Snapshot, changes};
+
+use super::Sim;
+
+/// What is counted is told no more often than this.
+const SAMPLED: Nanos = Nanos::millis(10);
+
+/// What the record was told.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    caches: Vec<Cache>,
+    state: Snapshot,
+    /// When what is counted is told again.
+    next: Nanos,
+}
+
+/// What a group is called among classes.
+fn class_of(group: &str) -> &str {
+    if group == REST { ROOT } else { group }
+}
+
+impl Sim {
+    /// A group fills these ways from now on.
+    pub(super) fn tell_ways(&mut self, group: &str, level: u32, mask: Mask) {
+        if self.told.caches.is_empty() {
+            self.told.caches = self.divisible();
+            let caches = self.told.caches.clone();
+            self.tell(Change::Machine { caches });
+        }
+        let mut state = self.told.state.clone();
+        let class = state.classes.entry(class_of(group).to_owned());
+        let class = class.or_default();
+        let resource = format!("L{level}");
+        let places = self.told.caches.iter().map(|c| &c.place);
+        for place in places.filter(|p| p.resource == resource) {
+            class.masks.insert(place.clone(), mask);
+        }
+        self.tell_state(state);
+        self.told.next = self.os.now();
+        self.sample();
+    }
+
+    /// What is counted now, if that was not told just before.
+    pub(super) fn sample(&mut self) {
+        let now = self.os.now();
+        if now < self.told.next {
+            return;
+        }
+        self.told.next = now.plus(SAMPLED);
+        let mut state = self.told.state.clone();
+        for (name, class) in &mut state.classes {
+            let group = if name == ROOT { REST } else { name };
+            let Ok(number) = self.os.class(group) else {
+                continue;
+            };
+            for cache in &self.told.caches {
+                let resource = &cache.place.resource;
+                let alike = self.told.caches.iter();
+                // The machine counts all caches of a level together.
+                let alone = alike.filter(|c| c.place.resource == *resource).count() == 1;
+                let level = resource.strip_prefix('L').and_then(|l| l.parse().ok());
+                if let Some(level) = level.filter(|_| alone) {
+                    let figures = Figures {
+                        occupancy: Some(self.os.held_by(number, level)),
+                        traffic: Some(self.os.drawn_by(number)),
+                    };
+                    class.figures.insert(cache.place.clone(), figures);
+                }
+            }
+        }
+        self.tell_state(state);
+    }
+
+    fn tell_state(&mut self, state: Snapshot) {
+        for change in changes(&self.told.state, &state) {
+            self.tell(change);
+        }
+        self.told.state = state;
+    }
+
+    fn tell(&mut self, change: Change) {
+        self.pending.push(Seen::Event(Event::Ways { change }));
+    }
+
+    /// The caches whose ways can be divided.
+    fn divisible(&self) -> Vec<Cache> {
+        let mut all = Vec::new();
+        for ways in &self.machine.partitions.ways {
+            let caches = self.machine.caches.iter();
+            for (id, cache) in (0..).zip(caches.filter(|c| c.level == ways.level)) {
+                all.push(Cache {
+                    place: Place::new(&format!("L{}", ways.level), id),
+                    bits: ways.bits,
+                    bytes: cache.size.0,
+                    cpus: cache.cpus.clone(),
+                    least: ways.least,
+                    shareable: Mask(0),
+                });
+            }
+        }
+        all
+    }
+}

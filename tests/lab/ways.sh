@@ -1,0 +1,86 @@
+#!/bin/sh
+# In the lab's guest: caches divided wrongly on purpose, each looked at by `quell ways`. Prints a line per scene, SCENE KINDS…, and
+# leaves the records in /out. Run by crates/cli/tests/ways.rs:
+#     quell lab --profile icelake --with quell --with tests/lab/ways.sh=/ways.sh --out DIR -- sh /ways.sh [SCENE…]
+R=/sys/fs/resctrl
+pids=
+
+# in CLASS COMMAND…: runs it in a class from its first instruction on ("." is the root's).
+in_class() {
+    class=$1; shift
+    sh -c 'echo $$ >'"$R/$class/tasks"'; exec "$@"' sh "$@" >/dev/null 2>&1 &
+    pids="$pids $!"
+}
+list() { in_class "$1" quell bench latency --size "$2" --cpu 0 --duration 10min; }
+stream() { in_class "$1" quell bench bandwidth --size 32MiB --cpu 1 --duration 10min; }
+class() { mkdir -p "$R/$1"; echo "L3:0=$2" >"$R/$1/schemata"; }
+look() {
+    scene=$1; shift
+    quell ways --out "/out/$scene" --json "$@" >"/out/$scene.json" 2>"/out/$scene.log" || cat "/out/$scene.log"
+    echo "$scene" $(sed -n 's/.*"kind": "\(.*\)".*/\1/p' "/out/$scene.json")
+}
+clean() {
+    for pid in $pids; do kill -9 "$pid" 2>/dev/null; wait "$pid" 2>/dev/null; done
+    pids=
+    for class in "$R"/*/schemata; do rmdir "${class%/schemata}" 2>/dev/null; done
+    echo L3:0=ffff >"$R/schemata"
+}
+
+right() { class rt 000f; class . ff00; list rt 512KiB; stream .; sleep 3; look right --for 3s; }
+unused() { look unused --for 3s -- quell bench latency --size 1MiB --duration 2s; }
+# The root kept the ways that were given away.
+overlap() { class rt 0003; list rt 256KiB; stream .; sleep 2; look overlap --for 3s; }
+small() { class rt 0001; class . fff0; list rt 4MiB; sleep 2; look small --for 3s; }
+# Moved when it has started: what it had filled until then the stream fills.
+large() {
+    list . 512KiB; stream .; sleep 2
+    class rt 00ff; class . ff00; first=${pids# }; echo "${first%% *}" >$R/rt/tasks
+    sleep 3; look large --for 3s
+}
+# Only the first thread is moved.
+escaped() {
+    class rt 000f; class . fff0
+    in_class . quell bench frames --frame 128KiB --duration 10min
+    sleep 2; echo "${pids# }" >$R/rt/tasks
+    look escaped --for 3s
+}
+empty() { class rt 000f; class spare 00f0; class . ff00; list rt 512KiB; sleep 1; look empty --for 3s; }
+# Narrowed while its lines are in the cache.
+beyond() {
+    class rt 00ff; class . ff00; list rt 3584KiB; sleep 3
+    (sleep 1; echo L3:0=0001 >$R/rt/schemata; kill -9 ${pids# }) &
+    in_class rt sleep 600
+    look beyond --for 4s
+}
+# Register 0xc90 is 8 * 402: the root's mask, behind the kernel's back.
+registers() {
+    class rt 000f; class . fff0; list rt 512KiB; sleep 1
+    (sleep 1; printf '\377\377\0\0\0\0\0\0' | dd of=/dev/cpu/0/msr bs=8 seek=402 conv=notrunc 2>/dev/null) &
+    look registers --for 3s
+    printf '\360\377\0\0\0\0\0\0' | dd of=/dev/cpu/0/msr bs=8 seek=402 conv=notrunc 2>/dev/null
+}
+# A program that runs, a neighbour that comes, and somebody who divides the cache between them step by step.
+sequence() {
+    (
+        sleep 2; class db 00ff
+        sleep 1; for t in /proc/"$first"/task/*; do echo "${t##*/}" >$R/db/tasks; done
+        sleep 1; echo L3:0=ff00 >$R/schemata
+        sleep 2; class db 000f
+        sleep 1; echo L3:0=fff0 >$R/schemata; echo exclusive >$R/db/mode
+        sleep 2; class batch 0030 2>/dev/null || :
+        echo L3:0=ffc0 >$R/schemata; echo L3:0=0030 >$R/batch/schemata; echo "$second" >$R/batch/tasks
+    ) &
+    list . 512KiB; first=${pids# }; stream .; second=${pids##* }
+    look sequence --for 12s
+}
+# Two caches: what the class has is in the first.
+other() {
+    class rt 000f; echo 'L3:0=fff0;1=ffff' >$R/schemata; echo 'L3:0=000f;1=ffff' >$R/rt/schemata
+    in_class rt quell bench latency --size 1MiB --cpu 2 --duration 10min
+    sleep 1; look other --for 3s
+}
+
+for scene in ${*:-right unused overlap small large escaped empty beyond registers sequence}; do
+    "$scene"
+    clean
+done
