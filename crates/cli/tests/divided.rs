@@ -28,6 +28,8 @@ mask() { sed -n 's/ *L3:0=0*//p' $1/schemata; }
 within() { n=$(($1 * 10)); shift; until "$@" 2>/dev/null; do n=$((n - 1)); [ $n -gt 0 ] || return 1; usleep 100000; done; }
 narrowed() { [ "$(mask $R)" != ffff ] && grep -q COS /proc/$N/cpu_resctrl_groups; }
 reads() { [ "$(mask $1)" = $2 ]; }
+# Emulated on a busy host a process may be held up for longer than the second that a heartbeat may be late.
+thrice() { "$@" || "$@" || "$@"; }
 picture() {
     for group in $R $R/*; do
         [ -e $group/tasks ] && for file in schemata mode cpus_list; do echo $group/$file $(cat $group/$file); done
@@ -88,15 +90,15 @@ echo alone $(role list 2097152 4 0)
 (role stream 33554432 >/dev/null 2>&1) & N=$!
 echo none $(role list 2097152 4 1)
 policy '' '"50%"' >/tmp/policy.toml
-echo way $(quell run /tmp/policy.toml -- env QUELL_LAB_ROLE='list 2097152 4 1' "$EXE" guest --exact --ignored --nocapture 2>/tmp/log)
+echo way $(thrice quell run /tmp/policy.toml -- env QUELL_LAB_ROLE='list 2097152 4 1' "$EXE" guest --exact --ignored --nocapture 2>/tmp/log)
 said
-kill $N; wait
+kill $N; wait $N 2>/dev/null
 
 # Where nobody has mounted it, it is only while the plan holds.
 umount $R
 sleep 10003 & N=$!
 policy '' '"25%"' >/tmp/policy.toml
-echo meanwhile $(quell run /tmp/policy.toml -- sh -c 'cat /proc/self/cpu_resctrl_groups; cat /sys/fs/resctrl/schemata' 2>/tmp/log)
+echo meanwhile $(thrice quell run /tmp/policy.toml -- sh -c 'cat /proc/self/cpu_resctrl_groups; cat /sys/fs/resctrl/schemata' 2>/tmp/log)
 said
 grep -q resctrl /proc/mounts && echo mounted still || echo mounted no
 "#;
@@ -196,9 +198,10 @@ fn parts_are_held(kernel: &str) {
     );
     let occupied = one("way").split_once("occupancy ").unwrap().1;
     let occupied: f64 = occupied.split(' ').next().unwrap().parse().unwrap();
-    let list = 2_097_152.0;
+    // The list and what else its program touches, within eight ways of 512 KiB.
+    let (list, part) = (2_097_152.0, 4_194_304.0);
     assert!(
-        (0.95 * list..1.25 * list).contains(&occupied),
+        (0.95 * list..=1.05 * part).contains(&occupied),
         "{occupied} of a list of {list}"
     );
     let meanwhile = one("meanwhile");
