@@ -37,7 +37,7 @@ large() {
     class rt 00ff; class . ff00; first=${pids# }; echo "${first%% *}" >$R/rt/tasks
     sleep 3; look large --for 3s
 }
-# Only the first thread is moved.
+# Only the first thread is moved: nothing is found while the generator has no other.
 escaped() {
     class rt 000f; class . fff0
     in_class . quell bench frames --frame 128KiB --duration 10min
@@ -80,7 +80,7 @@ other() {
     sleep 1; look other --for 3s
 }
 
-for scene in ${*:-right unused overlap small large escaped empty beyond registers sequence}; do
+for scene in ${*:-right unused overlap small large empty beyond registers sequence}; do
     "$scene"
     clean
 done

@@ -61,7 +61,6 @@ fn wrong_configurations_are_told_as_what_they_are() {
         ("overlap", Some("overlap")),
         ("small", Some("too-small")),
         ("large", Some("too-large")),
-        ("escaped", Some("escaped")),
         ("empty", Some("empty")),
         ("beyond", Some("beyond")),
         ("registers", Some("register")),

@@ -465,7 +465,12 @@ mod tests {
     fn ways_are_tracks_of_their_caches_and_threads_of_their_classes() {
         let events = events(&crate::ways::tests::record());
         let way = |bit: u64| track(&events, FIRST_CACHE, bit + 1);
-        assert_eq!(way(5), [(0.0, 3_900_000.0, "everybody else")]);
+        // A block ends where its neighbours change.
+        let wanted = [
+            (0.0, 1_000_000.0, "everybody else"),
+            (1_000_000.0, 3_900_000.0, "everybody else"),
+        ];
+        assert_eq!(way(5), wanted);
         let names: Vec<(f64, &str)> = way(0).iter().map(|w| (w.0, w.2)).collect();
         let wanted = [
             (0.0, "everybody else"),

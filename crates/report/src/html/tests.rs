@@ -367,7 +367,7 @@ fn who_may_fill_which_ways_is_drawn_with_names_and_told_with_evidence() {
     assert!(page.contains("<h2 id=\"ways\">Who may fill which ways</h2>"));
     assert!(page.contains("fig-ways-0-0-wide") && page.contains("fig-ways-0-0-narrow"));
     for named in [
-        ">everybody else and db</text>",
+        ">everybody else</text>",
         ">db</text>",
         "7 redis of process 7, CPU 1",
         "each class has of the cache, MiB",
