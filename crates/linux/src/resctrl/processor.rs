@@ -22,11 +22,11 @@ type Registers = [u32; 4];
 
 #[cfg(target_arch = "x86_64")]
 fn cpuid(leaf: u32, part: u32) -> Registers {
-    // SAFETY: every x86-64 processor has the instruction, and it changes nothing. (Safe by itself in newer toolchains.)
     #[allow(
         unused_unsafe,
         reason = "safe since a later Rust than the oldest supported"
     )]
+    // SAFETY: every x86-64 processor has the instruction, and it changes nothing. (Safe by itself in newer toolchains.)
     let r = unsafe { std::arch::x86_64::__cpuid_count(leaf, part) };
     [r.eax, r.ebx, r.ecx, r.edx]
 }

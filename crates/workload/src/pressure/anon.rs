@@ -114,11 +114,12 @@ fn take(size: usize, ramp: u64, count: &AtomicU64) {
     loop {
         let grown = u128::from(clock::now() - begin) * pages as u128 / u128::from(ramp.max(1));
         let due = usize::try_from(grown).unwrap_or(pages).clamp(1, pages);
-        for n in has..due.min(has + BATCH) {
+        let until = due.min(has + BATCH);
+        while has < until {
             // SAFETY: the page lies in the mapping, and nobody else knows of it.
-            let page = unsafe { std::slice::from_raw_parts_mut(start.add(n * PAGE), NOISE) };
+            let page = unsafe { std::slice::from_raw_parts_mut(start.add(has * PAGE), NOISE) };
             noise(page, &mut seed);
-            has = n + 1;
+            has += 1;
             count.fetch_add(1, Ordering::Relaxed);
         }
         for _ in 0..BATCH.min(has) {
@@ -151,7 +152,6 @@ struct Record {
 }
 
 impl AnonHog {
-    #[expect(clippy::unnecessary_wraps, reason = "as of all generators")]
     pub(crate) fn new(spec: &workload::AnonHog) -> Result<Self, Error> {
         Ok(Self {
             spec: spec.clone(),

@@ -50,7 +50,7 @@ fn make_in(folder: &Path, size: Bytes, cached: Cached) -> Result<File, Error> {
     let file = file(OFlags::DIRECT).or_else(|_| file(OFlags::empty()));
     let mut file = file.map_err(Error::kernel(what.clone()))?;
     let kind = fstatfs(&file).map_err(Error::kernel(what.clone()))?.f_type;
-    if IN_MEMORY.contains(&(i64::from(kind) & 0xffff_ffff)) {
+    if IN_MEMORY.contains(&(kind & 0xffff_ffff)) {
         return Err(Error::refused(
             what,
             "files lie in memory there, and cannot be reclaimed",
