@@ -3,6 +3,7 @@
 
 use quell_core::mechanism::Mechanism;
 use quell_core::policy::Role;
+use quell_core::record::{Event, Record};
 use quell_core::result::{Better, CompareResult, ConfigurationResult, Figures, Subset};
 use quell_core::stats::Interval;
 
@@ -11,6 +12,61 @@ use quell_core::stats::Interval;
 pub(crate) struct Spread {
     pub(crate) value: f64,
     pub(crate) ci: Option<Interval>,
+}
+
+/// The stretch of a record in which one configuration was held for the first time; of a run, which has only one, all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cell<'r> {
+    /// The configuration, and behind a comma the subject that ran alone; none where nothing was compared.
+    pub(crate) name: Option<&'r str>,
+    /// In nanoseconds on the record's clock.
+    pub(crate) from_ns: u64,
+    pub(crate) until_ns: u64,
+    last: bool,
+}
+
+impl Cell<'_> {
+    /// Whether a moment lies in it: what begins the next cell belongs to that.
+    pub(crate) fn has(&self, at_ns: u64) -> bool {
+        at_ns >= self.from_ns && (at_ns < self.until_ns || self.last)
+    }
+
+    pub(crate) fn is_of(&self, configuration: &str) -> bool {
+        let rest = self.name.and_then(|n| n.strip_prefix(configuration));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(", "))
+    }
+}
+
+/// The cells of the first round, as the record's phases tell them.
+pub(crate) fn cells(record: &Record) -> Vec<Cell<'_>> {
+    let end = record.events.last().map_or(0, |e| e.at_ns);
+    if record.result.is_none() {
+        return vec![Cell {
+            name: None,
+            from_ns: 0,
+            until_ns: end,
+            last: true,
+        }];
+    }
+    let begins = record.events.iter().filter_map(|e| match &e.event {
+        Event::Phase { name } => Some((e.at_ns, name.strip_prefix("round ")?)),
+        _ => None,
+    });
+    let begins: Vec<(u64, &str)> = begins.collect();
+    let nexts = begins.iter().skip(1).map(|next| Some(next.0));
+    let both = begins.iter().zip(nexts.chain([None]));
+    both.filter_map(|((from_ns, round), next)| {
+        let name = round
+            .split_once(", ")
+            .filter(|_| round.starts_with("1 of "));
+        Some(Cell {
+            name: Some(name?.1),
+            from_ns: *from_ns,
+            until_ns: next.unwrap_or(end),
+            last: next.is_none(),
+        })
+    })
+    .collect()
 }
 
 /// A result, looked at over some of its rounds.

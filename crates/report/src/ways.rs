@@ -6,6 +6,7 @@ use quell_core::record::{Event, Record};
 use quell_core::ways::{Cache, Change, Fill, Finding, Kind, ROOT, Timeline, findings};
 
 use crate::text::{Style, Tone, list};
+use crate::view::cells;
 
 /// A timeline of a record: of a comparison one for each configuration whose masks are told, of its first round.
 #[derive(Clone, Debug)]
@@ -20,40 +21,17 @@ pub(crate) struct Stage {
 
 /// What a record tells of ways.
 pub(crate) fn stages(record: &Record) -> Vec<Stage> {
-    let end = record.events.last().map_or(0, |e| e.at_ns);
-    let mut cuts: Vec<(u64, Option<String>)> = Vec::new();
-    if record.result.is_some() {
-        for stamped in &record.events {
-            if let Event::Phase { name } = &stamped.event
-                && let Some(round) = name.strip_prefix("round ")
-            {
-                let first = round.starts_with("1 of ");
-                let name = round.split_once(", ").filter(|_| first).map(|(_, n)| n);
-                cuts.push((stamped.at_ns, name.map(str::to_owned)));
-            }
-        }
-    } else {
-        cuts.push((0, None));
-    }
-    let compared = record.result.is_some();
     let mut stages = Vec::new();
-    for (n, (from, name)) in cuts.iter().enumerate() {
-        if compared && name.is_none() {
-            continue;
-        }
-        let until = cuts.get(n + 1).map_or(end, |next| next.0);
+    for cell in cells(record) {
         let changes = record.events.iter().filter_map(|e| match &e.event {
-            // What begins the next cell belongs to it.
-            Event::Ways { change } if e.at_ns >= *from && (e.at_ns < until || until == end) => {
-                Some((e.at_ns - from, change))
-            }
+            Event::Ways { change } if cell.has(e.at_ns) => Some((e.at_ns - cell.from_ns, change)),
             _ => None,
         });
-        let timeline = Timeline::of(changes, until - from);
+        let timeline = Timeline::of(changes, cell.until_ns - cell.from_ns);
         if !timeline.caches.is_empty() {
             stages.push(Stage {
-                name: name.clone(),
-                from_ns: *from,
+                name: cell.name.map(str::to_owned),
+                from_ns: cell.from_ns,
                 timeline,
             });
         }

@@ -4,12 +4,11 @@
 use quell_core::record::{Event, Stamped, Steering};
 
 use crate::text::count;
+use crate::view::{Cell, cells};
 
 use super::chart::{Anchor, Area, Figure, Mark, Scale, Svg, Width};
 use super::page::{Page, Section};
 
-/// Events further apart belong to different holds of a plan.
-const APART_NS: u64 = 5_000_000_000;
 /// What is drawn of one hold of a plan; the rest is counted.
 const MOST_MARKS: usize = 150;
 const MIB: f64 = 1_048_576.0;
@@ -65,24 +64,19 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
 /// The first hold of each plan in which memory was looked at.
 fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
     let record = page.record;
-    let names: Vec<&str> = match page.result() {
-        Some(result) => result
-            .configurations
-            .iter()
-            .map(|c| c.name.as_str())
-            .collect(),
-        None => vec![record.name.as_str()],
+    let cells = cells(record);
+    let holds: Vec<(&str, &Cell<'_>)> = match page.result() {
+        Some(result) => {
+            let names = result.configurations.iter().map(|c| c.name.as_str());
+            names
+                .filter_map(|name| Some((name, cells.iter().find(|c| c.is_of(name))?)))
+                .collect()
+        }
+        None => cells.iter().map(|c| (record.name.as_str(), c)).collect(),
     };
-    let panel = |name: &&'r str| {
-        let of = |span: &&quell_core::record::Span| span.configuration == *name && span.round == 0;
-        let spans = record.spans.iter().filter(of);
-        let times = spans.flat_map(|s| s.at_ns.iter().flatten().copied());
-        let (first, last) = times.fold((u64::MAX, 0), |(a, b), t| (a.min(t), b.max(t)));
-        let within = |at: u64| {
-            page.result().is_none()
-                || (at.saturating_add(APART_NS) >= first && at <= last.saturating_add(APART_NS))
-        };
-        let events: Vec<&Stamped> = record.events.iter().filter(|e| within(e.at_ns)).collect();
+    let panel = |(name, cell): &(&'r str, &Cell<'_>)| {
+        let within = record.events.iter().filter(|e| cell.has(e.at_ns));
+        let events: Vec<&Stamped> = within.collect();
         let (mut seen, mut total): (Vec<Seen>, f64) = (Vec::new(), 0.0);
         for stamped in &events {
             let Event::Waited {
@@ -133,7 +127,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
             acts,
         })
     };
-    names.iter().filter_map(panel).collect()
+    holds.iter().filter_map(panel).collect()
 }
 
 /// Height of each lane, and what is above it.

@@ -275,14 +275,14 @@ fn the_record_of_a_run_makes_a_page_too() {
 #[test]
 fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
     let mut record = sample::record();
-    let span = record
-        .spans
-        .iter()
-        .find(|s| s.configuration == "regulated@10%");
-    let begun = span.unwrap().at_ns.as_ref().unwrap()[0];
+    // Of all configurations one acts; the others are held right before and after it.
     let at = |ms: u64, event| Stamped {
-        at_ns: begun + ms * 1_000_000,
+        at_ns: ms * 1_000_000,
         event,
+    };
+    let begins = |ms, name: &str| {
+        let name = format!("round {name}");
+        at(ms, Event::Phase { name })
     };
     let waited = |memory_ns| Event::Waited {
         group: "victim".into(),
@@ -298,7 +298,10 @@ fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
         did,
         why: "the critical group waited 40% of the time".into(),
     };
-    record.events.extend([
+    record.events = vec![
+        begins(0, "1 of 2, solo, victim"),
+        begins(5, "1 of 2, none"),
+        begins(10, "1 of 2, regulated@10%"),
         at(10, waited(0)),
         at(
             20,
@@ -309,9 +312,17 @@ fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
         at(30, did(Steering::Freeze)),
         at(40, waited(400_000_000)),
         at(50, did(Steering::Kill { pid: 7 })),
-    ]);
+        begins(60, "1 of 2, regulated@30%"),
+        begins(70, "2 of 2, regulated@10%"),
+        at(80, waited(0)),
+        at(81, did(Steering::Freeze)),
+        at(90, waited(0)),
+    ];
     let page = html(&record);
     sound(&page);
+    let shown = "Memory and what was done about it, under regulated@10%:";
+    assert!(page.contains(shown), "one panel");
+    assert!(page.contains(">3 acts<") && !page.contains(">4 acts<"));
     for needed in [
         "What was done about memory",
         "<title id=\"fig-pressure-wide-t\">",
