@@ -40,11 +40,23 @@ fn malformed(path: &Path, line: &str) -> Error {
 /// # Errors
 /// When the file cannot be read, or the line is malformed.
 pub fn available_memory(proc: &Path) -> Result<Option<Bytes>, Error> {
+    meminfo(proc, "MemAvailable:")
+}
+
+/// Swap that nobody uses (`SwapFree`).
+///
+/// # Errors
+/// When the file cannot be read, or the line is malformed.
+pub fn free_swap(proc: &Path) -> Result<Option<Bytes>, Error> {
+    meminfo(proc, "SwapFree:")
+}
+
+fn meminfo(proc: &Path, name: &str) -> Result<Option<Bytes>, Error> {
     let path = proc.join("meminfo");
     let Some(text) = read(&path)? else {
         return Ok(None);
     };
-    match text.lines().find(|l| l.starts_with("MemAvailable:")) {
+    match text.lines().find(|l| l.starts_with(name)) {
         None => Ok(None),
         Some(line) => match kilobytes(line) {
             Some(bytes) => Ok(Some(Bytes(bytes))),
@@ -281,9 +293,10 @@ mod tests {
         file(
             root.path(),
             "meminfo",
-            "MemTotal: 9 kB\nMemAvailable:   1024 kB\n",
+            "MemTotal: 9 kB\nMemAvailable:   1024 kB\nSwapFree: 1 kB\n",
         );
         assert_eq!(available_memory(root.path()).unwrap(), Some(Bytes(1 << 20)));
+        assert_eq!(free_swap(root.path()).unwrap(), Some(Bytes(1 << 10)));
         file(root.path(), "meminfo", "MemAvailable: lots\n");
         let text = available_memory(root.path()).unwrap_err().to_string();
         assert!(

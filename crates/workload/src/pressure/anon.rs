@@ -2,23 +2,24 @@
 //! there to say so, and to start another, as a batch system would.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_core::backend::Measurement;
 use quell_core::workload::{self, PAGES_PER_S};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::files::noise;
-use super::{ASK_NS, PAGE, WINDOW_NS, resident_mb};
+use super::{ASK_NS, page, resident_mb, window};
 use crate::generator::{Generator, Span};
 use crate::memory::Granted;
+use crate::procfs::{available_memory, free_swap};
 use crate::{Error, clock};
 
 /// Pages stored to between two looks at the clock.
 const BATCH: usize = 256;
-/// So much of each page does not compress.
-const NOISE: usize = PAGE / 2;
 /// Another process is started so long after one was killed.
 const AGAIN_NS: u64 = 500_000_000;
 
@@ -33,7 +34,7 @@ impl Count {
     fn new() -> Result<Self, Error> {
         let protect = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh anonymous mapping touches nothing that exists.
-        let map = unsafe { mmap_anonymous(ptr::null_mut(), PAGE, protect, MapFlags::SHARED) }
+        let map = unsafe { mmap_anonymous(ptr::null_mut(), page(), protect, MapFlags::SHARED) }
             .map_err(Error::kernel("sharing a page"))?;
         NonNull::new(map.cast())
             .map(Self)
@@ -49,7 +50,7 @@ impl Count {
 impl Drop for Count {
     fn drop(&mut self) {
         // SAFETY: ours, and nobody uses it any more.
-        let _ = unsafe { munmap(self.0.as_ptr().cast(), PAGE) };
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), page()) };
     }
 }
 
@@ -61,7 +62,8 @@ struct Taker {
 
 impl Taker {
     fn start(spec: &workload::AnonHog, count: &Count) -> Result<Self, Error> {
-        let size = usize::try_from(spec.size.0 / PAGE as u64 * PAGE as u64).unwrap_or(usize::MAX);
+        let size =
+            usize::try_from(spec.size.0 / page() as u64 * page() as u64).unwrap_or(usize::MAX);
         let (ramp, parent) = (spec.ramp.0, rustix::process::getpid());
         // SAFETY: the child makes system calls only and never returns, whatever other threads held at this moment.
         match unsafe { libc::fork() } {
@@ -69,22 +71,38 @@ impl Taker {
             0 => {
                 // SAFETY: takes numbers only.
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-                if rustix::process::getppid() == Some(parent) {
-                    take(size, ramp, count.get());
-                }
+                let why = if rustix::process::getppid() == Some(parent) {
+                    take(size, ramp, count.get()).raw_os_error()
+                } else {
+                    0
+                };
                 // SAFETY: ends the child at once, without running what the parent wants run at its end.
-                unsafe { libc::_exit(1) }
+                unsafe { libc::_exit(why) }
             }
             pid => Ok(Self { pid }),
         }
     }
 
-    /// Whether it has ended.
-    fn ended(&self) -> bool {
+    /// How it has ended, if it has.
+    fn ended(&self) -> Result<Option<End>, Error> {
         let mut status = 0;
         // SAFETY: `status` is valid for the call, the child is ours.
-        unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) == self.pid }
+        match unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) } {
+            0 => Ok(None),
+            -1 => Err(Error::last("waiting for the process that takes memory")),
+            _ if libc::WIFSIGNALED(status) => Ok(Some(End::Killed)),
+            _ => Ok(Some(End::Refused(libc::WEXITSTATUS(status)))),
+        }
     }
+}
+
+/// How the process that has the memory ends.
+#[derive(Debug)]
+enum End {
+    /// Somebody ended it.
+    Killed,
+    /// It was given no memory; why, as an error of the kernel's.
+    Refused(i32),
 }
 
 impl Drop for Taker {
@@ -98,18 +116,21 @@ impl Drop for Taker {
     }
 }
 
-/// Grows to `size` within `ramp` ns and stores to page after page of what it has, for ever; comes back only where the memory is refused.
-fn take(size: usize, ramp: u64, count: &AtomicU64) {
+/// Grows to `size` within `ramp` ns and stores to page after page of what it has, for ever; comes back only where the memory is
+/// refused, with the reason.
+fn take(size: usize, ramp: u64, count: &AtomicU64) -> Errno {
     let protect = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a fresh anonymous mapping touches nothing that exists.
-    let Ok(map) = (unsafe { mmap_anonymous(ptr::null_mut(), size, protect, flags) }) else {
-        return;
+    let map = match unsafe { mmap_anonymous(ptr::null_mut(), size, protect, flags) } {
+        Ok(map) => map,
+        Err(why) => return why,
     };
     // SAFETY: the mapping is ours and of that size. Grown page by page, not by 2 MiB.
     let _ = unsafe { madvise(map, size, Advice::LinuxNoHugepage) };
     let start: *mut u8 = map.cast();
-    let (pages, begin) = (size / PAGE, clock::now());
+    let (bytes, begin) = (page(), clock::now());
+    let pages = size / bytes;
     let (mut has, mut at, mut seed) = (0, 0, 1);
     loop {
         let grown = u128::from(clock::now() - begin) * pages as u128 / u128::from(ramp.max(1));
@@ -117,14 +138,15 @@ fn take(size: usize, ramp: u64, count: &AtomicU64) {
         let until = due.min(has + BATCH);
         while has < until {
             // SAFETY: the page lies in the mapping, and nobody else knows of it.
-            let page = unsafe { std::slice::from_raw_parts_mut(start.add(has * PAGE), NOISE) };
+            let page = unsafe { std::slice::from_raw_parts_mut(start.add(has * bytes), bytes / 2) };
+            // Half of each page does not compress.
             noise(page, &mut seed);
             has += 1;
             count.fetch_add(1, Ordering::Relaxed);
         }
         for _ in 0..BATCH.min(has) {
             // SAFETY: as above; volatile, for the store is what it is for.
-            unsafe { start.add(at * PAGE).cast::<u64>().write_volatile(seed) };
+            unsafe { start.add(at * bytes).cast::<u64>().write_volatile(seed) };
             at = (at + 1) % has;
         }
         count.fetch_add(BATCH.min(has) as u64, Ordering::Relaxed);
@@ -152,7 +174,20 @@ struct Record {
 }
 
 impl AnonHog {
+    /// # Errors
+    /// Where the machine does not have as much: nobody is started again and again to be killed.
     pub(crate) fn new(spec: &workload::AnonHog) -> Result<Self, Error> {
+        let proc = Path::new("/proc");
+        let swap = free_swap(proc)?.unwrap_or_default();
+        if let Some(available) = available_memory(proc)?
+            && spec.size.0 > available.0.saturating_add(swap.0)
+        {
+            return Err(Error::refused(
+                format!("taking {} of memory", spec.size),
+                format!("/proc/meminfo tells of {available} available and {swap} of free swap"),
+                "ask for less, or have other programs give memory back",
+            ));
+        }
         Ok(Self {
             spec: spec.clone(),
             taker: None,
@@ -164,8 +199,16 @@ impl AnonHog {
 
     /// Sees to it that somebody takes memory.
     fn tend(&mut self, now: u64) -> Result<(), Error> {
-        if self.taker.as_ref().is_some_and(Taker::ended) {
+        let ended = self.taker.as_ref().map_or(Ok(None), Taker::ended)?;
+        if let Some(end) = ended {
             std::mem::forget(self.taker.take());
+            if let End::Refused(why) = end {
+                return Err(Error::refused(
+                    format!("taking {} of memory", self.spec.size),
+                    std::io::Error::from_raw_os_error(why).to_string(),
+                    "ask for less, or raise the limit of the address space (ulimit -v)",
+                ));
+            }
             self.killed += 1;
             self.again = now + AGAIN_NS;
         }
@@ -183,15 +226,16 @@ impl AnonHog {
         asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<u64>, Error> {
         let from = self.count.get().load(Ordering::Relaxed);
+        let length = window(until - begin);
         let (mut window, mut before, mut killed) = (begin, from, self.killed);
         loop {
             let now = clock::now();
             self.tend(now)?;
             let count = self.count.get().load(Ordering::Relaxed);
             // A window that was slept over is empty, and what was done since then is spread evenly.
-            let due = (now.min(until) - window) / WINDOW_NS;
+            let due = (now.min(until) - window) / length;
             if let Some(record) = record.as_deref_mut().filter(|_| due > 0) {
-                let each = (count - before) as f64 * 1e9 / WINDOW_NS as f64 / due as f64;
+                let each = (count - before) as f64 * 1e9 / length as f64 / due as f64;
                 let resident = self.taker.as_ref().and_then(|t| u32::try_from(t.pid).ok());
                 let resident = resident.and_then(|pid| resident_mb(Some(pid)));
                 for n in 0..due {
@@ -203,7 +247,7 @@ impl AnonHog {
                 killed = self.killed;
             }
             if due > 0 {
-                window += due * WINDOW_NS;
+                window += due * length;
                 before = count;
             }
             if now >= until {
@@ -238,8 +282,8 @@ impl Generator for AnonHog {
                 ("resident_mb".to_owned(), record.resident_mb),
                 ("killed".to_owned(), record.killed),
             ]),
-            window_ns: WINDOW_NS,
-            bytes: pages * PAGE as u64,
+            window_ns: window(span.duration.0),
+            bytes: pages * page() as u64,
             duration_ns: clock::now() - begin,
             begun: None,
             memory_bytes: None,
@@ -305,5 +349,37 @@ mod tests {
         assert!(hog.taker.as_ref().is_some_and(|t| t.pid != pid));
         let last = *measured.metrics["pages_per_s"].last().unwrap();
         assert!(last > 0.0, "{:?}", measured.metrics["pages_per_s"]);
+    }
+
+    #[test]
+    fn memory_that_is_refused_is_an_error_and_no_kill() {
+        let mut hog = hog();
+        // Past any address space.
+        hog.spec.size = Bytes(1 << 60);
+        let why = hog.span(span(500), &mut || false).unwrap_err().to_string();
+        assert!(why.contains("taking 1") && why.contains("less"), "{why}");
+        assert_eq!(hog.killed, 0);
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_before_anybody_takes_it() {
+        let spec = workload::AnonHog {
+            size: Bytes(1 << 44),
+            ramp: Nanos::millis(200),
+        };
+        let why = AnonHog::new(&spec).unwrap_err().to_string();
+        assert!(
+            why.contains("available and") && why.contains("free swap"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn what_is_left_over_behind_the_last_window_is_in_none_and_a_short_span_is_one_window() {
+        for (ms, windows, window_ns) in [(250, 2, 100_000_000), (40, 1, 40_000_000)] {
+            let measured = hog().span(span(ms), &mut || false).unwrap().unwrap();
+            assert_eq!(measured.metrics["pages_per_s"].len(), windows);
+            assert_eq!(measured.window_ns, window_ns);
+        }
     }
 }

@@ -8,8 +8,8 @@ use quell_core::backend::Measurement;
 use quell_core::units::Bytes;
 use quell_core::workload::{self, BANDWIDTH_MB_S, Passes, Reading};
 
-use super::PAGE;
 use super::files::{Cached, Map, forget, make, noise};
+use super::page;
 use super::progress::{Hog, Work};
 use crate::Error;
 use crate::generator::{Generator, Span};
@@ -58,7 +58,7 @@ impl Work for Reader {
                 }
                 if let Some(map) = &self.mapped {
                     let piece = &map.bytes()[self.at..self.at + piece];
-                    let sum = piece.iter().step_by(PAGE).fold(0u8, |s, b| s ^ b);
+                    let sum = piece.iter().step_by(page()).fold(0u8, |s, b| s ^ b);
                     black_box(sum);
                 }
             }
@@ -92,7 +92,7 @@ impl FileHog {
 }
 
 fn length(size: Bytes) -> Result<usize, Error> {
-    let pages = size.0.next_multiple_of(PAGE as u64);
+    let pages = size.0.next_multiple_of(page() as u64);
     usize::try_from(pages).map_err(|_| {
         Error::refused(
             format!("a file of {size}"),

@@ -12,7 +12,7 @@ use rustix::fs::{
     Advice, Mode, OFlags, fadvise, fcntl_getfl, fcntl_setfl, fdatasync, fstatfs, fstatvfs, open,
 };
 
-use super::PAGE;
+use super::page;
 use crate::Error;
 
 /// So much is written at a time, and so much may wait to be written: what makes a file must not be pressure itself.
@@ -71,14 +71,14 @@ fn make_in(folder: &Path, size: Bytes, cached: Cached) -> Result<File, Error> {
         ));
     }
     // Which takes whole pages at places divisible by a page.
-    let mut room = vec![0; CHUNK + PAGE];
-    let from = room.as_ptr().align_offset(PAGE);
+    let mut room = vec![0; CHUNK + page()];
+    let from = room.as_ptr().align_offset(page());
     let chunk = &mut room[from..from + CHUNK];
     noise(chunk, &mut 0x9e37_79b9_7f4a_7c15);
     let mut done = 0;
     while done < size.0 {
         let left = usize::try_from(size.0 - done).unwrap_or(CHUNK).min(CHUNK);
-        file.write_all(&chunk[..left.next_multiple_of(PAGE)])
+        file.write_all(&chunk[..left.next_multiple_of(page())])
             .map_err(Error::kernel(what.clone()))?;
         done += left as u64;
         if done % BATCH == 0 || done == size.0 {
@@ -154,7 +154,7 @@ impl Map {
     /// How many pages of `[from, from + len)`, `from` at the beginning of one, are not in the page cache; `seen` has a byte for
     /// each at least.
     pub(super) fn missing(&self, from: usize, len: usize, seen: &mut [u8]) -> Result<usize, Error> {
-        let pages = len.div_ceil(PAGE);
+        let pages = len.div_ceil(page());
         let seen = &mut seen[..pages];
         let inside = &self.bytes()[from..from + len];
         // SAFETY: the range lies in the mapping, and `seen` has a byte per page.
@@ -197,9 +197,9 @@ mod tests {
         let of = |cached| {
             let file = make_in(Path::new("/var/tmp"), Bytes(len as u64), cached).unwrap();
             let map = Map::new(&file, len).unwrap();
-            map.missing(0, len, &mut [0; 256]).unwrap()
+            map.missing(0, len, &mut vec![0; len / page()]).unwrap()
         };
         assert_eq!(of(Cached::Kept), 0);
-        assert_eq!(of(Cached::Dropped), 256);
+        assert_eq!(of(Cached::Dropped), len / page());
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | generator | metric | one value per | is |
 //! |---|---|---|---|
-//! | `detector` | `frame_ms` | frame | from its arrival to the end of the arithmetic |
+//! | `detector` | `frame_ms` | arrival | from there to the end of the arithmetic; if dropped, to that of the next frame looked at |
 //! | | `dropped` | arrival | 1 if the frame before was not done, so that nobody looked at this one; else 0 |
 //! | | `cache_misses` | frame | share of the image's pages that were not in the page cache (`mincore`) |
 //! | | `major_faults`, `minor_faults` | frame | of the thread (`getrusage`) |
@@ -26,10 +26,16 @@ pub(crate) use anon::AnonHog;
 pub(crate) use detector::Detector;
 pub(crate) use file::{FileHog, Writer};
 
-/// The pages memory is counted in.
-const PAGE: usize = 4096;
-/// The length of a hog's windows.
-const WINDOW_NS: u64 = 100_000_000;
+/// The bytes of a page of this machine.
+fn page() -> usize {
+    rustix::param::page_size()
+}
+
+/// The length of a hog's windows in a span: what is left over behind the last whole one is in none.
+fn window(duration_ns: u64) -> u64 {
+    duration_ns.clamp(1, 100_000_000)
+}
+
 /// How often a hog looks whether it is to end.
 const ASK_NS: u64 = 10_000_000;
 
@@ -40,5 +46,5 @@ fn resident_mb(pid: Option<u32>) -> Option<f64> {
     });
     let text = std::fs::read_to_string(path).ok()?;
     let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
-    Some((pages * PAGE as u64) as f64 / 1e6)
+    Some((pages * page() as u64) as f64 / 1e6)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use quell_core::backend::Measurement;
 
-use super::{ASK_NS, WINDOW_NS};
+use super::{ASK_NS, window};
 use crate::generator::Span;
 use crate::periodic::room;
 use crate::{Error, clock};
@@ -13,34 +13,35 @@ use crate::{Error, clock};
 #[derive(Debug)]
 pub(super) struct Windows {
     begin: u64,
+    length: u64,
     counts: Vec<f64>,
 }
 
 impl Windows {
     fn new(begin: u64, duration: u64) -> Self {
-        let windows = usize::try_from(duration.div_ceil(WINDOW_NS)).unwrap_or(usize::MAX);
+        let length = window(duration);
+        let windows = usize::try_from(duration / length).unwrap_or(usize::MAX);
         let mut counts = room(windows);
-        counts.resize(windows.max(1), 0.0);
-        Self { begin, counts }
-    }
-
-    /// The window of a moment; what comes after the last one belongs to it.
-    fn at(&self, now: u64) -> usize {
-        let at = now.saturating_sub(self.begin) / WINDOW_NS;
-        usize::try_from(at)
-            .unwrap_or(usize::MAX)
-            .min(self.counts.len() - 1)
+        counts.resize(windows, 0.0);
+        Self {
+            begin,
+            length,
+            counts,
+        }
     }
 
     /// So much was done until now.
     pub(super) fn add(&mut self, now: u64, done: u64) {
-        let at = self.at(now);
-        self.counts[at] += done as f64;
+        let at = now.saturating_sub(self.begin) / self.length;
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        if let Some(count) = self.counts.get_mut(at) {
+            *count += done as f64;
+        }
     }
 
     /// Per second, times `unit`.
     fn rates(self, unit: f64) -> Vec<f64> {
-        let seconds = WINDOW_NS as f64 / 1e9;
+        let seconds = self.length as f64 / 1e9;
         self.counts.iter().map(|c| c * unit / seconds).collect()
     }
 }
@@ -124,12 +125,29 @@ impl<W: Work> Hog<W> {
         let done = self.run(begin + span.duration.0, Some(&mut windows), asked)?;
         Ok(done.map(|bytes| Measurement {
             metrics: BTreeMap::from([(metric.to_owned(), windows.rates(1e-6))]),
-            window_ns: WINDOW_NS,
+            window_ns: window(span.duration.0),
             bytes,
             duration_ns: clock::now() - begin,
             begun: None,
             memory_bytes: None,
             account: None,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_whole_and_what_comes_behind_the_last_one_is_in_none() {
+        let mut windows = Windows::new(1_000, 250_000_000);
+        for (at_ms, done) in [(50, 1), (150, 2), (240, 4), (900, 8)] {
+            windows.add(1_000 + at_ms * 1_000_000, done);
+        }
+        assert_eq!(windows.rates(1.0), [10.0, 20.0]);
+        let mut short = Windows::new(0, 50_000_000);
+        short.add(10_000_000, 1);
+        assert_eq!(short.rates(1.0), [20.0]);
     }
 }
