@@ -36,19 +36,6 @@ pub struct Stat {
     pub refaults: u64,
 }
 
-/// What befell a cgroup, in times so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Events {
-    /// Reclaimed although below `memory.low`.
-    pub low: u64,
-    /// Slowed down beyond `memory.high`.
-    pub high: u64,
-    /// Reclaimed because of `memory.max`.
-    pub max: u64,
-    /// Processes killed for memory.
-    pub oom_kill: u64,
-}
-
 /// The names of a cgroup's memory files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
@@ -84,12 +71,6 @@ impl Memory {
     #[must_use]
     pub fn stat(&self) -> String {
         self.file("memory.stat", "memory.stat")
-    }
-
-    /// What befell it.
-    #[must_use]
-    pub fn events(&self) -> String {
-        self.file("memory.events", "memory.oom_control")
     }
 
     /// The limit that a loop moves: `memory.high`, in v1 `memory.limit_in_bytes`.
@@ -147,35 +128,6 @@ impl Memory {
                 .iter()
                 .flatten()
                 .fold(0, |sum, n| sum.saturating_add(*n)),
-        })
-    }
-
-    /// Reads [`Self::events`]' text. v1 tells of kills alone.
-    ///
-    /// # Errors
-    /// [`Error::Malformed`].
-    pub fn parse_events(&self, text: &str) -> Result<Events> {
-        let need = |key: &str| {
-            keyed(text, key).ok_or_else(|| {
-                Error::malformed(
-                    &self.events(),
-                    text,
-                    format!("lines `KEY N`: it lacks {key}"),
-                )
-            })
-        };
-        let oom_kill = need("oom_kill")?;
-        Ok(match self.version {
-            Version::V1 => Events {
-                oom_kill,
-                ..Events::default()
-            },
-            Version::V2 => Events {
-                low: need("low")?,
-                high: need("high")?,
-                max: need("max")?,
-                oom_kill,
-            },
         })
     }
 
@@ -326,19 +278,6 @@ mod tests {
             error.contains("/quell.slice/a/memory.stat") && error.contains("lacks anon"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn events_of_v1_are_kills_alone() {
-        let v2 = "low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\noom_group_kill 0";
-        let events = memory(Version::V2).parse_events(v2).unwrap();
-        assert_eq!(
-            (events.low, events.high, events.max, events.oom_kill),
-            (1, 2, 3, 5)
-        );
-        let v1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7";
-        assert_eq!(memory(Version::V1).parse_events(v1).unwrap().oom_kill, 7);
-        assert!(memory(Version::V2).parse_events(v1).is_err());
     }
 
     #[test]

@@ -5,15 +5,10 @@
 //! totals. A trigger makes the kernel wake whoever polls it; without CAP_SYS_RESOURCE its window is a multiple of two
 //! seconds, and before Linux 6.4 at least 500 ms and for the privileged only, so that reading has to do without one.
 
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd};
-
 use quell_core::units::{Nanos, Share};
-use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::{Error, Result};
-use crate::root::{Access, Files};
+use crate::root::Files;
 
 /// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,15 +42,6 @@ impl Resource {
         };
         format!("{dir}/{name}.pressure")
     }
-}
-
-/// Who waited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// At least one task.
-    Some,
-    /// All tasks that had anything to do.
-    Full,
 }
 
 /// One line.
@@ -185,67 +171,6 @@ pub fn windows(files: &dyn Files, path: &str) -> Windows {
     match ask(100_000, 2_000_000) {
         Ok(()) => Windows::TwoSeconds,
         Err(e) => Windows::None(e.to_string()),
-    }
-}
-
-/// A trigger: its file is ready for POLLPRI when tasks waited for `stall` within a window, at most once per window. It
-/// ends when it is dropped.
-#[derive(Debug)]
-pub struct Trigger {
-    file: File,
-}
-
-impl Trigger {
-    /// Sets one.
-    ///
-    /// # Errors
-    /// [`Error::File`]; [`Error::Refused`] where files have no descriptors.
-    pub fn set(
-        files: &dyn Files,
-        path: &str,
-        kind: Kind,
-        stall: Nanos,
-        window: Nanos,
-    ) -> Result<Self> {
-        let word = match kind {
-            Kind::Some => "some",
-            Kind::Full => "full",
-        };
-        // The kernel puts its zero in place of the last byte.
-        let text = format!("{word} {} {}\n", stall.0 / 1_000, window.0 / 1_000);
-        let failed = |e| Error::file("write", path, Some(&text), e);
-        let mut file = files
-            .open(path, Access::Write)
-            .map_err(failed)?
-            .ok_or_else(|| Error::refused(format!("{path} has no descriptor to be polled")))?;
-        file.write_all(text.as_bytes()).map_err(failed)?;
-        Ok(Self { file })
-    }
-
-    /// What to poll, for [`PollFlags::PRI`].
-    #[must_use]
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-
-    /// Whether it has gone off since it was last asked; waits up to `patience`.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] when what it watched is gone.
-    pub fn fired(&self, patience: Nanos) -> Result<bool> {
-        let mut watched = [PollFd::new(&self.file, PollFlags::PRI)];
-        let wait = Timespec {
-            tv_sec: i64::try_from(patience.0 / 1_000_000_000).unwrap_or(i64::MAX),
-            tv_nsec: i64::try_from(patience.0 % 1_000_000_000).unwrap_or(0),
-        };
-        match rustix::event::poll(&mut watched, Some(&wait)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
-            Ok(_) if watched[0].revents().contains(PollFlags::ERR) => Err(Error::refused(
-                "the cgroup whose pressure was watched is gone",
-            )),
-            Ok(_) => Ok(true),
-            Err(e) => Err(Error::refused(format!("waiting for pressure failed: {e}"))),
-        }
     }
 }
 

@@ -5,16 +5,7 @@ use crate::change::Hands;
 use crate::error::Result;
 use crate::root::Files;
 
-/// The settings there are, with the bounds that the kernel keeps.
-pub const NAMES: [&str; 5] = [
-    "swappiness",
-    "dirty_ratio",
-    "dirty_background_ratio",
-    "overcommit_memory",
-    "min_free_kbytes",
-];
-
-/// The file of one of [`NAMES`].
+/// The file of a setting.
 #[must_use]
 pub fn path(name: &str) -> String {
     format!("/proc/sys/vm/{name}")

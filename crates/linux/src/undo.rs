@@ -92,6 +92,8 @@ struct Work<'a> {
     entries: &'a [Undo],
     /// Cgroups that will be removed by this undoing: their settings need not be restored first.
     made: BTreeSet<&'a str>,
+    /// Whose `oom_score_adj` is recorded.
+    scored: BTreeSet<TaskId>,
     /// What we have let go on ourselves, and how many of its stops that takes back.
     resumed: BTreeMap<&'a Stopped, u32>,
     /// Tasks by directory, as read when first needed.
@@ -113,6 +115,10 @@ impl<'a> Work<'a> {
                 _ => None,
             })
             .collect();
+        let scored = entries.iter().filter_map(|e| match e {
+            Undo::OomScore { task, .. } => Some(*task),
+            _ => None,
+        });
         let divided = entries
             .iter()
             .any(|e| matches!(e, Undo::Write { path, .. } if path.ends_with("/schemata")));
@@ -121,6 +127,7 @@ impl<'a> Work<'a> {
             alive,
             entries,
             made,
+            scored: scored.collect(),
             resumed: BTreeMap::new(),
             members: BTreeMap::new(),
             lock: divided.then(|| lock(files)).flatten(),
@@ -281,10 +288,11 @@ impl<'a> Work<'a> {
     }
 
     /// Whether a process is this task, or a later one that may have its settings from it: a descendant, or an orphan. Who
-    /// was there before had its own.
+    /// was there before had its own, and so has who is set back by himself.
     fn inherits(&self, pid: u32, task: TaskId, new: i32) -> bool {
         match procfs::stat(self.files, pid) {
             Ok(Some(stat)) if stat.id == task => true,
+            Ok(Some(stat)) if self.scored.contains(&stat.id) => false,
             Ok(Some(stat)) if pid != task.pid && stat.id.start >= task.start => {
                 // An orphan's parent, be it the first process or a subreaper, has not handed on what it does not have.
                 stat.parent == 1

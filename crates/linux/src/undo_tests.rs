@@ -141,3 +141,36 @@ fn enabling_a_controller_is_taken_back_by_disabling_it() {
         "-cpuset\n"
     );
 }
+
+#[test]
+fn who_is_set_back_by_himself_is_no_heir_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let stat = |pid: u32, start: u32| format!("{pid} (x) S 1{} {start} 0 0", " 0".repeat(17));
+    let all = [(10, 100), (11, 200), (12, 300)].map(|(pid, start)| {
+        [
+            (format!("proc/{pid}/stat"), stat(pid, start)),
+            (format!("proc/{pid}/oom_score_adj"), "-1000".to_owned()),
+        ]
+    });
+    let content: Vec<(&str, &str)> = all
+        .iter()
+        .flatten()
+        .map(|(p, t)| (p.as_str(), t.as_str()))
+        .chain([("g/cgroup.procs", "10\n11\n12\n")])
+        .collect();
+    let kernel = files(dir.path(), &content);
+    let scored = |pid, start, old| Undo::OomScore {
+        task: TaskId { pid, start },
+        old,
+        new: -1000,
+        dir: "/g".into(),
+    };
+    // 11 came later and had its own; 12 has it from 10 or 11, whose parents do not tell any more.
+    let outcome = undo(&kernel, &[scored(11, 200, 300), scored(10, 100, 0)]);
+    assert!(outcome.failed.is_empty() && outcome.undone.left.is_empty());
+    let now = |pid| kernel.read(&format!("/proc/{pid}/oom_score_adj")).unwrap();
+    assert_eq!(
+        [now(10), now(11), now(12)].map(|t| t.trim().to_owned()),
+        ["0", "300", "0"]
+    );
+}

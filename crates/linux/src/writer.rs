@@ -2,9 +2,10 @@
 //! write, for seconds where that is slow, and whoever watches must not wait for it. The newest order counts; what was
 //! overtaken is never written.
 //!
-//! Nothing is written after the end: dropping the handle interrupts what is being written and waits for the thread. (v1 sets a
-//! limit only after it has reclaimed.) And nothing is written after the run was revoked: a write that comes back then is followed
-//! by what the file read in the beginning, as the watchdog has left it.
+//! Nothing is written after the end: dropping the handle interrupts what is being written and waits for the thread, for some
+//! seconds: a write that hangs in the kernel must not keep everything else from being taken back. (v1 sets a limit only after it
+//! has reclaimed.) And nothing is written after the run was revoked. A write that comes back then, or after nobody waited for it
+//! any more, is followed by what the file read in the beginning.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_core::units::Bytes;
 
@@ -25,6 +26,8 @@ use crate::rt;
 
 /// How often a write is interrupted until it comes back.
 const AGAIN: Duration = Duration::from_millis(2);
+/// So long it is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// It does nothing but to interrupt; nobody else here uses it.
 const INTERRUPT: libc::c_int = libc::SIGUSR2;
 
@@ -35,6 +38,8 @@ struct Orders {
     last: Option<Option<Bytes>>,
     reclaim: Option<Bytes>,
     stop: bool,
+    /// Nobody waits for the thread any more.
+    abandoned: bool,
     /// What the last write was refused with.
     failed: Option<(String, io::Error)>,
 }
@@ -66,14 +71,19 @@ impl Door {
         Ok(Self { path, file })
     }
 
-    /// One write of a short text, made without allocating.
-    fn put(&mut self, files: &dyn Files, text: std::fmt::Arguments<'_>) -> io::Result<()> {
+    /// One write of a short text, made without allocating; into a cgroup that was made anew unless it is `over`.
+    fn put(
+        &mut self,
+        files: &dyn Files,
+        text: std::fmt::Arguments<'_>,
+        over: &dyn Fn() -> bool,
+    ) -> io::Result<()> {
         let mut buffer = [0u8; 32];
         let mut rest = buffer.as_mut_slice();
         rest.write_fmt(text)?;
         let length = 32 - rest.len();
         match self.file.write_at(&buffer[..length], 0) {
-            Err(e) if gone(&e) => {
+            Err(e) if gone(&e) && !over() => {
                 if let Some(file) = files.open(&self.path, Access::Write)? {
                     self.file = file;
                 }
@@ -95,11 +105,12 @@ struct Target {
     lease: Arc<Lease>,
 }
 
-/// The handle of the thread, which has ended when this is dropped.
+/// The handle of the thread, which writes nothing any more when this is dropped.
 #[derive(Debug)]
 pub struct Writer {
     mailbox: Arc<Mailbox>,
     thread: Option<JoinHandle<()>>,
+    lease: Arc<Lease>,
 }
 
 impl Writer {
@@ -109,7 +120,7 @@ impl Writer {
     /// [`Error::File`]; [`Error::Refused`] where files have no descriptors, or no thread can be made.
     pub fn start(files: &Kernel, memory: &Memory, old: String, lease: Arc<Lease>) -> Result<Self> {
         interruptible();
-        let reclaim = memory.reclaim();
+        let (own, reclaim) = (Arc::clone(&lease), memory.reclaim());
         let mut target = Target {
             files: files.clone(),
             memory: memory.clone(),
@@ -131,6 +142,7 @@ impl Writer {
         Ok(Self {
             mailbox,
             thread: Some(thread),
+            lease: own,
         })
     }
 
@@ -176,14 +188,28 @@ impl Drop for Writer {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        while !thread.is_finished() {
-            // Reclaim ends at a signal; one that comes between two writes finds that there is nothing left to do.
-            // SAFETY: the thread is not joined yet, so that its handle is its own; the handler does nothing.
-            unsafe { libc::pthread_kill(thread.as_pthread_t(), INTERRUPT) };
-            std::thread::sleep(AGAIN);
-        }
-        let _ = thread.join();
+        end(&self.mailbox, &self.lease, thread, PATIENCE);
     }
+}
+
+/// Interrupts a thread that was told to stop until it has ended, or for as long as there is patience.
+fn end(mailbox: &Mailbox, lease: &Lease, thread: JoinHandle<()>, patience: Duration) {
+    let begun = Instant::now();
+    while !thread.is_finished() {
+        if begun.elapsed() >= patience {
+            mailbox.lock().abandoned = true;
+            return;
+        }
+        // The watchdog must not take the run away meanwhile.
+        if !lease.is_revoked() {
+            lease.beat(rt::now());
+        }
+        // Reclaim ends at a signal; one that comes between two writes finds that there is nothing left to do.
+        // SAFETY: the thread is not joined yet, so that its handle is its own; the handler does nothing.
+        unsafe { libc::pthread_kill(thread.as_pthread_t(), INTERRUPT) };
+        std::thread::sleep(AGAIN);
+    }
+    let _ = thread.join();
 }
 
 /// Has the signal interrupt what a thread waits for, and nothing else.
@@ -213,7 +239,7 @@ fn run(mailbox: &Mailbox, target: &mut Target) {
             continue;
         }
         drop(orders);
-        let failed = target.write(limit, reclaim);
+        let failed = target.write(mailbox, limit, reclaim);
         orders = mailbox.lock();
         if failed.is_some() {
             orders.failed = failed;
@@ -224,22 +250,28 @@ fn run(mailbox: &Mailbox, target: &mut Target) {
 impl Target {
     fn write(
         &mut self,
+        mailbox: &Mailbox,
         limit: Option<Option<Bytes>>,
         reclaim: Option<Bytes>,
     ) -> Option<(String, io::Error)> {
+        let lease = Arc::clone(&self.lease);
+        let over = move || lease.is_revoked() || mailbox.lock().stop;
         if self.lease.is_revoked() {
             return None;
         }
         if let Some(limit) = limit {
             let done = match (limit, self.memory.version()) {
-                (Some(bytes), _) => self.limit.put(&self.files, format_args!("{}\n", bytes.0)),
-                (None, Version::V2) => self.limit.put(&self.files, format_args!("max\n")),
-                (None, Version::V1) => self.limit.put(&self.files, format_args!("-1\n")),
+                (Some(bytes), _) => {
+                    let text = format_args!("{}\n", bytes.0);
+                    self.limit.put(&self.files, text, &over)
+                }
+                (None, Version::V2) => self.limit.put(&self.files, format_args!("max\n"), &over),
+                (None, Version::V1) => self.limit.put(&self.files, format_args!("-1\n"), &over),
             };
-            if self.lease.is_revoked() {
-                // The watchdog has set it back meanwhile, or just before this.
+            if self.lease.is_revoked() || mailbox.lock().abandoned {
+                // It was set back meanwhile, or just before this.
                 let old = &self.old;
-                let _ = self.limit.put(&self.files, format_args!("{old}\n"));
+                let _ = (self.limit).put(&self.files, format_args!("{old}\n"), &over);
                 return None;
             }
             // v1 refuses a limit it cannot reach: the next look asks for another.
@@ -252,12 +284,12 @@ impl Target {
                 return Some((self.limit.path.clone(), e));
             }
         }
-        if let (Some(bytes), Some(door)) = (reclaim, &mut self.reclaim) {
+        if let (Some(bytes), Some(door)) = (reclaim.filter(|_| !over()), &mut self.reclaim) {
             // Less was to be had, or it was interrupted.
             let less = |e: &io::Error| {
                 matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) || gone(e)
             };
-            if let Err(e) = door.put(&self.files, format_args!("{}\n", bytes.0))
+            if let Err(e) = door.put(&self.files, format_args!("{}\n", bytes.0), &over)
                 && !less(&e)
             {
                 return Some((door.path.clone(), e));
@@ -272,7 +304,6 @@ mod tests {
     use super::*;
     use crate::cgroup::Hierarchy;
     use crate::home::Place;
-    use std::time::Instant;
 
     fn place(version: Version) -> Place {
         Place {
@@ -362,5 +393,40 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(std::fs::read_to_string(&file).unwrap(), "undone");
         }
+    }
+
+    #[test]
+    fn a_write_that_hangs_is_not_waited_for_for_ever_and_then_leaves_what_was_there() {
+        let (mailbox, dir) = (Mailbox::default(), tempfile::tempdir().unwrap());
+        let lease = lease(dir.path());
+        // What no signal interrupts.
+        let hangs = std::thread::spawn(|| std::thread::sleep(Duration::from_secs(60)));
+        let begun = Instant::now();
+        interruptible();
+        mailbox.lock().stop = true;
+        end(&mailbox, &lease, hangs, Duration::from_millis(50));
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert!(mailbox.lock().abandoned);
+        // And when it comes back.
+        let group = dir.path().join("cg/a");
+        std::fs::create_dir_all(&group).unwrap();
+        let read = |name| std::fs::read_to_string(group.join(name)).unwrap();
+        for name in ["memory.high", "memory.reclaim"] {
+            std::fs::write(group.join(name), "").unwrap();
+        }
+        let files = Kernel::at(dir.path());
+        let memory = Memory::of(&place(Version::V2));
+        let mut target = Target {
+            limit: Door::open(&files, memory.steered()).unwrap(),
+            reclaim: Some(Door::open(&files, memory.reclaim()).unwrap()),
+            files,
+            memory,
+            old: "1234567".to_owned(),
+            lease,
+        };
+        let order = (Some(Some(Bytes(4096))), Some(Bytes(1)));
+        assert!(target.write(&mailbox, order.0, order.1).is_none());
+        assert_eq!(read("memory.high"), "1234567\n");
+        assert_eq!(read("memory.reclaim"), "");
     }
 }

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use quell_core::control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
-use quell_core::journal::TaskId;
+use quell_core::journal::{Stopped, TaskId};
 use quell_core::plan::{Pressured, Steered, Watched};
 use quell_core::policy::PressureController;
 use quell_core::units::{Bytes, Nanos};
 
 use super::Linux;
+use super::apart::{apart, not_ours};
 use crate::cgroup::{Controller, Version};
 use crate::change::Hands;
 use crate::error::{Error, Result};
@@ -132,42 +133,12 @@ fn v2_place(home: &Home) -> Option<&Place> {
     home.places.iter().find(is)
 }
 
-/// Whoever holds back a cgroup above himself holds back himself.
-fn not_ours(files: &dyn Files, group: &str, place: &Place) -> Result<()> {
-    let own = procfs::memberships(files, "self")?;
-    let v2 = place.hierarchy.version == Version::V2;
-    let same = |m: &&procfs::Membership| {
-        if v2 {
-            m.hierarchy == 0
-        } else {
-            m.controllers
-                .iter()
-                .any(|c| place.hierarchy.controllers.contains(c))
-        }
-    };
-    let own = own
-        .iter()
-        .find(same)
-        .and_then(|m| place.hierarchy.dir(&m.path));
-    let inside = |own: &str| own == place.dir || own.starts_with(&format!("{}/", place.dir));
-    if own.is_some_and(|own| inside(&own)) {
-        return Err(Error::refused_with(
-            format!(
-                "group {group}: Quell itself runs in {}, and would be limited, frozen or killed along with it",
-                place.dir
-            ),
-            "start it from elsewhere, or select a cgroup further down",
-        ));
-    }
-    Ok(())
-}
-
 impl Watch {
     pub(super) fn open(linux: &mut Linux, plan: &Pressured) -> Result<Self> {
         let missing = |path: &str| Error::refused(format!("{path} is missing"));
         let files = linux.files.clone();
         let meminfo = Kept::open(&files, vm::MEMINFO)?.ok_or_else(|| missing(vm::MEMINFO))?;
-        let mut critical = Vec::new();
+        let (mut critical, mut homes) = (Vec::new(), Vec::new());
         for Watched { group, .. } in &plan.critical {
             let home = linux.group(group)?.home.clone();
             let memory = linux.memory_place(group)?;
@@ -180,6 +151,7 @@ impl Watch {
                 ));
             }
             critical.push(account);
+            homes.push(home);
         }
         let mut neighbours = Vec::new();
         for Steered { group, allows } in &plan.neighbours {
@@ -194,6 +166,9 @@ impl Watch {
             let tasks = v2.or(place.as_ref()).map(|p| p.dir.clone());
             for place in &home.places {
                 not_ours(&files, group, place)?;
+            }
+            for critical in &homes {
+                apart(&home, critical)?;
             }
             let mut freezers = home.places.iter().filter_map(|p| Freezer::of(&files, p));
             let writer = match &account.memory {
@@ -233,9 +208,9 @@ impl Watch {
 
     pub(super) fn look(
         &mut self,
+        hands: &mut Hands<'_>,
         files: &Kernel,
-        never: Option<u32>,
-        processes: bool,
+        (never, processes): (Option<u32>, bool),
         look: &mut Look,
     ) -> Result<()> {
         look.machine = self.machine(files)?;
@@ -255,7 +230,7 @@ impl Watch {
         look.neighbours.clear();
         look.processes.clear();
         for (number, hold) in self.neighbours.iter_mut().enumerate() {
-            let neighbour = hold.look(files)?;
+            let neighbour = hold.look(hands, files)?;
             look.neighbours.push(neighbour);
             if processes {
                 hold.processes(files, number, never, &mut look.processes)?;
@@ -288,11 +263,12 @@ impl Watch {
 }
 
 impl Hold {
-    fn look(&mut self, files: &Kernel) -> Result<Neighbour> {
+    fn look(&mut self, hands: &mut Hands<'_>, files: &Kernel) -> Result<Neighbour> {
         let stat = self.account.stat(files)?;
+        let mut thawed = false;
         if self.account.stat.as_mut().is_some_and(Kept::renewed) {
             // Made again, it has no limit, and nobody froze it.
-            self.frozen = false;
+            thawed = self.made_anew(hands)?;
             if let Some(writer) = &self.writer {
                 writer.again()?;
             }
@@ -319,6 +295,7 @@ impl Hold {
             io,
             stall: waited(self.account.memory_stall.as_mut(), files)?,
             populated,
+            thawed,
         })
     }
 
@@ -430,6 +407,19 @@ impl Linux {
 }
 
 impl Hold {
+    /// Whether it was frozen by us, and in the cgroup that stands in its place nobody is: nor is that ours to thaw.
+    fn made_anew(&mut self, hands: &mut Hands<'_>) -> Result<bool> {
+        let Some(freezer) = self.freezer.as_ref().filter(|_| self.frozen) else {
+            return Ok(false);
+        };
+        if freezer.frozen(hands.files)? {
+            return Ok(false);
+        }
+        self.frozen = false;
+        hands.resumed(Stopped::Group(freezer.path().to_owned()))?;
+        Ok(true)
+    }
+
     fn thaw(&mut self, hands: &mut Hands<'_>) -> Result<()> {
         if let Some(freezer) = self.freezer.as_ref().filter(|_| self.frozen) {
             freezer.thaw(hands)?;
@@ -482,5 +472,50 @@ fn kill(files: &dyn Files, task: TaskId) -> Result<()> {
             e,
         )),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::apart::tests::home;
+    use crate::journal::{Header, Journal, VERSION};
+    use quell_core::journal::Undo;
+
+    #[test]
+    fn a_frozen_cgroup_that_is_made_anew_is_neither_frozen_nor_ours_to_thaw() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("cg/a");
+        std::fs::create_dir_all(&place).unwrap();
+        let file = place.join("cgroup.freeze");
+        std::fs::write(&file, "0").unwrap();
+        let files = Kernel::at(dir.path());
+        let run = tempfile::tempdir().unwrap();
+        let header = Header {
+            version: VERSION,
+            boot: "b00t".into(),
+            run: "r1".into(),
+            main: TaskId { pid: 1, start: 2 },
+        };
+        let mut journal = Journal::create(run.path(), header).unwrap();
+        let home = home("a", "/cg/a");
+        let mut hold = Hold {
+            account: Account::open(&files, "a", &home, None).unwrap(),
+            io: None,
+            events: None,
+            tasks: None,
+            freezer: Freezer::of(&files, &home.places[0]),
+            frozen: false,
+            writer: None,
+        };
+        let mut hands = Hands::new(&files, &mut journal);
+        assert!(!hold.made_anew(&mut hands).unwrap(), "nobody froze it");
+        hold.frozen = hold.freezer.as_ref().unwrap().freeze(&mut hands).unwrap();
+        assert!(!hold.made_anew(&mut hands).unwrap(), "it is frozen");
+        std::fs::write(&file, "0").unwrap();
+        assert!(hold.made_anew(&mut hands).unwrap());
+        assert!(!hold.frozen);
+        let stops = |e: &&Undo| matches!(e, Undo::Stop { .. });
+        assert_eq!(journal.entries().iter().filter(stops).count(), 0);
     }
 }

@@ -1,6 +1,7 @@
 //! The Linux backend: steps become changes, each recorded first (`steps`); programs are started; what happens meanwhile
 //! is waited for, and the slow duties of a hold are done (`watch`).
 
+mod apart;
 mod memory;
 mod parts;
 mod steps;
@@ -484,12 +485,12 @@ impl Backend for Linux {
         processes: bool,
         look: &mut Look,
     ) -> std::result::Result<(), BackendError> {
-        let never = self.watchdog();
-        let watch = self
-            .watch
-            .as_mut()
-            .ok_or_else(|| BackendError("memory is not watched".to_owned()))?;
-        Ok(watch.look(&self.files, never, processes, look)?)
+        let of = (self.watchdog(), processes);
+        let (Some(watch), Some(session)) = (self.watch.as_mut(), self.session.as_mut()) else {
+            return Err(BackendError("memory is not watched".to_owned()));
+        };
+        let mut hands = Hands::new(&self.files, session.journal());
+        Ok(watch.look(&mut hands, &self.files, of, look)?)
     }
 
     fn act(&mut self, action: &Action) -> std::result::Result<(), BackendError> {

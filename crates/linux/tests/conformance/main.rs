@@ -76,7 +76,6 @@ on_every_arm! { memory:
     sysctls_of_memory_are_set_and_taken_back
     pressure_is_told_of_the_machine_and_of_groups
     the_machines_memory_is_told
-    input_and_output_are_limited_by_device
 }
 
 /// Bodies for machines with cache and bandwidth allocation.

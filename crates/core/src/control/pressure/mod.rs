@@ -93,6 +93,8 @@ pub struct Neighbour {
     pub stall: Option<Nanos>,
     /// Whether somebody lives in it.
     pub populated: bool,
+    /// Whether it was frozen and goes on although nobody let it: its cgroup was made anew since the last look.
+    pub thawed: bool,
 }
 
 /// A process of a neighbour.

@@ -248,6 +248,7 @@ impl Plant {
             io: h.io,
             stall: Some(Nanos(h.stall)),
             populated: h.alive,
+            thawed: false,
         };
         let process = |(i, h): (usize, &Hog)| Process {
             task: task(i),

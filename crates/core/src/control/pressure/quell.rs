@@ -164,6 +164,9 @@ impl Quell {
     /// Decides.
     pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
         self.next = now.plus(self.rules.interval);
+        let anew = self.held.iter_mut().zip(&look.neighbours);
+        anew.filter(|(_, neighbour)| neighbour.thawed)
+            .for_each(|(held, _)| held.frozen = None);
         let before = self.looked.replace(now);
         let span = before.map_or(self.rules.interval, |before| now.since(before));
         if span == Nanos(0) {

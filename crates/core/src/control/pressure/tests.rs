@@ -272,6 +272,35 @@ fn without_limits_a_hog_is_frozen_ever_longer_while_trials_fail() {
 }
 
 #[test]
+fn a_group_that_was_made_anew_is_not_taken_for_frozen() {
+    let freeze = Allows {
+        freeze: true,
+        ..Allows::default()
+    };
+    let mut quell = Quell::new(&rules(&[freeze], false), Nanos(0));
+    let mut out = Vec::new();
+    let mut look = Plant::new(1024, 700, vec![anonymous(1, 1)]).look();
+    let mut frozen = 0;
+    // It waits all the time.
+    for i in 1..200 {
+        look.critical[0].memory_stall = MS(20 * i);
+        quell.step(MS(20 * i), &look, &mut out);
+        look.neighbours[0].thawed = false;
+        for decision in out.drain(..) {
+            match decision.act {
+                Act::Freeze { .. } => {
+                    frozen += 1;
+                    look.neighbours[0].thawed = true;
+                }
+                Act::Thaw { .. } => panic!("nobody is frozen: {:?}", decision.why),
+                _ => {}
+            }
+        }
+    }
+    assert!(frozen > 1, "{frozen}");
+}
+
+#[test]
 fn a_group_that_may_hold_a_lock_goes_on() {
     let mut quell = Quell::new(&rules(&[ALL], false), Nanos(0));
     let mut out = Vec::new();

@@ -1,0 +1,97 @@
+//! Who may not be held back: whoever holds back a cgroup holds back all that lives in it and below.
+
+use crate::cgroup::Version;
+use crate::error::{Error, Result};
+use crate::home::{Home, Place};
+use crate::procfs;
+use crate::root::Files;
+
+/// Whoever holds back a cgroup above himself holds back himself.
+pub(super) fn not_ours(files: &dyn Files, group: &str, place: &Place) -> Result<()> {
+    let own = procfs::memberships(files, "self")?;
+    let v2 = place.hierarchy.version == Version::V2;
+    let same = |m: &&procfs::Membership| {
+        if v2 {
+            m.hierarchy == 0
+        } else {
+            m.controllers
+                .iter()
+                .any(|c| place.hierarchy.controllers.contains(c))
+        }
+    };
+    let own = own
+        .iter()
+        .find(same)
+        .and_then(|m| place.hierarchy.dir(&m.path));
+    let inside = |own: &str| own == place.dir || own.starts_with(&format!("{}/", place.dir));
+    if own.is_some_and(|own| inside(&own)) {
+        return Err(Error::refused_with(
+            format!(
+                "group {group}: Quell itself runs in {}, and would be limited, frozen or killed along with it",
+                place.dir
+            ),
+            "start it from elsewhere, or select a cgroup further down",
+        ));
+    }
+    Ok(())
+}
+
+/// Whoever holds back a cgroup holds back those below it.
+pub(super) fn apart(neighbour: &Home, critical: &Home) -> Result<()> {
+    for above in &neighbour.places {
+        let inside =
+            |p: &&Place| p.dir == above.dir || p.dir.starts_with(&format!("{}/", above.dir));
+        if let Some(inside) = critical.places.iter().find(inside) {
+            return Err(Error::refused_with(
+                format!(
+                    "group {}: the critical group {} lives in {}, which is in {}, and would be limited, frozen or killed \
+                     along with it",
+                    neighbour.group, critical.group, inside.dir, above.dir
+                ),
+                "select a cgroup further down for the one, or start the other from elsewhere",
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::cgroup::Hierarchy;
+
+    pub(in crate::backend) fn home(group: &str, dir: &str) -> Home {
+        let hierarchy = Hierarchy {
+            version: Version::V2,
+            mount: "/cg".into(),
+            top: "/".into(),
+            controllers: vec!["memory".into()],
+            own: "/".into(),
+        };
+        Home {
+            group: group.into(),
+            places: vec![Place {
+                hierarchy,
+                dir: dir.into(),
+                ours: false,
+            }],
+        }
+    }
+
+    #[test]
+    fn a_critical_group_below_a_neighbour_is_refused_with_both_cgroups() {
+        let neighbour = home("others", "/cg/system.slice");
+        let below = home("app", "/cg/system.slice/app.service");
+        let why = apart(&neighbour, &below).unwrap_err().to_string();
+        for needed in [
+            "others",
+            "app",
+            "/cg/system.slice/app.service",
+            "/cg/system.slice,",
+        ] {
+            assert!(why.contains(needed), "{why}");
+        }
+        apart(&below, &neighbour).unwrap();
+        apart(&neighbour, &home("app", "/cg/system.slice2")).unwrap();
+    }
+}
