@@ -2,7 +2,7 @@
 //! `freezer`. Documentation/scheduler/sched-bwc.rst, cgroup-v2.rst ("CPU", "Memory", "PID").
 //!
 //! Deviations:
-//! - v1's `cpu.cfs_burst_us`, v1 limits on kernel memory or swap are left out; `io.max` knows one device, 8:0.
+//! - v1's `cpu.cfs_burst_us`, v1 limits on kernel memory or swap, and `io.max` are left out.
 //! - `pids.max` refuses no birth: nobody forks inside the model but a test.
 //! - Setting `cpu.idle` back makes the weight 100, as the kernel does; `cpu.weight.nice` is left out.
 
@@ -77,7 +77,6 @@ pub(crate) static KNOBS: &[Knob] = &[
         ..shown("memory.stat", "memory", true, "")
     },
     shown("memory.events", "memory", true, ""),
-    knob("io.max", "io", true, false, "", kept),
     Knob {
         at_root: true,
         ..shown("io.stat", "io", true, "")
@@ -240,44 +239,6 @@ fn freezer(text: &str) -> Answer<String> {
     }
 }
 
-/// A line `8:0 rbps=… wbps=… riops=… wiops=…`: keys that are not given keep their value; one without limits goes.
-fn io_max(before: &str, text: &str) -> Answer<String> {
-    let mut words = text.split_ascii_whitespace();
-    let device = words.next().ok_or(libc::EINVAL)?;
-    let (major, minor) = device.split_once(':').ok_or(libc::EINVAL)?;
-    let number = |t: &str| t.parse::<u32>().map_err(|_| libc::EINVAL);
-    if (number(major)?, number(minor)?) != (8, 0) {
-        return Err(libc::ENODEV);
-    }
-    let keys = ["rbps", "wbps", "riops", "wiops"];
-    let mut values = keys.map(|key| {
-        let old = before
-            .split_ascii_whitespace()
-            .find_map(|w| w.strip_prefix(key)?.strip_prefix('='));
-        old.unwrap_or("max").to_owned()
-    });
-    for word in words {
-        let (key, value) = word.split_once('=').ok_or(libc::EINVAL)?;
-        let at = keys.iter().position(|k| *k == key).ok_or(libc::EINVAL)?;
-        match value.parse::<u64>() {
-            _ if value == "max" => {}
-            Ok(n) if n > 0 => {}
-            Ok(_) => return Err(libc::ERANGE),
-            Err(_) => return Err(libc::EINVAL),
-        }
-        value.clone_into(&mut values[at]);
-    }
-    if values.iter().all(|v| v == "max") {
-        return Ok(String::new());
-    }
-    let told: Vec<String> = keys
-        .iter()
-        .zip(&values)
-        .map(|(k, v)| format!("{k}={v}"))
-        .collect();
-    Ok(format!("8:0 {}", told.join(" ")))
-}
-
 /// Quota and period that the kernel takes, microseconds.
 const SHORTEST: i64 = 1_000;
 const LONGEST: i64 = 1_000_000;
@@ -355,7 +316,6 @@ impl Machine {
         match name {
             "memory.reclaim" => return self.reclaim_written(tree, group, text),
             "memory.limit_in_bytes" if group == "/" => return Err(libc::EINVAL),
-            "io.max" => value = io_max(&before, text)?,
             "cpu.max" => value = self.v2_quota(tree, group, text)?,
             "cpu.cfs_quota_us" | "cpu.cfs_period_us" => self.v1_quota(tree, group, name, &value)?,
             "cpu.weight" if self.value(tree, group, "cpu.idle").as_deref() == Some("1") => {
