@@ -5,7 +5,7 @@ use quell_core::policy::OnDrift;
 
 use crate::resctrl::Schemata;
 use crate::root::Files;
-use crate::undo::same;
+use crate::value::{same, there};
 
 /// Compares every value we wrote with what it reads now; sets it again if the policy says so. A sentence per difference.
 /// Before each value `held` is asked: once the run is revoked, what differs is what the watchdog has taken back.
@@ -37,6 +37,7 @@ pub fn look(
             continue;
         }
         let Ok(now) = files.text(path) else { continue };
+        let new = &*there(path, &now, new);
         if same(path, &now, new) || holds_controller(path, &now, new) {
             continue;
         }
@@ -127,6 +128,31 @@ mod tests {
         assert!(said()[0].contains("from 'L3:0=ff'"));
         std::fs::write(&file, "MB:0=60\nL3:0=f\n").unwrap();
         assert_eq!(said().len(), 2);
+    }
+
+    #[test]
+    fn a_cache_that_is_offline_has_not_drifted_and_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("schemata");
+        let kernel = Kernel::at(dir.path());
+        let change = Undo::Write {
+            path: "/schemata".into(),
+            old: "L3:0=ff;1=ff".into(),
+            new: "L3:0=f;1=f".into(),
+        };
+        let look = || {
+            look(
+                &kernel,
+                std::slice::from_ref(&change),
+                OnDrift::Repair,
+                &|| true,
+            )
+        };
+        std::fs::write(&file, "L3:0=f\n").unwrap();
+        assert_eq!(look(), Vec::<String>::new());
+        std::fs::write(&file, "L3:0=1\n").unwrap();
+        assert_eq!(look().len(), 1);
+        assert_eq!(kernel.read("/schemata").unwrap().trim(), "L3:0=f");
     }
 
     #[test]

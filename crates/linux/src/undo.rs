@@ -8,7 +8,7 @@
 //! - A v2 cpuset that was not set cannot be unset while it has tasks: all that the machine can have stands in for it.
 //! - A cgroup of ours is emptied before it is removed: a task born in it goes where its process, or the closest
 //!   ancestor that was moved there, came from; else to the heir. What is inside a cgroup of ours goes with it.
-//! - Of a `schemata` only the values that we wrote are compared and restored.
+//! - Of a `schemata` only the values that we wrote are compared and restored, each by itself.
 //! - A resctrl that we mounted goes, unless others have made groups in it.
 //! - What a loop moved goes back to what it read before, whatever it reads.
 //! - Continued and thawed is only what we stopped and have not let go on since: what is found stopped else was stopped
@@ -26,7 +26,8 @@ use quell_core::journal::{Stopped, TaskId, Undo};
 use crate::procfs;
 use crate::resctrl::lock::{For, Lock, PATIENCE};
 use crate::resctrl::{Resctrl, Schemata};
-use crate::root::{Files, gone, parse_mask};
+use crate::root::{Files, gone};
+use crate::value::{same, there};
 use crate::{below, fault, freezer, oom, pidfd};
 
 /// What undoing came to.
@@ -150,6 +151,9 @@ impl<'a> Work<'a> {
             Err(e) if gone(&e) => return Ok(false),
             Err(e) => return Err(format!("{path} could not be read: {e}")),
         };
+        if path.ends_with("/schemata") {
+            return self.divide_back(path, &now, old, new);
+        }
         if path.ends_with("/cgroup.subtree_control") {
             let controller = new.trim_start_matches('+');
             if !now.split_ascii_whitespace().any(|c| c == controller) {
@@ -206,13 +210,35 @@ impl<'a> Work<'a> {
         (!all.is_empty()).then_some(all)
     }
 
+    /// Each value by itself: what somebody has changed since, or what is not there now, does not keep the others.
+    fn divide_back(&mut self, path: &str, now: &str, old: &str, new: &str) -> Step {
+        let (back, theirs) =
+            Schemata::parse(now).back(&Schemata::parse(old), &Schemata::parse(new));
+        if !theirs.is_empty() {
+            self.outcome.undone.left.push(format!(
+                "{path} reads '{theirs}', where '{new}' was written: somebody has changed it since"
+            ));
+        }
+        match back.is_empty() {
+            true => Ok(false),
+            false => self.put(path, &back.to_string()),
+        }
+    }
+
     fn set_back(&self, path: &str, old: &str) -> Step {
-        match self.files.read(path) {
-            Ok(now) if same(path, &now, old) => return Ok(false),
-            Ok(_) => {}
+        let now = match self.files.read(path) {
+            Ok(now) => now,
             Err(e) if gone(&e) => return Ok(false),
             Err(e) => return Err(format!("{path} could not be read: {e}")),
+        };
+        let old = there(path, &now, old);
+        match same(path, &now, &old) {
+            true => Ok(false),
+            false => self.put(path, &old),
         }
+    }
+
+    fn put(&self, path: &str, old: &str) -> Step {
         match self.files.write(path, old) {
             Ok(()) => Ok(true),
             Err(e) if gone(&e) => Ok(false),
@@ -552,31 +578,6 @@ pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
     tasks.sort_unstable();
     tasks.dedup();
     Ok(tasks)
-}
-
-/// Whether a file's content is the same value, however it is spelled. `a`: as read; `b`: as recorded.
-#[must_use]
-pub fn same(path: &str, a: &str, b: &str) -> bool {
-    let (a, b) = (a.trim(), b.trim());
-    if a == b {
-        return true;
-    }
-    let name = path.rsplit('/').next().unwrap_or(path);
-    if name == "cpuset.cpus.partition" {
-        // "root invalid (reason)" is still our "root".
-        let kind = |t: &str| t.split(' ').next().unwrap_or_default().to_owned();
-        return kind(a) == kind(b);
-    }
-    if name == "schemata" {
-        // What is recorded is what was touched.
-        return Schemata::parse(a).holds(&Schemata::parse(b));
-    }
-    if name.ends_with("cpumask") || name.ends_with("smp_affinity") {
-        return matches!((parse_mask(a), parse_mask(b)), (Some(a), Some(b)) if a == b);
-    }
-    let list = |t: &str| t.parse::<CpuSet>().ok();
-    let is_list = name.starts_with("cpuset.") || name.ends_with("_list");
-    is_list && matches!((list(a), list(b)), (Some(a), Some(b)) if a == b)
 }
 
 #[cfg(test)]
