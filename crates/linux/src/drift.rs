@@ -1,9 +1,12 @@
 //! Drift: somebody else changed what we set. Seen by reading the values back, once a second.
 
+use std::time::Duration;
+
 use quell_core::journal::Undo;
 use quell_core::policy::OnDrift;
 
-use crate::resctrl::Schemata;
+use crate::resctrl::lock::For;
+use crate::resctrl::{Resctrl, Schemata};
 use crate::root::Files;
 use crate::value::{same, there};
 
@@ -41,13 +44,23 @@ pub fn look(
         if same(path, &now, new) || holds_controller(path, &now, new) {
             continue;
         }
-        let repaired = on_drift == OnDrift::Repair && files.put(path, new).is_ok();
+        let repaired = on_drift == OnDrift::Repair && repair(files, path, new);
         let what = if repaired { "set again" } else { "left so" };
         said.push(format!(
             "{path} was changed by somebody else, from '{new}' to '{now}': {what}"
         ));
     }
     said
+}
+
+/// Below resctrl only while no other tool is at work there: the next look tries again.
+fn repair(files: &dyn Files, path: &str, new: &str) -> bool {
+    let resctrl = match Resctrl::find(files) {
+        Ok(Some(resctrl)) if path.starts_with(&format!("{}/", resctrl.root)) => resctrl,
+        _ => return files.put(path, new).is_ok(),
+    };
+    let lock = resctrl.lock(files, For::Changing, Duration::ZERO);
+    lock.is_ok_and(|_lock| files.put(path, new).is_ok())
 }
 
 /// Whether a later value stands for all that an earlier one set: a write to `schemata` may be of one resource of many.

@@ -55,6 +55,7 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
     for (i, entry) in entries.iter().enumerate().rev() {
         fault::boundary();
         alive();
+        work.lock(entry);
         let result = match entry {
             Undo::Write { path, old, new } => work.write(path, old, new),
             Undo::Steer { path, old } => work.set_back(path, old),
@@ -97,7 +98,8 @@ struct Work<'a> {
     resumed: BTreeMap<&'a Stopped, u32>,
     /// Tasks by directory, as read when first needed.
     members: BTreeMap<&'a str, BTreeSet<u32>>,
-    /// That of resctrl, where it is to be changed back.
+    /// Where it is to be changed back and its lock was not asked for yet.
+    resctrl: Option<Resctrl>,
     lock: Option<Lock>,
     outcome: Outcome,
 }
@@ -114,9 +116,9 @@ impl<'a> Work<'a> {
                 _ => None,
             })
             .collect();
-        let divided = entries
-            .iter()
-            .any(|e| matches!(e, Undo::Write { path, .. } if path.ends_with("/schemata")));
+        let divided = |e: &Undo| matches!(e, Undo::Write { path, .. } | Undo::Steer { path, .. } if path.ends_with("/schemata"));
+        let divided = entries.iter().any(divided);
+        let resctrl = divided.then(|| Resctrl::find(files).ok().flatten());
         Self {
             files,
             alive,
@@ -124,8 +126,26 @@ impl<'a> Work<'a> {
             made,
             resumed: BTreeMap::new(),
             members: BTreeMap::new(),
-            lock: divided.then(|| lock(files)).flatten(),
+            resctrl: resctrl.flatten(),
+            lock: None,
             outcome: Outcome::default(),
+        }
+    }
+
+    /// Takes the lock that other tools take, too, before the first entry below resctrl. Somebody who keeps it does not keep us
+    /// from taking back what is ours.
+    fn lock(&mut self, entry: &Undo) {
+        let (Undo::Write { path, .. }
+        | Undo::Steer { path, .. }
+        | Undo::Cgroup { path, .. }
+        | Undo::Move { to: path, .. }) = entry
+        else {
+            return;
+        };
+        let below = |r: &mut Resctrl| path.starts_with(&format!("{}/", r.root));
+        if let Some(resctrl) = self.resctrl.take_if(below) {
+            self.lock = resctrl.lock(self.files, For::Changing, PATIENCE).ok();
+            (self.alive)();
         }
     }
 
@@ -533,12 +553,6 @@ impl<'a> Work<'a> {
             .find_map(|pid| moved.get(pid).copied())
             .filter(|from| self.files.exists(from))
     }
-}
-
-/// The lock that other tools take, too. Somebody who keeps it does not keep us from taking back what is ours.
-fn lock(files: &dyn Files) -> Option<Lock> {
-    let resctrl = Resctrl::find(files).ok()??;
-    resctrl.lock(files, For::Changing, PATIENCE).ok()
 }
 
 /// The file through which a task enters a cgroup: a thread alone in v1, a process whole in v2.

@@ -80,28 +80,28 @@ impl Parts {
         }
     }
 
-    /// Control groups of somebody else that may fill these ways, too.
-    fn intruders(&self, files: &dyn Files, level: u32, mask: Mask) -> Result<Vec<String>> {
-        let names: Vec<&str> = self
-            .info
-            .ways(level)
-            .map(|(r, _)| r.name.as_str())
-            .collect();
-        let ours = |name: &str| name.is_empty() || self.groups.values().any(|g| g.name == name);
-        let used = self.resctrl.used(files)?;
+    /// Control groups of somebody else that are used, and what they have.
+    fn others(&self, files: &dyn Files) -> Result<Vec<(String, Schemata)>> {
+        let ours = |group: &Group| self.groups.values().any(|g| g == group);
+        let used = self.resctrl.used(files)?.into_iter();
+        used.filter(|group| !ours(group))
+            .map(|group| Ok((group.name.clone(), group.schemata(files)?)))
+            .collect()
+    }
+
+    /// Those of them that may fill these ways, too.
+    fn intruders(&self, others: &[(String, Schemata)], level: u32, mask: Mask) -> Vec<String> {
         let mut found = Vec::new();
-        for owner in self.resctrl.owners(files, &names)? {
-            let theirs = owner.masks.values().fold(0, |all, m| all | m.0);
+        for (name, schemata) in others {
+            let masks = self.info.ways(level);
+            let masks = masks.filter_map(|(r, _)| schemata.masks_of(&r.name));
+            let theirs = masks.flat_map(|m| m.values()).fold(0, |all, m| all | m.0);
             let common = Mask(theirs & mask.0);
-            let used = used.iter().any(|g| g.name == owner.name);
-            if used && !ours(&owner.name) && !common.is_empty() {
-                found.push(format!(
-                    "resctrl's group {} has {common} of L{level}",
-                    owner.name
-                ));
+            if !common.is_empty() {
+                found.push(format!("resctrl's group {name} has {common} of L{level}"));
             }
         }
-        Ok(found)
+        found
     }
 }
 
@@ -172,7 +172,8 @@ impl Linux {
                 .plan
                 .as_ref()
                 .is_none_or(|plan| promised(plan).any(mine));
-            let others = self.parts()?.intruders(&self.files, *level, *mask)?;
+            let parts = self.parts()?;
+            let others = parts.intruders(&parts.others(&self.files)?, *level, *mask);
             if own
                 && name != REST
                 && let Some(other) = others.first()
@@ -197,7 +198,7 @@ impl Linux {
     }
 
     /// Makes groups exclusive that have ways to themselves, once unmatched tasks have left them. The kernel refuses it to who
-    /// shares ways of another level, or with devices: then newcomers are looked for every second, as in any case.
+    /// shares ways of another level, or with devices, and somebody may keep the lock: then newcomers are looked for every second, as in any case.
     fn keep_out(&mut self) {
         let (Some(plan), Some(parts)) = (&self.plan, &self.parts) else {
             return;
@@ -207,6 +208,9 @@ impl Linux {
             .filter_map(|(group, ..)| parts.groups.get(group).cloned())
             .collect();
         let resctrl = parts.resctrl.clone();
+        let Ok(_lock) = resctrl.lock(&self.files, For::Changing, PATIENCE) else {
+            return;
+        };
         for group in own {
             if let Ok(mut hands) = self.hands() {
                 let _ = resctrl.set_mode(&mut hands, &group, &Mode::Exclusive);
@@ -441,16 +445,24 @@ impl Linux {
             let said = strangers(&self.files, all);
             found.extend(said.unwrap_or_else(|e| unknown(&first.name, e)));
         }
-        for (group, level, mask, _) in promised(plan) {
-            match parts.intruders(&self.files, level, mask) {
-                Ok(others) => found.extend(others.into_iter().map(|other| {
-                    let what = format!(
-                        "{other}, of what group {group} has to itself: that promise is at level none"
-                    );
-                    (group.to_owned(), what)
-                })),
-                Err(e) => found.extend(unknown(group, e)),
+        let Some((first, ..)) = promised(plan).next() else {
+            return found;
+        };
+        let others = match parts.others(&self.files) {
+            Ok(others) => others,
+            Err(e) => {
+                found.extend(unknown(first, e));
+                return found;
             }
+        };
+        for (group, level, mask, _) in promised(plan) {
+            let others = parts.intruders(&others, level, mask).into_iter();
+            found.extend(others.map(|other| {
+                let what = format!(
+                    "{other}, of what group {group} has to itself: that promise is at level none"
+                );
+                (group.to_owned(), what)
+            }));
         }
         found
     }

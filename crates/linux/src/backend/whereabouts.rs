@@ -82,6 +82,10 @@ pub(super) fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(S
         sharing().for_each(|w| others.extend(&w.inside));
         sharing().for_each(|w| others.retain(|tid| !w.all.contains(tid)));
         let mut what = Vec::new();
+        // Whose group has no cgroup is not known.
+        if sharing().any(|w| w.home.places.is_empty()) {
+            others.clear();
+        }
         if any_alive(files, others.iter())? {
             what.push(format!(
                 "somebody has moved threads of others into {}",
@@ -201,6 +205,15 @@ mod tests {
             told.len() == 1 && told[0].contains("threads of others into"),
             "{told:?}"
         );
+        let homeless = Whereabouts {
+            all: BTreeSet::new(),
+            home: Home {
+                group: "g".to_owned(),
+                places: Vec::new(),
+            },
+            ..look()
+        };
+        assert!(strangers(&fake, &[homeless]).unwrap().is_empty());
         fake.with(|m| m.begin_exit(stranger));
         assert!(said().is_empty());
         fake.write(&group.file("cpus_list"), "1").unwrap();

@@ -112,8 +112,8 @@ impl Resctrl {
     /// [`Error::File`] with the kernel's words.
     pub fn widen(&self, hands: &mut Hands<'_>, info: &Info, group: &Group) -> Result<()> {
         let now = group.schemata(hands.files)?;
-        let mut wide = Schemata::default();
         for resource in &info.resources {
+            let mut wide = Schemata::default();
             let name = resource.name.as_str();
             match &resource.kind {
                 Kind::Ways(ways) => {
@@ -129,14 +129,15 @@ impl Resctrl {
                 }
                 Kind::Bandwidth(bandwidth) if self.mib_s || bandwidth.linear => {
                     let most = if self.mib_s { u32::MAX.into() } else { 100 };
-                    wide = wide.with(&Schemata::numbers(name, now.domains(name), most));
+                    wide = Schemata::numbers(name, now.domains(name), most);
                 }
                 _ => {}
             }
+            // Each by itself: a step that sets one of them stands for this one.
+            let files = hands.files;
+            let path = group.file("schemata");
+            self.explained(files, || hands.set(&path, &wide.to_string()))?;
         }
-        let files = hands.files;
-        let path = group.file("schemata");
-        self.explained(files, || hands.set(&path, &wide.to_string()))?;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use quell_core::journal::Undo;
 use quell_core::partition::Mask;
 use quell_linux::change::Hands;
 use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
@@ -68,6 +69,12 @@ fn an_idle_group_that_is_taken_is_as_a_new_one_and_goes_back() {
     resctrl.widen(&mut hands, &info, &idle).unwrap();
     let wide = Schemata::parse("L3:0=ff\nMB:0=100");
     assert_eq!(idle.schemata(files).unwrap(), wide);
+    // So that a step on one of them stands for it, and the other is still looked after.
+    let written = held.journal.entries().iter().map(|e| match e {
+        Undo::Write { new, .. } => new.clone(),
+        other => format!("{other:?}"),
+    });
+    assert_eq!(written.collect::<Vec<_>>(), ["L3:0=ff", "MB:0=100"]);
     assert!(held.journal.undo_all(files).left.is_empty());
     assert_eq!(idle.schemata(files).unwrap(), before);
 }
