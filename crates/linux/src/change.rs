@@ -10,7 +10,7 @@ use crate::fault;
 use crate::journal::Journal;
 use crate::resctrl::Schemata;
 use crate::root::{Files, gone};
-use crate::undo::same;
+use crate::value::same;
 
 /// Between two beats of the heart while a write takes its time.
 const BREATH: Duration = Duration::from_millis(5);

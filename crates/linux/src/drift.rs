@@ -1,11 +1,14 @@
 //! Drift: somebody else changed what we set. Seen by reading the values back, once a second.
 
+use std::time::Duration;
+
 use quell_core::journal::Undo;
 use quell_core::policy::OnDrift;
 
-use crate::resctrl::Schemata;
+use crate::resctrl::lock::For;
+use crate::resctrl::{Resctrl, Schemata};
 use crate::root::Files;
-use crate::undo::same;
+use crate::value::{same, there};
 
 /// Compares every value we wrote with what it reads now; sets it again if the policy says so. A sentence per difference.
 /// Before each value `held` is asked: once the run is revoked, what differs is what the watchdog has taken back.
@@ -37,16 +40,27 @@ pub fn look(
             continue;
         }
         let Ok(now) = files.text(path) else { continue };
+        let new = &*there(path, &now, new);
         if same(path, &now, new) || holds_controller(path, &now, new) {
             continue;
         }
-        let repaired = on_drift == OnDrift::Repair && files.put(path, new).is_ok();
+        let repaired = on_drift == OnDrift::Repair && repair(files, path, new);
         let what = if repaired { "set again" } else { "left so" };
         said.push(format!(
             "{path} was changed by somebody else, from '{new}' to '{now}': {what}"
         ));
     }
     said
+}
+
+/// Below resctrl only while no other tool is at work there: the next look tries again.
+fn repair(files: &dyn Files, path: &str, new: &str) -> bool {
+    let resctrl = match Resctrl::find(files) {
+        Ok(Some(resctrl)) if path.starts_with(&format!("{}/", resctrl.root)) => resctrl,
+        _ => return files.put(path, new).is_ok(),
+    };
+    let lock = resctrl.lock(files, For::Changing, Duration::ZERO);
+    lock.is_ok_and(|_lock| files.put(path, new).is_ok())
 }
 
 /// Whether a later value stands for all that an earlier one set: a write to `schemata` may be of one resource of many.
@@ -127,6 +141,31 @@ mod tests {
         assert!(said()[0].contains("from 'L3:0=ff'"));
         std::fs::write(&file, "MB:0=60\nL3:0=f\n").unwrap();
         assert_eq!(said().len(), 2);
+    }
+
+    #[test]
+    fn a_cache_that_is_offline_has_not_drifted_and_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("schemata");
+        let kernel = Kernel::at(dir.path());
+        let change = Undo::Write {
+            path: "/schemata".into(),
+            old: "L3:0=ff;1=ff".into(),
+            new: "L3:0=f;1=f".into(),
+        };
+        let look = || {
+            look(
+                &kernel,
+                std::slice::from_ref(&change),
+                OnDrift::Repair,
+                &|| true,
+            )
+        };
+        std::fs::write(&file, "L3:0=f\n").unwrap();
+        assert_eq!(look(), Vec::<String>::new());
+        std::fs::write(&file, "L3:0=1\n").unwrap();
+        assert_eq!(look().len(), 1);
+        assert_eq!(kernel.read("/schemata").unwrap().trim(), "L3:0=f");
     }
 
     #[test]

@@ -55,6 +55,7 @@ pub mod throttle;
 pub mod topology;
 pub mod undo;
 mod units;
+mod value;
 pub mod vm;
 pub mod watchdog;
 pub mod ways;

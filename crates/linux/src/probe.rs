@@ -188,7 +188,9 @@ pub fn probe(
     let offer = resctrl::offer::offer(files, || {
         divides = trials.divides(files);
         divides.clone()
-    })?;
+    })
+    // The rest of the machine is told all the same.
+    .unwrap_or_else(|e| Err(e.to_string()));
     let tried = Tried {
         immunity_refused: immunity.clone().err(),
         lock_refused: lock.clone().err(),
@@ -343,7 +345,10 @@ fn mechanisms(
                     Ok(offer) if offer.partitions.mba.is_some() => {
                         yes(Level::Estimated, offer.how.clone())
                     }
-                    Ok(_) => no("resctrl tells of no bandwidth", None),
+                    Ok(offer) => {
+                        let why = offer.no_mba.as_deref();
+                        no(why.unwrap_or("resctrl tells of no bandwidth"), None)
+                    }
                     Err(why) => no(why.clone(), None),
                 },
                 Mechanism::Ways | Mechanism::Mba | Mechanism::PseudoLock if virtual_machine => no(

@@ -8,7 +8,7 @@
 //! - A v2 cpuset that was not set cannot be unset while it has tasks: all that the machine can have stands in for it.
 //! - A cgroup of ours is emptied before it is removed: a task born in it goes where its process, or the closest
 //!   ancestor that was moved there, came from; else to the heir. What is inside a cgroup of ours goes with it.
-//! - Of a `schemata` only the values that we wrote are compared and restored.
+//! - Of a `schemata` only the values that we wrote are compared and restored, each by itself.
 //! - A resctrl that we mounted goes, unless others have made groups in it.
 //! - What a loop moved goes back to what it read before, whatever it reads.
 //! - Continued and thawed is only what we stopped and have not let go on since: what is found stopped else was stopped
@@ -26,7 +26,8 @@ use quell_core::journal::{Stopped, TaskId, Undo};
 use crate::procfs;
 use crate::resctrl::lock::{For, Lock, PATIENCE};
 use crate::resctrl::{Resctrl, Schemata};
-use crate::root::{Files, gone, parse_mask};
+use crate::root::{Files, gone};
+use crate::value::{same, there};
 use crate::{below, fault, freezer, oom, pidfd};
 
 /// What undoing came to.
@@ -54,6 +55,7 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
     for (i, entry) in entries.iter().enumerate().rev() {
         fault::boundary();
         alive();
+        work.lock(entry);
         let result = match entry {
             Undo::Write { path, old, new } => work.write(path, old, new),
             Undo::Steer { path, old } => work.set_back(path, old),
@@ -98,7 +100,8 @@ struct Work<'a> {
     resumed: BTreeMap<&'a Stopped, u32>,
     /// Tasks by directory, as read when first needed.
     members: BTreeMap<&'a str, BTreeSet<u32>>,
-    /// That of resctrl, where it is to be changed back.
+    /// Where it is to be changed back and its lock was not asked for yet.
+    resctrl: Option<Resctrl>,
     lock: Option<Lock>,
     outcome: Outcome,
 }
@@ -119,9 +122,9 @@ impl<'a> Work<'a> {
             Undo::OomScore { task, .. } => Some(*task),
             _ => None,
         });
-        let divided = entries
-            .iter()
-            .any(|e| matches!(e, Undo::Write { path, .. } if path.ends_with("/schemata")));
+        let divided = |e: &Undo| matches!(e, Undo::Write { path, .. } | Undo::Steer { path, .. } if path.ends_with("/schemata"));
+        let divided = entries.iter().any(divided);
+        let resctrl = divided.then(|| Resctrl::find(files).ok().flatten());
         Self {
             files,
             alive,
@@ -130,8 +133,26 @@ impl<'a> Work<'a> {
             scored: scored.collect(),
             resumed: BTreeMap::new(),
             members: BTreeMap::new(),
-            lock: divided.then(|| lock(files)).flatten(),
+            resctrl: resctrl.flatten(),
+            lock: None,
             outcome: Outcome::default(),
+        }
+    }
+
+    /// Takes the lock that other tools take, too, before the first entry below resctrl. Somebody who keeps it does not keep us
+    /// from taking back what is ours.
+    fn lock(&mut self, entry: &Undo) {
+        let (Undo::Write { path, .. }
+        | Undo::Steer { path, .. }
+        | Undo::Cgroup { path, .. }
+        | Undo::Move { to: path, .. }) = entry
+        else {
+            return;
+        };
+        let below = |r: &mut Resctrl| path.starts_with(&format!("{}/", r.root));
+        if let Some(resctrl) = self.resctrl.take_if(below) {
+            self.lock = resctrl.lock(self.files, For::Changing, PATIENCE).ok();
+            (self.alive)();
         }
     }
 
@@ -157,6 +178,9 @@ impl<'a> Work<'a> {
             Err(e) if gone(&e) => return Ok(false),
             Err(e) => return Err(format!("{path} could not be read: {e}")),
         };
+        if path.ends_with("/schemata") {
+            return self.divide_back(path, &now, old, new);
+        }
         if path.ends_with("/cgroup.subtree_control") {
             let controller = new.trim_start_matches('+');
             if !now.split_ascii_whitespace().any(|c| c == controller) {
@@ -213,13 +237,35 @@ impl<'a> Work<'a> {
         (!all.is_empty()).then_some(all)
     }
 
+    /// Each value by itself: what somebody has changed since, or what is not there now, does not keep the others.
+    fn divide_back(&mut self, path: &str, now: &str, old: &str, new: &str) -> Step {
+        let (back, theirs) =
+            Schemata::parse(now).back(&Schemata::parse(old), &Schemata::parse(new));
+        if !theirs.is_empty() {
+            self.outcome.undone.left.push(format!(
+                "{path} reads '{theirs}', where '{new}' was written: somebody has changed it since"
+            ));
+        }
+        match back.is_empty() {
+            true => Ok(false),
+            false => self.put(path, &back.to_string()),
+        }
+    }
+
     fn set_back(&self, path: &str, old: &str) -> Step {
-        match self.files.read(path) {
-            Ok(now) if same(path, &now, old) => return Ok(false),
-            Ok(_) => {}
+        let now = match self.files.read(path) {
+            Ok(now) => now,
             Err(e) if gone(&e) => return Ok(false),
             Err(e) => return Err(format!("{path} could not be read: {e}")),
+        };
+        let old = there(path, &now, old);
+        match same(path, &now, &old) {
+            true => Ok(false),
+            false => self.put(path, &old),
         }
+    }
+
+    fn put(&self, path: &str, old: &str) -> Step {
         match self.files.write(path, old) {
             Ok(()) => Ok(true),
             Err(e) if gone(&e) => Ok(false),
@@ -517,12 +563,6 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The lock that other tools take, too. Somebody who keeps it does not keep us from taking back what is ours.
-fn lock(files: &dyn Files) -> Option<Lock> {
-    let resctrl = Resctrl::find(files).ok()??;
-    resctrl.lock(files, For::Changing, PATIENCE).ok()
-}
-
 /// The file through which a task enters a cgroup: a thread alone in v1, a process whole in v2.
 #[must_use]
 pub fn door(files: &dyn Files, dir: &str) -> String {
@@ -560,31 +600,6 @@ pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
     tasks.sort_unstable();
     tasks.dedup();
     Ok(tasks)
-}
-
-/// Whether a file's content is the same value, however it is spelled. `a`: as read; `b`: as recorded.
-#[must_use]
-pub fn same(path: &str, a: &str, b: &str) -> bool {
-    let (a, b) = (a.trim(), b.trim());
-    if a == b {
-        return true;
-    }
-    let name = path.rsplit('/').next().unwrap_or(path);
-    if name == "cpuset.cpus.partition" {
-        // "root invalid (reason)" is still our "root".
-        let kind = |t: &str| t.split(' ').next().unwrap_or_default().to_owned();
-        return kind(a) == kind(b);
-    }
-    if name == "schemata" {
-        // What is recorded is what was touched.
-        return Schemata::parse(a).holds(&Schemata::parse(b));
-    }
-    if name.ends_with("cpumask") || name.ends_with("smp_affinity") {
-        return matches!((parse_mask(a), parse_mask(b)), (Some(a), Some(b)) if a == b);
-    }
-    let list = |t: &str| t.parse::<CpuSet>().ok();
-    let is_list = name.starts_with("cpuset.") || name.ends_with("_list");
-    is_list && matches!((list(a), list(b)), (Some(a), Some(b)) if a == b)
 }
 
 #[cfg(test)]

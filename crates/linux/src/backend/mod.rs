@@ -6,6 +6,7 @@ mod memory;
 mod parts;
 mod steps;
 mod watch;
+mod whereabouts;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -9,23 +9,19 @@
 //! without his ways.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use quell_core::journal::Undo;
 use quell_core::partition::Mask;
 use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting};
 
 use super::Linux;
+use super::whereabouts::{Whereabouts, strangers, threads};
 use crate::error::{Error, Result};
-use crate::home::Home;
-use crate::procfs;
 use crate::resctrl::lock::{For, PATIENCE};
 use crate::resctrl::{Group, Info, Mode, Reading, Resctrl, Schemata};
 use crate::root::Files;
 use crate::session::Session;
-use crate::undo::tasks_in;
-
-/// Deeper than any cgroup tree in practice; a bound, so that a hostile one ends.
-const DEEPEST: u32 = 32;
 
 /// resctrl, while groups have parts.
 pub(super) struct Parts {
@@ -35,8 +31,8 @@ pub(super) struct Parts {
     free: usize,
     /// The control group of each group.
     groups: BTreeMap<String, Group>,
-    /// What somebody else's groups were said to share with ours.
-    told: BTreeSet<String>,
+    /// What was found at the last look, with the group.
+    told: BTreeSet<(String, String)>,
 }
 
 impl Parts {
@@ -84,28 +80,28 @@ impl Parts {
         }
     }
 
-    /// Control groups of somebody else that may fill these ways, too.
-    fn intruders(&self, files: &dyn Files, level: u32, mask: Mask) -> Result<Vec<String>> {
-        let names: Vec<&str> = self
-            .info
-            .ways(level)
-            .map(|(r, _)| r.name.as_str())
-            .collect();
-        let ours = |name: &str| name.is_empty() || self.groups.values().any(|g| g.name == name);
-        let used = self.resctrl.used(files)?;
+    /// Control groups of somebody else that are used, and what they have.
+    fn others(&self, files: &dyn Files) -> Result<Vec<(String, Schemata)>> {
+        let ours = |group: &Group| self.groups.values().any(|g| g == group);
+        let used = self.resctrl.used(files)?.into_iter();
+        used.filter(|group| !ours(group))
+            .map(|group| Ok((group.name.clone(), group.schemata(files)?)))
+            .collect()
+    }
+
+    /// Those of them that may fill these ways, too.
+    fn intruders(&self, others: &[(String, Schemata)], level: u32, mask: Mask) -> Vec<String> {
         let mut found = Vec::new();
-        for owner in self.resctrl.owners(files, &names)? {
-            let theirs = owner.masks.values().fold(0, |all, m| all | m.0);
+        for (name, schemata) in others {
+            let masks = self.info.ways(level);
+            let masks = masks.filter_map(|(r, _)| schemata.masks_of(&r.name));
+            let theirs = masks.flat_map(|m| m.values()).fold(0, |all, m| all | m.0);
             let common = Mask(theirs & mask.0);
-            let used = used.iter().any(|g| g.name == owner.name);
-            if used && !ours(&owner.name) && !common.is_empty() {
-                found.push(format!(
-                    "resctrl's group {} has {common} of L{level}",
-                    owner.name
-                ));
+            if !common.is_empty() {
+                found.push(format!("resctrl's group {name} has {common} of L{level}"));
             }
         }
-        Ok(found)
+        found
     }
 }
 
@@ -136,28 +132,6 @@ fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask, bool)> {
         } => Some((held.group.as_str(), *level, *mask, !shared_with.is_empty())),
         _ => None,
     })
-}
-
-/// Every thread in a group's cgroups and those below them.
-fn threads(files: &dyn Files, home: &Home) -> Result<BTreeSet<u32>> {
-    let mut tasks = BTreeSet::new();
-    let mut open: Vec<(String, u32)> = home.places.iter().map(|p| (p.dir.clone(), 0)).collect();
-    while let Some((dir, depth)) = open.pop() {
-        tasks.extend(tasks_in(files, &dir).map_err(|e| Error::file("read", &dir, None, e))?);
-        if depth < DEEPEST {
-            let below = files
-                .names(&dir)?
-                .into_iter()
-                .map(|name| format!("{dir}/{name}"));
-            let groups = below.filter(|d| files.exists(&format!("{d}/cgroup.procs")));
-            open.extend(groups.map(|d| (d, depth + 1)));
-        }
-    }
-    let mut threads = BTreeSet::new();
-    for task in tasks {
-        threads.extend(procfs::threads(files, task)?);
-    }
-    Ok(threads)
 }
 
 impl Linux {
@@ -198,7 +172,8 @@ impl Linux {
                 .plan
                 .as_ref()
                 .is_none_or(|plan| promised(plan).any(mine));
-            let others = self.parts()?.intruders(&self.files, *level, *mask)?;
+            let parts = self.parts()?;
+            let others = parts.intruders(&parts.others(&self.files)?, *level, *mask);
             if own
                 && name != REST
                 && let Some(other) = others.first()
@@ -223,7 +198,7 @@ impl Linux {
     }
 
     /// Makes groups exclusive that have ways to themselves, once unmatched tasks have left them. The kernel refuses it to who
-    /// shares ways of another level, or with devices: then newcomers are looked for every second, as in any case.
+    /// shares ways of another level, or with devices, and somebody may keep the lock: then newcomers are looked for every second, as in any case.
     fn keep_out(&mut self) {
         let (Some(plan), Some(parts)) = (&self.plan, &self.parts) else {
             return;
@@ -233,6 +208,9 @@ impl Linux {
             .filter_map(|(group, ..)| parts.groups.get(group).cloned())
             .collect();
         let resctrl = parts.resctrl.clone();
+        let Ok(_lock) = resctrl.lock(&self.files, For::Changing, PATIENCE) else {
+            return;
+        };
         for group in own {
             if let Ok(mut hands) = self.hands() {
                 let _ = resctrl.set_mode(&mut hands, &group, &Mode::Exclusive);
@@ -293,7 +271,13 @@ impl Linux {
         let used = resctrl.used(&self.files)?;
         let ours: Vec<&Group> = parts.groups.values().collect();
         let idle = |g: &&Group| !g.name.is_empty() && !used.contains(g) && !ours.contains(g);
-        all.iter().find(idle).cloned().ok_or(why)
+        let Some(group) = all.iter().find(idle).cloned() else {
+            return Err(why);
+        };
+        // Whoever had it last may have left it narrow.
+        let info = parts.info.clone();
+        resctrl.widen(&mut self.hands()?, &info, &group)?;
+        Ok(group)
     }
 
     /// The control group that a group, or unmatched tasks, are in.
@@ -351,73 +335,135 @@ impl Linux {
     }
 
     /// Moves the threads of a group that are still outside into its control group.
-    pub(super) fn follow(&mut self, name: &str) -> Result<()> {
-        let Some(parts) = &self.parts else {
+    fn follow(&mut self, name: &str) -> Result<()> {
+        let Some(found) = self.whereabouts(name)? else {
             return Ok(());
+        };
+        if !found.outside(&self.files)? {
+            return Ok(());
+        }
+        let resctrl = self.parts()?.resctrl.clone();
+        let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
+        self.bring(&resctrl, &found)
+    }
+
+    fn bring(&mut self, resctrl: &Resctrl, found: &Whereabouts) -> Result<()> {
+        let mut find = |files: &dyn Files| threads(files, &found.home);
+        resctrl.take(&mut self.hands()?, &found.group, &mut find)?;
+        Ok(())
+    }
+
+    /// `None` for a group that has no control group. One that somebody has removed is told once, and given up.
+    fn whereabouts(&mut self, name: &str) -> Result<Option<Whereabouts>> {
+        let Some(parts) = self.parts.as_mut() else {
+            return Ok(None);
         };
         let Some(group) = parts.groups.get(name).cloned() else {
-            return Ok(());
+            return Ok(None);
         };
-        let resctrl = parts.resctrl.clone();
-        if !self.files.exists(&group.dir) {
-            if let Some(parts) = self.parts.as_mut() {
-                parts.groups.retain(|_, g| *g != group);
-            }
+        // Its folder alone tells nothing: the default group's stays when somebody unmounts.
+        if !self.files.exists(&group.file("tasks")) {
+            parts.groups.remove(name);
             return Err(Error::refused(format!(
                 "group {name}: somebody has removed {}: what it was promised is at level none",
                 group.dir
             )));
         }
         let home = self.group(name)?.home.clone();
-        let mut find = |files: &dyn Files| threads(files, &home);
-        let mut outside = find(&self.files)?;
-        for tid in group.tasks(&self.files)? {
-            outside.remove(&tid);
-        }
-        if outside.is_empty() {
-            return Ok(());
-        }
-        let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
-        resctrl.take(&mut self.hands()?, &group, &mut find)?;
-        Ok(())
+        let inside = group.tasks(&self.files)?.into_iter().collect();
+        Ok(Some(Whereabouts {
+            name: name.to_owned(),
+            all: threads(&self.files, &home)?,
+            group,
+            home,
+            inside,
+        }))
     }
 
     /// The slow duties: newborn tasks, and what others have made that was promised to a group of ours. A sentence each, with
-    /// the group.
+    /// the group, when it begins to be so.
     pub(super) fn look_after_parts(&mut self) -> Vec<(String, String)> {
-        let names: Vec<String> = match &self.parts {
-            Some(parts) => parts.groups.keys().cloned().collect(),
+        let (names, resctrl): (Vec<String>, Resctrl) = match &self.parts {
+            Some(parts) => (
+                parts.groups.keys().cloned().collect(),
+                parts.resctrl.clone(),
+            ),
             None => return Vec::new(),
         };
-        let mut said = Vec::new();
+        let mut found = Vec::new();
+        let mut all = Vec::new();
         for name in names {
-            if !self.session.as_ref().is_some_and(Session::still_held) {
-                return said;
-            }
-            if let Err(e) = self.follow(&name) {
-                said.push((name, e.to_string()));
+            match self.whereabouts(&name) {
+                Ok(known) => all.extend(known),
+                Err(e) => found.push((name, e.to_string())),
             }
         }
+        // Once for all of them, and not waited for: a heartbeat must not be missed, and the next look tries again.
+        let mut lock = None;
+        for group in &all {
+            if !self.session.as_ref().is_some_and(Session::still_held) {
+                return found;
+            }
+            let moved = match group.outside(&self.files) {
+                Ok(false) => continue,
+                Ok(true) => {
+                    let take = || resctrl.lock(&self.files, For::Changing, Duration::ZERO);
+                    match lock.get_or_insert_with(take) {
+                        Ok(_) => self.bring(&resctrl, group).map_err(|e| e.to_string()),
+                        Err(e) => Err(format!("its newborn threads wait outside: {e}")),
+                    }
+                }
+                Err(e) => Err(e.to_string()),
+            };
+            if let Err(why) = moved {
+                found.push((group.name.clone(), format!("group {}: {why}", group.name)));
+            }
+        }
+        drop(lock);
+        found.extend(self.disputed(&all));
+        let Some(parts) = self.parts.as_mut() else {
+            return found;
+        };
+        let now: BTreeSet<(String, String)> = found.into_iter().collect();
+        let fresh = now.difference(&parts.told).cloned().collect();
+        parts.told = now;
+        fresh
+    }
+
+    /// What others have of what was promised to groups of ours, and what of that cannot be told.
+    fn disputed(&self, all: &[Whereabouts]) -> Vec<(String, String)> {
         let (Some(plan), Some(parts)) = (&self.plan, &self.parts) else {
-            return said;
+            return Vec::new();
+        };
+        let unknown = |group: &str, e: Error| {
+            let what = format!("group {group}: whether others have its part cannot be told: {e}");
+            vec![(group.to_owned(), what)]
         };
         let mut found = Vec::new();
+        // Those of a group that could not be looked at would seem to be strangers.
+        if let Some(first) = all.first().filter(|_| all.len() == parts.groups.len()) {
+            let said = strangers(&self.files, all);
+            found.extend(said.unwrap_or_else(|e| unknown(&first.name, e)));
+        }
+        let Some((first, ..)) = promised(plan).next() else {
+            return found;
+        };
+        let others = match parts.others(&self.files) {
+            Ok(others) => others,
+            Err(e) => {
+                found.extend(unknown(first, e));
+                return found;
+            }
+        };
         for (group, level, mask, _) in promised(plan) {
-            // What cannot be read just now is looked at again in a second.
-            let others = parts
-                .intruders(&self.files, level, mask)
-                .unwrap_or_default();
-            found.extend(others.into_iter().map(|other| {
+            let others = parts.intruders(&others, level, mask).into_iter();
+            found.extend(others.map(|other| {
                 let what = format!(
                     "{other}, of what group {group} has to itself: that promise is at level none"
                 );
                 (group.to_owned(), what)
             }));
         }
-        if let Some(parts) = self.parts.as_mut() {
-            found.retain(|(_, what)| parts.told.insert(what.clone()));
-        }
-        said.extend(found);
-        said
+        found
     }
 }

@@ -486,6 +486,13 @@ impl Machine {
         }
     }
 
+    /// The CPUs of a cache, or of a memory controller, go offline, or come back.
+    pub fn resctrl_domain(&mut self, resource: &str, domain: u32, online: bool) {
+        if let Some(resctrl) = &mut self.resctrl {
+            resctrl.set_domain(resource, domain, online);
+        }
+    }
+
     /// So many monitoring ids wait until their lines have left the cache.
     pub fn limbo(&mut self, ids: u32) {
         if let Some(resctrl) = &mut self.resctrl {

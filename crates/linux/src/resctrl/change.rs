@@ -9,7 +9,7 @@ use quell_core::journal::Undo;
 
 use super::groups::membership;
 use super::mount::USUAL;
-use super::{Group, Info, Mode, Resctrl, Schemata, masks};
+use super::{Group, Info, Kind, Mode, Resctrl, Schemata, masks};
 use crate::change::Hands;
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
@@ -103,6 +103,42 @@ impl Resctrl {
         let files = hands.files;
         let path = group.file("schemata");
         self.explained(files, || hands.set(&path, &wanted.to_string()))
+    }
+
+    /// Gives a group what the kernel gives a new one: every way that no other has to itself, and all bandwidth. What is the
+    /// most of bandwidth that is not linear is not told: that stays.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the kernel's words.
+    pub fn widen(&self, hands: &mut Hands<'_>, info: &Info, group: &Group) -> Result<()> {
+        let now = group.schemata(hands.files)?;
+        for resource in &info.resources {
+            let mut wide = Schemata::default();
+            let name = resource.name.as_str();
+            match &resource.kind {
+                Kind::Ways(ways) => {
+                    let level = info.ways(ways.level).map(|(r, _)| r.name.as_str());
+                    let level: Vec<&str> = level.collect();
+                    let owners = self.owners(hands.files, &level)?;
+                    for cache in now.domains(name) {
+                        let mask = masks::open(ways, cache, &group.name, &owners);
+                        if mask.count() >= ways.least {
+                            wide = wide.with(&Schemata::masks(name, [cache], mask));
+                        }
+                    }
+                }
+                Kind::Bandwidth(bandwidth) if self.mib_s || bandwidth.linear => {
+                    let most = if self.mib_s { u32::MAX.into() } else { 100 };
+                    wide = Schemata::numbers(name, now.domains(name), most);
+                }
+                _ => {}
+            }
+            // Each by itself: a step that sets one of them stands for this one.
+            let files = hands.files;
+            let path = group.file("schemata");
+            self.explained(files, || hands.set(&path, &wide.to_string()))?;
+        }
+        Ok(())
     }
 
     /// Lets others have some of a group's ways, or not.
@@ -214,18 +250,29 @@ impl Resctrl {
         }
         hands.journal.record_all(&entries)?;
         let door = group.file("tasks");
+        let mut entered = 0;
         for tid in &moving {
             let text = tid.to_string();
             match hands.files.write(&door, &text) {
-                Ok(()) => fault::boundary(),
-                Err(e) if gone(&e) => {}
+                Ok(()) => {
+                    entered += 1;
+                    fault::boundary();
+                }
+                // The thread has ended.
+                Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(e) if gone(&e) => {
+                    return Err(Error::refused_with(
+                        format!("{} is gone: somebody has removed it", group.dir),
+                        "plan again",
+                    ));
+                }
                 Err(e) => {
                     let failed = Error::file("write", &door, Some(&text), e);
                     return self.explained(hands.files, || Err(failed));
                 }
             }
         }
-        Ok(moving.len())
+        Ok(entered)
     }
 }
 

@@ -109,14 +109,23 @@ impl Resctrl {
     pub fn used(&self, files: &dyn Files) -> Result<Vec<Group>> {
         let mut used = Vec::new();
         for group in self.groups(files)?.into_iter().skip(1) {
+            // First: of a group that is set up for pseudo-locking nothing else can be read.
             let shared = matches!(group.mode(files)?, None | Some(Mode::Shareable));
-            let empty = group.cpus(files)?.is_empty() && group.tasks(files)?.is_empty();
-            if !shared || !empty || !group.monitors(files)?.is_empty() {
+            if !shared
+                || !group.cpus(files)?.is_empty()
+                || !group.tasks(files)?.is_empty()
+                || !group.monitors(files)?.is_empty()
+            {
                 used.push(group);
             }
         }
         Ok(used)
     }
+}
+
+/// The answers of files whose modes a group for pseudo-locking has taken away.
+const fn closed(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::EOPNOTSUPP | libc::EACCES))
 }
 
 impl Group {
@@ -168,7 +177,8 @@ impl Group {
         Ok(sizes(&text.unwrap_or_default()))
     }
 
-    /// Its threads. None of a group that is set up for pseudo-locking, whose file nobody can read, or that is gone.
+    /// Its threads. None of a group that is set up for pseudo-locking, whose file nobody can read (EACCES even for root), or
+    /// that is gone.
     ///
     /// # Errors
     /// The kernel's other ones.
@@ -181,17 +191,21 @@ impl Group {
                 .filter_map(|t| t.parse().ok())
                 .filter(|t| *t != 0)
                 .collect()),
-            Err(e) if gone(&e) || e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(Vec::new()),
+            Err(e) if gone(&e) || closed(e.raw_os_error()) => Ok(Vec::new()),
             Err(e) => Err(Error::file("read", &path, None, e)),
         }
     }
 
-    /// The CPUs on which tasks of the default group belong to it.
+    /// The CPUs on which tasks of the default group belong to it. None of a group that is set up for pseudo-locking.
     ///
     /// # Errors
     /// When they cannot be read or make no sense.
     pub fn cpus(&self, files: &dyn Files) -> Result<CpuSet> {
-        Ok(files.cpus(&self.file("cpus_list"))?.unwrap_or_default())
+        match files.cpus(&self.file("cpus_list")) {
+            Ok(cpus) => Ok(cpus.unwrap_or_default()),
+            Err(e) if closed(e.errno()) => Ok(CpuSet::new()),
+            Err(e) => Err(e),
+        }
     }
 }
 
@@ -228,6 +242,7 @@ pub fn membership(files: &dyn Files, tid: u32) -> Result<Option<Membership>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::{Fake, Flavour, Op, Rdt, Spec};
     use crate::root::Kernel;
 
     #[test]
@@ -280,5 +295,34 @@ mod tests {
             }
         );
         assert_eq!((of(9), of(10)), (None, None));
+    }
+
+    #[test]
+    fn a_group_whose_files_are_closed_is_used_and_does_not_stop_the_others() {
+        let spec = Spec {
+            rdt: Some(Rdt::icelake()),
+            ..Spec::new(Flavour::V2)
+        };
+        let fake = Fake::new(&spec);
+        let files: &dyn Files = &fake;
+        let resctrl = Resctrl::find(files).unwrap().unwrap();
+        for name in ["locked", "idle"] {
+            files.mkdir(&resctrl.group(name).dir).unwrap();
+        }
+        let locked = resctrl.group("locked");
+        files.write("/sys/fs/resctrl/schemata", "L3:0=f").unwrap();
+        files.write(&locked.file("schemata"), "L3:0=f0").unwrap();
+        files
+            .write(&resctrl.group("idle").file("schemata"), "L3:0=f")
+            .unwrap();
+        files.write(&locked.file("mode"), "exclusive").unwrap();
+        for file in ["tasks", "cpus_list"] {
+            fake.refuse(Op::Read, &format!("locked/{file}"), libc::EACCES);
+            assert_eq!(locked.tasks(files).unwrap(), Vec::<u32>::new());
+            assert!(locked.cpus(files).unwrap().is_empty());
+        }
+        // The model does not see a closed file; the kernel does.
+        fake.refuse(Op::Read, "locked/cpus_list", libc::EACCES);
+        assert_eq!(resctrl.used(files).unwrap(), [locked]);
     }
 }

@@ -88,7 +88,7 @@ pub struct Bandwidth {
 pub struct Monitor {
     /// `L3_MON`, `PERF_PKG_MON`, …
     pub name: String,
-    /// Monitoring ids: one for each control group and each monitor group.
+    /// Monitoring ids: one for each control group and each monitor group. 0 where a kind that is not known tells none.
     pub rmids: u32,
     /// Events: the files in `mon_data`.
     pub events: Vec<String>,
@@ -267,7 +267,8 @@ fn resource(folder: &Folder<'_>, name: String, names: &[String]) -> Result<Resou
         }
     };
     let classes = match kind {
-        Kind::Unknown(_) if !has("num_closids") => 0,
+        // Whatever it is, others go on without it.
+        Kind::Unknown(_) => folder.number("num_closids").unwrap_or(0),
         _ => folder.number("num_closids")?,
     };
     Ok(Resource {
@@ -292,13 +293,22 @@ fn monitor(folder: &Folder<'_>, name: String) -> Result<Monitor> {
                     .map(|m| m.trim_matches(['[', ']']).to_owned())
                     .collect(),
                 counters: folder.by_cache("num_mbm_cntrs", number)?,
-                free: folder.by_cache("available_mbm_cntrs", number)?,
+                // None can be given away, and the file says so by EINVAL, while the hardware assigns them.
+                free: match folder.by_cache("available_mbm_cntrs", number) {
+                    Err(e) if e.errno() == Some(libc::EINVAL) => BTreeMap::new(),
+                    told => told?,
+                },
             })
         }
     };
+    let rmids = match folder.number("num_rmids") {
+        // Of a kind that is not known here.
+        Err(_) if !name.starts_with('L') => 0,
+        told => told?,
+    };
     Ok(Monitor {
         name,
-        rmids: folder.number("num_rmids")?,
+        rmids,
         events: events.lines().map(str::to_owned).collect(),
         limbo_bytes: folder.files.parsed(&limbo, "a number of bytes")?,
         assignment,
@@ -351,8 +361,9 @@ mod tests {
             ("SMBA/bandwidth_gran", "1"),
             ("SMBA/num_closids", "16"),
             ("SMBA/delay_linear", "1"),
-            ("NEW/num_closids", "4"),
+            ("NEW/num_closids", "many"),
             ("NEW/depth", "12"),
+            ("NEW_MON/mon_features", "age"),
         ]);
         let info = resctrl.info(&Kernel::at(dir.path())).unwrap();
         let names: Vec<&str> = info.resources.iter().map(|r| r.name.as_str()).collect();

@@ -48,12 +48,12 @@ impl Resctrl {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let long = match patience.as_millis() {
+                        0 => String::new(),
+                        ms => format!(", for {ms} ms so far"),
+                    };
                     return Err(Error::refused_with(
-                        format!(
-                            "{} has been locked by another tool for {} ms",
-                            self.root,
-                            patience.as_millis()
-                        ),
+                        format!("{} is locked by another tool{long}", self.root),
                         "wait for it to end; /proc/locks tells its process (FLOCK)",
                     ));
                 }

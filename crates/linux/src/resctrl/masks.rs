@@ -57,6 +57,21 @@ impl Resctrl {
     }
 }
 
+/// The ways of a cache that a group can have: those that no other has to itself; the lowest piece of them where masks take no
+/// holes.
+#[must_use]
+pub fn open(ways: &Ways, cache: u32, group: &str, owners: &[Owner]) -> Mask {
+    let others = owners.iter().filter(|o| o.name != group && o.alone());
+    let taken = others.filter_map(|o| o.masks.get(&cache));
+    let free = taken.fold(ways.all.0, |free, mask| free & !mask.0);
+    if ways.sparse || free == 0 {
+        return Mask(free);
+    }
+    let start = free.trailing_zeros();
+    let length = (free >> start).trailing_ones();
+    Mask((u64::MAX >> (64 - length)) << start)
+}
+
 /// Whether the hardware takes a mask.
 ///
 /// # Errors

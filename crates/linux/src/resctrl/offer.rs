@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use quell_core::partition::{Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
 
+use super::info::Bandwidth;
 use super::lock::{For, PATIENCE};
 use super::{Info, Resctrl};
 use crate::error::Result;
@@ -16,6 +17,8 @@ pub struct Offer {
     pub partitions: Partitions,
     /// In a few words.
     pub how: String,
+    /// Why bandwidth that resctrl has cannot be divided by Quell.
+    pub no_mba: Option<String>,
 }
 
 /// What resctrl offers here, or why it offers nothing. `unmounted`: what the processor says, asked where nobody has mounted
@@ -42,8 +45,21 @@ pub fn offer(
                 if others == 1 { "is" } else { "are" }
             ));
         }
-        let partitions = partitions(&info, resctrl.mib_s, others);
-        return Ok(Ok(Offer { partitions, how }));
+        let mut partitions = partitions(&info, resctrl.mib_s, others);
+        // AMD counts in eighths of GB/s, and tells neither that nor the most.
+        let foreign = |(_, bandwidth): (_, &Bandwidth)| !bandwidth.linear && !resctrl.mib_s;
+        let no_mba = info.bandwidth().is_some_and(foreign).then(|| {
+            partitions.mba = None;
+            format!(
+                "bandwidth is not given in percent here ({}/info/MB/delay_linear is not 1)",
+                resctrl.root
+            )
+        });
+        return Ok(Ok(Offer {
+            partitions,
+            how,
+            no_mba,
+        }));
     }
     // Absent from captures by older versions.
     let known = files.optional("/proc/filesystems")?;
@@ -57,6 +73,7 @@ pub fn offer(
         Some(partitions) => Ok(Offer {
             partitions,
             how: "resctrl, which nobody has mounted: it is while a plan holds".to_owned(),
+            no_mba: None,
         }),
         None => Err(
             "resctrl is not mounted, and this processor does not say itself what it would offer (mount -t resctrl resctrl \
@@ -95,5 +112,59 @@ fn partitions(info: &Info, mib_s: bool, others: u32) -> Partitions {
             },
         }),
         ..Partitions::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Fake, Flavour, Op, Rdt, Spec};
+    use crate::root::Kernel;
+
+    #[test]
+    fn bandwidth_that_is_no_percentage_is_not_offered_as_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let mount = |options: &str| {
+            let line = format!("36 21 0:33 / /r rw,relatime - resctrl resctrl rw{options}\n");
+            put("proc/self/mountinfo", &line);
+        };
+        for (file, text) in [
+            ("min_bandwidth", "0"),
+            ("bandwidth_gran", "1"),
+            ("num_closids", "16"),
+        ] {
+            put(&format!("r/info/MB/{file}"), text);
+        }
+        let kernel = Kernel::at(dir.path());
+        let look = || offer(&kernel, || None).unwrap().unwrap();
+        for (linear, options, unit) in [
+            ("0", "", None),
+            ("1", "", Some(MbaUnit::Percent)),
+            ("0", ",mba_MBps", Some(MbaUnit::MibPerS)),
+        ] {
+            put("r/info/MB/delay_linear", linear);
+            mount(options);
+            let found = look();
+            assert_eq!(found.partitions.mba.map(|m| m.unit), unit);
+            assert_eq!(found.no_mba.is_some(), unit.is_none());
+        }
+    }
+
+    #[test]
+    fn counters_that_hardware_assigns_hide_nothing_else() {
+        let spec = Spec {
+            rdt: Some(Rdt::icelake()),
+            release: "7.2.0",
+            ..Spec::new(Flavour::V2)
+        };
+        let fake = Fake::new(&spec);
+        fake.refuse(Op::Read, "/available_mbm_cntrs", libc::EINVAL);
+        let found = offer(&fake, || None).unwrap().unwrap();
+        assert!(!found.partitions.ways.is_empty() && found.partitions.mba.is_some());
     }
 }

@@ -103,6 +103,51 @@ impl Schemata {
         self.only(other) == *other
     }
 
+    /// Of what was written over `old` as `new`, each value by itself, while this is what there is: what of `old` is to be
+    /// written back, and what others have set since. What is not there now (its caches are offline) comes back as nobody has
+    /// touched it.
+    #[must_use]
+    pub fn back(&self, old: &Self, new: &Self) -> (Self, Self) {
+        let (mut back, mut theirs) = (Self::default(), Self::default());
+        for new in new.each() {
+            let now = self.only(&new);
+            let old = old.only(&new);
+            if now.is_empty() || now == old {
+                continue;
+            }
+            if now == new {
+                back = back.with(&old);
+            } else {
+                theirs = theirs.with(&now);
+            }
+        }
+        (back, theirs)
+    }
+
+    /// Its values, one by one.
+    fn each(&self) -> impl Iterator<Item = Self> {
+        self.0.iter().flat_map(|(name, values)| -> Vec<Self> {
+            let one = |values| Self(BTreeMap::from([(name.clone(), values)]));
+            let mask = |(id, mask): (&u32, &Mask)| one(Values::Masks([(*id, *mask)].into()));
+            let number = |(id, n): (&u32, &u64)| one(Values::Numbers([(*id, *n)].into()));
+            match values {
+                Values::Masks(all) => all.iter().map(mask).collect(),
+                Values::Numbers(all) => all.iter().map(number).collect(),
+                Values::Other(_) => vec![one(values.clone())],
+            }
+        })
+    }
+
+    /// Whether it names no value.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.values().all(|values| match values {
+            Values::Masks(all) => all.is_empty(),
+            Values::Numbers(all) => all.is_empty(),
+            Values::Other(_) => false,
+        })
+    }
+
     /// This, with the values of the other one where it has any.
     #[must_use]
     pub fn with(mut self, other: &Self) -> Self {
@@ -209,6 +254,24 @@ mod tests {
         assert!(!part.covers(&Schemata::masks("L3", [1], Mask(0xf))));
         let with = whole.clone().with(&Schemata::parse("L2:1=3\nNB:0=1"));
         assert_eq!(with.to_string(), "L2:0=f;1=3\nL3:0=f0\nMB:0=20\nNB:0=1");
+    }
+
+    #[test]
+    fn each_value_goes_back_by_itself() {
+        let back = |now: &str, old: &str, new: &str| {
+            let (back, theirs) =
+                Schemata::parse(now).back(&Schemata::parse(old), &Schemata::parse(new));
+            (back.to_string(), theirs.to_string())
+        };
+        let (old, new) = ("L3:0=ff;1=ff\nMB:0=100", "L3:0=f;1=3\nMB:0=20");
+        let nothing = String::new;
+        assert_eq!(back(new, old, new), (old.to_owned(), nothing()));
+        assert_eq!(back(old, old, new), (nothing(), nothing()));
+        // One cache is offline, and somebody has changed the bandwidth.
+        assert_eq!(
+            back("L3:1=3\nMB:0=50", old, new),
+            ("L3:1=ff".to_owned(), "MB:0=50".to_owned())
+        );
     }
 
     #[test]

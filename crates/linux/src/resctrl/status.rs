@@ -64,6 +64,17 @@ const ADVICE: [(&str, &str); 15] = [
     ),
 ];
 
+/// What of the status was said by the last command. The same words as before are its own where it was heard: every kernel
+/// empties the status at writes, and where one does not, it says them once more.
+fn fresh<'a>(before: Option<&str>, now: &'a str, heard: bool) -> Option<&'a str> {
+    let rest = before.and_then(|b| now.strip_prefix(b)).unwrap_or(now);
+    let rest = rest.trim_start_matches("; ");
+    match rest.is_empty() {
+        true => heard.then_some(now),
+        false => Some(rest),
+    }
+}
+
 impl Resctrl {
     /// Does something below the mount; an error gets the kernel's words and what to do.
     ///
@@ -86,11 +97,12 @@ impl Resctrl {
             return error;
         };
         let now = self.last_status(files);
-        let said = now.as_deref().map(|now| {
-            let fresh = before.and_then(|b| now.strip_prefix(b)).unwrap_or(now);
-            fresh.trim_start_matches("; ")
-        });
-        let said = said.filter(|s| !s.is_empty());
+        // Whom the door itself keeps out was not heard: the words are of somebody before.
+        let heard = !matches!(
+            source.raw_os_error(),
+            Some(libc::ENOENT | libc::ENODEV | libc::EACCES)
+        );
+        let said = now.as_deref().and_then(|now| fresh(before, now, heard));
         let remedy = match said {
             Some(said) => {
                 let advice = ADVICE.iter().find(|(words, _)| said.contains(words));
@@ -114,5 +126,21 @@ impl Resctrl {
             source,
             remedy,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_words_again_are_of_the_command_that_was_heard() {
+        let fresh = |before, now, heard| fresh(before, now, heard).unwrap_or("-");
+        assert_eq!(fresh(None, "a", true), "a");
+        assert_eq!(fresh(Some("a"), "b", true), "b");
+        assert_eq!(fresh(Some("a"), "a; b", true), "b");
+        assert_eq!(fresh(Some("a"), "a; a", true), "a");
+        assert_eq!(fresh(Some("a"), "a", true), "a");
+        assert_eq!(fresh(Some("a"), "a", false), "-");
     }
 }

@@ -19,6 +19,7 @@ mod memory;
 mod model;
 mod model_memory;
 mod partitions;
+mod parts;
 mod resctrl;
 
 /// A body as a test for each arm.

@@ -5,11 +5,14 @@
 //! longer padded, a new group may get a mask with holes, and a directory in `info` is refused with ENODEV. The line is drawn at 7.0; which kernel began is not known.
 //!
 //! Deviations:
-//! - One domain of each third level and of bandwidth, one of the second level for each CPU pair; no CPU goes offline.
+//! - One domain of each third level and of bandwidth, one of the second level for each CPU pair; CPUs go offline only
+//!   as domains of one resource (`Machine::resctrl_domain`).
 //! - No pseudo-locking, and no processor that could; no counters to be assigned; counters are zero.
 //! - Monitoring ids that are let go can be used again at once, unless told to wait (`Machine::limbo`).
 //! - Whoever is nobody's monitor group's CPU is not told apart: monitor groups have CPUs, and no tasks by them.
 
+mod info;
+mod making;
 mod schemata;
 mod shape;
 
@@ -148,6 +151,24 @@ impl Resctrl {
         self.tasks.remove(&tid);
     }
 
+    /// What comes back begins anew.
+    pub fn set_domain(&mut self, resource: &str, domain: u32, online: bool) {
+        let Some(resource) = self.resources.iter_mut().find(|r| r.name == resource) else {
+            return;
+        };
+        resource.domains.retain(|d| *d != domain);
+        if online {
+            resource.domains.push(domain);
+            resource.domains.sort_unstable();
+        }
+        for control in self.groups.values_mut() {
+            if let Some(values) = control.values.get_mut(&resource.name) {
+                values.remove(&domain);
+                values.extend(online.then(|| (domain, resource.all())));
+            }
+        }
+    }
+
     pub fn set_limbo(&mut self, ids: u32) {
         self.limbo = ids;
     }
@@ -187,54 +208,6 @@ impl Resctrl {
     fn classes(&self) -> usize {
         let all = self.resources.iter().map(|r| r.classes as usize);
         all.min().unwrap_or(1)
-    }
-
-    fn info(&self, name: &str) -> Option<String> {
-        let (folder, file) = name.split_once('/').unwrap_or(("", name));
-        if folder.is_empty() {
-            return (file == "last_cmd_status").then(|| match self.status.as_str() {
-                "" => "ok\n".to_owned(),
-                status => status.to_owned(),
-            });
-        }
-        if folder == "L3_MON" {
-            let text = match file {
-                "mon_features" => "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes".to_owned(),
-                "num_rmids" => self.rdt.rmids.to_string(),
-                "max_threshold_occupancy" => self.threshold.to_string(),
-                "mbm_assign_mode" if self.newer => "[default]".to_owned(),
-                _ => return None,
-            };
-            return Some(text + "\n");
-        }
-        let resource = self.resources.iter().find(|r| r.name == folder)?;
-        let text = match (file, resource.bits) {
-            ("num_closids", _) => resource.classes.to_string(),
-            ("bit_usage", Some(_)) => self.usage(resource),
-            (file, Some(bits)) => shape::cache_info(&self.rdt, resource, bits, file)?,
-            (file, None) => shape::bandwidth_info(file)?,
-        };
-        Some(text + "\n")
-    }
-
-    fn info_folders(&self) -> Vec<String> {
-        let mut folders: Vec<String> = self.resources.iter().map(|r| r.name.clone()).collect();
-        folders.push("L3_MON".to_owned());
-        folders
-    }
-
-    fn info_names(&self, folder: &str) -> Answer<Vec<String>> {
-        if folder.is_empty() {
-            let mut names = self.info_folders();
-            names.push("last_cmd_status".to_owned());
-            return Ok(names);
-        }
-        if !self.info_folders().iter().any(|f| f == folder) {
-            return Err(self.info(folder).map_or(libc::ENOENT, |_| libc::ENOTDIR));
-        }
-        let there = |file: &&&str| self.info(&format!("{folder}/{file}")).is_some();
-        let names = shape::INFO.iter().filter(there).map(|f| (*f).to_owned());
-        Ok(names.collect())
     }
 
     fn place(&self, rest: &str) -> Answer<Place> {
@@ -373,118 +346,6 @@ impl Resctrl {
     fn begin_lately(&mut self) {
         if self.newer {
             self.status.clear();
-        }
-    }
-
-    pub fn mkdir(&mut self, rest: &str) -> Answer<()> {
-        if self.options.is_none() {
-            return Err(libc::EPERM);
-        }
-        let path = rest.trim_matches('/').to_owned();
-        let (above, name) = path.rsplit_once('/').unwrap_or(("", &path));
-        if self
-            .place(rest)
-            .is_ok_and(|p| !matches!(p, Place::Data(_) | Place::Info(_)))
-        {
-            return Err(libc::EEXIST);
-        }
-        match self.place(above)? {
-            Place::Info(_) if self.newer => Err(libc::ENODEV),
-            Place::Group(group) if group.is_empty() => {
-                if name.contains('\n') {
-                    return Err(libc::EINVAL);
-                }
-                self.begin_lately();
-                self.make_control(name)
-            }
-            Place::Monitors(group) => {
-                self.begin_lately();
-                self.take_rmid()?;
-                if let Some(control) = self.groups.get_mut(&group) {
-                    control.monitors.insert(name.to_owned(), CpuSet::new());
-                }
-                Ok(())
-            }
-            _ => Err(libc::EPERM),
-        }
-    }
-
-    fn take_rmid(&mut self) -> Answer<()> {
-        let used: usize = self.groups.values().map(|g| 1 + g.monitors.len()).sum();
-        if used + (self.limbo as usize) < self.rdt.rmids as usize {
-            return Ok(());
-        }
-        let errno = if self.limbo > 0 {
-            libc::EBUSY
-        } else {
-            libc::ENOSPC
-        };
-        self.fail(errno, "Out of RMIDs")
-    }
-
-    fn make_control(&mut self, name: &str) -> Answer<()> {
-        if self.groups.len() >= self.classes() {
-            return self.fail(libc::ENOSPC, "Out of CLOSIDs");
-        }
-        self.take_rmid()?;
-        // A new group gets every way that nobody has for himself, code or data; once in one piece even where masks may have
-        // holes.
-        let mut control = self.control(|r| r.all(), CpuSet::new());
-        for resource in self.resources.clone() {
-            let Some(bits) = resource.bits else { continue };
-            for domain in &resource.domains {
-                let taken = |g: &Control| {
-                    let peers = resource.peers(&self.resources);
-                    peers.fold(0, |m, peer| m | g.values[&peer.name][domain])
-                };
-                let alone = self.groups.values().filter(|g| g.exclusive);
-                let alone = alone.fold(0, |m, g| m | taken(g));
-                let shared = self.groups.values().filter(|g| !g.exclusive);
-                let shared = shared.fold(resource.shareable, |m, g| m | taken(g));
-                let full = shape::full(bits);
-                let free = shared | full & !(alone | shared);
-                let free = match self.newer && self.rdt.sparse {
-                    true => free,
-                    false => shape::lowest_run(free),
-                };
-                if free.count_ones() < self.rdt.least {
-                    return self.fail(
-                        libc::ENOSPC,
-                        format!("No space on {}:{domain}", resource.name),
-                    );
-                }
-                if let Some(values) = control.values.get_mut(&resource.name) {
-                    values.insert(*domain, free);
-                }
-            }
-        }
-        self.groups.insert(name.to_owned(), control);
-        Ok(())
-    }
-
-    pub fn rmdir(&mut self, rest: &str) -> Answer<()> {
-        match self.place(rest)? {
-            Place::Group(group) if !group.is_empty() => {
-                // Its tasks and CPUs go to the default group.
-                if let Some(gone) = self.groups.remove(&group)
-                    && let Some(default) = self.groups.get_mut("")
-                {
-                    default.cpus = default.cpus.union(&gone.cpus);
-                }
-                self.tasks.retain(|_, home| home.0 != group);
-                Ok(())
-            }
-            Place::Monitor(group, name) => {
-                if let Some(control) = self.groups.get_mut(&group) {
-                    control.monitors.remove(&name);
-                }
-                for home in self.tasks.values_mut().filter(|h| h.0 == group) {
-                    home.1 = home.1.take().filter(|m| *m != name);
-                }
-                Ok(())
-            }
-            Place::File(..) | Place::MonitorFile(..) => Err(libc::ENOTDIR),
-            _ => Err(libc::EPERM),
         }
     }
 
@@ -655,34 +516,6 @@ impl Resctrl {
                 let mut peers = resource.peers(&self.resources);
                 peers.any(|peer| g.values[&peer.name][&domain] & mask != 0)
             })
-    }
-
-    /// `0=EESS00…`, highest way first.
-    fn usage(&self, resource: &Resource) -> String {
-        let Some(bits) = resource.bits else {
-            return String::new();
-        };
-        let domain = |d: &u32| {
-            let of = |way: u32| {
-                let has = |g: &&Control| g.values[&resource.name][d] >> way & 1 == 1;
-                let users = || self.groups.values().filter(has);
-                let device = resource.shareable >> way & 1 == 1;
-                match (
-                    device,
-                    users().any(|g| !g.exclusive),
-                    users().any(|g| g.exclusive),
-                ) {
-                    (true, true, _) => 'X',
-                    (true, false, _) => 'H',
-                    (false, true, _) => 'S',
-                    (false, false, true) => 'E',
-                    (false, false, false) => '0',
-                }
-            };
-            format!("{d}={}", (0..bits).rev().map(of).collect::<String>())
-        };
-        let all: Vec<String> = resource.domains.iter().map(domain).collect();
-        all.join(";")
     }
 }
 

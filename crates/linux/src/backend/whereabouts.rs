@@ -1,0 +1,228 @@
+//! Whose threads are in whose control group of resctrl.
+
+use std::collections::BTreeSet;
+
+use crate::cgroup::Version;
+use crate::error::Result;
+use crate::home::Home;
+use crate::resctrl::Group;
+use crate::root::Files;
+use crate::{below, procfs};
+
+/// Every thread in a group's cgroups and those below them.
+pub(super) fn threads(files: &dyn Files, home: &Home) -> Result<BTreeSet<u32>> {
+    let (mut threads, mut processes) = (BTreeSet::new(), BTreeSet::new());
+    for place in &home.places {
+        for dir in below::tree(files, &place.dir) {
+            let whole = place.hierarchy.version == Version::V2;
+            let listed = |name: &str| tasks_of(files, &format!("{dir}/{name}"));
+            if !whole {
+                // A process may have threads elsewhere.
+                threads.extend(listed("tasks")?);
+                continue;
+            }
+            match listed("cgroup.procs") {
+                Ok(all) => processes.extend(all),
+                // A threaded cgroup does not list processes.
+                Err(e) if e.errno() == Some(libc::EOPNOTSUPP) => {
+                    threads.extend(listed("cgroup.threads")?);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+    for process in processes {
+        threads.extend(procfs::threads(files, process)?);
+    }
+    Ok(threads)
+}
+
+/// The numbers in a file; none where it is gone. 0 is a task of another PID namespace, which nobody here can name.
+fn tasks_of(files: &dyn Files, path: &str) -> Result<Vec<u32>> {
+    let text = files.optional(path)?.unwrap_or_default();
+    let all = text.split_ascii_whitespace().filter_map(|t| t.parse().ok());
+    Ok(all.filter(|t| *t != 0).collect())
+}
+
+/// A group's control group, and who is where.
+pub(super) struct Whereabouts {
+    pub name: String,
+    pub group: Group,
+    pub home: Home,
+    /// Who was in the control group.
+    pub inside: BTreeSet<u32>,
+    /// Whose it is, looked at after that.
+    pub all: BTreeSet<u32>,
+}
+
+impl Whereabouts {
+    /// Whether threads of the group are outside that have not ended.
+    pub fn outside(&self, files: &dyn Files) -> Result<bool> {
+        any_alive(files, self.all.difference(&self.inside))
+    }
+}
+
+fn any_alive<'a>(files: &dyn Files, tids: impl Iterator<Item = &'a u32>) -> Result<bool> {
+    for tid in tids {
+        if procfs::stat(files, *tid)?.is_some_and(|s| !s.leaving()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Who else is in the control groups of groups of ours, a sentence each: threads that somebody has moved there, and CPUs whose
+/// other tasks fill the ways, too.
+pub(super) fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(String, String)>> {
+    let mut said = Vec::new();
+    let classes: BTreeSet<&Group> = all.iter().map(|w| &w.group).collect();
+    for class in classes.into_iter().filter(|c| !c.name.is_empty()) {
+        let mut others = BTreeSet::new();
+        let sharing = || all.iter().filter(|w| w.group == *class);
+        sharing().for_each(|w| others.extend(&w.inside));
+        sharing().for_each(|w| others.retain(|tid| !w.all.contains(tid)));
+        let mut what = Vec::new();
+        // Whose group has no cgroup is not known.
+        if sharing().any(|w| w.home.places.is_empty()) {
+            others.clear();
+        }
+        if any_alive(files, others.iter())? {
+            what.push(format!(
+                "somebody has moved threads of others into {}",
+                class.file("tasks")
+            ));
+        }
+        let cpus = class.cpus(files)?;
+        if !cpus.is_empty() {
+            what.push(format!(
+                "somebody has given CPUs {cpus} to {}, whose other tasks fill the same",
+                class.file("cpus_list")
+            ));
+        }
+        said.extend(sharing().flat_map(|w| {
+            what.iter().map(|what| {
+                let name = &w.name;
+                (
+                    name.clone(),
+                    format!("group {name}: {what}: what it was promised is at level none"),
+                )
+            })
+        }));
+    }
+    Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroup::{Cgroups, Controller};
+    use crate::fake::{Fake, Flavour, Op, Rdt, Spec};
+    use crate::home::Place;
+    use crate::resctrl::Resctrl;
+
+    fn machine(flavour: Flavour) -> (Fake, Home) {
+        let fake = Fake::new(&Spec {
+            rdt: Some(Rdt::icelake()),
+            ..Spec::new(flavour)
+        });
+        let cgroups = Cgroups::discover(&fake).unwrap();
+        let hierarchy = cgroups.of(Controller::Cpu).unwrap().clone();
+        let dir = format!("{}/g", hierarchy.mount);
+        fake.with(|m| m.somebody_makes(&dir)).unwrap();
+        let place = Place {
+            hierarchy,
+            dir,
+            ours: true,
+        };
+        let home = Home {
+            group: "g".to_owned(),
+            places: vec![place],
+        };
+        (fake, home)
+    }
+
+    fn put(files: &dyn Files, dir: &str, file: &str, task: u32) {
+        files
+            .write(&format!("{dir}/{file}"), &task.to_string())
+            .unwrap();
+    }
+
+    #[test]
+    fn of_v1_the_threads_that_are_there_and_of_v2_those_of_the_processes() {
+        for flavour in [Flavour::V1, Flavour::V2] {
+            let (fake, home) = machine(flavour);
+            let dir = &home.places[0].dir;
+            let pid = fake.with(|m| m.spawn("program"));
+            let other = fake.with(|m| m.thread(pid));
+            let door = match flavour {
+                Flavour::V1 => "tasks",
+                Flavour::V2 => "cgroup.procs",
+            };
+            put(&fake, dir, door, pid);
+            let all = match flavour {
+                Flavour::V1 => BTreeSet::from([pid]),
+                Flavour::V2 => BTreeSet::from([pid, other]),
+            };
+            assert_eq!(threads(&fake, &home).unwrap(), all);
+            fake.with(|m| m.somebody_makes(&format!("{dir}/below")))
+                .unwrap();
+            let inside = fake.with(|m| m.spawn("program"));
+            put(&fake, &format!("{dir}/below"), door, inside);
+            assert!(threads(&fake, &home).unwrap().contains(&inside));
+            // As a threaded cgroup answers.
+            fake.refuse(Op::Read, "/cgroup.procs", libc::EOPNOTSUPP);
+            let found = threads(&fake, &home).unwrap();
+            assert!(found.contains(&pid) && found.is_superset(&all), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn strangers_in_a_control_group_are_told_and_the_dead_are_nobody() {
+        let (fake, home) = machine(Flavour::V2);
+        let resctrl = Resctrl::find(&fake).unwrap().unwrap();
+        let group = resctrl.group("COS1");
+        fake.mkdir(&group.dir).unwrap();
+        let (own, stranger) = fake.with(|m| (m.spawn("own"), m.spawn("stranger")));
+        put(&fake, &home.places[0].dir, "cgroup.procs", own);
+        let look = || Whereabouts {
+            name: "g".to_owned(),
+            inside: group.tasks(&fake).unwrap().into_iter().collect(),
+            all: threads(&fake, &home).unwrap(),
+            group: group.clone(),
+            home: home.clone(),
+        };
+        assert!(look().outside(&fake).unwrap());
+        put(&fake, &group.dir, "tasks", own);
+        assert!(!look().outside(&fake).unwrap());
+        let said = || {
+            let said = strangers(&fake, &[look()]).unwrap();
+            said.into_iter().map(|(_, what)| what).collect::<Vec<_>>()
+        };
+        assert!(said().is_empty());
+        put(&fake, &group.dir, "tasks", stranger);
+        let told = said();
+        assert!(
+            told.len() == 1 && told[0].contains("threads of others into"),
+            "{told:?}"
+        );
+        let homeless = Whereabouts {
+            all: BTreeSet::new(),
+            home: Home {
+                group: "g".to_owned(),
+                places: Vec::new(),
+            },
+            ..look()
+        };
+        assert!(strangers(&fake, &[homeless]).unwrap().is_empty());
+        fake.with(|m| m.begin_exit(stranger));
+        assert!(said().is_empty());
+        fake.write(&group.file("cpus_list"), "1").unwrap();
+        assert!(said()[0].contains("has given CPUs 1 to"), "{:?}", said());
+        // Who is ending is not waited for.
+        let late = fake.with(|m| m.spawn("late"));
+        put(&fake, &home.places[0].dir, "cgroup.procs", late);
+        assert!(look().outside(&fake).unwrap());
+        fake.with(|m| m.begin_exit(late));
+        assert!(!look().outside(&fake).unwrap());
+    }
+}
