@@ -10,7 +10,7 @@ pub const LATENCY_NS: &str = "latency_ns";
 pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
 /// Accesses to lines per second.
 pub const ACCESSES_PER_S: &str = "accesses_per_s";
-/// Milliseconds from a frame's arrival to its result.
+/// Milliseconds from a frame's arrival to its result; of one that was dropped, to that of the next.
 pub const FRAME_MS: &str = "frame_ms";
 /// Pages of anonymous memory used per second.
 pub const PAGES_PER_S: &str = "pages_per_s";
