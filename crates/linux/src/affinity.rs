@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use quell_core::cpuset::CpuSet;
 use quell_core::journal::{TaskId, Undo};
 
+use crate::below::tasks_in;
 use crate::change::Hands;
 use crate::cpuset::Keep;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::procfs;
 use crate::root::{Files, gone};
-use crate::undo::tasks_in;
 
 /// Rounds of looking for threads born meanwhile.
 const ROUNDS: u32 = 20;

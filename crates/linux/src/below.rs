@@ -1,7 +1,8 @@
-//! A cgroup together with those below it: whoever runs in a group that is changed in place may have made cgroups of his own.
+//! Who is in a cgroup, and the cgroups below it: whoever runs in a group that is changed in place may have made cgroups of his own.
 
-use crate::root::Files;
-use crate::undo::tasks_in;
+use std::io;
+
+use crate::root::{Files, gone};
 
 /// Deeper, and more in all, than anybody has who does not mean harm: bounds, so that a hostile tree ends.
 const DEEPEST: usize = 16;
@@ -52,6 +53,45 @@ pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
         let pids = text.lines().filter_map(|line| line.parse().ok());
         pids.filter(|pid| *pid != 0).for_each(&mut each);
     }
+}
+
+/// The file through which a task enters a cgroup: a thread alone in v1, a process whole in v2.
+#[must_use]
+pub fn door(files: &dyn Files, dir: &str) -> String {
+    let threads = format!("{dir}/tasks");
+    if files.exists(&threads) {
+        threads
+    } else {
+        format!("{dir}/cgroup.procs")
+    }
+}
+
+/// The threads (v1) or processes (v2) directly in a cgroup; none where it is gone.
+///
+/// # Errors
+/// The kernel's, other than that it is gone.
+pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
+    let mut tasks = Vec::new();
+    for name in ["tasks", "cgroup.procs", "cgroup.threads"] {
+        match files.read(&format!("{dir}/{name}")) {
+            Ok(text) => {
+                // 0 stands for a task of another PID namespace, which nobody here can name.
+                tasks = text
+                    .split_ascii_whitespace()
+                    .filter_map(|t| t.parse().ok())
+                    .filter(|t| *t != 0)
+                    .collect();
+                break;
+            }
+            Err(e) if gone(&e) => {}
+            // A threaded v2 cgroup does not list processes.
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    tasks.sort_unstable();
+    tasks.dedup();
+    Ok(tasks)
 }
 
 #[cfg(test)]

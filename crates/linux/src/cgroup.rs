@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use quell_core::cpuset::CpuSet;
 
+use crate::below::tasks_in;
 use crate::error::{Error, Result};
 use crate::procfs::{self, Membership};
 use crate::root::Files;
-use crate::undo::tasks_in;
 
 /// The controllers that Quell uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -15,6 +15,7 @@ use quell_core::journal::Undo;
 use quell_core::plan::REST;
 
 use crate::affinity;
+use crate::below::{door, tasks_in};
 use crate::cgroup::{Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems};
 use crate::change::Hands;
 use crate::error::{Error, Result};
@@ -22,7 +23,6 @@ use crate::fault;
 use crate::home::{self, Home, Place, SLICE};
 use crate::procfs;
 use crate::root::{Files, gone};
-use crate::undo::{door, tasks_in};
 
 /// How often newborn tasks of the root cgroup are looked for again.
 const ROUNDS: u32 = 20;

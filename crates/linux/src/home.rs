@@ -10,13 +10,13 @@ use std::collections::BTreeSet;
 use quell_core::cpuset::CpuSet;
 use quell_core::journal::{TaskId, Undo};
 
+use crate::below::tasks_in;
 use crate::cgroup::{Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems};
 use crate::change::Hands;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::procfs::{self, Stat};
 use crate::root::{Files, gone};
-use crate::undo::tasks_in;
 
 /// The cgroup above all of ours.
 pub const SLICE: &str = "quell.slice";

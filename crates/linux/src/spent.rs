@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use quell_core::journal::TaskId;
 use quell_core::record::Spent;
 
+use crate::below::tasks_in;
 use crate::error::{Error, Result};
 use crate::procfs;
 use crate::root::Files;
-use crate::undo::tasks_in;
 
 /// More threads than this are not looked at: each is two files.
 const MOST: usize = 1_000;

@@ -16,13 +16,13 @@
 //! - Who has an `oom_score_adj` of ours and is where its process was put gets the old one: children inherit it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::time::Duration;
 
 use quell_core::backend::Undone;
 use quell_core::cpuset::CpuSet;
 use quell_core::journal::{Stopped, TaskId, Undo};
 
+use crate::below::{door, tasks_in};
 use crate::procfs;
 use crate::resctrl::lock::{For, Lock, PATIENCE};
 use crate::resctrl::{Resctrl, Schemata};
@@ -561,45 +561,6 @@ impl<'a> Work<'a> {
             .find_map(|pid| moved.get(pid).copied())
             .filter(|from| self.files.exists(from))
     }
-}
-
-/// The file through which a task enters a cgroup: a thread alone in v1, a process whole in v2.
-#[must_use]
-pub fn door(files: &dyn Files, dir: &str) -> String {
-    let threads = format!("{dir}/tasks");
-    if files.exists(&threads) {
-        threads
-    } else {
-        format!("{dir}/cgroup.procs")
-    }
-}
-
-/// The threads (v1) or processes (v2) directly in a cgroup; none where it is gone.
-///
-/// # Errors
-/// The kernel's, other than that it is gone.
-pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
-    let mut tasks = Vec::new();
-    for name in ["tasks", "cgroup.procs", "cgroup.threads"] {
-        match files.read(&format!("{dir}/{name}")) {
-            Ok(text) => {
-                // 0 stands for a task of another PID namespace, which nobody here can name.
-                tasks = text
-                    .split_ascii_whitespace()
-                    .filter_map(|t| t.parse().ok())
-                    .filter(|t| *t != 0)
-                    .collect();
-                break;
-            }
-            Err(e) if gone(&e) => {}
-            // A threaded v2 cgroup does not list processes.
-            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    tasks.sort_unstable();
-    tasks.dedup();
-    Ok(tasks)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use common::{Guard, Picture, Program, eventually, machine, set};
 use quell_core::cpuset::CpuSet;
 use quell_core::task::TaskMatch;
+use quell_linux::below::door;
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::change::Hands;
 use quell_linux::cpuset::{Keep, confine, confine_rest};
@@ -22,7 +23,6 @@ use quell_linux::home::Home;
 use quell_linux::remaining::remaining_on;
 use quell_linux::root::{Files, Kernel};
 use quell_linux::tasks::{Matcher, assign};
-use quell_linux::undo::door;
 use quell_linux::{cgroup, procfs};
 
 const GROUP: &str = "quell-test";

@@ -344,7 +344,7 @@ impl Linux {
         // Who was put there is not left there.
         let mut except = processes;
         for place in homes.iter().flat_map(|h| &h.places) {
-            except.extend(crate::undo::tasks_in(&self.files, &place.dir).unwrap_or_default());
+            except.extend(below::tasks_in(&self.files, &place.dir).unwrap_or_default());
         }
         notes.extend(remaining::remaining_on(&self.files, &quiet, &except)?.sentences(&quiet));
         Ok(notes)

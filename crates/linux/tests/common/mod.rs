@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use quell_core::cpuset::CpuSet;
 use quell_core::journal::TaskId;
+use quell_linux::below::tasks_in;
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::journal::{Header, Journal, VERSION};
 use quell_linux::lock::{Lock, RUN_ROOT};
 use quell_linux::procfs::{self, Membership};
 use quell_linux::root::{Files, Kernel};
-use quell_linux::undo::tasks_in;
 
 /// The running kernel, alone; or `None`, said aloud.
 pub fn machine(test: &str) -> Option<(Kernel, Lock)> {

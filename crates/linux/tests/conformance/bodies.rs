@@ -6,13 +6,13 @@ use std::time::Duration;
 use quell_core::cpuset::CpuSet;
 use quell_core::task::TaskMatch;
 use quell_core::units::{Nanos, Share};
+use quell_linux::below::{door, tasks_in};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
 use quell_linux::cpuset::confine;
 use quell_linux::home::{Home, SLICE};
 use quell_linux::root::Files;
 use quell_linux::tasks::{Matcher, assign};
-use quell_linux::undo::{door, tasks_in};
 use quell_linux::{affinity, cgroup, cpumax, irq, procfs, undo, workqueue};
 
 use crate::arms::{Arm, Held};

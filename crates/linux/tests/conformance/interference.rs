@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use quell_core::cpuset::CpuSet;
+use quell_linux::below::tasks_in;
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::change::Hands;
 use quell_linux::cpuset::{Keep, confine, confine_rest};
 use quell_linux::fake::{Fake, Flavour, Op, Spec};
 use quell_linux::home::Home;
 use quell_linux::root::Files;
-use quell_linux::undo::tasks_in;
 use quell_linux::{irq, workqueue};
 
 use crate::arms::{Held, compare, furnished};
