@@ -3,6 +3,7 @@
 //! is set, as `lab` does in the virtual machine: the bodies unmount whatever is mounted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use quell_core::partition::Mask;
 use quell_linux::change::Hands;
@@ -69,6 +70,22 @@ fn family(files: &dyn Files, pid: u32) -> BTreeSet<u32> {
     found
 }
 
+/// Makes a group. Monitoring ids of those before are free again only when their lines have left the caches.
+fn make(files: &dyn Files, name: &str) {
+    let begun = Instant::now();
+    loop {
+        match files.mkdir(&format!("{ROOT}/{name}")) {
+            Err(e)
+                if e.raw_os_error() == Some(libc::EBUSY)
+                    && begun.elapsed() < Duration::from_secs(30) =>
+            {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            done => return done.unwrap(),
+        }
+    }
+}
+
 pub fn what_there_is_is_discovered(arm: &mut dyn Arm) {
     let files = arm.files();
     let (resctrl, info) = fresh(files, "");
@@ -113,7 +130,7 @@ pub fn the_kernel_refuses_and_says_why(arm: &mut dyn Arm) {
     let files = arm.files();
     let (resctrl, info) = fresh(files, "");
     let (_, ways) = info.ways(3).next().unwrap();
-    files.mkdir(&format!("{ROOT}/a")).unwrap();
+    make(files, "a");
     let hole = if ways.sparse {
         (0, "ok")
     } else {
@@ -289,7 +306,7 @@ pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
     let put = |file: &str, text: String| errno(files.write(&format!("{ROOT}/{file}"), &text));
     let mask = |group: &Group| group.schemata(files).unwrap().masks_of("L3").unwrap()[&0];
     let said = || resctrl.last_status(files).unwrap_or_default();
-    files.mkdir(&format!("{ROOT}/a")).unwrap();
+    make(files, "a");
     assert_eq!(mask(&resctrl.group("a")), ways.all);
     // Ways that devices fill cannot be anybody's own, nor can those of another level that all share.
     let own = high & !ways.shareable.0;
@@ -314,7 +331,7 @@ pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
         assert_eq!(put("a/schemata", format!("L3:0={high:x}")), libc::EINVAL);
         assert_eq!(said(), "Overlaps with other group");
     }
-    files.mkdir(&format!("{ROOT}/b")).unwrap();
+    make(files, "b");
     // The first piece that is not a's own; where masks may have holes, newer kernels give every piece.
     let (pieces, found) = (Mask(low | ways.shareable.0), mask(&resctrl.group("b")));
     assert!(
@@ -398,8 +415,8 @@ pub fn a_part_is_given_followed_and_taken_back(arm: &mut dyn Arm) {
     let (resctrl, info) = fresh(files, "");
     let (low, high) = halves(&info);
     // One of them lives in a group, and a monitor group of it, that somebody else has made.
-    files.mkdir(&format!("{ROOT}/theirs")).unwrap();
-    files.mkdir(&format!("{ROOT}/theirs/mon_groups/m")).unwrap();
+    make(files, "theirs");
+    make(files, "theirs/mon_groups/m");
     files
         .write(&format!("{ROOT}/theirs/tasks"), &other.to_string())
         .unwrap();
@@ -505,7 +522,7 @@ pub fn what_we_mounted_goes_unless_others_use_it(arm: &mut dyn Arm) {
         let part = Schemata::masks("L3", [0], Mask(all.0 >> 1));
         resctrl.allocate(&mut hands, &info, &ours, &part).unwrap();
         if others {
-            files.mkdir(&format!("{ROOT}/theirs")).unwrap();
+            make(files, "theirs");
         }
         let left = held.journal.undo_all(files).left;
         let mounted = Resctrl::find(files).unwrap().is_some();
@@ -538,7 +555,7 @@ pub fn code_and_data_apart_are_divided_alike(arm: &mut dyn Arm) {
     let (low, high) = halves(&info);
     let put = |file: &str, text: &str| errno(files.write(&format!("{ROOT}/{file}"), text));
     let said = || resctrl.last_status(files).unwrap_or_default();
-    files.mkdir(&format!("{ROOT}/a")).unwrap();
+    make(files, "a");
     assert_eq!(put("a/schemata", "L3:0=1"), libc::EINVAL);
     assert_eq!(said(), "Unknown or unsupported resource name 'L3'");
     assert_eq!(put("a/mode", "pseudo-locksetup"), libc::EINVAL);
