@@ -263,10 +263,10 @@ impl Task {
             if self.shared.stop.load(Ordering::Acquire) {
                 return Ok(Woken::ToEnd);
             }
+            // The kernel wakes a thread whose CPU is gone on another one, and budgets that move may ring more often than we look.
+            self.here()?;
             match polled {
-                // The kernel wakes a thread whose CPU is gone on another one.
-                Ok(0) => self.here()?,
-                Err(rustix::io::Errno::INTR) => {}
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return Err(Lost::Meter),
                 Ok(_) => {
                     let (bell, meters) = watched.split_at(1);
