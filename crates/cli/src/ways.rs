@@ -11,9 +11,9 @@ use quell_core::ways::{Change, Snapshot, Timeline, changes, findings};
 use quell_engine::drive::Sink;
 use quell_engine::folder::Folder;
 use quell_linux::root::Kernel;
-use quell_linux::signals;
 use quell_linux::ways::Looker;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use quell_linux::{rt, signals};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::exit::{Exit, Result, failed, usage};
 use crate::machine;
@@ -159,10 +159,7 @@ fn start(command: &[String], looker: &mut Looker) -> Result<Option<Child>> {
 /// Waits; whether somebody wants us to end.
 fn waited(stops: &std::os::fd::OwnedFd, wait: Nanos) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(stops.as_fd(), PollFlags::IN)];
-    let timeout = Timespec {
-        tv_sec: i64::try_from(wait.0 / 1_000_000_000).unwrap_or(i64::MAX),
-        tv_nsec: i64::try_from(wait.0 % 1_000_000_000).unwrap_or(0),
-    };
+    let timeout = rt::timespec(wait);
     let _ = poll(&mut fds, Some(&timeout));
     signals::next_signal(stops).is_some()
 }

@@ -11,14 +11,16 @@
 )]
 
 use std::fs;
-use std::io::Read;
-use std::os::fd::FromRawFd;
 use std::time::Duration;
+
+#[path = "../../lab-plugin/tests/roles/touch.rs"]
+mod touch;
 
 use quell_core::lab::{Accelerator, Guest};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
-use quell_lab::vm::{Lab, Talk};
+use quell_lab::vm::Lab;
+use touch::{LINE, Memory, count, counter};
 
 const SCRIPT: &str = r#"
 R=/sys/fs/resctrl
@@ -128,24 +130,18 @@ fn guest_says(kernel: &str) -> Option<String> {
             .to_vec(),
         ..Lab::default()
     };
-    let (mut output, mut errors) = (Vec::new(), Vec::new());
     let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
-    let talk = Talk {
-        output: &mut output,
-        errors: &mut errors,
-        stop: &mut || None,
-    };
-    match lab.run(&packages, talk) {
-        Ok(_) => {}
+    match lab.gather(&packages) {
+        Ok((_, output, errors)) => {
+            println!("{output}{errors}");
+            Some(output)
+        }
         Err(Error::Unavailable(reason)) => {
             eprintln!("SKIPPED the lab: {reason}");
-            return None;
+            None
         }
         Err(e) => panic!("{e}"),
     }
-    let output = String::from_utf8_lossy(&output).into_owned();
-    println!("{output}{}", String::from_utf8_lossy(&errors));
-    Some(output)
 }
 
 fn parts_are_held(kernel: &str) {
@@ -227,7 +223,7 @@ fn parts_are_held_under_7_2() {
 }
 
 #[test]
-#[ignore = "a role that the guest plays"]
+#[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {
     let role = std::env::var("QUELL_LAB_ROLE").unwrap();
     let words: Vec<&str> = role.split(' ').collect();
@@ -239,34 +235,13 @@ fn guest() {
     }
 }
 
-const LINE: usize = 64;
 /// Where the stream tells how often it has gone through its memory.
 const PASSES: &str = "/tmp/passes";
 
-/// Memory in large pages, so that it lies evenly in every set.
-fn memory(size: usize) -> &'static mut [u8] {
-    const LARGE: usize = 2 << 20;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a fresh mapping, aligned by hand, which is never given back.
-    let memory = unsafe {
-        let all = libc::mmap(std::ptr::null_mut(), size + LARGE, access, flags, -1, 0);
-        assert_ne!(all, libc::MAP_FAILED);
-        let start = all.cast::<u8>().add(all.align_offset(LARGE));
-        libc::madvise(start.cast(), size, libc::MADV_HUGEPAGE);
-        std::slice::from_raw_parts_mut(start, size)
-    };
-    memory.iter_mut().step_by(LINE).for_each(|byte| *byte = 1);
-    memory
-}
-
 fn stream(size: usize) {
-    let memory = memory(size);
+    let mut memory = Memory::new(size);
     for pass in 1u64.. {
-        memory
-            .iter_mut()
-            .step_by(LINE)
-            .for_each(|byte| *byte = std::hint::black_box(1));
+        memory.write();
         fs::write(PASSES, pass.to_string()).unwrap();
     }
 }
@@ -284,9 +259,9 @@ fn passes() -> u64 {
 /// of those times, by this thread's counter. Before each, a stream beside it has gone through four times the cache.
 fn list(size: usize, times: usize, beside: bool) {
     const CACHE_MISSES: u64 = 3;
-    let memory = memory(size);
+    let memory = Memory::new(size);
     let lines = size / LINE;
-    let mut counter = counter(CACHE_MISSES);
+    let mut counter = counter(CACHE_MISSES, 0);
     let mut misses = 0;
     for time in 0..=times {
         let from = passes();
@@ -296,7 +271,7 @@ fn list(size: usize, times: usize, beside: bool) {
         let before = count(&mut counter);
         for n in 0..lines {
             // An odd factor visits every line of a power of two.
-            std::hint::black_box(memory[n.wrapping_mul(0x9e37_79b1) % lines * LINE]);
+            memory.load(n.wrapping_mul(0x9e37_79b1) % lines * LINE);
         }
         if time > 0 {
             misses += count(&mut counter) - before;
@@ -315,29 +290,4 @@ fn list(size: usize, times: usize, beside: bool) {
         misses as f64 / (times * lines) as f64,
         fs::read_to_string(occupancy).unwrap().trim()
     );
-}
-
-/// An event counter of this thread, user mode only.
-fn counter(config: u64) -> fs::File {
-    // The first 112 bytes of `struct perf_event_attr`: type, size, config, …, flags.
-    let mut attributes = [0u64; 14];
-    attributes[0] = 112 << 32;
-    attributes[1] = config;
-    const EXCLUDE_KERNEL: u64 = 1 << 5;
-    attributes[5] = EXCLUDE_KERNEL;
-    // SAFETY: the attributes are as long as they say; this thread, any CPU.
-    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), 0, -1, -1, 0) };
-    assert!(
-        fd >= 0,
-        "perf_event_open: {}",
-        std::io::Error::last_os_error()
-    );
-    // SAFETY: just opened, nobody else has it.
-    unsafe { fs::File::from_raw_fd(i32::try_from(fd).unwrap()) }
-}
-
-fn count(counter: &mut fs::File) -> u64 {
-    let mut value = [0; 8];
-    counter.read_exact(&mut value).unwrap();
-    u64::from_ne_bytes(value)
 }

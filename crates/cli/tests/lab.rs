@@ -18,12 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const NOT_HERE: i32 = 125;
 
 fn quell() -> Command {
-    let mut quell = Command::new(env!("CARGO_BIN_EXE_quell"));
-    let cache = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.cache");
-    if std::env::var_os("QUELL_CACHE").is_none() {
-        quell.env("QUELL_CACHE", cache);
-    }
-    quell
+    Command::new(env!("CARGO_BIN_EXE_quell"))
 }
 
 fn can_be_had() -> bool {

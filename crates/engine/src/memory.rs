@@ -185,20 +185,9 @@ impl Loop {
     /// What each critical group used and waited for since the last time.
     fn tell(&mut self, now: Nanos, sink: &mut dyn Sink) {
         self.tell = now.plus(TELL_EVERY);
-        let none = vec![Critical::default(); self.look.critical.len()];
-        let first = self.told.is_empty();
-        let before = if first { &none } else { &self.told };
-        for ((group, now_is), was) in self
-            .plan
-            .critical
-            .iter()
-            .zip(&self.look.critical)
-            .zip(before)
-        {
-            // Sums that began before we did tell nothing.
-            if first {
-                continue;
-            }
+        // At first nobody: sums that began before we did tell nothing.
+        let both = self.look.critical.iter().zip(&self.told);
+        for (group, (now_is, was)) in self.plan.critical.iter().zip(both) {
             let event = Event::Waited {
                 group: group.group.clone(),
                 memory_ns: now_is.memory_stall.since(was.memory_stall).0,

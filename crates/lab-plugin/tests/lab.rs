@@ -87,15 +87,8 @@ impl Said {
 }
 
 fn run(lab: &Lab, packages: &Packages) -> Said {
-    let (mut output, mut errors) = (Vec::new(), Vec::new());
-    let talk = Talk {
-        output: &mut output,
-        errors: &mut errors,
-        stop: &mut || None,
-    };
-    let outcome = lab.run(packages, talk).unwrap_or_else(|e| panic!("{e}"));
-    let output = String::from_utf8_lossy(&output).into_owned();
-    let errors = String::from_utf8_lossy(&errors);
+    let gathered = lab.gather(packages);
+    let (outcome, output, errors) = gathered.unwrap_or_else(|e| panic!("{e}"));
     println!(
         "{output}{errors}booted in {:?}: {:?}",
         outcome.booted,
@@ -105,7 +98,7 @@ fn run(lab: &Lab, packages: &Packages) -> Said {
 }
 
 #[test]
-#[ignore = "a role that the guest plays"]
+#[ignore = "no test: the program that the tests below run inside the virtual machine"]
 fn guest() {
     roles::play(&std::env::var("QUELL_LAB_ROLE").unwrap());
 }

@@ -70,6 +70,22 @@ const QUICKER: &str = "mitigations=off cryptomgr.notests initcall_blacklist=jent
     load_system_certificate_list,bpf_tcp_ca_kfunc_init";
 
 impl Lab {
+    /// Boots, runs, and gathers what the command says; nobody stops it. Output and errors, as far as they are text.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn gather(&self, packages: &Packages) -> Result<(Outcome, String, String), Error> {
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
+        let talk = Talk {
+            output: &mut output,
+            errors: &mut errors,
+            stop: &mut || None,
+        };
+        let outcome = self.run(packages, talk)?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok((outcome, text(output), text(errors)))
+    }
+
     /// Refuses a machine that this one has no memory for, and one that what comes along would fill.
     fn fits(&self, archive: u64, free: Option<u64>) -> Result<(), Error> {
         let memory = self.guest.memory.0;

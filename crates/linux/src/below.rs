@@ -48,11 +48,14 @@ pub fn tasks(files: &dyn Files, dir: &str) -> Vec<u32> {
 pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
     for dir in tree(files, dir) {
         let text = files.read(&format!("{dir}/cgroup.procs"));
-        let text = text.unwrap_or_default();
-        // 0 is a process that this PID namespace cannot name.
-        let pids = text.lines().filter_map(|line| line.parse().ok());
-        pids.filter(|pid| *pid != 0).for_each(&mut each);
+        listed(&text.unwrap_or_default()).for_each(&mut each);
     }
+}
+
+/// The tasks that a file lists. 0 stands for one of another PID namespace, which nobody here can name.
+pub fn listed(text: &str) -> impl Iterator<Item = u32> {
+    let numbers = text.split_ascii_whitespace().filter_map(|t| t.parse().ok());
+    numbers.filter(|task| *task != 0)
 }
 
 /// The file through which a task enters a cgroup: a thread alone in v1, a process whole in v2.
@@ -75,12 +78,7 @@ pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
     for name in ["tasks", "cgroup.procs", "cgroup.threads"] {
         match files.read(&format!("{dir}/{name}")) {
             Ok(text) => {
-                // 0 stands for a task of another PID namespace, which nobody here can name.
-                tasks = text
-                    .split_ascii_whitespace()
-                    .filter_map(|t| t.parse().ok())
-                    .filter(|t| *t != 0)
-                    .collect();
+                tasks = listed(&text).collect();
                 break;
             }
             Err(e) if gone(&e) => {}

@@ -8,22 +8,11 @@ use quell_core::journal::{Stopped, TaskId, Undo};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::journal::Journal;
-use crate::resctrl::Schemata;
 use crate::root::{Files, gone};
-use crate::value::same;
+use crate::value::{only, same};
 
 /// Between two beats of the heart while a write takes its time.
 const BREATH: Duration = Duration::from_millis(5);
-
-/// What of a file's text is ours to take back: of `schemata`, which has a value for every resource, those that `new` names.
-fn touched(path: &str, text: String, new: &str) -> String {
-    if !path.ends_with("/schemata") {
-        return text;
-    }
-    Schemata::parse(&text)
-        .only(&Schemata::parse(new))
-        .to_string()
-}
 
 /// What a change needs: the kernel's files and the journal.
 pub struct Hands<'a> {
@@ -80,7 +69,7 @@ impl<'a> Hands<'a> {
         if same(path, &told, new) {
             return Ok(false);
         }
-        let old = touched(path, told, new);
+        let old = only(path, &told, new).into_owned();
         self.journal.record(&Undo::Write {
             path: path.to_owned(),
             old: old.clone(),
@@ -102,7 +91,7 @@ impl<'a> Hands<'a> {
             self.journal.record(&Undo::Write {
                 path: path.to_owned(),
                 old,
-                new: touched(path, now, new),
+                new: only(path, &now, new).into_owned(),
             })?;
         }
         Ok(true)

@@ -18,8 +18,8 @@ use quell_core::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 
-use crate::cgroup::Hierarchy;
 use crate::error::{Error, Result};
+use crate::home::Place;
 use crate::procfs;
 use crate::root::Files;
 use crate::tasks::{self, Matcher};
@@ -39,21 +39,13 @@ pub(crate) fn socket(run_root: &Path) -> PathBuf {
     run_root.join("client").join("socket")
 }
 
-/// A cgroup that belongs to a group.
-#[derive(Clone, Debug)]
-pub(crate) struct Home {
-    pub(crate) group: GroupId,
-    pub(crate) hierarchy: Hierarchy,
-    pub(crate) dir: String,
-}
-
 /// How a process's group is found.
 pub(crate) struct Membership<'a> {
     pub(crate) files: &'a dyn Files,
     /// Of all groups: whoever is matched by one belongs to it, and so does who is born of it.
     pub(crate) matchers: Vec<Matcher>,
     /// Where tasks of groups live.
-    pub(crate) homes: Vec<Home>,
+    pub(crate) homes: Vec<(GroupId, Place)>,
 }
 
 impl Membership<'_> {
@@ -77,13 +69,10 @@ impl Membership<'_> {
     }
 
     fn home_of(&self, pid: u32) -> Result<Option<GroupId>> {
-        for home in &self.homes {
-            let Some(dir) = home.hierarchy.dir_of(self.files, pid)? else {
-                continue;
-            };
-            let below = dir.strip_prefix(&home.dir);
-            if below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
-                return Ok(Some(home.group.clone()));
+        for (group, place) in &self.homes {
+            let dir = place.hierarchy.dir_of(self.files, pid)?;
+            if dir.is_some_and(|dir| place.holds(&dir)) {
+                return Ok(Some(group.clone()));
             }
         }
         Ok(None)

@@ -5,10 +5,10 @@ use std::time::Duration;
 use quell_core::journal::Undo;
 use quell_core::policy::OnDrift;
 
+use crate::resctrl::Resctrl;
 use crate::resctrl::lock::For;
-use crate::resctrl::{Resctrl, Schemata};
 use crate::root::Files;
-use crate::value::{same, there};
+use crate::value::{covers, only, same};
 
 /// Compares every value we wrote with what it reads now; sets it again if the policy says so. A sentence per difference.
 /// Before each value `held` is asked: once the run is revoked, what differs is what the watchdog has taken back.
@@ -40,7 +40,7 @@ pub fn look(
             continue;
         }
         let Ok(now) = files.text(path) else { continue };
-        let new = &*there(path, &now, new);
+        let new = &*only(path, new, &now);
         if same(path, &now, new) || holds_controller(path, &now, new) {
             continue;
         }
@@ -61,11 +61,6 @@ fn repair(files: &dyn Files, path: &str, new: &str) -> bool {
     };
     let lock = resctrl.lock(files, For::Changing, Duration::ZERO);
     lock.is_ok_and(|_lock| files.put(path, new).is_ok())
-}
-
-/// Whether a later value stands for all that an earlier one set: a write to `schemata` may be of one resource of many.
-fn covers(path: &str, later: &str, earlier: &str) -> bool {
-    !path.ends_with("/schemata") || Schemata::parse(later).covers(&Schemata::parse(earlier))
 }
 
 /// `cgroup.subtree_control` reads as the list of all controllers, where `+cpu` was written.

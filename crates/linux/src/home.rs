@@ -35,6 +35,15 @@ pub struct Place {
     pub ours: bool,
 }
 
+impl Place {
+    /// Whether a directory is this one, or below it.
+    #[must_use]
+    pub fn holds(&self, dir: &str) -> bool {
+        let below = dir.strip_prefix(&self.dir);
+        below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+}
+
 /// The directories of one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Home {

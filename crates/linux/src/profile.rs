@@ -15,7 +15,7 @@ use quell_core::cpuset::CpuSet;
 use quell_core::demand::WorkingSet;
 use quell_core::task::TaskMatch;
 use quell_core::units::Nanos;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::children::{Birth, Subject};
 use crate::error::{Error, Result};
@@ -328,12 +328,7 @@ fn wait(signals: &OwnedFd, subject: Option<&Subject>, until: Nanos) -> Result<Op
         .into_iter()
         .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
         .collect();
-    let left = until.since(rt::now()).0;
-    let part = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let timeout = Timespec {
-        tv_sec: part(left / 1_000_000_000),
-        tv_nsec: part(left % 1_000_000_000),
-    };
+    let timeout = rt::timespec(until.since(rt::now()));
     match poll(&mut all, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(signals::next_signal(signals)),
         Err(e) => Err(Error::refused(format!(

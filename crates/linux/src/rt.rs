@@ -9,11 +9,22 @@ use std::sync::mpsc;
 
 use quell_core::cpuset::CpuId;
 use quell_core::units::Nanos;
+use rustix::time::Timespec;
 
 /// The throttlers' priority: above ordinary real-time work's usual 1..50, below the kernel's watchdogs at 99.
 pub const THROTTLER_PRIORITY: i32 = 80;
 /// The watchdog's priority: above the throttlers, so that it can end them.
 pub const WATCHDOG_PRIORITY: i32 = 85;
+
+/// As the kernel takes times and spans.
+#[must_use]
+pub fn timespec(time: Nanos) -> Timespec {
+    let part = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    Timespec {
+        tv_sec: part(time.0 / 1_000_000_000),
+        tv_nsec: part(time.0 % 1_000_000_000),
+    }
+}
 
 /// Makes the calling thread SCHED_FIFO.
 pub fn fifo(priority: i32) -> io::Result<()> {

@@ -95,11 +95,7 @@ fn sample(sources: &[Source], cpu: Option<CpuId>, stop: &AtomicBool) -> Readings
         while next <= now {
             next = next.plus(BIN);
         }
-        let part = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        let until = rustix::thread::Timespec {
-            tv_sec: part(next.0 / 1_000_000_000),
-            tv_nsec: part(next.0 % 1_000_000_000),
-        };
+        let until = rt::timespec(next);
         // Woken early by a signal it only reads once more.
         let _ =
             rustix::thread::clock_nanosleep_absolute(rustix::thread::ClockId::Monotonic, &until);

@@ -27,7 +27,7 @@ use crate::procfs;
 use crate::resctrl::lock::{For, Lock, PATIENCE};
 use crate::resctrl::{Resctrl, Schemata};
 use crate::root::{Files, gone};
-use crate::value::{same, there};
+use crate::value::{divided, only, same};
 use crate::{below, fault, freezer, oom, pidfd};
 
 /// What undoing came to.
@@ -122,9 +122,9 @@ impl<'a> Work<'a> {
             Undo::OomScore { task, .. } => Some(*task),
             _ => None,
         });
-        let divided = |e: &Undo| matches!(e, Undo::Write { path, .. } | Undo::Steer { path, .. } if path.ends_with("/schemata"));
-        let divided = entries.iter().any(divided);
-        let resctrl = divided.then(|| Resctrl::find(files).ok().flatten());
+        let parts = |e: &Undo| matches!(e, Undo::Write { path, .. } | Undo::Steer { path, .. } if divided(path));
+        let parts = entries.iter().any(parts);
+        let resctrl = parts.then(|| Resctrl::find(files).ok().flatten());
         Self {
             files,
             alive,
@@ -178,7 +178,7 @@ impl<'a> Work<'a> {
             Err(e) if gone(&e) => return Ok(false),
             Err(e) => return Err(format!("{path} could not be read: {e}")),
         };
-        if path.ends_with("/schemata") {
+        if divided(path) {
             return self.divide_back(path, &now, old, new);
         }
         if path.ends_with("/cgroup.subtree_control") {
@@ -258,7 +258,7 @@ impl<'a> Work<'a> {
             Err(e) if gone(&e) => return Ok(false),
             Err(e) => return Err(format!("{path} could not be read: {e}")),
         };
-        let old = there(path, &now, old);
+        let old = only(path, old, &now);
         match same(path, &now, &old) {
             true => Ok(false),
             false => self.put(path, &old),

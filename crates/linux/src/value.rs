@@ -7,14 +7,27 @@ use quell_core::cpuset::CpuSet;
 use crate::resctrl::Schemata;
 use crate::root::parse_mask;
 
-/// Of what was recorded of a file that which is there now: caches may have gone offline since.
+/// Whether a file has a value for each of many things (resctrl's `schemata`), of which a write may name some.
 #[must_use]
-pub fn there<'a>(path: &str, now: &str, recorded: &'a str) -> Cow<'a, str> {
-    if !path.ends_with("/schemata") {
-        return recorded.into();
+pub fn divided(path: &str) -> bool {
+    path.ends_with("/schemata")
+}
+
+/// Of a file's text, what `named` has a value for, too; all of it where there is one value only. So of what was read what a write is to
+/// change, and of what was recorded what is there now: caches may have gone offline since.
+#[must_use]
+pub fn only<'a>(path: &str, text: &'a str, named: &str) -> Cow<'a, str> {
+    if !divided(path) {
+        return text.into();
     }
-    let there = Schemata::parse(recorded).only(&Schemata::parse(now));
-    there.to_string().into()
+    let only = Schemata::parse(text).only(&Schemata::parse(named));
+    only.to_string().into()
+}
+
+/// Whether a later value stands for all that an earlier one set.
+#[must_use]
+pub fn covers(path: &str, later: &str, earlier: &str) -> bool {
+    !divided(path) || Schemata::parse(later).covers(&Schemata::parse(earlier))
 }
 
 /// Whether a file's content is the same value, however it is spelled. `a`: as read; `b`: as recorded.

@@ -5,7 +5,9 @@ use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const LINE: usize = 64;
+mod touch;
+
+use touch::{LINE, Memory, count, counter};
 
 /// A role with its arguments, as words.
 pub fn play(role: &str) {
@@ -58,55 +60,6 @@ impl Monitor {
     }
 }
 
-/// Memory in large pages, so that it lies evenly in every set.
-struct Memory {
-    start: *mut u8,
-    size: usize,
-}
-
-impl Memory {
-    fn new(size: usize) -> Self {
-        const LARGE: usize = 2 << 20;
-        // SAFETY: a fresh mapping, aligned by hand, which is never given back.
-        let start = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            let all = libc::mmap(
-                std::ptr::null_mut(),
-                size + 2 * LARGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                -1,
-                0,
-            );
-            assert_ne!(all, libc::MAP_FAILED);
-            let start = all.cast::<u8>().add(all.align_offset(LARGE));
-            libc::madvise(
-                start.cast(),
-                size.next_multiple_of(LARGE),
-                libc::MADV_HUGEPAGE,
-            );
-            start
-        };
-        let mut memory = Self { start, size };
-        memory.write();
-        memory
-    }
-
-    fn write(&mut self) {
-        for at in (0..self.size).step_by(LINE) {
-            // SAFETY: within the mapping.
-            unsafe { self.start.add(at).write_volatile(1) };
-        }
-    }
-
-    fn read(&self) {
-        for at in (0..self.size).step_by(LINE) {
-            // SAFETY: within the mapping.
-            unsafe { self.start.add(at).read_volatile() };
-        }
-    }
-}
-
 /// Reads memory so many times as a member of the groups; what the last one occupies.
 fn walk(size: usize, times: usize, groups: &[&str]) {
     let memory = Memory::new(size);
@@ -141,8 +94,7 @@ fn list(size: usize, times: usize, group: &str, beside: Option<&str>) {
         for n in 0..lines {
             // An odd factor visits every line of a power of two.
             let at = n.wrapping_mul(0x9e37_79b1) % lines * LINE;
-            // SAFETY: within the mapping.
-            unsafe { memory.start.add(at).read_volatile() };
+            memory.load(at);
         }
         if time > 0 {
             came += (bytes.read() - before) / LINE as u64;
@@ -161,34 +113,6 @@ fn rate(size: usize, group: &str) {
         memory.read();
     }
     tell((bytes.read() - before) as f64 / began.elapsed().as_secs_f64());
-}
-
-/// An event counter of this thread, user mode only.
-fn counter(config: u64, period: u64) -> fs::File {
-    use std::os::fd::FromRawFd;
-    // The first 112 bytes of `struct perf_event_attr`: type, size, config, period, sample type, read format, flags, ….
-    let mut attributes = [0u64; 14];
-    attributes[0] = 112 << 32;
-    attributes[1] = config;
-    attributes[2] = period;
-    attributes[3] = u64::from(period > 0);
-    const EXCLUDE_KERNEL: u64 = 1 << 5;
-    attributes[5] = EXCLUDE_KERNEL;
-    // SAFETY: the attributes are as long as they say; this thread, any CPU.
-    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), 0, -1, -1, 0) };
-    assert!(
-        fd >= 0,
-        "perf_event_open: {}",
-        std::io::Error::last_os_error()
-    );
-    // SAFETY: just opened, nobody else has it.
-    unsafe { fs::File::from_raw_fd(i32::try_from(fd).unwrap()) }
-}
-
-fn count(counter: &mut fs::File) -> u64 {
-    let mut value = [0; 8];
-    counter.read_exact(&mut value).unwrap();
-    u64::from_ne_bytes(value)
 }
 
 /// Counts the two instructions of a loop.

@@ -1,30 +1,13 @@
 //! Who may not be held back: whoever holds back a cgroup holds back all that lives in it and below.
 
-use crate::cgroup::Version;
 use crate::error::{Error, Result};
 use crate::home::{Home, Place};
-use crate::procfs;
 use crate::root::Files;
 
 /// Whoever holds back a cgroup above himself holds back himself.
 pub(super) fn not_ours(files: &dyn Files, group: &str, place: &Place) -> Result<()> {
-    let own = procfs::memberships(files, "self")?;
-    let v2 = place.hierarchy.version == Version::V2;
-    let same = |m: &&procfs::Membership| {
-        if v2 {
-            m.hierarchy == 0
-        } else {
-            m.controllers
-                .iter()
-                .any(|c| place.hierarchy.controllers.contains(c))
-        }
-    };
-    let own = own
-        .iter()
-        .find(same)
-        .and_then(|m| place.hierarchy.dir(&m.path));
-    let inside = |own: &str| own == place.dir || own.starts_with(&format!("{}/", place.dir));
-    if own.is_some_and(|own| inside(&own)) {
+    let own = place.hierarchy.dir_of(files, std::process::id())?;
+    if own.is_some_and(|own| place.holds(&own)) {
         return Err(Error::refused_with(
             format!(
                 "group {group}: Quell itself runs in {}, and would be limited, frozen or killed along with it",
@@ -39,8 +22,7 @@ pub(super) fn not_ours(files: &dyn Files, group: &str, place: &Place) -> Result<
 /// Whoever holds back a cgroup holds back those below it.
 pub(super) fn apart(neighbour: &Home, critical: &Home) -> Result<()> {
     for above in &neighbour.places {
-        let inside =
-            |p: &&Place| p.dir == above.dir || p.dir.starts_with(&format!("{}/", above.dir));
+        let inside = |p: &&Place| above.holds(&p.dir);
         if let Some(inside) = critical.places.iter().find(inside) {
             return Err(Error::refused_with(
                 format!(
@@ -58,7 +40,7 @@ pub(super) fn apart(neighbour: &Home, critical: &Home) -> Result<()> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::cgroup::Hierarchy;
+    use crate::cgroup::{Hierarchy, Version};
 
     pub(in crate::backend) fn home(group: &str, dir: &str) -> Home {
         let hierarchy = Hierarchy {

@@ -11,7 +11,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use quell_core::journal::Undo;
 use quell_core::partition::Mask;
 use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting};
 
@@ -299,14 +298,7 @@ impl Linux {
         let path = group.file("schemata");
         let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
         let old = group.schemata(&self.files)?.only(&lines).to_string();
-        let hands = self.hands()?;
-        let steered = |e: &Undo| matches!(e, Undo::Steer { path: p, .. } if *p == path);
-        if !hands.journal.entries().iter().any(steered) {
-            hands.journal.record(&Undo::Steer {
-                path: path.clone(),
-                old,
-            })?;
-        }
+        self.hands()?.steer(&path, &old)?;
         let files: &dyn Files = &self.files;
         resctrl.explained(files, || files.put(&path, &lines.to_string()))
     }

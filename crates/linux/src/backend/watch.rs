@@ -8,7 +8,7 @@ use quell_core::plan::GroupId;
 use quell_core::policy::OnDrift;
 use quell_core::record::{Declared, Event, Spent};
 use quell_core::units::Nanos;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 
 use super::{Linux, NEVER, Regulated};
 use crate::clients::{self, Clients, Membership};
@@ -265,12 +265,8 @@ impl Linux {
             matchers.push(Matcher::new(&self.files, name, &observed.matching)?);
         }
         let homes = self.groups.iter().flat_map(|(name, group)| {
-            let places = group.home.places.iter();
-            places.map(|place| clients::Home {
-                group: name.clone(),
-                hierarchy: place.hierarchy.clone(),
-                dir: place.dir.clone(),
-            })
+            let places = group.home.places.iter().cloned();
+            places.map(|place| (name.clone(), place))
         });
         Ok(Membership {
             files: &self.files,
@@ -280,11 +276,7 @@ impl Linux {
     }
 
     fn poll(&mut self, until: Nanos) -> Result<()> {
-        let span = until.since(rt::now());
-        let timeout = Timespec {
-            tv_sec: i64::try_from(span.0 / 1_000_000_000).unwrap_or(i64::MAX),
-            tv_nsec: i64::try_from(span.0 % 1_000_000_000).unwrap_or(0),
-        };
+        let timeout = rt::timespec(until.since(rt::now()));
         let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
         for subject in &self.subjects {
             watched.extend(

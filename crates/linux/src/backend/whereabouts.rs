@@ -37,11 +37,10 @@ pub(super) fn threads(files: &dyn Files, home: &Home) -> Result<BTreeSet<u32>> {
     Ok(threads)
 }
 
-/// The numbers in a file; none where it is gone. 0 is a task of another PID namespace, which nobody here can name.
+/// The tasks that a file lists; none where it is gone.
 fn tasks_of(files: &dyn Files, path: &str) -> Result<Vec<u32>> {
     let text = files.optional(path)?.unwrap_or_default();
-    let all = text.split_ascii_whitespace().filter_map(|t| t.parse().ok());
-    Ok(all.filter(|t| *t != 0).collect())
+    Ok(below::listed(&text).collect())
 }
 
 /// A group's control group, and who is where.

@@ -270,12 +270,7 @@ mod tests {
             put(path, text);
         }
         let kernel = Kernel::at(dir.path());
-        let resctrl = Resctrl {
-            root: "/r".to_owned(),
-            cdp: false,
-            cdp_l2: false,
-            mib_s: false,
-        };
+        let resctrl = Resctrl::at("/r");
         let groups = resctrl.groups(&kernel).unwrap();
         assert_eq!(groups, [resctrl.default_group(), resctrl.group("a")]);
         let a = &groups[1];

@@ -339,12 +339,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, format!("{text}\n")).unwrap();
         }
-        let resctrl = Resctrl {
-            root: "/r".to_owned(),
-            cdp: false,
-            cdp_l2: false,
-            mib_s: false,
-        };
+        let resctrl = Resctrl::at("/r");
         (dir, resctrl)
     }
 

@@ -74,12 +74,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("r")).unwrap();
         let kernel = Kernel::at(dir.path());
-        let resctrl = Resctrl {
-            root: "/r".to_owned(),
-            cdp: false,
-            cdp_l2: false,
-            mib_s: false,
-        };
+        let resctrl = Resctrl::at("/r");
         let take = |what| resctrl.lock(&kernel, what, Duration::ZERO);
         let (one, two) = (take(For::Reading).unwrap(), take(For::Reading).unwrap());
         let refused = take(For::Changing).unwrap_err().to_string();

@@ -21,6 +21,17 @@ pub struct Resctrl {
 }
 
 impl Resctrl {
+    /// One mounted there without options, for tests.
+    #[cfg(test)]
+    pub(super) fn at(root: &str) -> Self {
+        Self {
+            root: root.to_owned(),
+            cdp: false,
+            cdp_l2: false,
+            mib_s: false,
+        }
+    }
+
     /// Looks for it among the mounts; `None` where nobody has mounted it.
     ///
     /// # Errors

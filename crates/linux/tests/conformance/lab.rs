@@ -5,7 +5,7 @@ use std::time::Duration;
 use quell_core::lab::{Accelerator, Guest};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
-use quell_lab::vm::{Lab, Talk};
+use quell_lab::vm::Lab;
 
 /// Boots a kernel on a processor and runs every body there.
 fn on(kernel: &str, profile: &str) {
@@ -28,21 +28,14 @@ fn on(kernel: &str, profile: &str) {
         command: ["sh", "-c", &script].map(str::to_owned).to_vec(),
         ..Lab::default()
     };
-    let (mut output, mut errors) = (Vec::new(), Vec::new());
     let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
-    let talk = Talk {
-        output: &mut output,
-        errors: &mut errors,
-        stop: &mut || None,
-    };
-    let status = match lab.run(&packages, talk) {
-        Ok(outcome) => outcome.status,
+    let (outcome, output, errors) = match lab.gather(&packages) {
+        Ok(gathered) => gathered,
         Err(Error::Unavailable(reason)) => return eprintln!("SKIPPED the lab: {reason}"),
         Err(e) => panic!("{e}"),
     };
-    let output = String::from_utf8_lossy(&output);
-    println!("{output}{}", String::from_utf8_lossy(&errors));
-    assert_eq!(status, 0);
+    println!("{output}{errors}");
+    assert_eq!(outcome.status, 0);
     assert!(output.contains("test result: ok. 8 passed; 0 failed; 0 ignored"));
     assert!(!output.contains("SKIPPED"));
 }

@@ -303,6 +303,7 @@ impl Generator for AnonHog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pressure::span_of;
     use quell_core::units::{Bytes, Nanos};
 
     fn hog() -> AnonHog {
@@ -313,17 +314,9 @@ mod tests {
         .unwrap()
     }
 
-    fn span(ms: u64) -> Span {
-        Span {
-            warmup: Nanos(0),
-            duration: Nanos::millis(ms),
-            window: Nanos::millis(1),
-        }
-    }
-
     #[test]
     fn it_grows_to_its_size_and_goes_on() {
-        let measured = hog().span(span(600), &mut || false).unwrap().unwrap();
+        let measured = hog().span(span_of(600), &mut || false).unwrap().unwrap();
         let resident = &measured.metrics["resident_mb"];
         // Half of it is there after half of the ramp; the rest is what the test itself had when it forked.
         let (first, last) = (resident[0], *resident.last().unwrap());
@@ -343,7 +336,7 @@ mod tests {
         let pid = hog.taker.as_ref().unwrap().pid;
         // SAFETY: our own child, not waited for.
         unsafe { libc::kill(pid, libc::SIGKILL) };
-        let measured = hog.span(span(1000), &mut || false).unwrap().unwrap();
+        let measured = hog.span(span_of(1000), &mut || false).unwrap().unwrap();
         let killed: f64 = measured.metrics["killed"].iter().sum();
         assert_eq!(killed, 1.0);
         assert!(hog.taker.as_ref().is_some_and(|t| t.pid != pid));
@@ -356,7 +349,10 @@ mod tests {
         let mut hog = hog();
         // Past any address space.
         hog.spec.size = Bytes(1 << 60);
-        let why = hog.span(span(500), &mut || false).unwrap_err().to_string();
+        let why = hog
+            .span(span_of(500), &mut || false)
+            .unwrap_err()
+            .to_string();
         assert!(why.contains("taking 1") && why.contains("less"), "{why}");
         assert_eq!(hog.killed, 0);
     }
@@ -377,7 +373,7 @@ mod tests {
     #[test]
     fn what_is_left_over_behind_the_last_window_is_in_none_and_a_short_span_is_one_window() {
         for (ms, windows, window_ns) in [(250, 2, 100_000_000), (40, 1, 40_000_000)] {
-            let measured = hog().span(span(ms), &mut || false).unwrap().unwrap();
+            let measured = hog().span(span_of(ms), &mut || false).unwrap().unwrap();
             assert_eq!(measured.metrics["pages_per_s"].len(), windows);
             assert_eq!(measured.window_ns, window_ns);
         }

@@ -170,15 +170,8 @@ generators!(FileHog, Writer);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_core::units::{Nanos, Rate};
-
-    fn span() -> Span {
-        Span {
-            warmup: Nanos(0),
-            duration: Nanos::millis(400),
-            window: Nanos::millis(1),
-        }
-    }
+    use crate::pressure::span_of;
+    use quell_core::units::Rate;
 
     fn spec(reading: Reading, passes: Passes, rate: Option<Rate>) -> workload::FileHog {
         workload::FileHog {
@@ -195,7 +188,7 @@ mod tests {
             let rate = Some(Rate(20_000_000));
             let spec = spec(reading, Passes::Repeatedly, rate);
             let mut hog = FileHog::new(&spec).unwrap();
-            let measured = hog.span(span(), &mut || false).unwrap().unwrap();
+            let measured = hog.span(span_of(400), &mut || false).unwrap().unwrap();
             let values = &measured.metrics[BANDWIDTH_MB_S];
             assert_eq!(values.len(), 4);
             let sum: f64 = values.iter().map(|v| v * 1e5).sum();
@@ -229,8 +222,8 @@ mod tests {
             rate: Some(Rate(50_000_000)),
         })
         .unwrap();
-        let measured = writer.span(span(), &mut || false).unwrap().unwrap();
+        let measured = writer.span(span_of(400), &mut || false).unwrap().unwrap();
         assert!(measured.bytes > 2 << 20, "{}", measured.bytes);
-        assert!(writer.span(span(), &mut || true).unwrap().is_none());
+        assert!(writer.span(span_of(400), &mut || true).unwrap().is_none());
     }
 }

@@ -48,3 +48,14 @@ fn resident_mb(pid: Option<u32>) -> Option<f64> {
     let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
     Some((pages * page() as u64) as f64 / 1e6)
 }
+
+/// A span without warm-up, for tests.
+#[cfg(test)]
+fn span_of(ms: u64) -> crate::generator::Span {
+    use quell_core::units::Nanos;
+    crate::generator::Span {
+        warmup: Nanos(0),
+        duration: Nanos::millis(ms),
+        window: Nanos::millis(1),
+    }
+}
