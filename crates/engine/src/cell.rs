@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::drive::{Order, Script};
 
 /// How long a generator may build its memory.
-pub const READY_WITHIN: Nanos = Nanos::secs(30);
+pub const READY_WITHIN: Nanos = Nanos::secs(120);
 /// The span of generators that are load beside a deciding command.
 pub const LOAD_SPAN: Nanos = Nanos::secs(1);
 /// A command that ends sooner is no load.

@@ -225,7 +225,7 @@ fn every_error_names_the_subject_and_what_it_said_last() {
     fake.mute("victim", "ready");
     assert!(
         case(&mut fake, vec![list("victim", true)])
-            .starts_with("subject 'victim' was not ready within 30s")
+            .starts_with("subject 'victim' was not ready within 120s")
     );
 
     let mut fake = Fake::new();

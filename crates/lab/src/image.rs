@@ -80,12 +80,16 @@ impl Image {
         Ok(())
     }
 
-    /// A program of this machine with the libraries it names, to a path of the guest's.
+    /// A program of this machine with the libraries it names, to a path of the guest's; without what only debuggers read, which
+    /// would take the guest's memory.
     ///
     /// # Errors
     /// What cannot be read.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<(), Error> {
         self.copy(from, to)?;
+        if let Some(Entry::File { bytes, .. }) = self.entries.get_mut(to.trim_matches('/')) {
+            keep_loaded(bytes);
+        }
         for library in libraries(from) {
             let path = library.to_string_lossy().into_owned();
             if !self.has(&path) {
@@ -143,6 +147,39 @@ fn record(out: &mut Vec<u8>, inode: u32, mode: u32, path: &str, bytes: &[u8]) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
+/// Cuts a program off behind what is loaded of it (its segments; elf(5)): the sections behind are symbols and lines for debuggers.
+/// What is no 64-bit program of this byte order, or has something of its own behind its sections, stays as it is.
+fn keep_loaded(bytes: &mut Vec<u8>) {
+    const IDENTITY: &[u8] = b"\x7fELF\x02\x01";
+    let number = |at: usize, wide: usize| {
+        let field = bytes.get(at..at + wide)?;
+        let value = field.iter().rev().fold(0u64, |n, b| n << 8 | u64::from(*b));
+        usize::try_from(value).ok()
+    };
+    let end = || {
+        let (segments, sections) = (number(0x20, 8)?, number(0x28, 8)?);
+        let (size, count) = (number(0x36, 2)?, number(0x38, 2)?);
+        let last = number(0x3a, 2)? * number(0x3c, 2)?;
+        if !bytes.starts_with(IDENTITY) || sections.checked_add(last)? != bytes.len() {
+            return None;
+        }
+        let mut end = segments.checked_add(size * count)?;
+        for n in 0..count {
+            let at = segments + n * size;
+            end = end.max(number(at + 0x8, 8)?.checked_add(number(at + 0x20, 8)?)?);
+        }
+        (end <= sections).then_some(end)
+    };
+    let Some(end) = end() else {
+        return;
+    };
+    bytes.truncate(end);
+    // No sections: where they begin, how many, and which of them has their names.
+    for field in [0x28..0x30, 0x3c..0x40] {
+        bytes[field].fill(0);
+    }
+}
+
 /// The libraries a program of this machine names, its loader included, as `ldd` finds them; none for what is no such
 /// program.
 fn libraries(program: &Path) -> Vec<PathBuf> {
@@ -186,6 +223,33 @@ mod tests {
         assert_eq!(fs::read(words).unwrap(), b"one two");
         let sh = fs::read_link(folder.path().join("bin/sh")).unwrap();
         assert_eq!(sh, Path::new("busybox"));
+    }
+
+    #[test]
+    fn a_program_runs_without_what_debuggers_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = std::env::current_exe().unwrap();
+        let mut image = Image::default();
+        image.program(&own, "/own").unwrap();
+        let Some(Entry::File { bytes, .. }) = image.entries.get("own") else {
+            panic!("no program");
+        };
+        assert!((bytes.len() as u64) < fs::metadata(&own).unwrap().len());
+        let copy = folder.path().join("own");
+        fs::write(&copy, bytes).unwrap();
+        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+        let listed = Command::new(&copy).arg("--list").output().unwrap();
+        assert!(listed.status.success());
+        assert!(String::from_utf8_lossy(&listed.stdout).contains("a_program_runs_without"));
+
+        // What is no program, cut short, or carries something of its own.
+        let mut carries = fs::read(&own).unwrap();
+        carries.extend(b"of its own");
+        for same in [b"#!/bin/sh\n".to_vec(), carries[..0x30].to_vec(), carries] {
+            let mut kept = same.clone();
+            keep_loaded(&mut kept);
+            assert!(kept == same);
+        }
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Cgroup {
         let others = disks_used(&mut self.moved, &look.neighbours);
         let shares = self.critical.iter_mut().zip(&look.critical);
         let share = shares
-            .map(|(stall, group)| stall.share(group, span, others))
+            .map(|(stall, group)| stall.share(group, span, (true, others)))
             .max();
         let calm = share.is_none_or(|share| share <= self.rules.release);
         let total = look.machine.total.0;

@@ -172,13 +172,12 @@ impl Quell {
         if span == Nanos(0) {
             return;
         }
-        // While there is memory enough, others' use of the disks has nothing to do with it, and limits would not help.
         let left = left(look);
         let near = left < 2 * reserve(&look.machine).0;
-        let others = disks_used(&mut self.moved, &look.neighbours) && near;
+        let others = disks_used(&mut self.moved, &look.neighbours);
         let shares = self.critical.iter_mut().zip(&look.critical);
         let share = shares
-            .map(|(stall, group)| stall.share(group, span, others))
+            .map(|(stall, group)| stall.share(group, span, (near, others)))
             .fold(Share(0), Share::max);
         self.blame.see(&look.neighbours, span);
         if !look.processes.is_empty() {

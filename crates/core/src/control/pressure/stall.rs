@@ -30,16 +30,21 @@ pub(super) struct Stall {
 }
 
 impl Stall {
-    /// The share of `span` for which it waited. Waiting for input and output counts as far as it can be due to pages that had
-    /// been taken from it and came back ([`COMES_BACK`] each), and all of it where `others` used the disks and are to be
+    /// The share of `span` for which it waited. Waiting for input and output counts only while memory is short: before, pages
+    /// that come back were taken in other times, and nobody's limit would bring them sooner. It counts as far as it can be due to pages
+    /// that had been taken from it and came back ([`COMES_BACK`] each), and all of it where others used the disks and are to be
     /// held back for that: a program that reads something for the first time waits, too, and nobody is to blame.
-    pub fn share(&mut self, group: &Critical, span: Nanos, others: bool) -> Share {
+    pub fn share(&mut self, group: &Critical, span: Nanos, (short, others): (bool, bool)) -> Share {
         let memory = self.memory.of(group.memory_stall.0);
         let io = self.io.of(group.io_stall.0);
         let refaults = self.refaults.of(group.refaults);
         let back = refaults.saturating_mul(COMES_BACK.0);
-        let waited = memory.saturating_add(if others { io } else { io.min(back) });
-        Share::ratio(waited, span.0).min(Share::WHOLE)
+        let io = match (short, others) {
+            (false, _) => 0,
+            (true, false) => io.min(back),
+            (true, true) => io,
+        };
+        Share::ratio(memory.saturating_add(io), span.0).min(Share::WHOLE)
     }
 }
 
@@ -66,6 +71,7 @@ mod tests {
             ..Critical::default()
         };
         let share = |before, after, others| {
+            let others = (true, others);
             let mut stall = Stall::default();
             stall.share(&before, span, others);
             stall.share(&after, span, others)
@@ -74,5 +80,18 @@ mod tests {
         assert_eq!(share(look(0, 5), look(400, 5), true), Share::percent(40));
         assert_eq!(share(look(0, 5), look(400, 15), false), Share::percent(1));
         assert_eq!(share(look(0, 5), look(400, 500), false), Share::percent(40));
+
+        let mut plenty = Stall::default();
+        plenty.share(&look(0, 5), span, (false, true));
+        let waited = Critical {
+            memory_stall: Nanos::millis(50),
+            ..look(400, 500)
+        };
+        let counted = plenty.share(&waited, span, (false, true));
+        assert_eq!(
+            counted,
+            Share::percent(5),
+            "memory was waited for, whatever there is"
+        );
     }
 }
