@@ -44,6 +44,8 @@ const PLENTY: u64 = 4;
 const SCARCE: u64 = 8;
 /// The least a neighbour's limit sinks to: one part of so many of the machine, within bounds.
 const LEAST: (u64, u64, u64) = (16, 16 << 20, 256 << 20);
+/// How many times what is missing of the reserve is taken from the neighbours' limits.
+const FIRM: u64 = 4;
 /// Looks in a row that find too little left before anybody is killed: one may be a moment's figure.
 const SURE: u32 = 2;
 
@@ -172,7 +174,7 @@ impl Quell {
         if span == Nanos(0) {
             return;
         }
-        let left = left(look);
+        let left = self.left(look);
         let near = left < 2 * reserve(&look.machine).0;
         let others = disks_used(&mut self.moved, &look.neighbours);
         let shares = self.critical.iter_mut().zip(&look.critical);
@@ -193,6 +195,30 @@ impl Quell {
         self.escalate(now, share, look, decisions);
         let kills = self.rules.allows.iter().any(|a| a.kill);
         self.processes = kills && (near || self.high_since.is_some());
+    }
+
+    /// Pages of the critical groups' files that nobody else gets: those that they use again and again, and whatever else is protected.
+    fn kept(&self, look: &Look) -> u64 {
+        let groups = look.critical.iter().zip(&self.sets);
+        let kept = groups.map(|(group, set)| {
+            let anonymous = group.anonymous.0;
+            let all = group.usage.0.saturating_sub(anonymous);
+            let protected = set.protected().0.saturating_sub(anonymous);
+            group.file.0.max(all.min(protected))
+        });
+        kept.sum()
+    }
+
+    /// What could be had without taking from the critical groups what they keep: nobody is killed for what the kernel can reclaim.
+    fn spare(&self, look: &Look) -> u64 {
+        look.machine.available.0.saturating_sub(self.kept(look))
+    }
+
+    /// What could be had without taking from anybody what he uses: the kernel's estimate counts everybody's files.
+    fn left(&self, look: &Look) -> u64 {
+        let neighbours = look.neighbours.iter();
+        let files = neighbours.map(|n| n.usage.0.saturating_sub(n.anonymous.0));
+        self.spare(look).saturating_sub(files.sum())
     }
 
     /// Since when it is bad, or calm.
@@ -275,6 +301,12 @@ impl Quell {
         if !any && !scarce {
             return;
         }
+        // Beyond its limit a program that has nothing to be reclaimed goes on, the slower the further beyond it is
+        // (mm/memcontrol.c): what is missing of the reserve is asked for several times.
+        let known = match reserve.saturating_sub(left) {
+            0 => known,
+            missing => used.saturating_sub(missing.saturating_mul(FIRM)),
+        };
         let budget = known.min(ceiling);
         let blamed = |i: usize| u128::from(self.blame.of(i, &look.neighbours[i]).max(1));
         let blame: u128 = (0..look.neighbours.len())
@@ -389,7 +421,7 @@ impl Quell {
 
     fn escalate(&mut self, now: Nanos, share: Share, look: &Look, decisions: &mut Vec<Decision>) {
         let grace = self.rules.grace;
-        let spare = spare(look);
+        let spare = self.spare(look);
         self.short = if spare < look.machine.high.0 {
             self.short + 1
         } else {
@@ -482,20 +514,4 @@ impl Quell {
         });
         true
     }
-}
-
-/// What could be had without taking from the critical groups what they use: nobody is killed for what the kernel can reclaim.
-fn spare(look: &Look) -> u64 {
-    let critical: u64 = look.critical.iter().map(|c| c.file.0).sum();
-    look.machine.available.0.saturating_sub(critical)
-}
-
-/// What could be had without taking from anybody what he uses: the kernel's estimate counts everybody's files. Of the
-/// critical groups' those count that they use again and again; what they read once is anybody's.
-fn left(look: &Look) -> u64 {
-    let critical = look.critical.iter().map(|c| c.file.0);
-    let neighbours = look.neighbours.iter();
-    let neighbours = neighbours.map(|n| n.usage.0.saturating_sub(n.anonymous.0));
-    let all: u64 = critical.chain(neighbours).sum();
-    look.machine.available.0.saturating_sub(all)
 }
