@@ -61,16 +61,16 @@ registers() {
 }
 # A program that runs, a neighbour that comes, and somebody who divides the cache between them step by step.
 sequence() {
+    list . 512KiB; first=${pids# }; stream .; second=${pids##* }
     (
         sleep 2; class db 00ff
         sleep 1; for t in /proc/"$first"/task/*; do echo "${t##*/}" >$R/db/tasks; done
         sleep 1; echo L3:0=ff00 >$R/schemata
         sleep 2; class db 000f
         sleep 1; echo L3:0=fff0 >$R/schemata; echo exclusive >$R/db/mode
-        sleep 2; class batch 0030 2>/dev/null || :
+        sleep 2; mkdir $R/batch
         echo L3:0=ffc0 >$R/schemata; echo L3:0=0030 >$R/batch/schemata; echo "$second" >$R/batch/tasks
     ) &
-    list . 512KiB; first=${pids# }; stream .; second=${pids##* }
     look sequence --for 12s
 }
 # Two caches: what the class has is in the first.

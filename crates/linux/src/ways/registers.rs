@@ -40,6 +40,8 @@ pub struct Registers {
     percent: bool,
     /// The number of each class, as far as it is known.
     numbers: BTreeMap<String, u32>,
+    /// What differed in the last look.
+    differed: BTreeSet<Register>,
 }
 
 impl Registers {
@@ -93,10 +95,12 @@ impl Registers {
             files: open,
             percent,
             numbers: BTreeMap::from([(ROOT.to_owned(), 0)]),
+            differed: BTreeSet::new(),
         }))
     }
 
-    /// The registers that differ from what the kernel told in this look.
+    /// The registers that differ from what the kernel told, in this look and the last one alike: what the kernel sets between reading its files and
+    /// reading these is in the files the next time.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -140,7 +144,9 @@ impl Registers {
         }
         self.delays(seen, &mut differ)?;
         self.associations(seen, &mut differ)?;
-        Ok(differ)
+        let told = differ.intersection(&self.differed).cloned().collect();
+        self.differed = differ;
+        Ok(told)
     }
 
     fn delays(&self, seen: &Snapshot, differ: &mut BTreeSet<Register>) -> Result<()> {
