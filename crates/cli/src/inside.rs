@@ -16,6 +16,8 @@ use quell_lab::vm;
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::machine;
 
+/// The status of who was ended by SIGKILL.
+const KILLED: i32 = 137;
 /// Where a machine of the lab says how it was booted.
 const GUEST: &str = "/lab/guest.json";
 const COMMAND_LINE: &str = "QUELL_COMMAND_LINE";
@@ -178,6 +180,11 @@ pub fn call(
         },
     })?;
     placed?;
+    if outcome.status == KILLED {
+        eprintln!(
+            "quell: killed in the lab (status {KILLED}): where its memory runs out, the kernel chooses whom; `--lab memory=…` gives it more"
+        );
+    }
     Ok(Exit::Status(outcome.status))
 }
 

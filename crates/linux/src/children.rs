@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::{Error, Result};
 use crate::tee::Tee;
-use crate::{rt, signals};
+use crate::{oom, rt, signals};
 
 /// How long a program is given to end when asked to.
 const GRACE: Duration = Duration::from_secs(3);
@@ -294,6 +294,7 @@ pub(crate) fn enter(
     if dies_with_us {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     }
+    oom::unsheltered()?;
     // Blocked by us only to be read from a descriptor; a program must be able to be ended by them.
     signals::release_stop_signals()
 }

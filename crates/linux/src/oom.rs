@@ -1,6 +1,8 @@
 //! Whom the kernel kills when memory runs out: `oom_score`, `oom_score_adj`. proc_pid_oom_score_adj(5), mm/oom_kill.c.
 
+use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 
 use quell_core::journal::{TaskId, Undo};
 
@@ -9,6 +11,8 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::procfs;
 use crate::root::{Access, Files, gone};
+
+const OWN: &str = "/proc/self/oom_score_adj";
 
 /// Never to be killed for memory.
 pub const IMMUNE: i32 = -1000;
@@ -34,13 +38,45 @@ pub fn adjustment(files: &dyn Files, pid: u32) -> Result<Option<i32>> {
 /// # Errors
 /// The reason in words.
 pub fn may_be_immune() -> std::result::Result<(), String> {
-    let path = "/proc/self/oom_score_adj";
+    if BEFORE.get().is_some() {
+        return Ok(());
+    }
     let refused = |e: std::io::Error| {
         format!("oom_score_adj may not be lowered ({e}): it needs CAP_SYS_RESOURCE")
     };
-    let now = std::fs::read_to_string(path).map_err(refused)?;
-    std::fs::write(path, IMMUNE.to_string()).map_err(refused)?;
-    std::fs::write(path, now.trim()).map_err(refused)
+    let now = std::fs::read_to_string(OWN).map_err(refused)?;
+    std::fs::write(OWN, IMMUNE.to_string()).map_err(refused)?;
+    std::fs::write(OWN, now.trim()).map_err(refused)
+}
+
+/// What was added to our own score before [`shelter`].
+static BEFORE: OnceLock<String> = OnceLock::new();
+
+/// We are not killed for memory while we hold something: what we steer would be without anybody. What we start is not to inherit it
+/// ([`unsheltered`]). Nothing happens where it is not allowed.
+pub fn shelter() {
+    if BEFORE.get().is_some() {
+        return;
+    }
+    if let Ok(before) = std::fs::read_to_string(OWN)
+        && std::fs::write(OWN, IMMUNE.to_string()).is_ok()
+    {
+        let _ = BEFORE.set(before.trim().to_owned());
+    }
+}
+
+/// In a child before it becomes a program: its score is what ours was. Allocates nothing.
+///
+/// # Errors
+/// What the kernel says.
+pub fn unsheltered() -> std::io::Result<()> {
+    let Some(before) = BEFORE.get() else {
+        return Ok(());
+    };
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(OWN)?
+        .write_all(before.as_bytes())
 }
 
 /// The file of a process.

@@ -43,7 +43,7 @@ use crate::session::{Session, WatchdogCommand};
 use crate::spent::Ledger;
 use crate::throttle::Throttler;
 use crate::units::Units;
-use crate::{probe, procfs, rt, signals};
+use crate::{oom, probe, procfs, rt, signals};
 
 /// What the backend needs of the rest of the program.
 pub struct Tools {
@@ -332,6 +332,7 @@ impl Linux {
                 .iter()
                 .next_back()
                 .map_or(1, |c| c as usize + 1);
+            oom::shelter();
             let (session, said) = Session::begin(
                 &self.files,
                 &self.cgroups,
@@ -354,6 +355,7 @@ impl Linux {
     }
 
     fn birth(&mut self, subject: &SubjectSpec) -> Result<SubjectId> {
+        oom::shelter();
         let command = match &subject.program {
             Program::Generator(workload) => {
                 let caches = self.caches(subject.cpus.as_ref().and_then(CpuSet::first))?;
