@@ -307,6 +307,7 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
                 predictor: Share::WHOLE,
                 quantum: Lines(1 << 16),
                 capped: true,
+                headroom: false,
             });
             let limit = free.map(|free| Regulation {
                 pooling,

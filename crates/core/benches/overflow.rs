@@ -54,6 +54,7 @@ fn rules(quantum: u64) -> Pooling {
         predictor: Share::percent(50),
         quantum: Lines(quantum),
         capped: true,
+        headroom: false,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::policy::{After, Split};
 use crate::task::TaskMatch;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 
-pub use loops::{Adaptation, Following, Lever, Observed, Pressured, Steered, Watched};
+pub use loops::{Adaptation, Following, Headroom, Lever, Observed, Pressured, Steered, Watched};
 
 /// The number of a step within its plan, from 1.
 #[derive(
@@ -225,6 +225,9 @@ pub struct Pooling {
     pub quantum: Lines,
     /// The budget is a cap. If not, these CPUs are never stopped: they only give what they do not draw of it.
     pub capped: bool,
+    /// The budget is headroom: these CPUs give all of it while none of them draws anything, and nothing while one does.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub headroom: bool,
 }
 
 /// The regulator of one group: a budget per CPU and period.

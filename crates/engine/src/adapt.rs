@@ -8,7 +8,7 @@ use quell_core::backend::{Action, Backend};
 use quell_core::control::deadline::{Aim, Step, Unit};
 use quell_core::control::deadlines::Deadlines;
 use quell_core::cpuset::CpuSet;
-use quell_core::plan::{Adaptation, GroupId, Observed, Plan, Setting};
+use quell_core::plan::{Adaptation, GroupId, Observed, Plan, Regulation, Setting};
 use quell_core::policy::Source;
 use quell_core::record::{Declared, Event};
 use quell_core::units::{Lines, Nanos, Rate, Share};
@@ -80,12 +80,24 @@ struct Budget {
     most: Rate,
 }
 
+impl Budget {
+    fn set(&self, rate: u64) -> Action {
+        let each = Rate(rate / self.cpus.len().max(1) as u64);
+        Action::Budget {
+            cpus: self.cpus.clone(),
+            budget: Lines(Lines::at(each, self.period).0.max(1)),
+        }
+    }
+}
+
 /// The closed loop.
 #[derive(Debug)]
 struct Loop {
     plan: Adaptation,
     control: Deadlines,
     budgets: Vec<Budget>,
+    /// Those that have what the others are not left.
+    headroom: Vec<Budget>,
 }
 
 impl Loop {
@@ -97,18 +109,22 @@ impl Loop {
                 _ => None,
             })
         };
-        let budgets: Vec<Budget> = adapts
-            .levers
-            .iter()
-            .filter_map(|lever| {
-                let regulation = regulation(lever.step)?;
-                Some(Budget {
-                    cpus: regulation.cpus.clone(),
-                    period: regulation.period,
-                    least: lever.least,
-                    most: lever.most,
-                })
+        let budget = |step, least, most| {
+            let regulation: &Regulation = regulation(step)?;
+            Some(Budget {
+                cpus: regulation.cpus.clone(),
+                period: regulation.period,
+                least,
+                most,
             })
+        };
+        let levers = adapts.levers.iter();
+        let budgets: Vec<Budget> = levers
+            .filter_map(|l| budget(l.step, l.least, l.most))
+            .collect();
+        let headroom = adapts.headroom.iter();
+        let headroom = headroom
+            .filter_map(|h| budget(h.step, h.least, adapts.sustainable))
             .collect();
         let sum = |of: fn(&Budget) -> Rate| Rate(budgets.iter().map(|b| of(b).0).sum());
         let aims = adapts.groups.iter().map(|group| {
@@ -125,6 +141,7 @@ impl Loop {
             plan: adapts.clone(),
             control: Deadlines::new(aims, now),
             budgets,
+            headroom,
         }
     }
 
@@ -133,22 +150,23 @@ impl Loop {
         self.plan.groups.iter().position(|g| g == group)
     }
 
-    /// The actions that leave so much to the others: each budget as far between its ends as the sum is.
+    /// The actions that leave so much to the others: each budget as far between its ends as the sum is, and what is left of all as headroom
+    /// to those who have a reserve, as it is large.
     fn leave(&self, given: Rate) -> Vec<Action> {
         let sum = |of: fn(&Budget) -> Rate| self.budgets.iter().map(|b| of(b).0).sum::<u64>();
         let (least, most) = (sum(|b| b.least), sum(|b| b.most));
         let part = Share::ratio(given.0.saturating_sub(least), most - least);
-        self.budgets
-            .iter()
-            .map(|b| {
-                let rate = b.least.0 + Rate(b.most.0 - b.least.0).part(part).0;
-                let each = Rate(rate / b.cpus.len().max(1) as u64);
-                Action::Budget {
-                    cpus: b.cpus.clone(),
-                    budget: Lines(Lines::at(each, b.period).0.max(1)),
-                }
-            })
-            .collect()
+        let others = self.budgets.iter().map(|b| {
+            let rate = b.least.0 + Rate(b.most.0 - b.least.0).part(part).0;
+            b.set(rate)
+        });
+        let kept = self.plan.sustainable.0.saturating_sub(given.0);
+        let reserves: u64 = self.headroom.iter().map(|b| b.least.0).sum();
+        let own = self.headroom.iter().map(|b| {
+            let part = Rate(kept).part(Share::ratio(b.least.0, reserves));
+            b.set(part.max(b.least).0)
+        });
+        others.chain(own).collect()
     }
 
     fn step(

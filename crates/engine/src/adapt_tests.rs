@@ -4,7 +4,7 @@ use super::*;
 use crate::fake::{Fake, command, plan_with_steps};
 use crate::hold::{self, Until};
 use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Lever, Meter, Regulation, StepId};
+use quell_core::plan::{Headroom, Lever, Meter, Regulation, StepId};
 use quell_core::policy::Split;
 
 const DEADLINE: Nanos = Nanos::millis(8);
@@ -42,6 +42,7 @@ fn plan() -> Plan {
             least: Rate(1_000_000_000),
             most: Rate(4_000_000_000),
         }],
+        headroom: Vec::new(),
     });
     plan
 }
@@ -115,6 +116,30 @@ fn late_units_take_from_the_others_and_it_is_on_record() {
         }
     }
     assert_eq!((units, late), (51, 1));
+}
+
+#[test]
+fn what_the_others_are_not_left_is_headroom() {
+    let mut plan = plan();
+    let mut own = plan.steps[0].clone();
+    own.id = StepId(2);
+    if let Setting::Regulate(regulation) = &mut own.set {
+        regulation.cpus = CpuSet::from_iter([1]);
+    }
+    plan.steps.push(own);
+    plan.adapts.as_mut().unwrap().headroom = vec![Headroom {
+        group: "job".into(),
+        step: StepId(2),
+        least: Rate(1_000_000_000),
+    }];
+    let (fake, _) = ran(&plan, &[Nanos::millis(9)]);
+    let budgets: Vec<&String> = fake
+        .log
+        .iter()
+        .filter(|l| l.starts_with("budget"))
+        .collect();
+    // The others have 3.92 GB/s of ten, so that 6.08 are the job's: 95,000 lines per millisecond.
+    assert_eq!(budgets, ["budget 2-3 30624", "budget 1 95000"]);
 }
 
 #[test]

@@ -82,6 +82,10 @@ pub trait Pool {
     fn set_free(&self, period: Period);
     /// Whether everybody may.
     fn is_free(&self, period: Period) -> bool;
+    /// A member whose budget is headroom ([`Pooling::headroom`](crate::plan::Pooling::headroom)) draws in `period`.
+    fn work(&self, period: Period);
+    /// The start of the last period in which one did; zero if none has.
+    fn worked(&self) -> Nanos;
 }
 
 const LINES_BITS: u32 = 30;
@@ -141,6 +145,7 @@ pub struct SharedPool {
     period: AtomicU64,
     state: AtomicU64,
     free: AtomicU64,
+    worked: AtomicU64,
     expired: AtomicU64,
 }
 
@@ -165,6 +170,7 @@ impl SharedPool {
             period: AtomicU64::new(first.pack()),
             state: AtomicU64::new(state.pack()),
             free: AtomicU64::new(NEVER),
+            worked: AtomicU64::new(0),
             expired: AtomicU64::new(0),
         }
     }
@@ -342,6 +348,15 @@ impl Pool for SharedPool {
 
     fn is_free(&self, period: Period) -> bool {
         self.free.load(Ordering::Acquire) == period.pack()
+    }
+
+    // One that is late tells of an older period: what others told since must not be lost.
+    fn work(&self, period: Period) {
+        self.worked.fetch_max(period.start.0, Ordering::AcqRel);
+    }
+
+    fn worked(&self) -> Nanos {
+        Nanos(self.worked.load(Ordering::Acquire))
     }
 }
 

@@ -28,7 +28,9 @@
 //! budget left. But no counter of an idle CPU stands still (interrupts, the throttler's own waking), so "all" is all but
 //! [`NOISE`], which it keeps, and whose use wakes nobody. What is taken back grows with what has been drawn in the period (from a quantum up), so that
 //! a CPU that wakes for a moment leaves the others what they have. A CPU that is not capped (a critical group's by default) is
-//! never stopped: its reserve is what it gives from, and beyond it it runs on.
+//! never stopped: its reserve is what it gives from, and beyond it it runs on. Where the reserve follows a deadline it is *headroom*, room for a unit
+//! to be quick in, and what is drawn says nothing about how much of it may go: it is given while no such CPU draws anything, and kept whole as
+//! soon as one does.
 //!
 //! No allocation, no clock, no system call: the caller brings the time and the counter's reading, and has [`PooledRegulator::begin`] called
 //! on every member when a period begins.
@@ -180,7 +182,7 @@ impl PooledRegulator {
         self.period = Some(current);
         self.budget = self.next_budget;
         self.base = used.0.saturating_sub(debt);
-        let kept = self.kept(debt);
+        let kept = self.kept(current, debt, pool);
         (self.lent, self.twice) = (self.budget - kept, 0);
         (self.spent, self.missed, self.free) = (false, false, None);
         self.grant = 0;
@@ -221,14 +223,21 @@ impl PooledRegulator {
         self.rules.after == After::Proportional && self.period.is_some_and(|p| pool.all_spent(p))
     }
 
-    /// What this CPU keeps of its budget. The debt is demand like any other.
-    fn kept(&self, debt: u64) -> u64 {
-        if self.rules.reclaim {
-            let demand = self.predicted.saturating_add(debt);
-            self.budget.min(demand.max(self.noise()))
-        } else {
-            self.budget
+    /// What this CPU keeps of its budget in `period`. The debt is demand like any other.
+    fn kept(&self, period: Period, debt: u64, pool: &impl Pool) -> u64 {
+        if !self.rules.reclaim {
+            return self.budget;
         }
+        let demand = self.predicted.saturating_add(debt);
+        if self.rules.headroom {
+            if demand > self.noise() {
+                pool.work(period);
+            }
+            if period.start.since(pool.worked()).0 <= self.length {
+                return self.budget;
+            }
+        }
+        self.budget.min(demand.max(self.noise()))
     }
 
     /// What an idle CPU's counter may count.

@@ -12,6 +12,7 @@ fn rules(reclaim: bool, after: After) -> Pooling {
         predictor: Share::percent(50),
         quantum: Lines(QUANTUM),
         capped: true,
+        headroom: false,
     }
 }
 
@@ -309,6 +310,36 @@ fn a_cpu_without_a_cap_is_never_stopped() {
     machine.draw(0, 10, 0);
     machine.draw(1, 1_000, 0);
     assert_eq!(machine.cpus[1].drawn, 100, "its prediction was corrected");
+}
+
+#[test]
+fn headroom_is_kept_whole_while_any_of_its_cpus_draws_and_given_while_none_does() {
+    let mut room = rules(true, After::Proportional);
+    (room.capped, room.headroom) = (false, true);
+    let other = rules(true, After::Proportional);
+    let mut machine = Machine::new(&[room.clone(), room, other], &[1_000, 1_000, 100]);
+    // What the third one draws in a period in which the first draws so much, asked in four quarters.
+    let mut period = |working: u64| {
+        machine.pass(LENGTH.0);
+        for _ in 0..4 {
+            machine.draw(0, working / 4, 0);
+            machine.draw(2, 1_000, 0);
+        }
+        machine.cpus[2].drawn
+    };
+    for _ in 0..20 {
+        period(0);
+    }
+    assert!(period(0) > 1_900, "what both do not need");
+    // A unit of work begins: from the next period on, though it draws little of what it has, and the second nothing.
+    period(200);
+    for _ in 0..5 {
+        assert_eq!(period(200), 100);
+    }
+    // It has ended: a prediction of half the weight takes some periods to fall to the noise.
+    let idle: Vec<u64> = (0..10).map(|_| period(0)).collect();
+    assert_eq!(idle[0], 100);
+    assert!(idle[9] > 1_500, "{idle:?}");
 }
 
 #[test]

@@ -37,6 +37,21 @@ pub struct Adaptation {
     pub sustainable: Rate,
     /// Whose budgets are moved, all in proportion.
     pub levers: Vec<Lever>,
+    /// Whose budgets are what is reserved, as the levers move: headroom, which they give while they are idle.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub headroom: Vec<Headroom>,
+}
+
+/// A critical group's budget that grows with what the others are not left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Headroom {
+    /// The group.
+    pub group: GroupId,
+    /// The step that began the regulation.
+    pub step: StepId,
+    /// What is reserved for it in any case.
+    pub least: Rate,
 }
 
 /// A budget that the closed loop moves: at first and at most as its step says.

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use crate::cpuset::CpuSet;
 use crate::mechanism::Level;
-use crate::plan::{Adaptation, GroupId, Held, Lever, Observed, Promise, Setting, StepId};
+use crate::plan::{
+    Adaptation, GroupId, Headroom, Held, Lever, Observed, Promise, Setting, Step, StepId,
+};
 use crate::policy::{Adapt, Group, Permission, Policy, Role, Source, Target};
 use crate::units::{Nanos, Rate, Share};
 
@@ -167,6 +169,14 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
         .iter()
         .map(|l| format!("{} (from {} down to {})", l.group, l.most, l.least))
         .collect();
+    let headroom = headroom(draft, reserved);
+    if !headroom.is_empty() {
+        let named: Vec<&str> = headroom.iter().map(|h| h.group.as_str()).collect();
+        draft.notes.push(format!(
+            "what the others are not left is headroom of {}: given to them while it draws nothing, and kept whole while it does",
+            named.join(", ")
+        ));
+    }
     let groups: Vec<GroupId> = aimed.into_keys().collect();
     draft.notes.push(match groups.as_slice() {
         [one] => format!(
@@ -183,7 +193,25 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
         groups,
         sustainable,
         levers,
+        headroom,
     });
+}
+
+/// The reserves that what the others are not left is added to.
+fn headroom(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Vec<Headroom> {
+    let of = |step: &Step| {
+        let (Setting::Regulate(regulation), Some(group)) = (&step.set, &step.group) else {
+            return None;
+        };
+        regulation.pooling.as_ref().filter(|p| p.headroom)?;
+        let least = reserved.iter().find(|(name, _)| name == group)?.1;
+        Some(Headroom {
+            group: group.clone(),
+            step: step.id,
+            least,
+        })
+    };
+    draft.steps.iter().filter_map(of).collect()
 }
 
 /// The groups whose targets are followed; none where something is refused.

@@ -6,7 +6,7 @@
 
 use crate::cpuset::CpuSet;
 use crate::plan::{Meter, Pooling, Regulation, Setting};
-use crate::policy::{After, Group, RegulatorKeys, Role, Split};
+use crate::policy::{Adapt, After, Group, RegulatorKeys, Role, Split};
 use crate::units::{Bytes, LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
@@ -90,6 +90,7 @@ pub(super) fn pooling(
         predictor: fraction(keys.predictor.unwrap_or(PREDICTOR)),
         quantum: given.unwrap_or(usual).max(Lines(1)),
         capped: budget != Budget::Reserve,
+        headroom: budget == Budget::Reserve && keys.adapt == Adapt::Deadline,
     })
 }
 

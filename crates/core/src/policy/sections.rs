@@ -255,6 +255,7 @@ pub struct RegulatorKeys {
     pub after: After,
     /// Whether reserves follow the target: what is left to the best-effort groups that the regulator holds moves with how many units
     /// of the critical groups with targets are late, those of the worst off first; what is planned for them is what they have at first and at most.
+    /// With `reclaim` the rest is headroom: theirs while no critical group with a reserve draws anything, and kept whole while one does.
     pub adapt: Adapt,
     /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By default a critical group is
     /// never throttled.

@@ -44,6 +44,7 @@ impl Pair {
                     // 50 µs at this peak.
                     quantum: Lines(50_000),
                     capped: true,
+                    headroom: false,
                 }),
                 ..busy.regulation(Share::percent(10), Nanos::millis(5))
             };

@@ -34,6 +34,7 @@ fn cell(reclaim: bool, after: After) -> Cell {
         predictor: Share::percent(75),
         quantum: Lines(1024),
         capped: true,
+        headroom: false,
     });
     for (name, on, limit) in [("critical", "0", RESERVE), ("noise", "1", NOISE)] {
         group(&mut sim, name, on, false);

@@ -60,6 +60,32 @@ fn a_written_reserve_and_a_written_limit_are_what_it_begins_with() {
 }
 
 #[test]
+fn a_reserve_that_is_reclaimed_is_headroom_that_grows_as_the_others_are_left_less() {
+    let reserve = DEADLINE.replace("cpus = 1", "cpus = 1\nreserve.bandwidth = '4GB/s'");
+    let plan = planned(
+        &format!("require = 'none'\nregulator.reclaim = true\n{reserve}"),
+        &machine(4, 1),
+    );
+    let [headroom] = adapts(&plan).headroom.as_slice() else {
+        panic!("{:?}", adapts(&plan))
+    };
+    assert_eq!(
+        (headroom.group.as_str(), headroom.least),
+        ("victim", Rate(4_000_000_000))
+    );
+    let regulations = plan.steps.iter().filter_map(|s| match &s.set {
+        Setting::Regulate(r) => Some((s.id, r.pooling.as_ref()?.headroom)),
+        _ => None,
+    });
+    for (step, is_headroom) in regulations {
+        assert_eq!(is_headroom, step == headroom.step);
+    }
+    // Without reclaim nothing is given, and nothing has to be moved.
+    let plan = planned(&format!("require = 'none'\n{reserve}"), &machine(4, 1));
+    assert_eq!(adapts(&plan).headroom, []);
+}
+
+#[test]
 fn the_target_is_a_promise_worth_what_the_levers_are() {
     let plan = planned(DEADLINE, &machine(4, 1));
     let promise = plan
