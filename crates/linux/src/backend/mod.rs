@@ -2,6 +2,7 @@
 //! is waited for, and the slow duties of a hold are done (`watch`).
 
 mod apart;
+mod curve;
 mod memory;
 mod parts;
 mod steps;

@@ -24,7 +24,7 @@ use crate::session::Session;
 
 /// resctrl, while groups have parts.
 pub(super) struct Parts {
-    resctrl: Resctrl,
+    pub(super) resctrl: Resctrl,
     info: Info,
     /// Control groups that could be had when this began.
     free: usize,
@@ -36,7 +36,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// The lines of `schemata` that a setting comes to: the same in every domain.
-    fn lines(&self, files: &dyn Files, set: &Setting) -> Result<Schemata> {
+    pub(super) fn lines(&self, files: &dyn Files, set: &Setting) -> Result<Schemata> {
         let now = self.resctrl.default_group().schemata(files)?;
         let missing = |what: &str| {
             Error::refused_with(
@@ -134,28 +134,34 @@ fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask, bool)> {
 }
 
 impl Linux {
+    /// Has resctrl mounted. What a person should know of it.
+    pub(super) fn begin_parts(&mut self) -> Result<Vec<String>> {
+        if self.parts.is_some() {
+            return Ok(Vec::new());
+        }
+        let before = Resctrl::find(&self.files)?.is_some();
+        let resctrl = Resctrl::adopt_or_mount(&mut self.hands()?)?;
+        let info = resctrl.info(&self.files)?;
+        let classes = info.classes() as usize;
+        let used = before.then(|| {
+            format!(
+                "resctrl was mounted already, at {}: it is used as it is",
+                resctrl.root
+            )
+        });
+        self.parts = Some(Parts {
+            free: classes.saturating_sub(1 + resctrl.used(&self.files)?.len()),
+            info,
+            resctrl,
+            groups: BTreeMap::new(),
+            told: BTreeSet::new(),
+        });
+        Ok(used.into_iter().collect())
+    }
+
     /// Gives a group, or unmatched tasks, a part.
     pub(super) fn part(&mut self, name: &str, set: &Setting) -> Result<Vec<String>> {
-        let mut notes = Vec::new();
-        if self.parts.is_none() {
-            let before = Resctrl::find(&self.files)?.is_some();
-            let resctrl = Resctrl::adopt_or_mount(&mut self.hands()?)?;
-            if before {
-                notes.push(format!(
-                    "resctrl was mounted already, at {}: it is used as it is",
-                    resctrl.root
-                ));
-            }
-            let info = resctrl.info(&self.files)?;
-            let classes = info.classes() as usize;
-            self.parts = Some(Parts {
-                free: classes.saturating_sub(1 + resctrl.used(&self.files)?.len()),
-                info,
-                resctrl,
-                groups: BTreeMap::new(),
-                told: BTreeSet::new(),
-            });
-        }
+        let notes = self.begin_parts()?;
         let group = self.class(name)?;
         let parts = self.parts()?;
         let (resctrl, info) = (parts.resctrl.clone(), parts.info.clone());
@@ -217,7 +223,7 @@ impl Linux {
         }
     }
 
-    fn parts(&self) -> Result<&Parts> {
+    pub(super) fn parts(&self) -> Result<&Parts> {
         self.parts
             .as_ref()
             .ok_or_else(|| Error::refused("resctrl is not in use"))
@@ -260,7 +266,7 @@ impl Linux {
     }
 
     /// A control group that nobody has: made, or an idle one for the time.
-    fn new_class(&mut self, resctrl: &Resctrl) -> Result<Group> {
+    pub(super) fn new_class(&mut self, resctrl: &Resctrl) -> Result<Group> {
         let all = resctrl.groups(&self.files)?;
         let names = (1..).map(|n| format!("COS{n}"));
         let mut names = names.filter(|name| all.iter().all(|g| g.name != *name));
@@ -289,12 +295,17 @@ impl Linux {
         group.ok_or_else(|| Error::refused(format!("group {name} has no control group")))
     }
 
-    /// Moves the ways of a group, or of unmatched tasks, that were given to it before. Recorded once for all its moves.
+    /// Moves the ways of a group, or of unmatched tasks, that were given to it before.
     pub(super) fn move_ways(&mut self, name: &str, level: u32, mask: Mask) -> Result<()> {
         let group = self.class_of(name)?;
+        self.steer_part(&group, &Setting::Ways { level, mask })
+    }
+
+    /// Gives a control group another part, one of many that it gets in turn: recorded once for all of them.
+    pub(super) fn steer_part(&mut self, group: &Group, set: &Setting) -> Result<()> {
         let parts = self.parts()?;
         let resctrl = parts.resctrl.clone();
-        let lines = parts.lines(&self.files, &Setting::Ways { level, mask })?;
+        let lines = parts.lines(&self.files, set)?;
         let path = group.file("schemata");
         let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
         let old = group.schemata(&self.files)?.only(&lines).to_string();
