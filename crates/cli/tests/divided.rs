@@ -84,6 +84,21 @@ policy '' '"25%"' >/tmp/policy.toml
 echo meanwhile $(thrice quell run /tmp/policy.toml -- sh -c 'cat /proc/self/cpu_resctrl_groups; cat /sys/fs/resctrl/schemata' 2>/tmp/log)
 said
 grep -q resctrl /proc/mounts && echo mounted still || echo mounted no
+
+# Code and data apart: mounted so while the plan holds; what others have mounted is left as it is.
+policy '' '{ code = 2, data = 4 }' >/tmp/policy.toml
+echo apart $(thrice quell run /tmp/policy.toml -- sh -c 'cat /proc/self/cpu_resctrl_groups; grep -h resctrl /proc/mounts
+    cd /sys/fs/resctrl; for group in . COS1 COS2; do echo $group; grep -h L3 $group/schemata; done' 2>/tmp/log)
+said
+grep -q resctrl /proc/mounts && echo unmounted no || echo unmounted yes
+mount -t resctrl resctrl $R
+echo together $(quell plan /tmp/policy.toml 2>&1)
+umount $R; mount -t resctrl -o cdp resctrl $R
+SUBJECTS=$N
+before
+echo adopted $(thrice quell run /tmp/policy.toml -- grep -h L3 $R/COS1/schemata 2>/tmp/log)
+said
+restored && echo apart-restored yes || echo apart-restored $(diff /tmp/before /tmp/after)
 "#;
 
 fn parts_are_held(kernel: &str) {
@@ -150,6 +165,43 @@ fn parts_are_held(kernel: &str) {
         "{meanwhile}"
     );
     assert_eq!(said.one("mounted"), "no");
+
+    let apart: Vec<&str> = said.one("apart").split_whitespace().collect();
+    assert_eq!(apart[0], "res:COS1", "{apart:?}");
+    assert!(
+        apart.iter().any(|word| word.split(',').any(|o| o == "cdp")),
+        "{apart:?}"
+    );
+    let line = |name: &str, mask: u64| {
+        let written = |word: &&&str| {
+            let value = word.strip_prefix(name).and_then(|w| w.strip_prefix(":0="));
+            value.and_then(|v| u64::from_str_radix(v, 16).ok()) == Some(mask)
+        };
+        apart.iter().filter(written).count()
+    };
+    assert_eq!(
+        (line("L3CODE", 0x3), line("L3DATA", 0x3c)),
+        (1, 1),
+        "{apart:?}"
+    );
+    // The neighbour, and everybody else.
+    assert_eq!(
+        (line("L3CODE", 0xffc0), line("L3DATA", 0xffc0)),
+        (2, 2),
+        "{apart:?}"
+    );
+    assert_eq!(said.one("unmounted"), "yes");
+    let together = said.one("together");
+    assert!(
+        together.contains("mounting it again changes no option"),
+        "{together}"
+    );
+    let adopted = said.one("adopted");
+    assert!(
+        adopted.contains("L3CODE:0=") && adopted.contains("L3DATA:0="),
+        "{adopted}"
+    );
+    assert_eq!(said.one("apart-restored"), "yes");
 }
 
 fn plan_ways(mask: &str) -> u32 {

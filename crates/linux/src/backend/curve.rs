@@ -32,7 +32,7 @@ impl Linux {
     /// Without root, or where no class is free.
     pub fn class_of_threads(&mut self, threads: &BTreeSet<u32>) -> Result<Group> {
         self.session()?;
-        self.begin_parts()?;
+        self.begin_parts(&[])?;
         let resctrl = self.parts()?.resctrl.clone();
         let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
         let group = self.new_class(&resctrl)?;

@@ -17,6 +17,7 @@ use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting};
 use super::Linux;
 use super::whereabouts::{Whereabouts, strangers, threads};
 use crate::error::{Error, Result};
+use crate::resctrl::info::Content;
 use crate::resctrl::lock::{For, PATIENCE};
 use crate::resctrl::{Group, Info, Mode, Reading, Resctrl, Schemata};
 use crate::root::Files;
@@ -73,6 +74,21 @@ impl Parts {
                     false => Ok(lines),
                 }
             }
+            Setting::WaysApart { level, code, data } => {
+                let mut lines = Schemata::default();
+                for (resource, ways) in self.info.ways(*level) {
+                    let mask = match ways.content {
+                        Content::Code => *code,
+                        Content::Data => *data,
+                        Content::All => {
+                            return Err(missing(&format!("code and data of L{level} apart")));
+                        }
+                    };
+                    let name = resource.name.as_str();
+                    lines = lines.with(&Schemata::masks(name, now.domains(name), mask));
+                }
+                Ok(lines)
+            }
             Setting::Mba { percent } => bandwidth(*percent, false),
             Setting::MbaRate { mib_s } => bandwidth(*mib_s, true),
             _ => Ok(Schemata::default()),
@@ -110,7 +126,10 @@ fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
     let parts = |s: &&Setting| {
         matches!(
             s,
-            Setting::Ways { .. } | Setting::Mba { .. } | Setting::MbaRate { .. }
+            Setting::Ways { .. }
+                | Setting::WaysApart { .. }
+                | Setting::Mba { .. }
+                | Setting::MbaRate { .. }
         )
     };
     plan.steps
@@ -134,13 +153,27 @@ fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask, bool)> {
 }
 
 impl Linux {
-    /// Has resctrl mounted. What a person should know of it.
-    pub(super) fn begin_parts(&mut self) -> Result<Vec<String>> {
+    /// Has resctrl mounted, by ourselves with code and data of these levels apart. What a person should know of it.
+    pub(super) fn begin_parts(&mut self, apart: &[u32]) -> Result<Vec<String>> {
         if self.parts.is_some() {
             return Ok(Vec::new());
         }
         let before = Resctrl::find(&self.files)?.is_some();
-        let resctrl = Resctrl::adopt_or_mount(&mut self.hands()?)?;
+        let options = apart.iter().map(|level| match level {
+            2 => "cdpl2",
+            _ => "cdp",
+        });
+        let options: Vec<&str> = options.collect();
+        let resctrl = Resctrl::adopt_or_mount(&mut self.hands()?, &options.join(","))?;
+        if let Some(level) = apart.iter().find(|level| !resctrl.apart(**level)) {
+            return Err(Error::refused_with(
+                format!(
+                    "resctrl was mounted at {} after this was planned, with code and data of L{level} together",
+                    resctrl.root
+                ),
+                "plan again",
+            ));
+        }
         let info = resctrl.info(&self.files)?;
         let classes = info.classes() as usize;
         let used = before.then(|| {
@@ -161,7 +194,7 @@ impl Linux {
 
     /// Gives a group, or unmatched tasks, a part.
     pub(super) fn part(&mut self, name: &str, set: &Setting) -> Result<Vec<String>> {
-        let notes = self.begin_parts()?;
+        let notes = self.begin_parts(&[])?;
         let group = self.class(name)?;
         let parts = self.parts()?;
         let (resctrl, info) = (parts.resctrl.clone(), parts.info.clone());
@@ -170,15 +203,20 @@ impl Linux {
             let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
             resctrl.allocate(&mut self.hands()?, &info, &group, &lines)?;
         }
-        if let Setting::Ways { level, mask } = set {
+        let ways = match *set {
+            Setting::Ways { level, mask } => Some((level, mask)),
+            Setting::WaysApart { level, code, data } => Some((level, Mask(code.0 | data.0))),
+            _ => None,
+        };
+        if let Some((level, mask)) = ways {
             let mine =
-                |(group, l, m, _): (&str, u32, Mask, bool)| (group, l, m) == (name, *level, *mask);
+                |(group, l, m, _): (&str, u32, Mask, bool)| (group, l, m) == (name, level, mask);
             let own = self
                 .plan
                 .as_ref()
                 .is_none_or(|plan| promised(plan).any(mine));
             let parts = self.parts()?;
-            let others = parts.intruders(&parts.others(&self.files)?, *level, *mask);
+            let others = parts.intruders(&parts.others(&self.files)?, level, mask);
             if own
                 && name != REST
                 && let Some(other) = others.first()
@@ -196,7 +234,7 @@ impl Linux {
         }
         if name != REST {
             self.follow(name)?;
-        } else if matches!(set, Setting::Ways { .. }) {
+        } else if ways.is_some() {
             self.keep_out();
         }
         Ok(notes)

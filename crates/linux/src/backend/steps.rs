@@ -95,7 +95,11 @@ impl Linux {
                     sysctl::set(&mut self.hands()?, name, *value)?;
                 }
             }
-            Setting::Ways { .. } | Setting::Mba { .. } | Setting::MbaRate { .. } => {
+            Setting::MountApart { levels } => notes.extend(self.begin_parts(levels)?),
+            Setting::Ways { .. }
+            | Setting::WaysApart { .. }
+            | Setting::Mba { .. }
+            | Setting::MbaRate { .. } => {
                 notes.extend(self.part(group, &step.set)?);
             }
             // No plan for this machine has them: it does not say that it could.
