@@ -77,6 +77,21 @@ hold $N
 echo both MB $(bandwidth $R/COS1) rate $(rate $R/COS1) throttlers $(throttlers)
 let_go both
 
+# Somebody takes the counters before the throttler has one: it is said, and CPU time is counted instead.
+policy regulator 30% '[regulator]
+meter = "hardware"' >/tmp/policy.toml
+taken() {
+    (role take 1 >/tmp/take 2>&1) & taker=$!
+    within 30 grep -q ready /tmp/take
+    quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
+    within 30 grep -q took /tmp/take && within 10 grep -q 'CPU 1: its counter stopped counting' /tmp/log
+}
+try() { taken || { kill -TERM $run; wait $run; kill $taker; wait $taker; taken; }; }
+try && echo taken $(grep -c 'level estimated' /tmp/log) throttlers $(throttlers) status $(quell status >/tmp/status; echo $?)
+echo now $(cat /tmp/status)
+let_go taken
+kill $taker; wait $taker
+
 # More groups than classes are free: those that get the same share one.
 sleep 10002 & A=$!
 sleep 10003 & B=$!
@@ -156,6 +171,14 @@ fn limits_are_held(kernel: &str) {
     assert!(number(both, "rate") < free / 2.0, "{free} free, {both}");
     assert_eq!(number(both, "throttlers"), 1.0, "{both}");
 
+    let taken = said.one("taken");
+    assert_eq!(taken, "1 throttlers 1 status 0");
+    assert!(
+        said.one("now").contains("estimated  noise: at most"),
+        "{}",
+        said.one("now")
+    );
+
     let other = curve
         .at_most(measured.peak_cpu.part(Share::percent(60)), 1)
         .unwrap();
@@ -170,7 +193,7 @@ fn limits_are_held(kernel: &str) {
     let idle = format!("left1 mask ffff MB {}", other.percent);
     assert_eq!(said.one("idle"), idle);
     assert_eq!(said.one("rate"), "MB 200");
-    for what in ["mba", "both", "merged", "idle", "rate"] {
+    for what in ["mba", "both", "taken", "merged", "idle", "rate"] {
         assert!(said.all("status").contains(&format!("{what} 0").as_str()));
         assert!(
             said.all("restored")
@@ -189,9 +212,54 @@ fn limits_are_held_under_6_12() {
 fn guest() {
     let role = std::env::var("QUELL_LAB_ROLE").unwrap();
     let words: Vec<&str> = role.split(' ').collect();
-    assert_eq!(words[0], "stream", "role {role}");
-    let mut memory = Memory::new(words[1].parse().unwrap());
+    match words[0] {
+        "stream" => {
+            let mut memory = Memory::new(words[1].parse().unwrap());
+            loop {
+                memory.write();
+            }
+        }
+        "take" => take(words[1].parse().unwrap()),
+        other => panic!("role {other}"),
+    }
+}
+
+/// Takes all general counters of a CPU as soon as a Quell holds the machine, by events that are always on it (`pinned`), and keeps them.
+fn take(cpu: i32) {
+    const MISSES: u64 = 0x412e;
+    const PINNED: u64 = 1 << 2;
+    const RAW: u64 = 4;
+    let mut attributes = [0u64; 14];
+    attributes[0] = 112 << 32 | RAW;
+    attributes[1] = MISSES;
+    attributes[5] = PINNED;
+    println!("ready");
+    let held =
+        || std::fs::read_dir("/run/quell").is_ok_and(|mut d| d.any(|f| f.unwrap().path().is_dir()));
+    while !held() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: the attributes are as long as they say; everybody on that CPU.
+    let open = || unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            attributes.as_ptr(),
+            -1,
+            cpu,
+            -1,
+            0,
+        )
+    };
+    let all: Vec<i64> = (0..4).map(|_| open()).collect();
+    assert!(all.iter().all(|fd| *fd >= 0), "{all:?}");
+    let mut value = 0u64;
+    // SAFETY: eight bytes for eight; one that has no counter reads as ended.
+    let read =
+        |fd: &i64| unsafe { libc::read(i32::try_from(*fd).unwrap(), (&raw mut value).cast(), 8) };
+    let counting = all.iter().map(read).filter(|n| *n == 8).count();
+    println!("took {counting}");
+    assert_eq!(counting, 4);
     loop {
-        memory.write();
+        std::thread::park();
     }
 }
