@@ -1,22 +1,26 @@
 //! This machine, put together: the Linux backend with the generators, the probe and the measured rates.
 
-use std::io::IsTerminal;
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use quell_core::backend::{Backend, Observation, Probe, Seen};
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::deep::Fingerprint;
-use quell_core::inventory::{Inventory, Measured};
+use quell_core::deep::{Fingerprint, MbaCurve};
+use quell_core::inventory::{Availability, Inventory, Measured};
+use quell_core::mechanism::Mechanism;
+use quell_core::partition::MbaUnit;
 use quell_core::units::Bytes;
 use quell_core::workload::{Caches, Workload};
 use quell_engine::compare::Progress;
 use quell_linux::backend::{Linux, Tools};
+use quell_linux::resctrl::Group;
 use quell_linux::resident::KeeperCommand;
 use quell_linux::root::Kernel;
 use quell_linux::session::WatchdogCommand;
 use quell_report::{Style, age};
-use quell_workload::deep::Depth;
+use quell_workload::deep::{Class, Depth, throttled};
 use serde::{Deserialize, Serialize};
 
 use crate::exit::{Result, failed};
@@ -217,8 +221,13 @@ pub fn measure_deep(backend: &mut Linux, depth: &Depth) -> Result<Inventory> {
     };
     eprintln!("quell: measuring this machine ({span} of full memory load)");
     let mut machine = measure(backend)?;
+    let curve = curve(backend, &machine, depth);
     // Nothing is held while the rest is measured.
     backend.end().map_err(failed)?;
+    let curve = match curve {
+        Err(e) if e.kind() == ErrorKind::Interrupted => return Err(failed(e)),
+        curve => curve,
+    };
     let mut bar = Bar::new();
     let fifo = || quell_linux::rt::fifo(quell_linux::rt::THROTTLER_PRIORITY);
     let mut deep = quell_workload::deep::measure(&machine, depth, &fifo, &mut |what, percent| {
@@ -232,12 +241,76 @@ pub fn measure_deep(backend: &mut Linux, depth: &Depth) -> Result<Inventory> {
             deep.skipped.insert("counters".to_owned(), why.to_string());
         }
     }
+    let curve = curve.unwrap_or_else(|why| {
+        let block = "bandwidth allocation".to_owned();
+        deep.skipped.insert(block, why.to_string());
+        None
+    });
     if let Some(measured) = machine.measured.as_mut() {
+        measured.mba = curve;
         measured.deep = Some(Box::new(deep));
         backend.measured(measured.clone());
     }
     remember(&machine);
     Ok(machine)
+}
+
+/// Threads that stream in a class of service of this machine.
+struct Throttled<'a> {
+    backend: &'a mut Linux,
+    bar: Bar,
+    group: Option<Group>,
+    /// Steps of all that there are.
+    done: u32,
+    all: u32,
+}
+
+impl Class for Throttled<'_> {
+    fn enter(&mut self, threads: &BTreeSet<u32>) -> std::io::Result<()> {
+        let group = self.backend.class_of_threads(threads);
+        self.group = Some(group.map_err(std::io::Error::other)?);
+        Ok(())
+    }
+
+    fn set(&mut self, percent: u32) -> std::io::Result<()> {
+        let of = 100 * self.done / self.all.max(1);
+        self.done += 1;
+        if !go_on(self.backend, &mut self.bar, "bandwidth allocation", of) {
+            return Err(ErrorKind::Interrupted.into());
+        }
+        let Some(group) = &self.group else {
+            return Ok(());
+        };
+        let set = self.backend.throttle_class(group, percent);
+        set.map_err(std::io::Error::other)
+    }
+}
+
+/// What the percentages of bandwidth allocation come to; `None` where there are none. What it changes is held until the backend's end.
+fn curve(
+    backend: &mut Linux,
+    machine: &Inventory,
+    depth: &Depth,
+) -> std::io::Result<Option<MbaCurve>> {
+    let bounds = machine.partitions.mba.as_ref();
+    let percent = bounds.filter(|b| b.unit == MbaUnit::Percent);
+    let available = machine.mechanisms.get(&Mechanism::Mba);
+    let (Some(bounds), Some(measured), Some(Availability::Yes { .. })) =
+        (percent, &machine.measured, available)
+    else {
+        return Ok(None);
+    };
+    let cpus = backend.unclaimed().map_err(std::io::Error::other)?;
+    let llc = machine.data_caches(cpus.first().unwrap_or_default()).llc;
+    let mut class = Throttled {
+        backend,
+        bar: Bar::new(),
+        group: None,
+        done: 0,
+        all: u32::try_from(depth.throttled.0 * MbaCurve::cells(bounds, &cpus)).unwrap_or(u32::MAX),
+    };
+    let operation = measured.peak_operation.as_str();
+    throttled(bounds, &cpus, llc, operation, depth, &mut class).map(Some)
 }
 
 /// Shows how far a measurement is; false once a signal asks to stop.

@@ -13,35 +13,15 @@
 use std::fs;
 use std::time::Duration;
 
+mod guest;
 #[path = "../../lab-plugin/tests/roles/touch.rs"]
 mod touch;
 
-use quell_core::lab::{Accelerator, Guest};
-use quell_lab::Error;
-use quell_lab::packages::Packages;
-use quell_lab::vm::Lab;
 use touch::{LINE, Memory, count, counter};
 
 const SCRIPT: &str = r#"
-R=/sys/fs/resctrl
-role() { export QUELL_LAB_ROLE="$*"; exec "$EXE" guest --exact --ignored --nocapture; }
-mask() { sed -n 's/ *L3:0=0*//p' $1/schemata; }
-# within SECONDS COMMAND…: true as soon as the command is
-within() { n=$(($1 * 10)); shift; until "$@" 2>/dev/null; do n=$((n - 1)); [ $n -gt 0 ] || return 1; usleep 100000; done; }
 narrowed() { [ "$(mask $R)" != ffff ] && grep -q COS /proc/$N/cpu_resctrl_groups; }
 reads() { [ "$(mask $1)" = $2 ]; }
-# Emulated on a busy host a process may be held up for longer than the second that a heartbeat may be late.
-thrice() { "$@" || "$@" || "$@"; }
-picture() {
-    for group in $R $R/*; do
-        [ -e $group/tasks ] && for file in schemata mode cpus_list; do echo $group/$file $(cat $group/$file); done
-    done
-    for pid in $V $N; do echo $(cat /proc/$pid/cpu_resctrl_groups); done
-}
-before() { picture >/tmp/before; }
-gone() { ! pidof quell >/dev/null; }
-restored() { picture >/tmp/after; cmp -s /tmp/before /tmp/after; }
-said() { sed 's/^/said /' /tmp/log; }
 # policy WHO WHAT: the part of the critical group, which is found so
 policy() {
     printf 'quell = 1\n[group.victim]\nrole = "critical"\ncpus = "any"\n%s\nreserve.cache = %s\n' "$1" "$2"
@@ -50,6 +30,7 @@ policy() {
 
 sleep 10001 & V=$!
 sleep 10002 & N=$!
+SUBJECTS="$V $N"
 before
 
 # What a policy may say, and what the plan makes of it.
@@ -103,59 +84,29 @@ policy '' '"25%"' >/tmp/policy.toml
 echo meanwhile $(thrice quell run /tmp/policy.toml -- sh -c 'cat /proc/self/cpu_resctrl_groups; cat /sys/fs/resctrl/schemata' 2>/tmp/log)
 said
 grep -q resctrl /proc/mounts && echo mounted still || echo mounted no
+
+# Code and data apart: mounted so while the plan holds; what others have mounted is left as it is.
+policy '' '{ code = 2, data = 4 }' >/tmp/policy.toml
+echo apart $(thrice quell run /tmp/policy.toml -- sh -c 'cat /proc/self/cpu_resctrl_groups; grep -h resctrl /proc/mounts
+    cd /sys/fs/resctrl; for group in . COS1 COS2; do echo $group; grep -h L3 $group/schemata; done' 2>/tmp/log)
+said
+grep -q resctrl /proc/mounts && echo unmounted no || echo unmounted yes
+mount -t resctrl resctrl $R
+echo together $(quell plan /tmp/policy.toml 2>&1)
+umount $R; mount -t resctrl -o cdp resctrl $R
+SUBJECTS=$N
+before
+echo adopted $(thrice quell run /tmp/policy.toml -- grep -h L3 $R/COS1/schemata 2>/tmp/log)
+said
+restored && echo apart-restored yes || echo apart-restored $(diff /tmp/before /tmp/after)
 "#;
 
-/// Boots a kernel; what the guest said.
-fn guest_says(kernel: &str) -> Option<String> {
-    if !cfg!(target_arch = "x86_64") {
-        eprintln!("SKIPPED the lab: its packages are for x86-64");
-        return None;
-    }
-    let exe = std::env::current_exe().unwrap().display().to_string();
-    let lab = Lab {
-        guest: Guest {
-            kernel: kernel.to_owned(),
-            profile: Some("icelake".to_owned()),
-            accelerator: Accelerator::Tcg,
-            with: vec![
-                exe.clone(),
-                format!("{}=/bin/quell", env!("CARGO_BIN_EXE_quell")),
-            ],
-            ..Guest::default()
-        },
-        timeout: Some(Duration::from_secs(400)),
-        console: Some("/dev/null".into()),
-        command: ["sh", "-c", &format!("EXE={exe}\n{SCRIPT}")]
-            .map(str::to_owned)
-            .to_vec(),
-        ..Lab::default()
-    };
-    let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
-    match lab.gather(&packages) {
-        Ok((_, output, errors)) => {
-            println!("{output}{errors}");
-            Some(output)
-        }
-        Err(Error::Unavailable(reason)) => {
-            eprintln!("SKIPPED the lab: {reason}");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
-}
-
 fn parts_are_held(kernel: &str) {
-    let Some(output) = guest_says(kernel) else {
+    let Some(said) = guest::says(kernel, SCRIPT, Duration::from_secs(400)) else {
         return;
     };
-    let all = |key: &str| -> Vec<&str> {
-        let words = output
-            .lines()
-            .filter_map(|l| l.strip_prefix(key)?.strip_prefix(' '));
-        words.collect()
-    };
-    let one = |key: &str| all(key).first().copied().unwrap_or_default();
-    let plans = all("plan");
+    let output = &said.0;
+    let plans = said.all("plan");
     assert_eq!(plans.len(), 4);
     for (plan, mask) in plans.iter().zip(["0xf", "0x7", "0xf0", "0xf"]) {
         let told = format!(
@@ -164,23 +115,31 @@ fn parts_are_held(kernel: &str) {
         );
         assert!(plan.starts_with(&told), "{plan}");
     }
-    assert_eq!(one("held"), "rest fff0 victim f noise fff0 mode exclusive");
-    assert_eq!(one("where"), "res:COS1 mon: res:COS2 mon:");
-    assert_eq!(one("pqos"), "0xfff0 0xf 0xfff0");
-    assert_eq!(one("pids").matches("COS").count(), 2, "{}", one("pids"));
+    assert_eq!(
+        said.one("held"),
+        "rest fff0 victim f noise fff0 mode exclusive"
+    );
+    assert_eq!(said.one("where"), "res:COS1 mon: res:COS2 mon:");
+    assert_eq!(said.one("pqos"), "0xfff0 0xf 0xfff0");
+    assert_eq!(
+        said.one("pids").matches("COS").count(),
+        2,
+        "{}",
+        said.one("pids")
+    );
     // Groups made meanwhile begin without what is somebody's own.
-    assert_eq!(one("newcomer"), "fff0");
+    assert_eq!(said.one("newcomer"), "fff0");
     assert!(output.contains("schemata was changed by somebody else"));
     assert!(output.contains("L3:0=7000': set again"));
-    assert_eq!(one("repaired"), "fff0");
-    assert_eq!((one("status"), one("restored")), ("0", "yes"));
-    let killed = all("killed");
+    assert_eq!(said.one("repaired"), "fff0");
+    assert_eq!((said.one("status"), said.one("restored")), ("0", "yes"));
+    let killed = said.all("killed");
     assert_eq!(killed.len(), 3);
     for death in killed {
         assert!(death.ends_with(" 137 restored"), "{death}");
     }
     let misses = |key: &str| -> f64 {
-        let words = one(key).split_once("misses ").unwrap_or_default().1;
+        let words = said.one(key).split_once("misses ").unwrap_or_default().1;
         words.split(' ').next().unwrap().parse().unwrap()
     };
     let [alone, none, way] = ["alone", "none", "way"].map(misses);
@@ -192,7 +151,7 @@ fn parts_are_held(kernel: &str) {
         (way - alone).abs() < 0.05,
         "{alone} alone, {way} with ways of its own"
     );
-    let occupied = one("way").split_once("occupancy ").unwrap().1;
+    let occupied = said.one("way").split_once("occupancy ").unwrap().1;
     let occupied: f64 = occupied.split(' ').next().unwrap().parse().unwrap();
     // The list and what else its program touches, within eight ways of 512 KiB.
     let (list, part) = (2_097_152.0, 4_194_304.0);
@@ -200,12 +159,49 @@ fn parts_are_held(kernel: &str) {
         (0.95 * list..=1.05 * part).contains(&occupied),
         "{occupied} of a list of {list}"
     );
-    let meanwhile = one("meanwhile");
+    let meanwhile = said.one("meanwhile");
     assert!(
         meanwhile.contains("res:COS1") && meanwhile.contains("L3:0=fff0"),
         "{meanwhile}"
     );
-    assert_eq!(one("mounted"), "no");
+    assert_eq!(said.one("mounted"), "no");
+
+    let apart: Vec<&str> = said.one("apart").split_whitespace().collect();
+    assert_eq!(apart[0], "res:COS1", "{apart:?}");
+    assert!(
+        apart.iter().any(|word| word.split(',').any(|o| o == "cdp")),
+        "{apart:?}"
+    );
+    let line = |name: &str, mask: u64| {
+        let written = |word: &&&str| {
+            let value = word.strip_prefix(name).and_then(|w| w.strip_prefix(":0="));
+            value.and_then(|v| u64::from_str_radix(v, 16).ok()) == Some(mask)
+        };
+        apart.iter().filter(written).count()
+    };
+    assert_eq!(
+        (line("L3CODE", 0x3), line("L3DATA", 0x3c)),
+        (1, 1),
+        "{apart:?}"
+    );
+    // The neighbour, and everybody else.
+    assert_eq!(
+        (line("L3CODE", 0xffc0), line("L3DATA", 0xffc0)),
+        (2, 2),
+        "{apart:?}"
+    );
+    assert_eq!(said.one("unmounted"), "yes");
+    let together = said.one("together");
+    assert!(
+        together.contains("mounting it again changes no option"),
+        "{together}"
+    );
+    let adopted = said.one("adopted");
+    assert!(
+        adopted.contains("L3CODE:0=") && adopted.contains("L3DATA:0="),
+        "{adopted}"
+    );
+    assert_eq!(said.one("apart-restored"), "yes");
 }
 
 fn plan_ways(mask: &str) -> u32 {

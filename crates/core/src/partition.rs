@@ -128,6 +128,33 @@ pub struct WayPartition {
     /// Bits that devices fill, too, whatever masks say.
     #[serde(default, skip_serializing_if = "Mask::is_empty")]
     pub shareable: Mask,
+    /// Whether code and data can have ways of their own.
+    #[serde(default, skip_serializing_if = "Apart::is_never")]
+    pub apart: Apart,
+}
+
+/// Whether code and data of a group can have different ways (resctrl's `cdp`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Apart {
+    /// The hardware cannot, or nobody says that it could.
+    #[default]
+    Never,
+    /// They can.
+    Now,
+    /// They can once resctrl is mounted so, which nobody has done yet.
+    OnceMounted {
+        /// Classes of service there are then.
+        classes: u32,
+    },
+    /// The hardware could, and somebody has mounted resctrl without it.
+    MountedWithout,
+}
+
+impl Apart {
+    fn is_never(&self) -> bool {
+        *self == Self::Never
+    }
 }
 
 /// A kind of page colour, of pages of 4 KiB.

@@ -114,6 +114,20 @@ pub enum Setting {
         /// The ways.
         mask: Mask,
     },
+    /// Mount resctrl with code and data of the caches of these levels apart, which nobody has done; until the end.
+    MountApart {
+        /// Cache levels.
+        levels: Vec<u32>,
+    },
+    /// Let the group fill these ways of the caches of a level with code, and those with everything else.
+    WaysApart {
+        /// The cache level.
+        level: u32,
+        /// The ways for instructions.
+        code: Mask,
+        /// The ways for data.
+        data: Mask,
+    },
     /// Give the group page frames of these colours only (pages of 4 KiB). Every choice must hold.
     Colour {
         /// What it is kept to.

@@ -395,6 +395,16 @@ fn values_with_several_spellings_are_read_in_each() {
         wanted(CacheForm::Mask(15), Some(3))
     );
     assert_eq!(
+        cache("{ code = 2, data = 4, level = 'L2' }"),
+        wanted(CacheForm::Apart { code: 2, data: 4 }, Some(2))
+    );
+    let half = toml::from_str::<Reserve>("cache = { code = 2 }");
+    assert!(
+        half.unwrap_err()
+            .to_string()
+            .contains("both, code and data")
+    );
+    assert_eq!(
         cache("{ colours = '0-3' }"),
         wanted(CacheForm::Colours("0-3".parse().unwrap()), None)
     );

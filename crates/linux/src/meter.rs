@@ -13,6 +13,7 @@ use quell_core::cpuset::CpuId;
 use quell_core::units::{Lines, Nanos, Rate};
 
 use crate::perf::{Event, EventCode, Overflow, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
+use crate::rt;
 
 /// The shortest time the kernel's clock events can be armed with (`perf_swevent_start_hrtimer`: 10 µs).
 const SHORTEST: Nanos = Nanos::micros(10);
@@ -26,6 +27,10 @@ const NEVER: u64 = u64::MAX >> 2;
 
 /// The fewest events an event meter is armed with: it wakes repeatedly, and must not do so without end.
 const FEWEST: Lines = Lines(256);
+
+/// A counter of a CPU that has not been counting for so long has been taken away: the kernel tells how long it was, to the moment it is
+/// asked.
+const STILL: Nanos = Nanos::millis(50);
 
 /// The most events a meter may have: what a throttler polls.
 pub const MOST_EVENTS: usize = 2;
@@ -138,6 +143,8 @@ impl Meter for TimeMeter {
 #[derive(Debug)]
 pub struct EventMeter {
     events: Vec<Event>,
+    /// When it was last looked at whether they count, and for how long each had been.
+    looked: (Nanos, Vec<Nanos>),
 }
 
 impl EventMeter {
@@ -150,9 +157,13 @@ impl EventMeter {
             )));
         }
         let open = |code: &EventCode| Event::open(*code, Scope::Cpu(cpu), Wake::Repeatedly);
-        Ok(Self {
-            events: codes.iter().map(open).collect::<io::Result<_>>()?,
-        })
+        let events = codes.iter().map(open).collect::<io::Result<_>>()?;
+        Ok(Self::of(events))
+    }
+
+    fn of(events: Vec<Event>) -> Self {
+        let looked = (rt::now(), vec![Nanos(0); events.len()]);
+        Self { events, looked }
     }
 }
 
@@ -182,12 +193,21 @@ impl Meter for EventMeter {
     }
 
     fn read(&mut self) -> io::Result<(Moved, bool)> {
+        let now = rt::now();
+        let due = now.since(self.looked.0) >= STILL;
         let mut sum = 0u64;
         let mut running = true;
-        for event in &self.events {
+        for (event, ran) in self.events.iter().zip(&mut self.looked.1) {
             let reading = event.read()?;
             sum = sum.saturating_add(reading.value);
             running &= reading.running;
+            if due {
+                running &= reading.ran > *ran;
+                *ran = reading.ran;
+            }
+        }
+        if due {
+            self.looked.0 = now;
         }
         Ok((Lines(sum).into(), running))
     }
@@ -254,5 +274,33 @@ impl Meter for ApartMeter {
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
         let mut both = self.reads.events.iter().chain(&self.writes.events);
         std::array::from_fn(|_| both.next().map(AsFd::as_fd))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::SW_MINOR_FAULTS;
+
+    #[test]
+    fn an_event_that_is_not_counting_any_more_is_told() {
+        let code = EventCode {
+            kind: TYPE_SOFTWARE,
+            config: SW_MINOR_FAULTS,
+        };
+        let open = |wake| Event::open(code, Scope::Cpu(0), wake);
+        let (Ok(counting), Ok(off)) = (open(Wake::Repeatedly), open(Wake::Once)) else {
+            return eprintln!("SKIPPED: events of a CPU cannot be opened (perf_event_paranoid)");
+        };
+        let mut meter = EventMeter::of(vec![counting]);
+        for _ in 0..2 {
+            std::thread::sleep(2 * std::time::Duration::from_nanos(STILL.0));
+            assert!(meter.read().unwrap().1);
+        }
+        // One that nobody has enabled, as one whose CPU has gone for a moment: all the time that it was enabled it was counting.
+        let mut meter = EventMeter::of(vec![off]);
+        assert!(meter.read().unwrap().1, "it is too early to tell");
+        std::thread::sleep(2 * std::time::Duration::from_nanos(STILL.0));
+        assert!(!meter.read().unwrap().1);
     }
 }

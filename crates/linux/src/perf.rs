@@ -101,6 +101,8 @@ pub struct Reading {
     /// Whether the counter was counting all the time it was enabled. A pinned event that lost its counter reads
     /// as end-of-file and is reported as not running.
     pub running: bool,
+    /// How long it was counting.
+    pub ran: Nanos,
 }
 
 /// An overflow, as the kernel recorded it while it happened.
@@ -298,10 +300,12 @@ impl Event {
             24 => Ok(Reading {
                 value: values[0],
                 running: values[1] == values[2],
+                ran: Nanos(values[2]),
             }),
             0 => Ok(Reading {
                 value: 0,
                 running: false,
+                ran: Nanos(0),
             }),
             _ => Err(io::Error::last_os_error()),
         }

@@ -2,7 +2,7 @@
 
 use quell_core::deep::{MbaCurve, MbaPoint};
 use quell_core::inventory::{CacheKind, Inventory};
-use quell_core::partition::{Colouring, Mask, MbaBounds, MbaUnit, WayPartition};
+use quell_core::partition::{Apart, Colouring, Mask, MbaBounds, MbaUnit, WayPartition};
 
 use crate::doctor::size;
 use crate::text::{count, list};
@@ -111,7 +111,7 @@ fn ways_of(machine: &Inventory, ways: &WayPartition) -> String {
         .map(|c| c.size.0 / u64::from(ways.bits.max(1)))
         .map_or_else(String::new, |each| format!(" of {} each", size(each)));
     format!(
-        "L{}: masks of {} ways{each}, {} at least, holes {}; {}, that of all other tasks included",
+        "L{}: masks of {} ways{each}, {} at least, holes {}; {}, that of all other tasks included{}",
         ways.level,
         ways.bits,
         ways.least,
@@ -120,7 +120,15 @@ fn ways_of(machine: &Inventory, ways: &WayPartition) -> String {
         } else {
             "not allowed"
         },
-        classes(ways.classes)
+        classes(ways.classes),
+        match ways.apart {
+            Apart::Never => "",
+            Apart::Now => "; code and data can have different ones",
+            Apart::OnceMounted { .. } =>
+                "; code and data can have different ones, once resctrl is mounted so",
+            Apart::MountedWithout =>
+                "; code and data could have different ones, were resctrl not mounted without that",
+        }
     )
 }
 
@@ -173,6 +181,7 @@ mod tests {
                 classes: 4,
                 sparse: false,
                 shareable: Mask::default(),
+                apart: Apart::default(),
             }],
             sets: colouring(&[1 << 14, 1 << 15], 0),
             banks: colouring(&[1 << 14 | 1 << 17, 1 << 21], 1),

@@ -225,6 +225,14 @@ pub(crate) fn describe(set: &Setting) -> String {
             let ways = if mask.count() == 1 { "way" } else { "ways" };
             format!("fill {} {ways} of L{level} only: {mask}", mask.count())
         }
+        Setting::MountApart { levels } => {
+            let levels: Vec<String> = levels.iter().map(|l| format!("L{l}")).collect();
+            let levels = levels.join(" and ");
+            format!("mount resctrl, with code and data apart in {levels}")
+        }
+        Setting::WaysApart { level, code, data } => {
+            format!("fill of L{level} only {code} with code and {data} with data")
+        }
         Setting::Colour { choices, spill } => {
             let each = choices.iter().map(|choice| {
                 let s = if choice.colours.len() == 1 { "" } else { "s" };

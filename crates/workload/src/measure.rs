@@ -51,6 +51,11 @@ fn ways() -> impl Iterator<Item = Way> {
     operations.chain([Way::CopyNonTemporal])
 }
 
+/// The way of that name.
+pub(crate) fn way(name: &str) -> Option<Way> {
+    ways().find(|way| way.name() == name)
+}
+
 /// A run that a worker is told to make; it answers with program bytes per second, `None` where the processor does not
 /// have the way.
 struct Run {
@@ -59,14 +64,39 @@ struct Run {
     duration: u64,
 }
 
-struct Worker {
-    cpu: CpuId,
+/// A thread on a CPU that streams when it is told to, through memory of its own.
+pub(crate) struct Worker {
+    pub(crate) cpu: CpuId,
     tell: Sender<Run>,
     hear: Receiver<Result<Option<f64>, Error>>,
+    begun: Receiver<Result<u32, Error>>,
 }
 
 impl Worker {
-    fn tell(&self, way: Way, start: u64, duration: u64) -> Result<(), Error> {
+    /// Starts one that streams through so much memory. It ends with its owner.
+    pub(crate) fn start<'scope>(
+        scope: &'scope thread::Scope<'scope, '_>,
+        cpu: CpuId,
+        size: Bytes,
+    ) -> Self {
+        let (tell, told) = channel();
+        let (say, hear) = channel();
+        let (ready, begun) = channel();
+        scope.spawn(move || work(cpu, size, &ready, &told, &say));
+        Self {
+            cpu,
+            tell,
+            hear,
+            begun,
+        }
+    }
+
+    /// Waits until its memory is touched; the kernel's number of the thread.
+    pub(crate) fn begun(&self) -> Result<u32, Error> {
+        self.begun.recv().map_err(|_| self.lost())?
+    }
+
+    pub(crate) fn tell(&self, way: Way, start: u64, duration: u64) -> Result<(), Error> {
         self.tell
             .send(Run {
                 way,
@@ -76,7 +106,7 @@ impl Worker {
             .map_err(|_| self.lost())
     }
 
-    fn hear(&self) -> Result<Option<f64>, Error> {
+    pub(crate) fn hear(&self) -> Result<Option<f64>, Error> {
         self.hear.recv().map_err(|_| self.lost())?
     }
 
@@ -100,23 +130,12 @@ pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured>
     let buffers = buffers(llc, l2, cpus.len(), available)?;
     let spread = cpus.spread(buffers.cpus_alone);
     Ok(thread::scope(|scope| -> Result<Measured, Error> {
-        let workers: Vec<Worker> = cpus
-            .iter()
-            .map(|cpu| {
-                let size = if spread.contains(&cpu) {
-                    buffers.alone
-                } else {
-                    buffers.others
-                };
-                let (tell, told) = channel();
-                let (say, hear) = channel();
-                scope.spawn(move || work(cpu, size, &told, &say));
-                Worker { cpu, tell, hear }
-            })
+        let each = buffers.each(cpus).into_iter();
+        let workers: Vec<Worker> = each
+            .map(|(cpu, size)| Worker::start(scope, cpu, size))
             .collect();
-        // Each worker's first word is that its memory is touched, or why not.
         for worker in &workers {
-            worker.hear()?;
+            worker.begun()?;
         }
         let alone = each_alone(workers.iter().filter(|w| spread.contains(&w.cpu)))?;
         let mut together = all_together(&workers, alone.keys().copied())?;
@@ -181,19 +200,26 @@ fn all_together(
 }
 
 /// A worker: takes its memory on its CPU, says so, and runs what it is told until nobody tells it anything.
-fn work(cpu: CpuId, size: Bytes, told: &Receiver<Run>, say: &Sender<Result<Option<f64>, Error>>) {
-    let ready = affinity::pin_to(cpu)
+fn work(
+    cpu: CpuId,
+    size: Bytes,
+    ready: &Sender<Result<u32, Error>>,
+    told: &Receiver<Run>,
+    say: &Sender<Result<Option<f64>, Error>>,
+) {
+    let taken = affinity::pin_to(cpu)
         .and_then(|pinned| Ok((pinned, Stream::new(Operation::Read, size, Pages::Huge)?)));
-    let (_pinned, stream) = match ready {
-        Ok(ready) => ready,
+    let (_pinned, stream) = match taken {
+        Ok(taken) => taken,
         Err(e) => {
-            let _ = say.send(Err(e));
+            let _ = ready.send(Err(e));
             return;
         }
     };
     let mut driver = Driver::new(Load::Bandwidth(stream), None);
+    let thread = rustix::thread::gettid().as_raw_nonzero().get();
     // The receiver goes away only when the measurement has failed elsewhere: then there is nobody to tell.
-    let mut gone = say.send(Ok(None)).is_err();
+    let mut gone = ready.send(Ok(thread.cast_unsigned())).is_err();
     while !gone && let Ok(run) = told.recv() {
         gone = say.send(Ok(run_once(&mut driver, &run))).is_err();
     }
@@ -235,7 +261,7 @@ pub fn known_traffic(write: bool, llc: Bytes) -> io::Result<Box<dyn FnMut() -> u
 
 /// Who streams through how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Buffers {
+pub(crate) struct Buffers {
     /// CPUs that also run alone, and the buffer of each.
     cpus_alone: usize,
     alone: Bytes,
@@ -245,8 +271,25 @@ struct Buffers {
     within_cache: bool,
 }
 
+impl Buffers {
+    /// The buffer of each of the CPUs.
+    pub(crate) fn each(&self, cpus: &CpuSet) -> Vec<(CpuId, Bytes)> {
+        let alone = cpus.spread(self.cpus_alone);
+        let size = |cpu| match alone.contains(&cpu) {
+            true => self.alone,
+            false => self.others,
+        };
+        cpus.iter().map(|cpu| (cpu, size(cpu))).collect()
+    }
+}
+
 /// The buffers of a measurement of rates on `cpus` CPUs, the fewer and smaller the less memory there is.
-fn buffers(llc: Bytes, l2: Bytes, cpus: usize, available: Option<Bytes>) -> Result<Buffers, Error> {
+pub(crate) fn buffers(
+    llc: Bytes,
+    l2: Bytes,
+    cpus: usize,
+    available: Option<Bytes>,
+) -> Result<Buffers, Error> {
     let most = cpus.min(MOST_CPUS);
     if let Ok((alone, others)) = sizes(llc, cpus, most, available) {
         return Ok(Buffers {

@@ -76,6 +76,12 @@ fn percentages(bounds: &MbaBounds) -> Vec<u32> {
 }
 
 impl MbaCurve {
+    /// How many runs a round of the measurement has.
+    #[must_use]
+    pub fn cells(bounds: &MbaBounds, cpus: &CpuSet) -> usize {
+        counts(cpus.len()).len() * percentages(bounds).len()
+    }
+
     /// Measures the curve of `cpus` in so many `rounds`: `run` sets a percentage for all of them, has some stream by `operation`, and answers with what these reach
     /// together, in program bytes per second.
     ///
@@ -222,6 +228,8 @@ mod tests {
         assert_eq!(of(25, 25), [25, 50, 75, 100]);
         assert_eq!(of(100, 100), [100]);
         assert_eq!(counts(1), [1]);
+        let cpus: CpuSet = (0..6).collect();
+        assert_eq!(MbaCurve::cells(&BOUNDS, &cpus), 4 * 10);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::units::{Bytes, Share};
 use super::Draft;
 use super::allot::{Want, runs};
 use super::claims::{Ask, Kind, Refused};
+use super::codedata as apart;
 
 pub(super) fn at_level(
     wanted: &CacheWanted,
@@ -59,6 +60,12 @@ pub(super) fn cache(
     };
     match &wanted.form {
         CacheForm::Ways(n) => counted(*n),
+        CacheForm::Apart { code, data } => {
+            apart::possible(draft, kind)?;
+            counted(*code)?;
+            counted(*data)?;
+            Ok(Want::Count(code.saturating_add(*data)))
+        }
         CacheForm::Mask(mask) => {
             let ways = ways_of(Mask(*mask));
             let ways = exist(draft, kind, &ways)?;

@@ -78,6 +78,8 @@ pub(super) struct Claim {
     pub want: Want,
     /// For pseudo-locking: how much memory is to stay.
     pub locked: Option<Bytes>,
+    /// So many of the ways are for code, the others for data.
+    pub code: Option<u32>,
 }
 
 impl Claim {
@@ -120,6 +122,16 @@ impl Ask<'_> {
         match self.form {
             Form::Cache(_) => "reserve.cache",
             Form::Banks(_) => "reserve.banks",
+        }
+    }
+
+    fn code(&self) -> Option<u32> {
+        match self.form {
+            Form::Cache(CacheWanted {
+                form: CacheForm::Apart { code, .. },
+                ..
+            }) => Some(*code),
+            _ => None,
         }
     }
 
@@ -179,6 +191,7 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
                 key: ask.name(),
                 want,
                 locked,
+                code: ask.code(),
             });
             continue;
         };
@@ -246,7 +259,9 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
         }
         if let Some(wanted) = &group.reserve.cache {
             let mechanism = match wanted.form {
-                CacheForm::Ways(_) | CacheForm::Mask(_) => Some(Mechanism::Ways),
+                CacheForm::Ways(_) | CacheForm::Apart { .. } | CacheForm::Mask(_) => {
+                    Some(Mechanism::Ways)
+                }
                 CacheForm::Colours(_) => Some(Mechanism::Sets),
                 CacheForm::Locked(_) => Some(Mechanism::PseudoLock),
                 CacheForm::Size(_) | CacheForm::Share(_) => None,

@@ -49,6 +49,12 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
             draft.refuse("mechanisms.ways", why, Some(remedy));
             continue;
         }
+        if claim.code.is_some() {
+            let why = "ways that follow what is missed are the same for code and data".to_owned();
+            let remedy = "say how many for both, or leave mechanisms.ways out".to_owned();
+            draft.refuse(claim.at(), why, Some(remedy));
+            continue;
+        }
         let (own, left) = (mask_of(part), mask_of(&one.allotted.left));
         if one.others.is_empty() || Boundary::between(own, left).is_none() {
             let why = format!(

@@ -11,6 +11,7 @@ mod amounts;
 mod apart;
 mod bandwidth;
 mod claims;
+mod codedata;
 mod cpus;
 mod deadline;
 mod following;

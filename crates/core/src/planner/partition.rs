@@ -17,7 +17,7 @@ use super::Draft;
 use super::allot::{self, Allotted, Short, Want};
 use super::amounts::mask_of;
 use super::claims::{self, Claim, Claims, Kind, best_of, colouring};
-use super::following;
+use super::{codedata, following};
 
 /// One kind of part, divided.
 pub(super) struct Divided {
@@ -27,7 +27,7 @@ pub(super) struct Divided {
     /// Who gets what is left; not unmatched tasks, where there are none.
     pub others: Vec<String>,
     /// The steps that hold it.
-    steps: Vec<StepId>,
+    pub steps: Vec<StepId>,
 }
 
 impl Divided {
@@ -68,6 +68,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     if draft.refusals.len() > before {
         return;
     }
+    codedata::mount(draft, &mut divided);
     let policy = draft.policy;
     for (name, group) in &policy.groups {
         if group.role != Role::Exempt {
@@ -237,8 +238,7 @@ fn confine(draft: &mut Draft<'_>, name: &str, group: Option<&Group>, divided: &m
         let because = because(one, name, own);
         match one.kind {
             Kind::Ways(level) => {
-                let mask = mask_of(part);
-                let set = Setting::Ways { level, mask };
+                let set = codedata::setting(level, part, own);
                 let id = draft.step(Some(name), Mechanism::Ways, set, because);
                 one.steps.push(id);
             }
@@ -517,8 +517,8 @@ fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
         .collect()
 }
 
-/// The masks by level and the percentage or rate that a class of service stands for.
-type Class = (Vec<(u32, Mask)>, Option<u32>);
+/// The masks by level (for code, for data) and the percentage or rate that a class of service stands for.
+type Class = (Vec<(u32, [Mask; 2])>, Option<u32>);
 
 /// Ways and percentages are given to classes of service, of which there are few.
 pub(super) fn classes(draft: &mut Draft<'_>) {
@@ -535,11 +535,11 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
             .iter()
             .filter(|s| s.group.as_ref() == Some(name))
         {
+            if let Some((level, masks)) = codedata::masks(&step.set) {
+                levels.insert(level);
+                class.0.push((level, masks));
+            }
             match step.set {
-                Setting::Ways { level, mask } => {
-                    levels.insert(level);
-                    class.0.push((level, mask));
-                }
                 Setting::Mba { percent: set } | Setting::MbaRate { mib_s: set } => {
                     mba = true;
                     class.1 = Some(set);
@@ -553,7 +553,7 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
     let partitions = &draft.machine.partitions;
     let ways = partitions.ways.iter().filter(|w| levels.contains(&w.level));
     let most = ways
-        .map(|w| w.classes)
+        .map(|w| codedata::classes(draft, w))
         .chain(partitions.mba.iter().filter(|_| mba).map(|m| m.classes))
         .min();
     let Some(most) = most else { return };

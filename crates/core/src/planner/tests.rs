@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 mod apart;
 mod boards;
+mod codedata;
 mod deadline;
 mod following;
 mod mba;

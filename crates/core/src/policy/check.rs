@@ -368,7 +368,9 @@ fn cache_of(found: &mut Found, at: Path, cache: &CacheWanted) {
         CacheForm::Size(Bytes(0))
         | CacheForm::Locked(Bytes(0))
         | CacheForm::Share(Share(0))
-        | CacheForm::Ways(0) => {
+        | CacheForm::Ways(0)
+        | CacheForm::Apart { code: 0, .. }
+        | CacheForm::Apart { data: 0, .. } => {
             found.say(at, "a reserve of nothing is none", Some("remove it"));
         }
         CacheForm::Colours(list) if list.is_empty() => found.say(at, "no colour is named", None),

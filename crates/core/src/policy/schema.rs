@@ -59,6 +59,8 @@ schema!(
                     "size": { "type": "string" },
                     "share": { "type": "string" },
                     "ways": { "type": "integer", "minimum": 1 },
+                    "code": { "type": "integer", "minimum": 1 },
+                    "data": { "type": "integer", "minimum": 1 },
                     "mask": { "type": "string", "pattern": "^0x[0-9a-fA-F]+$" },
                     "colours": { "type": "string" },
                     "locked": { "type": "string" },

@@ -248,6 +248,13 @@ pub enum CacheForm {
     Share(Share),
     /// So many ways.
     Ways(u32),
+    /// So many ways for instructions, and so many others for data.
+    Apart {
+        /// Ways for instructions.
+        code: u32,
+        /// Ways for everything else.
+        data: u32,
+    },
     /// These ways, as a bit mask.
     Mask(u64),
     /// These page colours.
@@ -267,6 +274,10 @@ pub(crate) struct CacheKeys {
     #[serde(skip_serializing_if = "Option::is_none")]
     ways: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     mask: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     colours: Option<CpuSet>,
@@ -277,7 +288,7 @@ pub(crate) struct CacheKeys {
 }
 
 impl Spelled for CacheWanted {
-    const WANTED: &'static str = "a size such as 3MiB, a share such as 25%, or a table with one of ways, mask, colours, locked (and level = \"L2\" or \"L3\")";
+    const WANTED: &'static str = "a size such as 3MiB, a share such as 25%, or a table with one of ways, code and data, mask, colours, locked (and level = \"L2\" or \"L3\")";
     type Table = CacheKeys;
 
     fn text(text: &str) -> Result<Self, String> {
@@ -293,7 +304,13 @@ impl Spelled for CacheWanted {
     fn table(keys: CacheKeys) -> Result<Self, String> {
         let mask = keys.mask.as_deref().map(read_mask).transpose()?;
         let level = keys.level.as_deref().map(read_level).transpose()?;
+        let apart = match (keys.code, keys.data) {
+            (Some(code), Some(data)) => Some(CacheForm::Apart { code, data }),
+            (None, None) => None,
+            _ => return Err("give ways for both, code and data".into()),
+        };
         let mut forms = [
+            apart,
             keys.size.map(CacheForm::Size),
             keys.share.map(CacheForm::Share),
             keys.ways.map(CacheForm::Ways),
@@ -305,7 +322,10 @@ impl Spelled for CacheWanted {
         .flatten();
         match (forms.next(), forms.next()) {
             (Some(form), None) => Ok(Self { form, level }),
-            _ => Err("give exactly one of size, share, ways, mask, colours, locked".into()),
+            _ => Err(
+                "give exactly one of size, share, ways, code and data, mask, colours, locked"
+                    .into(),
+            ),
         }
     }
 }
@@ -339,6 +359,9 @@ impl Serialize for CacheWanted {
             (CacheForm::Size(size), _) => keys.size = Some(*size),
             (CacheForm::Share(share), _) => keys.share = Some(*share),
             (CacheForm::Ways(ways), _) => keys.ways = Some(*ways),
+            (CacheForm::Apart { code, data }, _) => {
+                (keys.code, keys.data) = (Some(*code), Some(*data));
+            }
             (CacheForm::Mask(mask), _) => keys.mask = Some(format!("{mask:#x}")),
             (CacheForm::Colours(colours), _) => keys.colours = Some(colours.clone()),
             (CacheForm::Locked(locked), _) => keys.locked = Some(*locked),

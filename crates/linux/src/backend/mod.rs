@@ -2,6 +2,7 @@
 //! is waited for, and the slow duties of a hold are done (`watch`).
 
 mod apart;
+mod curve;
 mod memory;
 mod parts;
 mod steps;
@@ -81,6 +82,8 @@ struct Group {
 struct Regulated {
     group: String,
     throttler: Throttler,
+    /// What it was started with.
+    regulation: Regulation,
     /// What the record has been told of it: overflows, throttles, time, lines.
     told: [u64; 4],
     told_pooled: Pooled,

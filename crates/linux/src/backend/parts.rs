@@ -17,6 +17,7 @@ use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting};
 use super::Linux;
 use super::whereabouts::{Whereabouts, strangers, threads};
 use crate::error::{Error, Result};
+use crate::resctrl::info::Content;
 use crate::resctrl::lock::{For, PATIENCE};
 use crate::resctrl::{Group, Info, Mode, Reading, Resctrl, Schemata};
 use crate::root::Files;
@@ -24,7 +25,7 @@ use crate::session::Session;
 
 /// resctrl, while groups have parts.
 pub(super) struct Parts {
-    resctrl: Resctrl,
+    pub(super) resctrl: Resctrl,
     info: Info,
     /// Control groups that could be had when this began.
     free: usize,
@@ -36,7 +37,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// The lines of `schemata` that a setting comes to: the same in every domain.
-    fn lines(&self, files: &dyn Files, set: &Setting) -> Result<Schemata> {
+    pub(super) fn lines(&self, files: &dyn Files, set: &Setting) -> Result<Schemata> {
         let now = self.resctrl.default_group().schemata(files)?;
         let missing = |what: &str| {
             Error::refused_with(
@@ -72,6 +73,21 @@ impl Parts {
                     true => Err(missing(&format!("ways of L{level}"))),
                     false => Ok(lines),
                 }
+            }
+            Setting::WaysApart { level, code, data } => {
+                let mut lines = Schemata::default();
+                for (resource, ways) in self.info.ways(*level) {
+                    let mask = match ways.content {
+                        Content::Code => *code,
+                        Content::Data => *data,
+                        Content::All => {
+                            return Err(missing(&format!("code and data of L{level} apart")));
+                        }
+                    };
+                    let name = resource.name.as_str();
+                    lines = lines.with(&Schemata::masks(name, now.domains(name), mask));
+                }
+                Ok(lines)
             }
             Setting::Mba { percent } => bandwidth(*percent, false),
             Setting::MbaRate { mib_s } => bandwidth(*mib_s, true),
@@ -110,7 +126,10 @@ fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
     let parts = |s: &&Setting| {
         matches!(
             s,
-            Setting::Ways { .. } | Setting::Mba { .. } | Setting::MbaRate { .. }
+            Setting::Ways { .. }
+                | Setting::WaysApart { .. }
+                | Setting::Mba { .. }
+                | Setting::MbaRate { .. }
         )
     };
     plan.steps
@@ -134,28 +153,48 @@ fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask, bool)> {
 }
 
 impl Linux {
+    /// Has resctrl mounted, by ourselves with code and data of these levels apart. What a person should know of it.
+    pub(super) fn begin_parts(&mut self, apart: &[u32]) -> Result<Vec<String>> {
+        if self.parts.is_some() {
+            return Ok(Vec::new());
+        }
+        let before = Resctrl::find(&self.files)?.is_some();
+        let options = apart.iter().map(|level| match level {
+            2 => "cdpl2",
+            _ => "cdp",
+        });
+        let options: Vec<&str> = options.collect();
+        let resctrl = Resctrl::adopt_or_mount(&mut self.hands()?, &options.join(","))?;
+        if let Some(level) = apart.iter().find(|level| !resctrl.apart(**level)) {
+            return Err(Error::refused_with(
+                format!(
+                    "resctrl was mounted at {} after this was planned, with code and data of L{level} together",
+                    resctrl.root
+                ),
+                "plan again",
+            ));
+        }
+        let info = resctrl.info(&self.files)?;
+        let classes = info.classes() as usize;
+        let used = before.then(|| {
+            format!(
+                "resctrl was mounted already, at {}: it is used as it is",
+                resctrl.root
+            )
+        });
+        self.parts = Some(Parts {
+            free: classes.saturating_sub(1 + resctrl.used(&self.files)?.len()),
+            info,
+            resctrl,
+            groups: BTreeMap::new(),
+            told: BTreeSet::new(),
+        });
+        Ok(used.into_iter().collect())
+    }
+
     /// Gives a group, or unmatched tasks, a part.
     pub(super) fn part(&mut self, name: &str, set: &Setting) -> Result<Vec<String>> {
-        let mut notes = Vec::new();
-        if self.parts.is_none() {
-            let before = Resctrl::find(&self.files)?.is_some();
-            let resctrl = Resctrl::adopt_or_mount(&mut self.hands()?)?;
-            if before {
-                notes.push(format!(
-                    "resctrl was mounted already, at {}: it is used as it is",
-                    resctrl.root
-                ));
-            }
-            let info = resctrl.info(&self.files)?;
-            let classes = info.classes() as usize;
-            self.parts = Some(Parts {
-                free: classes.saturating_sub(1 + resctrl.used(&self.files)?.len()),
-                info,
-                resctrl,
-                groups: BTreeMap::new(),
-                told: BTreeSet::new(),
-            });
-        }
+        let notes = self.begin_parts(&[])?;
         let group = self.class(name)?;
         let parts = self.parts()?;
         let (resctrl, info) = (parts.resctrl.clone(), parts.info.clone());
@@ -164,15 +203,20 @@ impl Linux {
             let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
             resctrl.allocate(&mut self.hands()?, &info, &group, &lines)?;
         }
-        if let Setting::Ways { level, mask } = set {
+        let ways = match *set {
+            Setting::Ways { level, mask } => Some((level, mask)),
+            Setting::WaysApart { level, code, data } => Some((level, Mask(code.0 | data.0))),
+            _ => None,
+        };
+        if let Some((level, mask)) = ways {
             let mine =
-                |(group, l, m, _): (&str, u32, Mask, bool)| (group, l, m) == (name, *level, *mask);
+                |(group, l, m, _): (&str, u32, Mask, bool)| (group, l, m) == (name, level, mask);
             let own = self
                 .plan
                 .as_ref()
                 .is_none_or(|plan| promised(plan).any(mine));
             let parts = self.parts()?;
-            let others = parts.intruders(&parts.others(&self.files)?, *level, *mask);
+            let others = parts.intruders(&parts.others(&self.files)?, level, mask);
             if own
                 && name != REST
                 && let Some(other) = others.first()
@@ -190,7 +234,7 @@ impl Linux {
         }
         if name != REST {
             self.follow(name)?;
-        } else if matches!(set, Setting::Ways { .. }) {
+        } else if ways.is_some() {
             self.keep_out();
         }
         Ok(notes)
@@ -217,7 +261,7 @@ impl Linux {
         }
     }
 
-    fn parts(&self) -> Result<&Parts> {
+    pub(super) fn parts(&self) -> Result<&Parts> {
         self.parts
             .as_ref()
             .ok_or_else(|| Error::refused("resctrl is not in use"))
@@ -260,7 +304,7 @@ impl Linux {
     }
 
     /// A control group that nobody has: made, or an idle one for the time.
-    fn new_class(&mut self, resctrl: &Resctrl) -> Result<Group> {
+    pub(super) fn new_class(&mut self, resctrl: &Resctrl) -> Result<Group> {
         let all = resctrl.groups(&self.files)?;
         let names = (1..).map(|n| format!("COS{n}"));
         let mut names = names.filter(|name| all.iter().all(|g| g.name != *name));
@@ -289,12 +333,17 @@ impl Linux {
         group.ok_or_else(|| Error::refused(format!("group {name} has no control group")))
     }
 
-    /// Moves the ways of a group, or of unmatched tasks, that were given to it before. Recorded once for all its moves.
+    /// Moves the ways of a group, or of unmatched tasks, that were given to it before.
     pub(super) fn move_ways(&mut self, name: &str, level: u32, mask: Mask) -> Result<()> {
         let group = self.class_of(name)?;
+        self.steer_part(&group, &Setting::Ways { level, mask })
+    }
+
+    /// Gives a control group another part, one of many that it gets in turn: recorded once for all of them.
+    pub(super) fn steer_part(&mut self, group: &Group, set: &Setting) -> Result<()> {
         let parts = self.parts()?;
         let resctrl = parts.resctrl.clone();
-        let lines = parts.lines(&self.files, &Setting::Ways { level, mask })?;
+        let lines = parts.lines(&self.files, set)?;
         let path = group.file("schemata");
         let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
         let old = group.schemata(&self.files)?.only(&lines).to_string();

@@ -95,7 +95,11 @@ impl Linux {
                     sysctl::set(&mut self.hands()?, name, *value)?;
                 }
             }
-            Setting::Ways { .. } | Setting::Mba { .. } | Setting::MbaRate { .. } => {
+            Setting::MountApart { levels } => notes.extend(self.begin_parts(levels)?),
+            Setting::Ways { .. }
+            | Setting::WaysApart { .. }
+            | Setting::Mba { .. }
+            | Setting::MbaRate { .. } => {
                 notes.extend(self.part(group, &step.set)?);
             }
             // No plan for this machine has them: it does not say that it could.
@@ -351,12 +355,7 @@ impl Linux {
     }
 
     fn regulate(&mut self, name: &str, regulation: &Regulation) -> Result<()> {
-        let home = self.group(name)?.home.clone();
         let cgroups = self.cgroups.clone();
-        let dirs: Vec<String> = home
-            .dirs(&cgroups, Controller::PerfEvent)
-            .map(|p| p.dir.clone())
-            .collect();
         self.cached_inventory()?;
         cpuset::reach(
             &mut self.hands()?,
@@ -364,50 +363,67 @@ impl Linux {
             std::process::id(),
             &regulation.cpus,
         )?;
-        let pool = self.pool()?;
         for cpu in regulation.cpus.iter() {
-            let failed = |what: &str, e: std::io::Error| {
-                Error::refused_with(
-                    format!("group {name}, CPU {cpu}: {what}: {e}"),
-                    "quell doctor tells what is missing; mechanisms.bandwidth = \"none\" uses cpu-max instead",
-                )
-            };
-            let meter: Box<dyn Meter> = match regulation.meter {
-                MeterKind::Time => {
-                    let [dir] = dirs.as_slice() else {
-                        return Err(Error::refused_with(
-                            format!(
-                                "group {name} lives in {} cgroups that carry perf_event; CPU time is counted in one",
-                                dirs.len()
-                            ),
-                            "match it by something else than its cgroup, or limit cpu-time",
-                        ));
-                    };
-                    let dir = perf::cgroup_dir(Path::new(dir))
-                        .map_err(|e| failed("its cgroup cannot be opened", e))?;
-                    let meter = TimeMeter::open(&dir, cpu, regulation.peak, regulation.stop_cost);
-                    Box::new(meter.map_err(|e| failed("its CPU clock cannot be counted", e))?)
-                }
-                hardware => self
-                    .event_meter(hardware, cpu)
-                    .map_err(|e| failed("its counters cannot be opened", e))?,
-            };
-            let lease = Arc::clone(self.session()?.0.lease());
-            let permit = Arc::new(move |now| lease.is_held(now));
-            let throttler = Throttler::start(cpu, regulation, meter, permit, &pool)
-                .map_err(|e| failed("no throttler", e))?;
-            self.throttlers.push(Regulated {
-                group: name.to_owned(),
-                throttler,
-                told: [0; 4],
-                told_pooled: Pooled::default(),
-                decisions: Vec::new(),
-                missed: 0,
-            });
+            self.throttle(name, regulation, cpu)?;
         }
         if regulation.split == Split::Demand {
             self.splits.push(Splits::new(regulation, rt::now()));
         }
+        Ok(())
+    }
+
+    /// Starts the throttler of one of a group's CPUs.
+    pub(super) fn throttle(
+        &mut self,
+        name: &str,
+        regulation: &Regulation,
+        cpu: CpuId,
+    ) -> Result<()> {
+        let home = &self.group(name)?.home;
+        let dirs: Vec<String> = home
+            .dirs(&self.cgroups, Controller::PerfEvent)
+            .map(|p| p.dir.clone())
+            .collect();
+        let failed = |what: &str, e: std::io::Error| {
+            Error::refused_with(
+                format!("group {name}, CPU {cpu}: {what}: {e}"),
+                "quell doctor tells what is missing; mechanisms.bandwidth = \"none\" uses cpu-max instead",
+            )
+        };
+        let meter: Box<dyn Meter> = match regulation.meter {
+            MeterKind::Time => {
+                let [dir] = dirs.as_slice() else {
+                    return Err(Error::refused_with(
+                        format!(
+                            "group {name} lives in {} cgroups that carry perf_event; CPU time is counted in one",
+                            dirs.len()
+                        ),
+                        "match it by something else than its cgroup, or limit cpu-time",
+                    ));
+                };
+                let dir = perf::cgroup_dir(Path::new(dir))
+                    .map_err(|e| failed("its cgroup cannot be opened", e))?;
+                let meter = TimeMeter::open(&dir, cpu, regulation.peak, regulation.stop_cost);
+                Box::new(meter.map_err(|e| failed("its CPU clock cannot be counted", e))?)
+            }
+            hardware => self
+                .event_meter(hardware, cpu)
+                .map_err(|e| failed("its counters cannot be opened", e))?,
+        };
+        let pool = self.pool()?;
+        let lease = Arc::clone(self.session()?.0.lease());
+        let permit = Arc::new(move |now| lease.is_held(now));
+        let throttler = Throttler::start(cpu, regulation, meter, permit, &pool)
+            .map_err(|e| failed("no throttler", e))?;
+        self.throttlers.push(Regulated {
+            group: name.to_owned(),
+            throttler,
+            regulation: regulation.clone(),
+            told: [0; 4],
+            told_pooled: Pooled::default(),
+            decisions: Vec::new(),
+            missed: 0,
+        });
         Ok(())
     }
 

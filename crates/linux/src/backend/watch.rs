@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use quell_core::backend::{Observation, Seen};
-use quell_core::plan::GroupId;
+use quell_core::mechanism::Level;
+use quell_core::plan::{GroupId, Meter, Regulation, Setting, Step, StepId};
 use quell_core::policy::OnDrift;
 use quell_core::record::{Declared, Event, Spent};
 use quell_core::units::Nanos;
@@ -16,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::resident::Keeper;
 use crate::session::Session;
 use crate::tasks::Matcher;
+use crate::throttle::Lost;
 use crate::units::Units;
 use crate::{drift, rt, signals};
 
@@ -103,30 +105,9 @@ impl Linux {
     fn look(&mut self, seen: &mut Observation) -> Result<()> {
         let finding =
             |what: String, group: Option<String>| Seen::Event(Event::Finding { what, group });
-        let mut lost = Vec::new();
         self.account(seen);
         self.tell_spent(seen);
-        for Regulated {
-            group, throttler, ..
-        } in &self.throttlers
-        {
-            if let Some(why) = throttler.lost() {
-                lost.push(throttler.cpu);
-                let what = format!(
-                    "CPU {} is no longer regulated: {why}; the group's limit is at level none",
-                    throttler.cpu
-                );
-                seen.push(finding(what, Some(group.clone())));
-            }
-        }
-        // The last that `quell status` hears of them.
-        if let Some(session) = self.session.as_ref().filter(|_| !lost.is_empty()) {
-            publish(session, &self.throttlers);
-        }
-        self.throttlers.retain(|r| !lost.contains(&r.throttler.cpu));
-        // What is left of a group's CPUs keeps what it has.
-        self.splits
-            .retain(|s| !s.cpus.iter().any(|cpu| lost.contains(&cpu)));
+        self.replace_ended(seen);
         let matched: Vec<String> = self
             .groups
             .iter()
@@ -155,6 +136,90 @@ impl Linux {
             }
         }
         Ok(())
+    }
+
+    /// Throttlers that ended by themselves, each told. One whose counter was taken away is followed by one that counts CPU time.
+    fn replace_ended(&mut self, seen: &mut Observation) {
+        let all = std::mem::take(&mut self.throttlers).into_iter();
+        let (ended, going): (Vec<Regulated>, Vec<Regulated>) =
+            all.partition(|r| r.throttler.lost().is_some());
+        self.throttlers = going;
+        // The last that `quell status` hears of them.
+        if let Some(session) = self.session.as_ref().filter(|_| !ended.is_empty()) {
+            publish(session, &ended);
+        }
+        for Regulated {
+            group,
+            throttler,
+            regulation,
+            ..
+        } in ended
+        {
+            let (cpu, budget) = (throttler.cpu, throttler.budget());
+            let Some(why) = throttler.lost() else {
+                continue;
+            };
+            drop(throttler);
+            // What is left of a group's CPUs keeps what it has.
+            self.splits.retain(|s| !s.cpus.contains(cpu));
+            let counted = why == Lost::Meter && regulation.meter == Meter::Hardware;
+            let by_time = counted.then(|| {
+                let regulation = Regulation {
+                    budget,
+                    meter: Meter::Time,
+                    ..regulation
+                };
+                self.throttle(&group, &regulation, cpu)
+            });
+            let (what, level) = match by_time {
+                Some(Ok(())) => (
+                    format!(
+                        "CPU {cpu}: {why}; from here on the group's CPU time is counted at the peak rate instead, and what others do there \
+                         is not: its limit is at level estimated"
+                    ),
+                    Level::Estimated,
+                ),
+                Some(Err(e)) => (
+                    format!(
+                        "CPU {cpu} is no longer regulated: {why}, and CPU time cannot be counted instead ({e}); the group's limit is at level none"
+                    ),
+                    Level::None,
+                ),
+                None => (
+                    format!(
+                        "CPU {cpu} is no longer regulated: {why}; the group's limit is at level none"
+                    ),
+                    Level::None,
+                ),
+            };
+            self.downgrade(&group, level, &what);
+            seen.push(Seen::Event(Event::Finding {
+                what,
+                group: Some(group),
+            }));
+        }
+    }
+
+    /// Writes into the plan that `quell status` reads what promises are worth that the regulation of a group holds. A reserve of others
+    /// is worth nothing where not everybody is counted any more.
+    fn downgrade(&mut self, group: &str, level: Level, why: &str) {
+        let Some(plan) = self.plan.as_mut() else {
+            return;
+        };
+        let regulates =
+            |s: &&Step| s.group.as_deref() == Some(group) && matches!(s.set, Setting::Regulate(_));
+        let steps: Vec<StepId> = plan.steps.iter().filter(regulates).map(|s| s.id).collect();
+        for held in &mut plan.promises {
+            if held.held_by.iter().any(|by| steps.contains(by)) {
+                let own = held.group == group;
+                held.level = held.level.min(if own { level } else { Level::None });
+                held.weakest = Some(why.to_owned());
+            }
+        }
+        if let Some(session) = &self.session {
+            // It is told in any case.
+            let _ = session.describe(plan);
+        }
     }
 
     /// Newborn tasks of immune groups, and keepers that ended.

@@ -19,12 +19,12 @@ use crate::{fault, procfs};
 const ROUNDS: usize = 50;
 
 impl Resctrl {
-    /// The mount that is there, whatever its options; else one of ours, at the usual place and without options, taken away
+    /// The mount that is there, whatever its options; else one of ours, at the usual place and with these options, taken away
     /// at the end.
     ///
     /// # Errors
     /// [`Error::File`] when it cannot be mounted.
-    pub fn adopt_or_mount(hands: &mut Hands<'_>) -> Result<Self> {
+    pub fn adopt_or_mount(hands: &mut Hands<'_>, options: &str) -> Result<Self> {
         if let Some(found) = Self::find(hands.files)? {
             return Ok(found);
         }
@@ -32,7 +32,7 @@ impl Resctrl {
         hands.journal.record(&Undo::Mount {
             path: USUAL.to_owned(),
         })?;
-        let mounted = hands.files.mount("resctrl", USUAL, "");
+        let mounted = hands.files.mount("resctrl", USUAL, options);
         if mounted.is_err() {
             // Whoever mounts it meanwhile: it is not ours to take away.
             hands.journal.retract(mark)?;

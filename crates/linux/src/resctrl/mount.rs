@@ -49,6 +49,16 @@ impl Resctrl {
         }))
     }
 
+    /// Whether code and data of a level are apart.
+    #[must_use]
+    pub const fn apart(&self, level: u32) -> bool {
+        match level {
+            2 => self.cdp_l2,
+            3 => self.cdp,
+            _ => false,
+        }
+    }
+
     /// What the kernel answered to the last write below the mount, in its words; `None` where that was "ok", or is not told.
     #[must_use]
     pub fn last_status(&self, files: &dyn Files) -> Option<String> {

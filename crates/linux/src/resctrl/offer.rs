@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::partition::{Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
+use quell_core::partition::{Apart, Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
 
 use super::info::Bandwidth;
 use super::lock::{For, PATIENCE};
@@ -21,8 +21,8 @@ pub struct Offer {
     pub no_mba: Option<String>,
 }
 
-/// What resctrl offers here, or why it offers nothing. `unmounted`: what the processor says, asked where nobody has mounted
-/// it ([`processor`](super::processor)).
+/// What resctrl offers here, or why it offers nothing. `unmounted`: what the processor says, which would be offered where nobody has
+/// mounted it ([`processor`](super::processor)).
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.
@@ -37,7 +37,7 @@ pub fn offer(
         let others = u32::try_from(resctrl.used(files)?.len()).unwrap_or(u32::MAX);
         let mut how = String::from("resctrl");
         if resctrl.cdp || resctrl.cdp_l2 {
-            how.push_str(", mounted with code and data apart: both get the same ways");
+            how.push_str(", mounted with code and data apart");
         }
         if others > 0 {
             how.push_str(&format!(
@@ -46,6 +46,15 @@ pub fn offer(
             ));
         }
         let mut partitions = partitions(&info, resctrl.mib_s, others);
+        let could = unmounted().unwrap_or_default();
+        for ways in &mut partitions.ways {
+            let same = could.ways.iter().find(|w| w.level == ways.level);
+            ways.apart = match same.map_or(Apart::Never, |w| w.apart) {
+                _ if resctrl.apart(ways.level) => Apart::Now,
+                Apart::Never => Apart::Never,
+                _ => Apart::MountedWithout,
+            };
+        }
         // AMD counts in eighths of GB/s, and tells neither that nor the most.
         let foreign = |(_, bandwidth): (_, &Bandwidth)| !bandwidth.linear && !resctrl.mib_s;
         let no_mba = info.bandwidth().is_some_and(foreign).then(|| {
@@ -97,6 +106,7 @@ fn partitions(info: &Info, mib_s: bool, others: u32) -> Partitions {
             classes,
             sparse: ways.sparse,
             shareable: ways.shareable,
+            apart: Apart::Never,
         })
     });
     Partitions {
@@ -153,6 +163,31 @@ mod tests {
             assert_eq!(found.partitions.mba.map(|m| m.unit), unit);
             assert_eq!(found.no_mba.is_some(), unit.is_none());
         }
+    }
+
+    #[test]
+    fn whether_code_and_data_can_be_apart_is_the_mounts_word() {
+        let fake = Fake::new(&Spec {
+            rdt: Some(Rdt::icelake()),
+            ..Spec::new(Flavour::V2)
+        });
+        let can = Apart::OnceMounted { classes: 8 };
+        let processor = |apart| {
+            let mut found = offer(&fake, || None).unwrap().unwrap().partitions;
+            found.ways[0].apart = apart;
+            Some(found)
+        };
+        let told = |apart| {
+            let found = offer(&fake, || processor(apart)).unwrap().unwrap();
+            found.partitions.ways[0].apart
+        };
+        assert_eq!(told(can), Apart::MountedWithout);
+        assert_eq!(told(Apart::Never), Apart::Never);
+        fake.with(|m| {
+            m.resctrl_mounted(None);
+            m.resctrl_mounted(Some("cdp"));
+        });
+        assert_eq!(told(can), Apart::Now);
     }
 
     #[test]

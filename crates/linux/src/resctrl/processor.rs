@@ -37,7 +37,7 @@ fn cpuid(_: u32, _: u32) -> Registers {
 }
 
 fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> Option<Partitions> {
-    use quell_core::partition::{Mask, MbaBounds, MbaUnit, WayPartition};
+    use quell_core::partition::{Apart, Mask, MbaBounds, MbaUnit, WayPartition};
 
     const ALLOCATION: u32 = 0x10;
     let [last, b, c, d] = cpuid(0, 0);
@@ -59,6 +59,12 @@ fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> 
             classes: (d & 0xffff) + 1,
             sparse: c & 1 << 3 != 0,
             shareable: Mask(u64::from(b)),
+            apart: match c & 1 << 2 {
+                0 => Apart::Never,
+                _ => Apart::OnceMounted {
+                    classes: ((d & 0xffff) + 1) / 2,
+                },
+            },
         });
     }
     if has("mba") {
@@ -75,7 +81,12 @@ fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> 
     // A group has one class of service for everything.
     let all = found.ways.iter().map(|w| w.classes);
     let classes = all.chain(found.mba.iter().map(|m| m.classes)).min()?;
-    found.ways.iter_mut().for_each(|w| w.classes = classes);
+    for ways in &mut found.ways {
+        ways.classes = classes;
+        if let Apart::OnceMounted { classes: then } = &mut ways.apart {
+            *then = classes.min(*then);
+        }
+    }
     found.mba.iter_mut().for_each(|m| m.classes = classes);
     Some(found)
 }
@@ -92,7 +103,7 @@ mod tests {
     fn leaves_say_what_can_be_divided() {
         let cpuid = |leaf: u32, part: u32| match (leaf, part) {
             (0, _) => [0x16, word(b"Genu"), word(b"ntel"), word(b"ineI")],
-            (0x10, 1) => [10, 0x600, 1 << 3, 15],
+            (0x10, 1) => [10, 0x600, 1 << 2 | 1 << 3, 11],
             (0x10, 3) => [89, 0, 1 << 2, 7],
             _ => [0; 4],
         };
@@ -100,6 +111,9 @@ mod tests {
         let ways = &found.ways[0];
         assert_eq!((ways.level, ways.bits, ways.classes), (3, 11, 8));
         assert!(ways.sparse && ways.shareable.0 == 0x600 && found.ways.len() == 1);
+        // Of twelve classes six are left where code and data are apart.
+        let apart = quell_core::partition::Apart::OnceMounted { classes: 6 };
+        assert_eq!(ways.apart, apart);
         let mba = found.mba.unwrap();
         assert_eq!((mba.least, mba.step, mba.classes), (10, 10, 8));
         // What the kernel does not believe is not there.

@@ -11,7 +11,7 @@
 //! * It keeps per-CPU kernel workers from running, and calls elsewhere that wait for them. One uninterrupted stop
 //!   is therefore at most [`Regulation::longest`]; a longer one is broken by [`BREATH`], whose use is debited.
 //! * It outlives its permission: when the lease is revoked or its heartbeat is late, it ends.
-//! * Its counter can be taken away: the meter says so, and the thread ends.
+//! * Its counter can be taken away: it then wakes nobody, so that the meter is asked every [`LOOK`], too, and the thread ends.
 //!
 //! However it ends, it leaves the pool, so that the others do not wait for it.
 

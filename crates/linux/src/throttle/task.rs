@@ -229,8 +229,21 @@ impl Task {
         now < end && self.pool.is_in(period)
     }
 
-    /// Sleeps until the counter overflows, or the period is over.
-    fn sleep(&self) -> Result<Woken, Lost> {
+    /// Sleeps until the counter overflows, or the period is over. A counter that is taken away does neither, so that it is looked at
+    /// now and then.
+    fn sleep(&mut self) -> Result<Woken, Lost> {
+        loop {
+            if let Some(woken) = self.doze()? {
+                return Ok(woken);
+            }
+            let Ok((_, true)) = self.meter.read() else {
+                return Err(Lost::Meter);
+            };
+        }
+    }
+
+    /// The same; `None` after [`LOOK`].
+    fn doze(&self) -> Result<Option<Woken>, Lost> {
         let mut watched: [PollFd<'_>; 1 + MOST_EVENTS] =
             std::array::from_fn(|_| PollFd::new(&self.bed.wake, PollFlags::IN));
         let mut meters = 0;
@@ -250,7 +263,7 @@ impl Task {
                 if !self.goes_on(period, end, now) {
                     self.bed.rises();
                     self.here()?;
-                    return Ok(Woken::ByTime);
+                    return Ok(Some(Woken::ByTime));
                 }
                 span = span.min(end.since(now));
             }
@@ -261,11 +274,12 @@ impl Task {
             let polled = rustix::event::poll(watched, Some(&timeout));
             self.bed.rises();
             if self.shared.stop.load(Ordering::Acquire) {
-                return Ok(Woken::ToEnd);
+                return Ok(Some(Woken::ToEnd));
             }
             // The kernel wakes a thread whose CPU is gone on another one, and budgets that move may ring more often than we look.
             self.here()?;
             match polled {
+                Ok(0) if span == LOOK => return Ok(None),
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return Err(Lost::Meter),
                 Ok(_) => {
@@ -278,11 +292,11 @@ impl Task {
                     if bell[0].revents().contains(PollFlags::IN) {
                         self.bed.heard();
                         if self.free && self.budget() != self.regulator.budget().lines {
-                            return Ok(Woken::ByTime);
+                            return Ok(Some(Woken::ByTime));
                         }
                     }
                     if meters.iter().any(|w| w.revents().contains(PollFlags::IN)) {
-                        return Ok(Woken::ByCounter);
+                        return Ok(Some(Woken::ByCounter));
                     }
                 }
             }

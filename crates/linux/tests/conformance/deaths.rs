@@ -103,7 +103,7 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
 /// A part of the cache, and a newborn in it.
 fn divide(hands: &mut Hands<'_>, victim: u32) {
     let files = hands.files;
-    let resctrl = Resctrl::adopt_or_mount(hands).unwrap();
+    let resctrl = Resctrl::adopt_or_mount(hands, "").unwrap();
     let info = resctrl.info(files).unwrap();
     let ours = resctrl.make(hands, "quell.ours").unwrap();
     for (group, mask) in [(&ours, 0xf000), (&resctrl.default_group(), 0x0fff)] {

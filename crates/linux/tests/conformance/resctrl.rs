@@ -432,7 +432,7 @@ pub fn a_part_is_given_followed_and_taken_back(arm: &mut dyn Arm) {
     let before = picture(files, &pids);
     let mut held = Held::new(files);
     let mut hands = Hands::new(files, &mut held.journal);
-    let adopted = Resctrl::adopt_or_mount(&mut hands).unwrap();
+    let adopted = Resctrl::adopt_or_mount(&mut hands, "").unwrap();
     assert_eq!(adopted, resctrl, "nothing is mounted anew");
     let ours = resctrl.make(&mut hands, "quell.ours").unwrap();
     let part = |mask: u64| Schemata::masks("L3", [0], Mask(mask));
@@ -515,7 +515,7 @@ pub fn what_we_mounted_goes_unless_others_use_it(arm: &mut dyn Arm) {
         }
         let mut held = Held::new(files);
         let mut hands = Hands::new(files, &mut held.journal);
-        let resctrl = Resctrl::adopt_or_mount(&mut hands).unwrap();
+        let resctrl = Resctrl::adopt_or_mount(&mut hands, "").unwrap();
         let info = resctrl.info(files).unwrap();
         let ours = resctrl.make(&mut hands, "quell.ours").unwrap();
         let all = info.ways(3).next().unwrap().1.all;

@@ -10,7 +10,7 @@ mod apart;
 mod pooled;
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -18,13 +18,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+use quell_core::control::Moved;
 use quell_core::plan::{Meter as Kind, Regulation};
 use quell_core::policy::Split;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::lock::Lock;
-use quell_linux::meter::{EventMeter, Meter, TimeMeter};
-use quell_linux::perf::{self, Event, EventCode, SW_MINOR_FAULTS, Scope, TYPE_SOFTWARE, Wake};
+use quell_linux::meter::{EventMeter, MOST_EVENTS, Meter, TimeMeter};
+use quell_linux::perf::{
+    self, Event, EventCode, Overflow, SW_MINOR_FAULTS, Scope, TYPE_SOFTWARE, Wake,
+};
 use quell_linux::pool::Pool;
 use quell_linux::root::Kernel;
 use quell_linux::rt;
@@ -385,6 +388,53 @@ fn a_throttler_that_finds_itself_on_another_cpu_ends() {
         sleep(Duration::from_millis(50));
     }
     assert_eq!(throttler.lost(), Some(Lost::WrongCpu));
+}
+
+/// One that counts nothing, whose counter is taken away at some moment: it does not wake for that.
+struct Taken(Arc<AtomicBool>);
+
+impl Meter for Taken {
+    fn arm(&mut self, _: Moved, _: bool) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn rest(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn woken(&mut self) -> std::io::Result<Option<Overflow>> {
+        Ok(None)
+    }
+
+    fn read(&mut self) -> std::io::Result<(Moved, bool)> {
+        Ok((Lines(0).into(), !self.0.load(Ordering::Acquire)))
+    }
+
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
+        [None; MOST_EVENTS]
+    }
+}
+
+#[test]
+fn a_throttler_whose_counter_is_taken_away_ends_though_nothing_wakes_it() {
+    let Some(busy) = Busy::start("taken") else {
+        return;
+    };
+    let taken = Arc::new(AtomicBool::new(false));
+    let regulation = busy.regulation(Share::percent(10), Nanos::millis(1));
+    let meter = Box::new(Taken(Arc::clone(&taken)));
+    let throttler =
+        Throttler::start(busy.cpu, &regulation, meter, Arc::new(|_| true), &pool()).unwrap();
+    sleep(Duration::from_millis(600));
+    assert_eq!(throttler.lost(), None);
+    taken.store(true, Ordering::Release);
+    for _ in 0..100 {
+        if throttler.lost().is_some() {
+            break;
+        }
+        sleep(Duration::from_millis(50));
+    }
+    assert_eq!(throttler.lost(), Some(Lost::Meter));
 }
 
 /// As a shrunk cpuset or a CPU going offline would do it: the thread is moved from outside.

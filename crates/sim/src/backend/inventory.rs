@@ -8,7 +8,7 @@ use quell_core::inventory::{
     MeterKind, Node, Simulated,
 };
 use quell_core::mechanism::{Level, Mechanism};
-use quell_core::partition::{Colouring, Mask, Partitions, WayPartition};
+use quell_core::partition::{Apart, Colouring, Mask, Partitions, WayPartition};
 use quell_core::units::{Bytes, Share};
 
 use quell_model::address::Colours;
@@ -189,6 +189,7 @@ fn partitions(profile: &Profile) -> Partitions {
             classes: ways.classes,
             sparse: ways.sparse,
             shareable: Mask::default(),
+            apart: Apart::Never,
         })
         .collect();
     let large = profile.tlb.large_page.0.trailing_zeros();

@@ -392,6 +392,8 @@ impl Backend for Sim {
             | Setting::LimitMemory { .. }
             | Setting::WatchMemory
             | Setting::SteerMemory { .. }
+            | Setting::MountApart { .. }
+            | Setting::WaysApart { .. }
             | Setting::Sysctls { .. } => {
                 return Err(BackendError(format!(
                     "{} is not built for simulated machines",

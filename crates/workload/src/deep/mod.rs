@@ -5,6 +5,7 @@ mod canary;
 mod loaded;
 mod pages;
 mod steps;
+mod throttled;
 mod wakeup;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use crate::procfs::{self, CpuTime};
 use crate::{Error, clock, measure};
 
 pub use canary::sharing;
+pub use throttled::{Class, curve as throttled};
 
 /// The longest list, whatever the cache.
 const LARGEST: u64 = 1 << 30;
@@ -44,6 +46,8 @@ pub struct Depth {
     pub steps: (u32, u64, u32),
     /// How many milliseconds sleepers sleep, one by one.
     pub sleeps: u32,
+    /// Rounds of the steps of bandwidth allocation, and the span of one step in one.
+    pub throttled: (usize, u64),
 }
 
 impl Depth {
@@ -55,6 +59,7 @@ impl Depth {
         pages: (7, 40_000_000),
         steps: (7, 10_000_000, 3),
         sleeps: 4_000,
+        throttled: (3, 60_000_000),
     };
     /// Some seconds.
     pub const QUICK: Self = Self {
@@ -64,6 +69,7 @@ impl Depth {
         pages: (3, 10_000_000),
         steps: (3, 4_000_000, 2),
         sleeps: 300,
+        throttled: (2, 30_000_000),
     };
 }
 

@@ -1,7 +1,7 @@
 //! Inventories shaped like the machines of the published case studies.
 
 use super::*;
-use crate::partition::{Colouring, Exclusion, Mask, MbaBounds, MbaUnit, WayPartition};
+use crate::partition::{Apart, Colouring, Exclusion, Mask, MbaBounds, MbaUnit, WayPartition};
 
 /// With these mechanisms at their best.
 fn with(mut machine: Inventory, mechanisms: &[Mechanism]) -> Inventory {
@@ -54,6 +54,7 @@ pub(super) fn p4080() -> Inventory {
             classes: 16,
             sparse: true,
             shareable: Mask::default(),
+            apart: Apart::default(),
         }],
         sets: colours(&bits(&[14, 15]), 0),
         banks: colours(&bits(&[16, 17, 18, 19]), 0),
@@ -106,6 +107,7 @@ pub(super) fn apollolake() -> Inventory {
             classes: 4,
             sparse: false,
             shareable: Mask::default(),
+            apart: Apart::default(),
         }],
         banks: colours(&[pair(14, 17), pair(15, 18), pair(16, 19)], 0),
         lock: Some(2),
@@ -126,6 +128,7 @@ pub(super) fn icelake_sp() -> Inventory {
             classes: 15,
             sparse: false,
             shareable: Mask::default(),
+            apart: Apart::default(),
         }],
         mba: Some(MbaBounds {
             classes: 8,

@@ -1,0 +1,87 @@
+//! What the tests in the lab share: a virtual machine with this program and an emulated `icelake`, and words of its shell.
+
+use std::time::Duration;
+
+use quell_core::lab::{Accelerator, Guest};
+use quell_lab::Error;
+use quell_lab::packages::Packages;
+use quell_lab::vm::Lab;
+
+/// `picture` is of everything that resctrl may show of groups, and of the processes in `$SUBJECTS`.
+const WORDS: &str = r#"
+R=/sys/fs/resctrl
+role() { export QUELL_LAB_ROLE="$*"; exec "$EXE" guest --exact --ignored --nocapture; }
+mask() { sed -n 's/ *L3:0=0*//p' $1/schemata; }
+# within SECONDS COMMAND…: true as soon as the command is
+within() { n=$(($1 * 10)); shift; until "$@" 2>/dev/null; do n=$((n - 1)); [ $n -gt 0 ] || return 1; usleep 100000; done; }
+# Emulated on a busy host a process may be held up for longer than the second that a heartbeat may be late.
+thrice() { "$@" || "$@" || "$@"; }
+picture() {
+    grep resctrl /proc/mounts
+    for group in $R $R/*; do
+        [ -e $group/tasks ] && for file in schemata mode cpus_list; do echo $group/$file $(cat $group/$file); done
+    done
+    for pid in $SUBJECTS; do echo $(cat /proc/$pid/cpu_resctrl_groups); done
+}
+before() { picture >/tmp/before; }
+gone() { ! pidof quell >/dev/null; }
+restored() { picture >/tmp/after; cmp -s /tmp/before /tmp/after; }
+said() { sed 's/^/said /' /tmp/log; }
+"#;
+
+/// What the guest wrote.
+pub struct Said(pub String);
+
+impl Said {
+    /// The rest of each line that begins with a word.
+    pub fn all(&self, key: &str) -> Vec<&str> {
+        let words = self.0.lines();
+        words
+            .filter_map(|l| l.strip_prefix(key)?.strip_prefix(' '))
+            .collect()
+    }
+
+    /// The rest of the first of them; nothing where there is none.
+    pub fn one(&self, key: &str) -> &str {
+        self.all(key).first().copied().unwrap_or_default()
+    }
+}
+
+/// Boots a kernel and has it run a script; `None`, said aloud, where the lab cannot be had.
+pub fn says(kernel: &str, script: &str, timeout: Duration) -> Option<Said> {
+    if !cfg!(target_arch = "x86_64") {
+        eprintln!("SKIPPED the lab: its packages are for x86-64");
+        return None;
+    }
+    let exe = std::env::current_exe().unwrap().display().to_string();
+    let lab = Lab {
+        guest: Guest {
+            kernel: kernel.to_owned(),
+            profile: Some("icelake".to_owned()),
+            accelerator: Accelerator::Tcg,
+            with: vec![
+                exe.clone(),
+                format!("{}=/bin/quell", env!("CARGO_BIN_EXE_quell")),
+            ],
+            ..Guest::default()
+        },
+        timeout: Some(timeout),
+        console: Some("/dev/null".into()),
+        command: ["sh", "-c", &format!("EXE={exe}\n{WORDS}{script}")]
+            .map(str::to_owned)
+            .to_vec(),
+        ..Lab::default()
+    };
+    let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
+    match lab.gather(&packages) {
+        Ok((_, output, errors)) => {
+            println!("{output}{errors}");
+            Some(Said(output))
+        }
+        Err(Error::Unavailable(reason)) => {
+            eprintln!("SKIPPED the lab: {reason}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}

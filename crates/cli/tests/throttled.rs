@@ -1,0 +1,265 @@
+//! Bandwidth allocation under a real kernel, in the lab: what its percentages come to is measured by `quell doctor --deep`, planned with and
+//! set by `quell run`, in a virtual machine whose emulated processor delays a class as it is told. Read by the kernel's own files,
+//! never by Quell. The guest's programs are this one, in a role.
+//!
+//! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::time::Duration;
+
+mod guest;
+#[path = "../../lab-plugin/tests/roles/touch.rs"]
+mod touch;
+
+use quell_core::deep::MbaCurve;
+use quell_core::inventory::Inventory;
+use quell_core::units::Share;
+use touch::Memory;
+
+const SCRIPT: &str = r#"
+bandwidth() { sed -n 's/ *MB:0= *//p' $1/schemata; }
+# Bytes that a group moves in a second.
+rate() { a=$(cat $1/mon_data/mon_L3_00/mbm_total_bytes); sleep 2; b=$(cat $1/mon_data/mon_L3_00/mbm_total_bytes); echo $(((b - a) / 2)); }
+# The class of a process; nothing for the default one.
+class() { sed -n 's,^res:/*,,p' /proc/$1/cpu_resctrl_groups; }
+set_to() { [ "$(bandwidth $R/$1)" = $2 ]; }
+# policy MECHANISM LIMIT [MORE]
+policy() {
+    printf 'quell = 1\n[mechanisms]\nbandwidth = "%s"\n[group.victim]\nrole = "critical"\ncpus = "0"\nmatch = [{ pid = %s }]\n' $1 $V
+    printf '[group.noise]\nrole = "best-effort"\ncpus = "1"\nmatch = [{ pid = %s }]\nlimit.bandwidth = "%s"\n%s\n' $N "$2" "$3"
+}
+planned() { echo "plan $1 $(quell plan /tmp/policy.toml | tr '\n' ' ')"; }
+# hold PID…: in the background, until these are in a class
+hold() { quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!; within 60 inside $* || { echo never $*; said; }; }
+inside() { for pid in $*; do [ -n "$(class $pid)" ] || return 1; done; }
+throttlers() { for pid in $(pidof quell); do cat /proc/$pid/task/*/comm; done | grep -c ^quell/; }
+let_go() { kill -TERM $run; wait $run; echo status $1 $?; restored && echo restored $1 yes || echo restored $1 $(diff /tmp/before /tmp/after); said; }
+
+at() { echo at $1 $(cut -d' ' -f1 /proc/uptime); }
+sleep 10001 & V=$!
+(role stream 33554432 >/dev/null 2>&1) & N=$!
+sleep 1
+SUBJECTS="$V $N"
+before
+echo free $(rate $R)
+
+# What it comes to is measured. Killed meanwhile, nothing is left of it.
+export QUELL_STATE_DIR=/tmp/state
+kill -STOP $N
+quell doctor --deep --quick >/tmp/log 2>&1 & deep=$!
+throttled() { [ -n "$(bandwidth $R/COS1)" ] && ! set_to COS1 100; }
+within 120 throttled; echo meanwhile COS1 MB $(bandwidth $R/COS1) threads $(wc -l <$R/COS1/tasks)
+kill -KILL $deep; wait $deep
+within 30 gone; within 5 restored && echo killed restored || echo killed $(diff /tmp/before /tmp/after)
+at killed
+quell doctor --deep --quick --json >/tmp/doctor.json 2>/tmp/log; echo deep $?
+restored && echo measured restored || echo measured $(diff /tmp/before /tmp/after)
+at measured
+echo doctor $(cat /tmp/doctor.json)
+kill -CONT $N
+
+# The hardware alone: the class, and what the kernel counts of it.
+policy mba 30% >/tmp/policy.toml
+planned mba
+hold $N
+echo mba MB $(bandwidth $R/COS1) rest $(bandwidth $R) rate $(rate $R/COS1)
+let_go mba
+
+# Beside the regulator, which holds the limit, the hardware spreads the requests.
+policy mba+regulator 30% >/tmp/policy.toml
+planned both
+hold $N
+echo both MB $(bandwidth $R/COS1) rate $(rate $R/COS1) throttlers $(throttlers)
+let_go both
+
+# Somebody takes the counters before the throttler has one: it is said, and CPU time is counted instead.
+policy regulator 30% '[regulator]
+meter = "hardware"' >/tmp/policy.toml
+taken() {
+    (role take 1 >/tmp/take 2>&1) & taker=$!
+    within 30 grep -q ready /tmp/take
+    quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
+    within 30 grep -q took /tmp/take && within 10 grep -q 'CPU 1: its counter stopped counting' /tmp/log
+}
+try() { taken || { kill -TERM $run; wait $run; kill $taker; wait $taker; taken; }; }
+try && echo taken $(grep -c 'level estimated' /tmp/log) throttlers $(throttlers) status $(quell status >/tmp/status; echo $?)
+echo now $(cat /tmp/status)
+let_go taken
+kill $taker; wait $taker
+
+# More groups than classes are free: those that get the same share one.
+sleep 10002 & A=$!
+sleep 10003 & B=$!
+for n in 1 2 3 4 5; do mkdir $R/theirs$n; sleep 2000$n & echo $! >$R/theirs$n/tasks; done
+SUBJECTS="$V $N $A $B"
+before
+group() { printf '[group.%s]\nrole = "best-effort"\nmatch = [{ pid = %s }]\nlimit.bandwidth = "%s"\n' $1 $2 $3; }
+policy mba 30% "$(group same $A 30%; group other $B 60%)" >/tmp/policy.toml
+hold $N $A $B
+echo merged $(class $N) $(class $A) $(class $B) MB $(bandwidth $R/$(class $N)) other $(bandwidth $R/$(class $B))
+let_go merged
+
+# Classes that somebody has left behind, narrow: one is taken for the time.
+for n in 1 2 3 4 5; do kill $(cat $R/theirs$n/tasks); rmdir $R/theirs$n; done
+for n in 1 2 3 4 5 6 7; do mkdir $R/left$n; echo 'L3:0=00f0' >$R/left$n/schemata; echo 'MB:0=20' >$R/left$n/schemata; done
+before
+policy mba 60% >/tmp/policy.toml
+hold $N
+echo idle $(class $N) mask $(mask $R/$(class $N)) MB $(bandwidth $R/$(class $N))
+let_go idle
+rmdir $R/left*
+
+# Where the kernel takes rates it is told one.
+umount $R; mount -t resctrl -o mba_MBps resctrl $R
+before
+policy mba 200MiB/s >/tmp/policy.toml
+planned rate
+hold $N
+echo rate MB $(bandwidth $R/COS1)
+let_go rate
+"#;
+
+fn limits_are_held(kernel: &str) {
+    let Some(said) = guest::says(kernel, SCRIPT, Duration::from_secs(500)) else {
+        return;
+    };
+    let number = |text: &str, key: &str| -> f64 {
+        let mut words = text.split(' ').skip_while(|word| *word != key);
+        words.nth(1).unwrap().parse().unwrap()
+    };
+    let meanwhile = said.one("meanwhile");
+    assert_eq!(number(meanwhile, "threads"), 2.0, "{meanwhile}");
+    assert_eq!(said.one("killed"), "restored");
+    assert_eq!((said.one("deep"), said.one("measured")), ("0", "restored"));
+    let machine: Inventory = serde_json::from_str(said.one("doctor")).unwrap();
+    let measured = machine.measured.unwrap();
+    let curve: MbaCurve = measured.mba.unwrap();
+    let steps: Vec<u32> = curve.of(1).map(|p| p.percent).collect();
+    assert_eq!(steps, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]);
+    // Emulated: only that it throttles, and that the same step is more for more CPUs, is to be seen. What two CPUs reach unthrottled
+    // depends on how many the host has to spare.
+    let at = |cpus, percent| {
+        let mut points = curve.of(cpus).filter(|p| p.percent == percent);
+        points.next().unwrap().mb_s.p50
+    };
+    assert!(at(1, 10) < at(1, 100) / 2.0, "{curve:?}");
+    assert!(at(2, 10) > at(1, 10) * 1.3, "{curve:?}");
+
+    let limit = measured.peak_cpu.part(Share::percent(30));
+    let point = curve.at_most(limit, 1).unwrap();
+    let plan = said.one("plan");
+    let told = format!("under {}% of the requests 1 CPU reached", point.percent);
+    assert!(
+        plan.starts_with("mba") && plan.contains(&told),
+        "{told}: {plan}"
+    );
+    let held = said.one("mba");
+    assert_eq!(number(held, "MB"), f64::from(point.percent), "{held}");
+    assert_eq!(number(held, "rest"), 100.0, "{held}");
+    let free: f64 = said.one("free").parse().unwrap();
+    assert!(number(held, "rate") < free / 2.0, "{free} free, {held}");
+
+    // The regulator holds the limit, and the step is one that lets it be reached.
+    let both = said.one("both");
+    let reaching = curve.reaching(limit, 1).unwrap();
+    assert_eq!(number(both, "MB"), f64::from(reaching.percent), "{both}");
+    assert!(number(both, "rate") < free / 2.0, "{free} free, {both}");
+    assert_eq!(number(both, "throttlers"), 1.0, "{both}");
+
+    let taken = said.one("taken");
+    assert_eq!(taken, "1 throttlers 1 status 0");
+    assert!(
+        said.one("now").contains("estimated  noise: at most"),
+        "{}",
+        said.one("now")
+    );
+
+    let other = curve
+        .at_most(measured.peak_cpu.part(Share::percent(60)), 1)
+        .unwrap();
+    let merged: Vec<&str> = said.one("merged").split(' ').collect();
+    assert_eq!(merged[0], merged[1], "{merged:?}");
+    assert_ne!(merged[0], merged[2], "{merged:?}");
+    assert_eq!(
+        (merged[4], merged[6]),
+        (&*point.percent.to_string(), &*other.percent.to_string())
+    );
+    // As a new one: all of the cache, and what the plan says of bandwidth.
+    let idle = format!("left1 mask ffff MB {}", other.percent);
+    assert_eq!(said.one("idle"), idle);
+    assert_eq!(said.one("rate"), "MB 200");
+    for what in ["mba", "both", "taken", "merged", "idle", "rate"] {
+        assert!(said.all("status").contains(&format!("{what} 0").as_str()));
+        assert!(
+            said.all("restored")
+                .contains(&format!("{what} yes").as_str())
+        );
+    }
+}
+
+#[test]
+fn limits_are_held_under_6_12() {
+    limits_are_held("6.12");
+}
+
+#[test]
+#[ignore = "no test: the program that the tests above run inside the virtual machine"]
+fn guest() {
+    let role = std::env::var("QUELL_LAB_ROLE").unwrap();
+    let words: Vec<&str> = role.split(' ').collect();
+    match words[0] {
+        "stream" => {
+            let mut memory = Memory::new(words[1].parse().unwrap());
+            loop {
+                memory.write();
+            }
+        }
+        "take" => take(words[1].parse().unwrap()),
+        other => panic!("role {other}"),
+    }
+}
+
+/// Takes all general counters of a CPU as soon as a Quell holds the machine, by events that are always on it (`pinned`), and keeps them.
+fn take(cpu: i32) {
+    const MISSES: u64 = 0x412e;
+    const PINNED: u64 = 1 << 2;
+    const RAW: u64 = 4;
+    let mut attributes = [0u64; 14];
+    attributes[0] = 112 << 32 | RAW;
+    attributes[1] = MISSES;
+    attributes[5] = PINNED;
+    println!("ready");
+    let held =
+        || std::fs::read_dir("/run/quell").is_ok_and(|mut d| d.any(|f| f.unwrap().path().is_dir()));
+    while !held() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: the attributes are as long as they say; everybody on that CPU.
+    let open = || unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            attributes.as_ptr(),
+            -1,
+            cpu,
+            -1,
+            0,
+        )
+    };
+    let all: Vec<i64> = (0..4).map(|_| open()).collect();
+    assert!(all.iter().all(|fd| *fd >= 0), "{all:?}");
+    let mut value = 0u64;
+    // SAFETY: eight bytes for eight; one that has no counter reads as ended.
+    let read =
+        |fd: &i64| unsafe { libc::read(i32::try_from(*fd).unwrap(), (&raw mut value).cast(), 8) };
+    let counting = all.iter().map(read).filter(|n| *n == 8).count();
+    println!("took {counting}");
+    assert_eq!(counting, 4);
+    loop {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,127 @@
+//! A class of service with nobody in it but threads that are to be measured: for what the percentages of bandwidth allocation come to.
+//!
+//! The class is made as a group's is (`parts`): recorded first, and taken back by whoever survives. The threads are moved into it one by
+//! one, so that nobody else is throttled by it; and they run only where nobody else's class is, since hardware throttles cores, and
+//! threads of one core may get the smaller of their two percentages (`info/MB/thread_throttle_mode`).
+
+use std::collections::BTreeSet;
+
+use quell_core::cpuset::CpuSet;
+use quell_core::inventory::Cpu;
+use quell_core::plan::Setting;
+
+use super::Linux;
+use crate::error::{Error, Result};
+use crate::resctrl::lock::{For, PATIENCE};
+use crate::resctrl::{Group, Resctrl};
+use crate::root::Files;
+
+impl Linux {
+    /// The CPUs on whose cores no task of somebody else's control group may run.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] naming the groups, where there are none.
+    pub fn unclaimed(&mut self) -> Result<CpuSet> {
+        let cpus = self.cached_inventory()?.cpus.clone();
+        unclaimed(&self.files, &cpus)
+    }
+
+    /// Takes threads into a class of service of their own, with what a new one has.
+    ///
+    /// # Errors
+    /// Without root, or where no class is free.
+    pub fn class_of_threads(&mut self, threads: &BTreeSet<u32>) -> Result<Group> {
+        self.session()?;
+        self.begin_parts(&[])?;
+        let resctrl = self.parts()?.resctrl.clone();
+        let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
+        let group = self.new_class(&resctrl)?;
+        let mut find = |_: &dyn Files| Ok(threads.clone());
+        resctrl.take(&mut self.hands()?, &group, &mut find)?;
+        Ok(group)
+    }
+
+    /// Lets each core that runs such a class have so many percent of its requests.
+    ///
+    /// # Errors
+    /// When it cannot be written, or the run was revoked.
+    pub fn throttle_class(&mut self, group: &Group, percent: u32) -> Result<()> {
+        self.beat_if_due()?;
+        self.steer_part(group, &Setting::Mba { percent })
+    }
+}
+
+fn unclaimed(files: &dyn Files, cpus: &[Cpu]) -> Result<CpuSet> {
+    let mut theirs = CpuSet::new();
+    let mut names = Vec::new();
+    if let Some(resctrl) = Resctrl::find(files)? {
+        for group in resctrl.used(files)? {
+            theirs = theirs.union(&used_by(files, &group)?);
+            names.push(group.name);
+        }
+    }
+    let apart = |cpu: &&Cpu| cpu.siblings.intersection(&theirs).is_empty();
+    let free: CpuSet = cpus.iter().filter(apart).map(|c| c.id).collect();
+    if free.is_empty() {
+        return Err(Error::refused_with(
+            format!(
+                "what others have in resctrl's groups may run on every core ({})",
+                names.join(", ")
+            ),
+            "measure when it is gone, or confined to some CPUs",
+        ));
+    }
+    Ok(free)
+}
+
+/// The CPUs that a control group has, or that its tasks may run on.
+fn used_by(files: &dyn Files, group: &Group) -> Result<CpuSet> {
+    let mut cpus = group.cpus(files)?;
+    for tid in group.tasks(files)? {
+        // One that cannot be asked has ended.
+        if let Ok(allowed) = files.affinity(tid) {
+            cpus = cpus.union(&allowed);
+        }
+    }
+    Ok(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Fake, Flavour, Rdt, Spec};
+
+    #[test]
+    fn cores_that_others_may_run_on_are_left_to_them() {
+        let fake = Fake::new(&Spec {
+            rdt: Some(Rdt::icelake()),
+            ..Spec::new(Flavour::V2)
+        });
+        let files: &dyn Files = &fake;
+        // Two cores of two threads.
+        let cpu = |id: u32| Cpu {
+            id,
+            siblings: (id / 2 * 2..=id / 2 * 2 + 1).collect(),
+            package: 0,
+            node: 0,
+            tier: 0,
+        };
+        let cpus: Vec<Cpu> = (0..4).map(cpu).collect();
+        let free = || unclaimed(files, &cpus).map(|c| c.to_string());
+        assert_eq!(free().unwrap(), "0-3");
+        let resctrl = Resctrl::find(files).unwrap().unwrap();
+        let theirs = resctrl.group("theirs");
+        files.mkdir(&theirs.dir).unwrap();
+        assert_eq!(free().unwrap(), "0-3", "nobody uses it");
+        files.write(&theirs.file("cpus_list"), "3").unwrap();
+        assert_eq!(free().unwrap(), "0-1", "nor its sibling");
+        let pid = fake.with(|m| m.spawn("sleep"));
+        files
+            .write(&theirs.file("tasks"), &pid.to_string())
+            .unwrap();
+        let why = free().unwrap_err().to_string();
+        assert!(why.contains("every core (theirs)"), "{why}");
+        files.set_affinity(pid, &[2].into_iter().collect()).unwrap();
+        assert_eq!(free().unwrap(), "0-1");
+    }
+}

@@ -1,0 +1,150 @@
+//! What the percentages of bandwidth allocation come to on this machine ([`MbaCurve`], which has the method): streams by the operation of
+//! the machine's peak, each on its CPU, whose threads somebody else takes into a class of service.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+use std::thread;
+
+use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::deep::MbaCurve;
+use quell_core::partition::MbaBounds;
+use quell_core::units::Bytes;
+
+use super::Depth;
+use crate::measure::{self, Worker};
+use crate::stream::Way;
+use crate::{Error, clock, procfs};
+
+/// How far ahead a common start is set: longer than a thread takes to wake.
+const START_NS: u64 = 1_000_000;
+
+/// A class of service of the machine, with nobody else in it.
+pub trait Class {
+    /// Takes these threads in, by the kernel's numbers.
+    ///
+    /// # Errors
+    /// When there is none to be had.
+    fn enter(&mut self, threads: &BTreeSet<u32>) -> io::Result<()>;
+
+    /// Lets each core have so many percent of its requests.
+    ///
+    /// # Errors
+    /// When it cannot be set, or the measurement is to stop.
+    fn set(&mut self, percent: u32) -> io::Result<()>;
+}
+
+/// Measures the curve of `cpus`, whose last-level cache holds `llc`, by streams of `operation`.
+///
+/// # Errors
+/// Those of `class`; when a CPU may not be used, or memory is short.
+pub fn curve(
+    bounds: &MbaBounds,
+    cpus: &CpuSet,
+    llc: Bytes,
+    operation: &str,
+    depth: &Depth,
+    class: &mut dyn Class,
+) -> io::Result<MbaCurve> {
+    let way = measure::way(operation).ok_or_else(|| {
+        Error::refused(
+            format!("streams of '{operation}'"),
+            "no such operation is known here",
+            "run `quell doctor --deep` again",
+        )
+    })?;
+    let available = procfs::available_memory(Path::new("/proc"))?;
+    let l2 = procfs::largest_l2(cpus.first())?;
+    let buffers = measure::buffers(llc, l2, cpus.len(), available)?;
+    let (rounds, span) = depth.throttled;
+    thread::scope(|scope| {
+        let each = buffers.each(cpus).into_iter();
+        let workers: Vec<Worker> = each
+            .map(|(cpu, size)| Worker::start(scope, cpu, size))
+            .collect();
+        let threads = workers.iter().map(Worker::begun);
+        let threads: BTreeSet<u32> = threads.collect::<Result<_, _>>()?;
+        class.enter(&threads)?;
+        MbaCurve::measure(bounds, cpus, operation, rounds, &mut |percent, cpus| {
+            class.set(percent)?;
+            Ok(together(&workers, cpus, way, span)?)
+        })
+    })
+}
+
+/// What those of `workers` on these CPUs reach together in a span.
+fn together(workers: &[Worker], cpus: &[CpuId], way: Way, span: u64) -> Result<f64, Error> {
+    let chosen = || workers.iter().filter(|w| cpus.contains(&w.cpu));
+    let start = clock::now() + START_NS;
+    for worker in chosen() {
+        worker.tell(way, start, span)?;
+    }
+    chosen().try_fold(0.0, |sum, worker| Ok(sum + worker.hear()?.unwrap_or(0.0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::affinity;
+    use quell_core::partition::MbaUnit;
+
+    /// A class that notes what it is asked, and fails at a percentage.
+    #[derive(Default)]
+    struct Noted {
+        threads: BTreeSet<u32>,
+        set: Vec<u32>,
+        fails: Option<u32>,
+    }
+
+    impl Class for Noted {
+        fn enter(&mut self, threads: &BTreeSet<u32>) -> io::Result<()> {
+            self.threads.clone_from(threads);
+            Ok(())
+        }
+
+        fn set(&mut self, percent: u32) -> io::Result<()> {
+            self.set.push(percent);
+            if self.fails == Some(percent) {
+                return Err(io::Error::other("no such step"));
+            }
+            Ok(())
+        }
+    }
+
+    const BOUNDS: MbaBounds = MbaBounds {
+        classes: 2,
+        least: 50,
+        step: 50,
+        unit: MbaUnit::Percent,
+    };
+    const DEPTH: Depth = Depth {
+        throttled: (2, 2_000_000),
+        ..Depth::QUICK
+    };
+
+    #[test]
+    fn every_cpu_streams_by_a_thread_of_its_own_under_every_step() {
+        let cpus = affinity::allowed().unwrap();
+        let mut class = Noted::default();
+        let curve = curve(&BOUNDS, &cpus, Bytes(1 << 20), "read", &DEPTH, &mut class).unwrap();
+        assert_eq!(class.threads.len(), cpus.len());
+        assert!(!class.threads.contains(&std::process::id()));
+        assert_eq!(class.set[..2], [50, 100]);
+        assert_eq!(class.set.len(), 2 * curve.points.len());
+        assert!(curve.points.iter().all(|p| p.mb_s.low > 0.0), "{curve:?}");
+    }
+
+    #[test]
+    fn a_class_that_fails_ends_it() {
+        let cpus = affinity::allowed().unwrap();
+        let mut class = Noted {
+            fails: Some(100),
+            ..Noted::default()
+        };
+        let failed = curve(&BOUNDS, &cpus, Bytes(1 << 20), "read", &DEPTH, &mut class);
+        assert_eq!(failed.unwrap_err().to_string(), "no such step");
+        assert_eq!(class.set, [50, 100]);
+        let unknown = curve(&BOUNDS, &cpus, Bytes(1 << 20), "sing", &DEPTH, &mut class);
+        assert!(unknown.unwrap_err().to_string().contains("'sing'"));
+    }
+}
