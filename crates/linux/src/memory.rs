@@ -30,6 +30,8 @@ pub struct Stat {
     pub mapped: Bytes,
     /// Of the pages of files, those used more than once lately.
     pub active_file: Bytes,
+    /// The others, if they can be reclaimed.
+    pub inactive_file: Bytes,
     /// Locked, or otherwise not to be reclaimed.
     pub unevictable: Bytes,
     /// Pages that came back soon after they had been reclaimed, so far.
@@ -85,6 +87,17 @@ impl Memory {
         format!("{}/memory.reclaim", self.dir)
     }
 
+    /// The limits beyond which nothing is had, and those beyond which it is had slowly.
+    #[must_use]
+    pub fn limits(&self) -> Vec<String> {
+        match self.version {
+            Version::V2 => ["memory.max", "memory.high"]
+                .map(|name| format!("{}/{name}", self.dir))
+                .to_vec(),
+            Version::V1 => vec![self.steered()],
+        }
+    }
+
     fn file(&self, v2: &str, v1: &str) -> String {
         let name = match self.version {
             Version::V2 => v2,
@@ -123,6 +136,7 @@ impl Memory {
             shared: need("shmem", "total_shmem")?,
             mapped: need("file_mapped", "total_mapped_file")?,
             active_file: need("active_file", "total_active_file")?,
+            inactive_file: need("inactive_file", "total_inactive_file")?,
             unevictable: need("unevictable", "total_unevictable")?,
             refaults: refaults
                 .iter()
@@ -180,6 +194,29 @@ impl Memory {
                 dir.clone()
             })
             .collect()
+    }
+
+    /// Lets the cgroup have as much as if it were a machine of its own: beyond it the kernel reclaims in it, and kills in it where
+    /// there is nothing.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Refused`] where what is below would not count (v1 before Linux 5.11).
+    pub fn bound(&self, hands: &mut Hands<'_>, most: Bytes) -> Result<()> {
+        let counts = hands
+            .files
+            .optional(&format!("{}/memory.use_hierarchy", self.dir))?;
+        if counts.is_some_and(|text| text.trim() == "0") {
+            return Err(Error::refused_with(
+                format!(
+                    "{}: this kernel does not count what is in cgroups below it",
+                    self.dir
+                ),
+                "write 1 to memory.use_hierarchy of the cgroup above it, or use a kernel since 5.11",
+            ));
+        }
+        let path = self.file("memory.max", "memory.limit_in_bytes");
+        hands.set(&path, &most.0.to_string())?;
+        Ok(())
     }
 
     /// Limits the cgroup for good. `kills`: beyond it the kernel may kill in the cgroup, and allows no more; else (v2
@@ -261,12 +298,12 @@ mod tests {
     fn both_versions_stat_is_read_with_what_is_below() {
         // From Linux 6.18 (v1) and 6.12 (v2), shortened.
         let v1 = "cache 9650176\nrss 9392128\ntotal_cache 187101184\ntotal_rss 15683584\ntotal_shmem 9084928\n\
-                  total_mapped_file 11255808\ntotal_active_file 27156480\ntotal_unevictable 16949248\n\
+                  total_mapped_file 11255808\ntotal_inactive_file 5\ntotal_active_file 27156480\ntotal_unevictable 16949248\n\
                   total_workingset_refault_anon 2\ntotal_workingset_refault_file 40\ntotal_pgmajfault 144758\n";
         let stat = memory(Version::V1).parse_stat(v1).unwrap();
         assert_eq!(stat.anonymous, Bytes(15_683_584));
         assert_eq!((stat.shared, stat.refaults), (Bytes(9_084_928), 42));
-        let v2 = "anon 1\nfile 20\nkernel 3\nshmem 4\nfile_mapped 5\nactive_file 6\nunevictable 7\n\
+        let v2 = "anon 1\nfile 20\nkernel 3\nshmem 4\nfile_mapped 5\ninactive_file 7\nactive_file 6\nunevictable 7\n\
                   workingset_refault_anon 8\nworkingset_refault_file 9\nworkingset_activate_file 3\n";
         let stat = memory(Version::V2).parse_stat(v2).unwrap();
         assert_eq!(

@@ -64,7 +64,13 @@ pub fn current_cpu() -> CpuId {
 /// CLOCK_MONOTONIC: the clock of every time in a run.
 #[must_use]
 pub fn now() -> Nanos {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    clock(rustix::time::ClockId::Monotonic)
+}
+
+/// Any of the kernel's clocks.
+#[must_use]
+pub fn clock(which: rustix::time::ClockId) -> Nanos {
+    let t = rustix::time::clock_gettime(which);
     let part = |n: i64| u64::try_from(n).unwrap_or(0);
     Nanos(part(t.tv_sec) * 1_000_000_000 + part(t.tv_nsec))
 }
