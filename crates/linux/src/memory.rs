@@ -14,7 +14,6 @@ use crate::cgroup::Version;
 use crate::change::Hands;
 use crate::error::{Error, Result};
 use crate::home::Place;
-use crate::kept::keyed;
 use crate::root::Files;
 
 /// What a cgroup's memory is, with everything below it (`memory.stat`).
@@ -37,6 +36,23 @@ pub struct Stat {
     /// Pages that came back soon after they had been reclaimed, so far.
     pub refaults: u64,
 }
+
+/// What is read of `memory.stat`: its name in v2, and in v1.
+const KEYS: [(&str, &str); 7] = [
+    ("anon", "total_rss"),
+    ("file", "total_cache"),
+    ("shmem", "total_shmem"),
+    ("file_mapped", "total_mapped_file"),
+    ("active_file", "total_active_file"),
+    ("inactive_file", "total_inactive_file"),
+    ("unevictable", "total_unevictable"),
+];
+/// The same of pages that came back. Before Linux 5.9 one figure stood for both kinds.
+const REFAULTS: [(&str, &str); 3] = [
+    ("workingset_refault_file", "total_workingset_refault_file"),
+    ("workingset_refault_anon", "total_workingset_refault_anon"),
+    ("workingset_refault", "total_workingset_refault"),
+];
 
 /// The names of a cgroup's memory files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,37 +127,45 @@ impl Memory {
     /// # Errors
     /// [`Error::Malformed`].
     pub fn parse_stat(&self, text: &str) -> Result<Stat> {
-        let value = |v2: &str, v1: &str| match self.version {
-            Version::V2 => keyed(text, v2),
-            Version::V1 => keyed(text, v1),
+        let names = |key: &(&'static str, &'static str)| match self.version {
+            Version::V2 => key.0,
+            Version::V1 => key.1,
         };
-        let need = |v2: &str, v1: &str| {
-            value(v2, v1).map(Bytes).ok_or_else(|| {
-                Error::malformed(
-                    &self.stat(),
-                    text,
-                    format!("the memory.stat of a cgroup: it lacks {v2}"),
-                )
-            })
-        };
-        // Before Linux 5.9 one figure stood for both kinds.
-        let refaults = [
-            value("workingset_refault_file", "total_workingset_refault_file"),
-            value("workingset_refault_anon", "total_workingset_refault_anon"),
-            value("workingset_refault", "total_workingset_refault"),
-        ];
+        // In one pass: it is looked at fifty times a second.
+        let (keys, refaulting) = (KEYS.each_ref().map(names), REFAULTS.each_ref().map(names));
+        let (mut values, mut refaults) = ([None; KEYS.len()], 0u64);
+        for line in text.lines() {
+            let Some((key, number)) = line.split_once(' ') else {
+                continue;
+            };
+            if let Some(at) = keys.iter().position(|k| *k == key) {
+                values[at] = number.parse().ok().map(Bytes);
+            } else if refaulting.contains(&key) {
+                refaults = refaults.saturating_add(number.parse().unwrap_or(0));
+            }
+        }
+        if let Some(at) = values.iter().position(Option::is_none) {
+            let what = format!("the memory.stat of a cgroup: it lacks {}", KEYS[at].0);
+            return Err(Error::malformed(&self.stat(), text, what));
+        }
+        let [
+            anonymous,
+            file,
+            shared,
+            mapped,
+            active_file,
+            inactive_file,
+            unevictable,
+        ] = values.map(Option::unwrap_or_default);
         Ok(Stat {
-            anonymous: need("anon", "total_rss")?,
-            file: need("file", "total_cache")?,
-            shared: need("shmem", "total_shmem")?,
-            mapped: need("file_mapped", "total_mapped_file")?,
-            active_file: need("active_file", "total_active_file")?,
-            inactive_file: need("inactive_file", "total_inactive_file")?,
-            unevictable: need("unevictable", "total_unevictable")?,
-            refaults: refaults
-                .iter()
-                .flatten()
-                .fold(0, |sum, n| sum.saturating_add(*n)),
+            anonymous,
+            file,
+            shared,
+            mapped,
+            active_file,
+            inactive_file,
+            unevictable,
+            refaults,
         })
     }
 

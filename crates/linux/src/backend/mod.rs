@@ -201,6 +201,7 @@ impl Linux {
     /// # Errors
     /// When the kernel's interfaces are not where they should be.
     pub fn new(run_root: &Path, tools: Tools) -> Result<Self> {
+        rt::one_heap();
         let files = Kernel::new()?;
         let cgroups = Cgroups::discover(&files)?;
         let signals = signals::stop_signals()
