@@ -4,6 +4,8 @@
 CARGO ?= cargo
 # What the lab is made of; kept between runs.
 export QUELL_CACHE ?= $(CURDIR)/.cache
+# How often `make soak` kills a run that holds programs back.
+KILLS ?= 1000
 QUELL := $(or $(CARGO_TARGET_DIR),target)/release/quell
 # Tests that change the machine need root; without it they skip themselves aloud.
 PACKAGES := redis-server redis-tools stress-ng
@@ -35,7 +37,7 @@ test: deps
 
 # The thousand kills, another thousand while programs are frozen or limited, and the hour: every fault point, 200 random kills, every interleaving of the pool, caps and frontier in full.
 soak: deps build
-	QUELL_SOAK=1 $(CARGO) test --workspace --locked -- --test-threads=1
+	QUELL_SOAK=1 QUELL_KILLS=$(KILLS) $(CARGO) test --workspace --locked -- --test-threads=1
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p quell-core --release --locked --target-dir target/loom --lib control::pool
 	$(QUELL) compare experiments/caps.toml --check
 	$(QUELL) compare neighbour --rounds 60 --check

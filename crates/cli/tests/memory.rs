@@ -83,27 +83,47 @@ impl Nest {
         let path = self.tops[1].join("hog/cgroup.freeze");
         fs::read_to_string(path).unwrap().trim() == "1"
     }
+
+    /// Whether a process of the hog is stopped by a signal.
+    fn stopped(&self) -> bool {
+        let pids = fs::read_to_string(self.tops[1].join("hog/cgroup.procs")).unwrap();
+        let mut states = pids.lines().map(|pid| {
+            let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            text.rsplit_once(") ")
+                .is_some_and(|(_, rest)| rest.starts_with('T'))
+        });
+        states.any(|stopped| stopped)
+    }
+
+    /// Ends whoever is in one of the cgroups, and removes it.
+    fn end(&self, name: &str) {
+        for dir in self.tops.iter().map(|top| top.join(name)) {
+            for _ in 0..500 {
+                let left = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+                for pid in left.lines() {
+                    if let Some(pid) = pid.parse().ok().and_then(rustix::process::Pid::from_raw) {
+                        let _ = rustix::process::kill_process(pid, Signal::KILL);
+                    }
+                }
+                if fs::remove_dir(&dir).is_ok() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+
+    fn make(&self, name: &str) {
+        for top in &self.tops {
+            fs::create_dir(top.join(name)).unwrap();
+        }
+    }
 }
 
 impl Drop for Nest {
     fn drop(&mut self) {
-        for top in &self.tops {
-            for name in ["app", "hog", ""] {
-                let dir = top.join(name);
-                for _ in 0..500 {
-                    let left = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-                    for pid in left.lines() {
-                        if let Some(pid) = pid.parse().ok().and_then(rustix::process::Pid::from_raw)
-                        {
-                            let _ = rustix::process::kill_process(pid, Signal::KILL);
-                        }
-                    }
-                    if fs::remove_dir(&dir).is_ok() {
-                        break;
-                    }
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-            }
+        for name in ["app", "hog", ""] {
+            self.end(name);
         }
     }
 }
@@ -143,13 +163,7 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
     let _hog = nest.start("hog", &format!("while :; do cat {others} >/dev/null; done"));
     machine.remember();
     let before = adjustment(app.pid());
-    let policy = machine.file(
-        "policy.toml",
-        "quell = 1\n\
-         [group.app]\nrole = \"critical\"\ncpus = \"any\"\nmatch = [{ cgroup = \"/nest-of-a-test/app\" }]\n\
-         [group.hog]\nrole = \"best-effort\"\ncpus = \"any\"\nmatch = [{ cgroup = \"/nest-of-a-test/hog\" }]\n\
-         allow = [\"freeze\"]\n[pressure]\n",
-    );
+    let policy = freezing(&machine);
     let record = machine.path("record");
     let mut command = quell();
     command.args(["run", &policy, "--out"]).arg(&record);
@@ -182,21 +196,25 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
         .replace("[\"freeze\"]", "[\"limit-memory\", \"kill\"]")
         .replace("[pressure]", "[pressure]\nsysctls = true");
     let limiting = machine.file("limiting.toml", &limiting);
+    let stopping = text
+        .replace("[\"freeze\"]", "[\"freeze\", \"kill\"]")
+        .replace("[pressure]", "[pressure]\ncontroller = \"latd\"");
+    let stopping = machine.file("stopping.toml", &stopping);
     let (unlimited, settings) = (nest.limit(), settings());
     for n in 0..kills() {
-        let frozen = n % 2 == 0;
-        let file = if frozen { &policy } else { &limiting };
+        // The described daemon needs seconds until its average tells it to stop anybody.
+        let file = match n {
+            n if n % 20 == 2 => &stopping,
+            n if n % 2 == 0 => &policy,
+            _ => &limiting,
+        };
         let run = Running::start(quell().args(["run", file]));
-        eventually("the hog is frozen or limited", || {
-            if frozen {
-                nest.frozen()
-            } else {
-                nest.limit() != unlimited
-            }
+        eventually("the hog is stopped, frozen or limited", || {
+            nest.stopped() || nest.frozen() || nest.limit() != unlimited
         });
         run.signal(Signal::KILL);
         machine.undone();
-        assert!(!nest.frozen(), "kill {n}");
+        assert!(!nest.frozen() && !nest.stopped(), "kill {n}");
         assert_eq!(nest.limit(), unlimited, "kill {n}");
         assert_eq!(self::settings(), settings, "kill {n}");
         assert_eq!(adjustment(app.pid()), before, "kill {n}");
@@ -205,13 +223,55 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
     machine.unchanged("after the kills");
 }
 
-/// A thousand in the soak.
+#[test]
+fn who_goes_and_comes_again_while_watched_is_watched_again() {
+    let test = "a neighbour that goes";
+    let Some(mut machine) = machine(test) else {
+        return;
+    };
+    let (own, others) = (file(&machine, "own", 60), file(&machine, "others", 400));
+    let Some(nest) = Nest::new(&machine, test) else {
+        return;
+    };
+    let app = format!("while :; do cat {own} >/dev/null; sleep 0.02; done");
+    let hog = format!("while :; do cat {others} >/dev/null; done");
+    let _app = nest.start("app", &app);
+    let first = nest.start("hog", &hog);
+    machine.remember();
+    let mut run = Running::start(quell().args(["run", &freezing(&machine)]));
+    eventually("the hog is frozen", || nest.frozen());
+    // Frozen as it is.
+    nest.end("hog");
+    drop(first);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(run.alive(), "it goes on without a neighbour");
+    nest.make("hog");
+    let _second = nest.start("hog", &hog);
+    eventually("the next one is frozen, too", || {
+        assert!(run.alive());
+        nest.frozen()
+    });
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(!nest.frozen());
+}
+
+/// A policy that freezes the hog.
+fn freezing(machine: &Machine) -> String {
+    machine.file(
+        "policy.toml",
+        "quell = 1\n\
+         [group.app]\nrole = \"critical\"\ncpus = \"any\"\nmatch = [{ cgroup = \"/nest-of-a-test/app\" }]\n\
+         [group.hog]\nrole = \"best-effort\"\ncpus = \"any\"\nmatch = [{ cgroup = \"/nest-of-a-test/hog\" }]\n\
+         allow = [\"freeze\"]\n[pressure]\n",
+    )
+}
+
+/// `QUELL_KILLS`; `make soak` gives a thousand.
 fn kills() -> usize {
-    if std::env::var_os("QUELL_SOAK").is_some() {
-        1000
-    } else {
-        4
-    }
+    let wanted = std::env::var("QUELL_KILLS").ok();
+    wanted.map_or(4, |n| n.parse().expect("QUELL_KILLS is a number"))
 }
 
 /// What `pressure.sysctls` sets.

@@ -12,7 +12,7 @@ use crate::inventory::Inventory;
 use crate::partition::Mask;
 use crate::plan::{GroupId, Observed, Pressured, Step};
 use crate::record::{CpuTimes, Decision, Declared, Event};
-use crate::units::{Lines, Nanos};
+use crate::units::{Bytes, Lines, Nanos};
 use crate::workload::Workload;
 
 /// How deep to look.
@@ -152,6 +152,17 @@ pub struct Undone {
 #[error("{0}")]
 pub struct BackendError(pub String);
 
+/// What our own process takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Own {
+    /// CPU time of all its threads so far.
+    pub cpu: Nanos,
+    /// What it has in memory.
+    pub resident: Bytes,
+    /// What of its address space stays in memory once it is there.
+    pub locked: Bytes,
+}
+
 /// The machine behind the plan.
 pub trait Backend {
     /// What the machine is and offers.
@@ -184,6 +195,10 @@ pub trait Backend {
     /// Memory as it is now, into a look that the caller keeps; `processes`: with those of the neighbours.
     fn memory(&mut self, _processes: bool, _look: &mut Look) -> Result<(), BackendError> {
         Err(BackendError("memory is not watched".to_owned()))
+    }
+    /// What our own process has taken, for the record. `None` where nobody keeps an account of it.
+    fn own(&mut self) -> Result<Option<Own>, BackendError> {
+        Ok(None)
     }
     /// Acts on a running subject.
     fn act(&mut self, action: &Action) -> Result<(), BackendError>;

@@ -165,6 +165,11 @@ pub enum Setting {
         /// Beyond it the kernel kills in the group; else it only slows the group down.
         kills: bool,
     },
+    /// Let all groups, and programs of none, use at most so much memory together: their cgroups are made below one with this limit.
+    BoundMemory {
+        /// How much.
+        most: Bytes,
+    },
     /// Look at how long the group waits for memory, and at what it uses, for as long as the plan holds.
     WatchMemory,
     /// Steer the group's memory by how long the watched groups wait, as far as this is allowed.

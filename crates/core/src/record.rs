@@ -125,6 +125,17 @@ pub enum Event {
         /// All the memory there is.
         total_bytes: u64,
     },
+    /// What Quell's own process took to look after memory since the last such event.
+    Own {
+        /// Over so long.
+        span_ns: u64,
+        /// CPU time of all its threads.
+        cpu_ns: u64,
+        /// What it has in memory now.
+        resident_bytes: u64,
+        /// What of its address space is locked: it stays in memory once it is there.
+        locked_bytes: u64,
+    },
     /// A group has more or fewer ways of a cache.
     Resized {
         /// The group.

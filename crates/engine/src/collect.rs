@@ -8,7 +8,7 @@ use quell_core::backend::Measurement;
 use quell_core::experiment::Configuration;
 use quell_core::inventory::Inventory;
 use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Plan, Promise};
+use quell_core::plan::{Plan, Promise, Setting, Step};
 use quell_core::record::COMPARE_SCHEMA;
 use quell_core::result::{
     Better, CellFailure, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult,
@@ -423,12 +423,17 @@ impl<'s> Collected<'s> {
     }
 }
 
-/// The mechanisms a plan uses, in the order of the design.
+/// The mechanisms a plan uses, in the order of the design. What an experiment puts around all its configurations is none of
+/// theirs.
 fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
-    Mechanism::ALL
-        .into_iter()
-        .filter(|m| plan.steps.iter().any(|s| s.mechanisms().contains(m)))
-        .collect()
+    let own = |s: &&Step| !matches!(s.set, Setting::BoundMemory { .. });
+    let used = |m: &Mechanism| {
+        plan.steps
+            .iter()
+            .filter(own)
+            .any(|s| s.mechanisms().contains(m))
+    };
+    Mechanism::ALL.into_iter().filter(used).collect()
 }
 
 /// Group → bytes its generators moved ÷ what its limit grants, where all its members count their bytes. What is seen to come from

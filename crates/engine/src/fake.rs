@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use quell_core::backend::{
-    Action, Backend, BackendError, Measurement, Observation, Probe, Program, Seen, SubjectId,
+    Action, Backend, BackendError, Measurement, Observation, Own, Probe, Program, Seen, SubjectId,
     SubjectSpec, Undone,
 };
 use quell_core::control::deadline::Unit;
@@ -312,6 +312,15 @@ impl Backend for Fake {
             Some(_) => Ok(()),
             None => Err(BackendError("there is no memory here".into())),
         }
+    }
+
+    fn own(&mut self) -> Result<Option<Own>, BackendError> {
+        // A two-hundredth of a CPU.
+        Ok(Some(Own {
+            cpu: Nanos(self.now().0 / 200),
+            resident: Bytes(7 << 20),
+            locked: Bytes(3 << 20),
+        }))
     }
 
     fn memory(&mut self, _: bool, look: &mut Look) -> Result<(), BackendError> {

@@ -1,7 +1,7 @@
 //! The control of memory pressure while a plan holds: looks at the machine's memory, decisions as acts, and the record of
 //! both. What is decided is [`Controller`]'s.
 
-use quell_core::backend::{Action, Backend};
+use quell_core::backend::{Action, Backend, Own};
 use quell_core::control::deadline::Unit;
 use quell_core::control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
 use quell_core::journal::TaskId;
@@ -32,6 +32,8 @@ struct Loop {
     retry: Nanos,
     /// What the record was told last.
     told: Vec<Critical>,
+    /// What we ourselves had taken then, and when.
+    own: Option<(Nanos, Own)>,
     /// What could not be done, told once.
     failed: Vec<String>,
 }
@@ -65,6 +67,7 @@ impl Memory {
             .map_err(|e| format!("memory cannot be watched: {e}"))?;
         let mut look = Look::default();
         look.processes.reserve(PROCESSES);
+        let own = backend.own().map_err(|e| e.to_string())?;
         Ok(Self {
             running: Some(Box::new(Loop {
                 plan: pressure.clone(),
@@ -75,6 +78,7 @@ impl Memory {
                 tell: now.plus(TELL_EVERY),
                 retry: now,
                 told: Vec::new(),
+                own: own.map(|own| (now, own)),
                 failed: Vec::new(),
             })),
         })
@@ -135,6 +139,7 @@ impl Loop {
         }
         if now >= self.tell {
             self.tell(now, sink);
+            self.tell_own(backend, now, sink);
         }
     }
 
@@ -200,6 +205,27 @@ impl Loop {
             sink.put(now, &event);
         }
         self.told.clone_from(&self.look.critical);
+    }
+
+    /// What all this takes.
+    fn tell_own(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
+        let Some((then, was)) = self.own else {
+            return;
+        };
+        match backend.own() {
+            Ok(Some(is)) => {
+                let event = Event::Own {
+                    span_ns: now.since(then).0,
+                    cpu_ns: is.cpu.since(was.cpu).0,
+                    resident_bytes: is.resident.0,
+                    locked_bytes: is.locked.0,
+                };
+                sink.put(now, &event);
+                self.own = Some((now, is));
+            }
+            Ok(None) => self.own = None,
+            Err(e) => self.failed(now, &e.to_string(), sink),
+        }
     }
 }
 
@@ -304,6 +330,13 @@ mod tests {
                 .any(|w| (230_000_000..270_000_000).contains(w)),
             "{waited:?}"
         );
+        let own = sink.iter().find_map(|(_, e)| match e {
+            Event::Own {
+                span_ns, cpu_ns, ..
+            } => Some(span_ns / cpu_ns),
+            _ => None,
+        });
+        assert_eq!(own, Some(200), "what it takes itself is told");
         assert!(fake.clean());
     }
 

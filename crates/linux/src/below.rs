@@ -19,14 +19,9 @@ pub fn tree(files: &dyn Files, dir: &str) -> Vec<String> {
         depth += 1;
         for at in level {
             // What is gone has nothing below it.
-            for name in files.list(&found[at]).unwrap_or_default() {
-                let child = format!("{}/{name}", found[at]);
-                // Every file of a cgroup has a dot in its name, but for two of v1; cgroups may, too.
-                if name == "tasks" || name == "notify_on_release" {
-                    continue;
-                }
-                if found.len() < MOST && files.exists(&format!("{child}/cgroup.procs")) {
-                    found.push(child);
+            for name in files.folders(&found[at]).unwrap_or_default() {
+                if found.len() < MOST {
+                    found.push(format!("{}/{name}", found[at]));
                 }
             }
         }

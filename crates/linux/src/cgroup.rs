@@ -28,6 +28,8 @@ pub enum Controller {
     Memory,
     /// Limits and accounts of input and output (v2).
     Io,
+    /// How long tasks wait (v2, in every cgroup).
+    Pressure,
 }
 
 impl Controller {
@@ -41,13 +43,14 @@ impl Controller {
             Self::Freezer => "freezer",
             Self::Memory => "memory",
             Self::Io => "io",
+            Self::Pressure => "pressure",
         }
     }
 
     /// In v2 these work in every cgroup without being enabled in `cgroup.subtree_control`.
     #[must_use]
     pub const fn implicit_in_v2(self) -> bool {
-        matches!(self, Self::PerfEvent | Self::Freezer)
+        matches!(self, Self::PerfEvent | Self::Freezer | Self::Pressure)
     }
 }
 
@@ -193,8 +196,9 @@ impl Cgroups {
             .hierarchies
             .iter()
             .find(|h| h.controllers.iter().any(|c| c == controller.name()));
-        // In v2 freezing needs no controller.
-        by_name.or_else(|| self.v2().filter(|_| controller == Controller::Freezer))
+        // In v2 these need none.
+        let without = matches!(controller, Controller::Freezer | Controller::Pressure);
+        by_name.or_else(|| self.v2().filter(|_| without))
     }
 
     /// The v2 hierarchy, if one is mounted.

@@ -65,11 +65,26 @@ impl Home {
         controllers: &[Controller],
     ) -> Result<Self> {
         check_name(group)?;
-        Self::build(hands, cgroups, group, controllers)
+        Self::build(hands, (cgroups, None), group, controllers)
     }
 
-    /// Makes a cgroup for a process of our own (the main process, the watchdog); its name begins with `_`, which no
-    /// group's can.
+    /// The same, below another home in the hierarchies that it is in.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn create_below(
+        &self,
+        hands: &mut Hands<'_>,
+        cgroups: &Cgroups,
+        group: &str,
+        controllers: &[Controller],
+    ) -> Result<Self> {
+        check_name(group)?;
+        Self::build(hands, (cgroups, Some(self)), group, controllers)
+    }
+
+    /// Makes a cgroup of our own, for no group of a policy (the main process, the watchdog, what is around all groups); its
+    /// name begins with `_`, which no group's can.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -79,12 +94,12 @@ impl Home {
         name: &str,
         controllers: &[Controller],
     ) -> Result<Self> {
-        Self::build(hands, cgroups, &format!("_{name}"), controllers)
+        Self::build(hands, (cgroups, None), &format!("_{name}"), controllers)
     }
 
     fn build(
         hands: &mut Hands<'_>,
-        cgroups: &Cgroups,
+        (cgroups, above): (&Cgroups, Option<&Self>),
         group: &str,
         controllers: &[Controller],
     ) -> Result<Self> {
@@ -97,9 +112,15 @@ impl Home {
                 continue;
             };
             let slice = format!("{}/{SLICE}", hierarchy.mount);
-            let dir = format!("{slice}/{group}");
             make(hands, hierarchy, &hierarchy.mount, &slice, *controller)?;
-            make(hands, hierarchy, &slice, &dir, *controller)?;
+            let mut top = slice;
+            let around = above.and_then(|a| a.places.iter().find(|p| p.hierarchy == *hierarchy));
+            if let Some(Place { dir, .. }) = around {
+                make(hands, hierarchy, &top, dir, *controller)?;
+                top.clone_from(dir);
+            }
+            let dir = format!("{top}/{group}");
+            make(hands, hierarchy, &top, &dir, *controller)?;
             if !home.places.iter().any(|p| p.dir == dir) {
                 home.places.push(Place {
                     hierarchy: hierarchy.clone(),

@@ -89,18 +89,15 @@ impl Kept {
     }
 }
 
-/// Reads from the beginning: a kernel file makes its text anew for whoever reads there.
+/// Reads from the beginning, where the kernel makes the text of such a file anew, and in one piece (`single_open`): asked once more
+/// whether there is more, it would make all of it again.
 fn fill(file: &File, buffer: &mut [u8]) -> std::io::Result<usize> {
-    let mut length = 0;
-    while length < buffer.len() {
-        match file.read_at(&mut buffer[length..], length as u64) {
-            Ok(0) => break,
-            Ok(n) => length += n,
+    loop {
+        match file.read_at(buffer, 0) {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+            read => return read,
         }
     }
-    Ok(length)
 }
 
 /// The number behind a key, in files of lines `KEY NUMBER` (`memory.stat`, `memory.events`, `/proc/vmstat`).

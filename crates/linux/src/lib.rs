@@ -3,6 +3,7 @@
 //! Every reader and writer of kernel files takes its root ([`root::Files`]), so that captured machines and models of the
 //! kernel stand where the kernel does.
 
+pub mod above;
 pub mod affinity;
 pub mod backend;
 pub mod below;
@@ -29,6 +30,7 @@ pub mod lock;
 pub mod memory;
 pub mod meter;
 pub mod oom;
+pub mod own;
 pub mod perf;
 pub mod pidfd;
 pub mod pmu;

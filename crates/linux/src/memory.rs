@@ -14,7 +14,6 @@ use crate::cgroup::Version;
 use crate::change::Hands;
 use crate::error::{Error, Result};
 use crate::home::Place;
-use crate::kept::keyed;
 use crate::root::Files;
 
 /// What a cgroup's memory is, with everything below it (`memory.stat`).
@@ -30,11 +29,30 @@ pub struct Stat {
     pub mapped: Bytes,
     /// Of the pages of files, those used more than once lately.
     pub active_file: Bytes,
+    /// The others, if they can be reclaimed.
+    pub inactive_file: Bytes,
     /// Locked, or otherwise not to be reclaimed.
     pub unevictable: Bytes,
     /// Pages that came back soon after they had been reclaimed, so far.
     pub refaults: u64,
 }
+
+/// What is read of `memory.stat`: its name in v2, and in v1.
+const KEYS: [(&str, &str); 7] = [
+    ("anon", "total_rss"),
+    ("file", "total_cache"),
+    ("shmem", "total_shmem"),
+    ("file_mapped", "total_mapped_file"),
+    ("active_file", "total_active_file"),
+    ("inactive_file", "total_inactive_file"),
+    ("unevictable", "total_unevictable"),
+];
+/// The same of pages that came back. Before Linux 5.9 one figure stood for both kinds.
+const REFAULTS: [(&str, &str); 3] = [
+    ("workingset_refault_file", "total_workingset_refault_file"),
+    ("workingset_refault_anon", "total_workingset_refault_anon"),
+    ("workingset_refault", "total_workingset_refault"),
+];
 
 /// The names of a cgroup's memory files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +103,17 @@ impl Memory {
         format!("{}/memory.reclaim", self.dir)
     }
 
+    /// The limits beyond which nothing is had, and those beyond which it is had slowly.
+    #[must_use]
+    pub fn limits(&self) -> Vec<String> {
+        match self.version {
+            Version::V2 => ["memory.max", "memory.high"]
+                .map(|name| format!("{}/{name}", self.dir))
+                .to_vec(),
+            Version::V1 => vec![self.steered()],
+        }
+    }
+
     fn file(&self, v2: &str, v1: &str) -> String {
         let name = match self.version {
             Version::V2 => v2,
@@ -98,36 +127,45 @@ impl Memory {
     /// # Errors
     /// [`Error::Malformed`].
     pub fn parse_stat(&self, text: &str) -> Result<Stat> {
-        let value = |v2: &str, v1: &str| match self.version {
-            Version::V2 => keyed(text, v2),
-            Version::V1 => keyed(text, v1),
+        let names = |key: &(&'static str, &'static str)| match self.version {
+            Version::V2 => key.0,
+            Version::V1 => key.1,
         };
-        let need = |v2: &str, v1: &str| {
-            value(v2, v1).map(Bytes).ok_or_else(|| {
-                Error::malformed(
-                    &self.stat(),
-                    text,
-                    format!("the memory.stat of a cgroup: it lacks {v2}"),
-                )
-            })
-        };
-        // Before Linux 5.9 one figure stood for both kinds.
-        let refaults = [
-            value("workingset_refault_file", "total_workingset_refault_file"),
-            value("workingset_refault_anon", "total_workingset_refault_anon"),
-            value("workingset_refault", "total_workingset_refault"),
-        ];
+        // In one pass: it is looked at fifty times a second.
+        let (keys, refaulting) = (KEYS.each_ref().map(names), REFAULTS.each_ref().map(names));
+        let (mut values, mut refaults) = ([None; KEYS.len()], 0u64);
+        for line in text.lines() {
+            let Some((key, number)) = line.split_once(' ') else {
+                continue;
+            };
+            if let Some(at) = keys.iter().position(|k| *k == key) {
+                values[at] = number.parse().ok().map(Bytes);
+            } else if refaulting.contains(&key) {
+                refaults = refaults.saturating_add(number.parse().unwrap_or(0));
+            }
+        }
+        if let Some(at) = values.iter().position(Option::is_none) {
+            let what = format!("the memory.stat of a cgroup: it lacks {}", KEYS[at].0);
+            return Err(Error::malformed(&self.stat(), text, what));
+        }
+        let [
+            anonymous,
+            file,
+            shared,
+            mapped,
+            active_file,
+            inactive_file,
+            unevictable,
+        ] = values.map(Option::unwrap_or_default);
         Ok(Stat {
-            anonymous: need("anon", "total_rss")?,
-            file: need("file", "total_cache")?,
-            shared: need("shmem", "total_shmem")?,
-            mapped: need("file_mapped", "total_mapped_file")?,
-            active_file: need("active_file", "total_active_file")?,
-            unevictable: need("unevictable", "total_unevictable")?,
-            refaults: refaults
-                .iter()
-                .flatten()
-                .fold(0, |sum, n| sum.saturating_add(*n)),
+            anonymous,
+            file,
+            shared,
+            mapped,
+            active_file,
+            inactive_file,
+            unevictable,
+            refaults,
         })
     }
 
@@ -180,6 +218,29 @@ impl Memory {
                 dir.clone()
             })
             .collect()
+    }
+
+    /// Lets the cgroup have as much as if it were a machine of its own: beyond it the kernel reclaims in it, and kills in it where
+    /// there is nothing.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Refused`] where what is below would not count (v1 before Linux 5.11).
+    pub fn bound(&self, hands: &mut Hands<'_>, most: Bytes) -> Result<()> {
+        let counts = hands
+            .files
+            .optional(&format!("{}/memory.use_hierarchy", self.dir))?;
+        if counts.is_some_and(|text| text.trim() == "0") {
+            return Err(Error::refused_with(
+                format!(
+                    "{}: this kernel does not count what is in cgroups below it",
+                    self.dir
+                ),
+                "write 1 to memory.use_hierarchy of the cgroup above it, or use a kernel since 5.11",
+            ));
+        }
+        let path = self.file("memory.max", "memory.limit_in_bytes");
+        hands.set(&path, &most.0.to_string())?;
+        Ok(())
     }
 
     /// Limits the cgroup for good. `kills`: beyond it the kernel may kill in the cgroup, and allows no more; else (v2
@@ -261,12 +322,12 @@ mod tests {
     fn both_versions_stat_is_read_with_what_is_below() {
         // From Linux 6.18 (v1) and 6.12 (v2), shortened.
         let v1 = "cache 9650176\nrss 9392128\ntotal_cache 187101184\ntotal_rss 15683584\ntotal_shmem 9084928\n\
-                  total_mapped_file 11255808\ntotal_active_file 27156480\ntotal_unevictable 16949248\n\
+                  total_mapped_file 11255808\ntotal_inactive_file 5\ntotal_active_file 27156480\ntotal_unevictable 16949248\n\
                   total_workingset_refault_anon 2\ntotal_workingset_refault_file 40\ntotal_pgmajfault 144758\n";
         let stat = memory(Version::V1).parse_stat(v1).unwrap();
         assert_eq!(stat.anonymous, Bytes(15_683_584));
         assert_eq!((stat.shared, stat.refaults), (Bytes(9_084_928), 42));
-        let v2 = "anon 1\nfile 20\nkernel 3\nshmem 4\nfile_mapped 5\nactive_file 6\nunevictable 7\n\
+        let v2 = "anon 1\nfile 20\nkernel 3\nshmem 4\nfile_mapped 5\ninactive_file 7\nactive_file 6\nunevictable 7\n\
                   workingset_refault_anon 8\nworkingset_refault_file 9\nworkingset_activate_file 3\n";
         let stat = memory(Version::V2).parse_stat(v2).unwrap();
         assert_eq!(

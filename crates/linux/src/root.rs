@@ -25,6 +25,12 @@ pub trait Files: Send + Sync {
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
     /// The names in a directory, sorted.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
+    /// The directories in a directory, sorted.
+    fn folders(&self, path: &str) -> io::Result<Vec<String>> {
+        let mut names = self.list(path)?;
+        names.retain(|name| self.list(&format!("{path}/{name}")).is_ok());
+        Ok(names)
+    }
     /// Makes a directory.
     fn mkdir(&self, path: &str) -> io::Result<()>;
     /// Removes an empty directory (a cgroup: without tasks and children).
@@ -237,6 +243,19 @@ impl Files for Kernel {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.path(path))? {
             names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn folders(&self, path: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.path(path))? {
+            let entry = entry?;
+            // Told with the name: nothing more is asked of the kernel.
+            if entry.file_type()?.is_dir() {
+                names.push(entry.file_name().to_string_lossy().into_owned());
+            }
         }
         names.sort_unstable();
         Ok(names)

@@ -64,7 +64,13 @@ pub fn current_cpu() -> CpuId {
 /// CLOCK_MONOTONIC: the clock of every time in a run.
 #[must_use]
 pub fn now() -> Nanos {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    clock(rustix::time::ClockId::Monotonic)
+}
+
+/// Any of the kernel's clocks.
+#[must_use]
+pub fn clock(which: rustix::time::ClockId) -> Nanos {
+    let t = rustix::time::clock_gettime(which);
     let part = |n: i64| u64::try_from(n).unwrap_or(0);
     Nanos(part(t.tv_sec) * 1_000_000_000 + part(t.tv_nsec))
 }
@@ -101,6 +107,16 @@ pub fn probe() -> Result<(), String> {
 
 /// The stack of a throttler thread: it calls nothing deep. Kept small because every page of it is locked.
 pub const STACK: usize = 64 << 10;
+
+/// Lets all threads of the process share one heap from now on: glibc reserves 64 MiB of addresses for each further one, all of
+/// which count as locked once memory is, against the limit of those who may not lock any amount (RLIMIT_MEMLOCK), too.
+pub fn one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no pointers.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
 
 /// Locks what is touched now and later (MCL_ONFAULT: pages become resident when first touched, not all at once: with 64
 /// threads that is 2 MB instead of 134).

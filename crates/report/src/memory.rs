@@ -11,7 +11,35 @@ use crate::text::{count, list};
 pub(crate) fn memory(record: &Record) -> Vec<String> {
     let mut said = waited(record);
     said.extend(steered(record));
+    said.extend(own(record));
     said
+}
+
+/// What Quell itself took meanwhile.
+fn own(record: &Record) -> Option<String> {
+    let (mut span, mut cpu, mut resident, mut locked) = (0, 0, 0, 0);
+    for stamped in &record.events {
+        if let Event::Own {
+            span_ns,
+            cpu_ns,
+            resident_bytes,
+            locked_bytes,
+        } = &stamped.event
+        {
+            span += span_ns;
+            cpu += cpu_ns;
+            resident = resident.max(*resident_bytes);
+            locked = locked.max(*locked_bytes);
+        }
+    }
+    (span > 0).then(|| {
+        format!(
+            "Quell itself took {:.1} % of one CPU meanwhile, had up to {:.1} MiB in memory, and {:.1} MiB of addresses locked.",
+            cpu as f64 / span as f64 * 100.0,
+            resident as f64 / MIB,
+            locked as f64 / MIB,
+        )
+    })
 }
 
 #[derive(Default)]
@@ -140,6 +168,8 @@ fn steered(record: &Record) -> Vec<String> {
     said
 }
 
+const MIB: f64 = 1_048_576.0;
+
 /// Whole MiB.
 fn mib(bytes: u64) -> Bytes {
     Bytes(bytes >> 20 << 20)
@@ -175,8 +205,19 @@ mod tests {
                 total_bytes: 2 << 30,
             },
         };
+        let own = |cpu_ns, mib: u64| Stamped {
+            at_ns: 9_000_000_000,
+            event: Event::Own {
+                span_ns: 1_000_000_000,
+                cpu_ns,
+                resident_bytes: mib << 20,
+                locked_bytes: 3 << 20,
+            },
+        };
         let record = Record {
             events: vec![
+                own(4_000_000, 7),
+                own(8_000_000, 6),
                 act(1_000_000_000, limit(300)),
                 act(2_000_000_000, limit(200)),
                 act(3_000_000_000, Steering::Limit { bytes: None }),
@@ -194,6 +235,7 @@ mod tests {
                 "detector: waited 120 ms for memory and 30 ms for disks; 7 pages that were taken came back; it used up to 900MiB, \
                  and at least 100MiB of memory were to be had.",
                 "batch: its limit moved 3 times, down to 200MiB, it was frozen 2 times for 1.5 s in all and 1 process of it killed.",
+                "Quell itself took 0.6 % of one CPU meanwhile, had up to 7.0 MiB in memory, and 3.0 MiB of addresses locked.",
             ]
         );
         assert_eq!(memory(&Record::default()), [] as [&str; 0]);

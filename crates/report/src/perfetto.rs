@@ -169,6 +169,18 @@ fn run(trace: &mut Trace, record: &Record) {
                 trace.count(RUN, &format!("memory of {group}"), stamped.at_ns, &used);
                 continue;
             }
+            Event::Own {
+                span_ns,
+                cpu_ns,
+                resident_bytes,
+                ..
+            } => {
+                let share = json!({ "% of a CPU": *cpu_ns as f64 / *span_ns as f64 * 100.0 });
+                trace.count(RUN, "Quell itself", stamped.at_ns, &share);
+                let has = json!({ "MiB": resident_bytes >> 20 });
+                trace.count(RUN, "memory of Quell", stamped.at_ns, &has);
+                continue;
+            }
             Event::Steered { group, did, why } => {
                 let did = json!(did);
                 let act = did["act"].as_str().unwrap_or_default();

@@ -264,6 +264,9 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::LimitMemory { most, kills: false } => {
             format!("slow it down beyond {most} of memory")
         }
+        Setting::BoundMemory { most } => {
+            format!("let everything that runs here use at most {most} of memory together")
+        }
         Setting::WatchMemory => "watch what it uses and how long it waits for memory".to_owned(),
         Setting::SteerMemory { allows, unswapped } => steered(*allows, *unswapped),
         Setting::Sysctls { values } => {

@@ -7,12 +7,14 @@ use super::{Configuration, Pin, Subject};
 use crate::plan::REST;
 use crate::policy::{Role, VERSION, fit_name};
 use crate::text::{Complaint, Path, suggestion};
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
 
 /// More rounds than a person waits for.
 const MOST_ROUNDS: u32 = 10_000;
 /// More copies than a machine of today has CPUs for.
 const MOST_COPIES: u32 = 1024;
+/// Less memory than a generator with its files needs to become ready.
+const LEAST_MEMORY: Bytes = Bytes(16 << 20);
 
 fn complaint(at: Path, why: impl Into<String>, remedy: Option<String>) -> Complaint {
     Complaint {
@@ -97,6 +99,7 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
         );
     }
     measure(&mut list, keys);
+    bounds(&mut list, keys);
     for (name, subject) in &keys.subject {
         subject_of(&mut list, name, subject, &keys.subject);
         replayed(&mut list, name, subject, &keys.backends);
@@ -218,6 +221,26 @@ fn measure(list: &mut Vec<Complaint>, keys: &Keys) {
         if first == second {
             list.push(complaint(at, "a frontier is between two subjects", None));
         }
+    }
+}
+
+fn bounds(list: &mut Vec<Complaint>, keys: &Keys) {
+    let Some(memory) = keys.bounds.memory else {
+        return;
+    };
+    let at = Path::of(&["bounds", "memory"]);
+    if memory < LEAST_MEMORY {
+        let why = format!("in {memory} no program runs");
+        let remedy = format!("give {LEAST_MEMORY} at least");
+        list.push(complaint(at.clone(), why, Some(remedy)));
+    }
+    if let Some(sim) = keys.backends.iter().find(|b| b.starts_with("sim")) {
+        let why = format!("a limit of memory needs a kernel's cgroups, and `backends` has '{sim}'");
+        list.push(complaint(
+            at,
+            why,
+            Some("write backends = [\"linux\", \"lab\"]".into()),
+        ));
     }
 }
 

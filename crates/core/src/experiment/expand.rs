@@ -331,6 +331,7 @@ fn policy(
     }
     let mut policy = policy_of(reader, Spanned::new(0..0, merged), Shape::Configuration)?;
     name.clone_into(&mut policy.name);
+    policy.bounds = keys.bounds;
     // What is left open here must not be planned as in a policy of a user's, where "critical" alone asks for CPUs.
     let partition = policy
         .groups

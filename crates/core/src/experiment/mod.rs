@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use crate::lab::Guest;
 use crate::plan::Refusal;
-use crate::policy::Policy;
+use crate::policy::{Bounds, Policy};
 use crate::workload::{Pages, Workload};
 
 pub use expect::{Bound, Condition, Expect, Figure};
@@ -35,7 +35,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 12] = [
+const BUILTIN: [(&str, &str); 15] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -84,6 +84,18 @@ const BUILTIN: [(&str, &str); 12] = [
         "pressure-dirty",
         include_str!("../../../../experiments/pressure-dirty.toml"),
     ),
+    (
+        "pressure-native",
+        include_str!("../../../../experiments/pressure-native.toml"),
+    ),
+    (
+        "pressure-compile",
+        include_str!("../../../../experiments/pressure-compile.toml"),
+    ),
+    (
+        "pressure-compaction",
+        include_str!("../../../../experiments/pressure-compaction.toml"),
+    ),
 ];
 
 /// An experiment, its configurations expanded.
@@ -101,6 +113,8 @@ pub struct Experiment {
     pub seed: u64,
     /// How it is measured.
     pub measure: Measure,
+    /// What all subjects have together.
+    pub bounds: Bounds,
     /// The subjects, in the order of the file.
     pub subjects: IndexMap<String, Subject>,
     /// The configurations, in the order of the file; axes multiply, the first one slowest.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{Expect, Experiment, Measure, Subject, check, expand, schema};
 use crate::lab::Guest;
-use crate::policy::stem;
+use crate::policy::{Bounds, stem};
 use crate::text::{Origin, Problem, Reader};
 
 /// The keys of the file.
@@ -35,6 +35,9 @@ pub(super) struct Keys {
     /// How it is measured.
     #[serde(default)]
     pub measure: Measure,
+    /// What all subjects have together.
+    #[serde(default)]
+    pub bounds: Bounds,
     /// Who takes part.
     #[serde(default)]
     pub subject: IndexMap<String, Subject>,
@@ -130,6 +133,7 @@ impl Experiment {
             lab: keys.lab,
             seed: keys.seed,
             measure: keys.measure,
+            bounds: keys.bounds,
             subjects: keys.subject,
             configurations,
             expects: keys.expect,

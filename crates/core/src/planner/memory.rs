@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::control::pressure::Allows;
-use crate::inventory::MemoryControl;
+use crate::inventory::{Inventory, MemoryControl};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{Held, Pressured, Promise, Setting, Steered, StepId, Watched};
 use crate::policy::{Group, MemoryWanted, Permission, Policy, Pressure, PressureController, Role};
@@ -46,6 +46,34 @@ fn controlled(policy: &Policy) -> Option<Pressure> {
     (section.controller != PressureController::None).then_some(section)
 }
 
+/// The limit around everybody: cgroups of groups are made below it, and so it comes first.
+pub(super) fn bound(draft: &mut Draft<'_>) {
+    let Some(most) = draft.policy.bounds.memory else {
+        return;
+    };
+    let key = "bounds.memory";
+    let total = total(draft.machine);
+    if draft.machine.means.memory.control == MemoryControl::None {
+        let why = "no cgroup with a limit of memory can be made here: that takes root, and a hierarchy that carries the memory controller";
+        let remedy = "run it as root, or in the lab (--on lab)";
+        draft.refuse(key, why, Some(remedy.to_owned()));
+        return;
+    }
+    if total > Bytes(0) && most >= total {
+        let why = format!("{most} is no limit on a machine that has {total}");
+        draft.refuse(key, why, Some("give less".to_owned()));
+        return;
+    }
+    let because = "the experiment's: whatever runs in it has this memory and no more, and controllers take it for the machine's";
+    let set = Setting::BoundMemory { most };
+    draft.step(None, Mechanism::Memory, set, because);
+}
+
+/// All memory of a machine; zero where nobody tells.
+fn total(machine: &Inventory) -> Bytes {
+    Bytes(machine.nodes.iter().map(|n| n.memory.0).sum())
+}
+
 /// Plans all of it.
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
@@ -63,13 +91,14 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         reserved = reserved.saturating_add(protect(draft, name, group));
         limit(draft, name, group);
     }
-    let total: u64 = draft.machine.nodes.iter().map(|n| n.memory.0).sum();
+    let total = total(draft.machine).0;
+    let total = policy.bounds.memory.map_or(total, |most| most.0);
     // What a machine needs for itself is not known; that all of it cannot be kept is.
     if total > 0 && reserved > total / 10 * 9 {
         draft.refuse(
             first_key(policy),
             format!(
-                "{} would be kept of the {} that the machine has, and it needs some for itself",
+                "{} would be kept of the {} that there are, and the machine needs some for itself",
                 Bytes(reserved),
                 Bytes(total)
             ),

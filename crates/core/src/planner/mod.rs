@@ -101,6 +101,7 @@ pub fn plan_beside(
         period: Nanos(0),
     };
     draft.notes.append(&mut draft.division.notes);
+    memory::bound(&mut draft);
     draft.gather();
     draft.partition();
     partition::plan(&mut draft);

@@ -24,8 +24,8 @@ pub(crate) use check::fit_name;
 pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
 pub use reference::{policy_reference, policy_schema};
 pub use sections::{
-    Adapt, After, BandwidthMechanism, CacheMechanism, Limit, Mechanisms, MeterWanted, Pressure,
-    PressureController, RegulatorKeys, Reserve, Split, Target, WaysKept,
+    Adapt, After, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted,
+    Pressure, PressureController, RegulatorKeys, Reserve, Split, Target, WaysKept,
 };
 pub use values::{
     Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, NumberPattern, Pattern,
@@ -66,6 +66,10 @@ pub struct Policy {
     /// How memory pressure is controlled; absent: as the defaults of the section.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pressure: Option<Pressure>,
+    /// What is around all groups and programs of none: the experiment's that this is a configuration of. No key of a policy.
+    #[serde(skip_deserializing, skip_serializing_if = "Bounds::is_empty")]
+    #[schemars(skip)]
+    pub bounds: Bounds,
 }
 
 const fn estimated() -> Level {
@@ -96,6 +100,7 @@ impl Policy {
             mechanisms: Mechanisms::default(),
             regulator: RegulatorKeys::default(),
             pressure: None,
+            bounds: Bounds::default(),
         }
     }
 

@@ -101,6 +101,24 @@ impl Limit {
     }
 }
 
+/// What all groups have together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Bounds {
+    /// Memory, in every configuration and alone: a cgroup of Quell's with this limit is around all subjects. Controllers take it for
+    /// the machine's. Absent: what the machine has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+}
+
+impl Bounds {
+    /// Whether nothing is bounded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Which cache partition may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -179,3 +179,36 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_limit_around_everybody_is_every_configurations_and_no_policys() {
+    let read = below(
+        "[configuration.solo]\nalone = true\n[configuration.b]\n[bounds]\nmemory = \"400MiB\"",
+    )
+    .unwrap();
+    for configuration in read.configurations() {
+        let memory = configuration.policy.bounds.memory;
+        assert_eq!(memory.map(|m| m.to_string()).as_deref(), Some("400MiB"));
+    }
+    for (text, answer) in [
+        (
+            "[configuration.a]\n[bounds]\nmemory = \"1MiB\"",
+            "12:10: bounds.memory: in 1MiB no program runs; give 16MiB at least",
+        ),
+        (
+            "[configuration.a]\nbounds.memory = \"1GiB\"",
+            "11:1: unknown key 'bounds' in configuration.a",
+        ),
+    ] {
+        assert!(answers(text)[0].contains(answer), "{:?}", answers(text));
+    }
+    let sim = "quell = 1\nbackends = [\"linux\", \"sim:icelake\"]\n[bounds]\nmemory = \"1GiB\"\n\
+               [subject.a]\nrole = \"critical\"\nrun = { kind = \"latency\", size = \"1MiB\" }\n[configuration.a]";
+    let told = Experiment::parse(sim, "e.toml").unwrap_err()[0].to_string();
+    assert!(
+        told.contains("needs a kernel's cgroups") && told.contains("sim:icelake"),
+        "{told}"
+    );
+    let policy = quell_core::policy::Policy::parse("quell = 1\nbounds.memory = \"1GiB\"", "p.toml");
+    assert!(policy.unwrap_err()[0].to_string().contains("bounds"));
+}

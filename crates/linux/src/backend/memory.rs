@@ -11,6 +11,7 @@ use quell_core::units::{Bytes, Nanos};
 
 use super::Linux;
 use super::apart::{apart, not_ours};
+use crate::above::{self, Above};
 use crate::cgroup::{Controller, Version};
 use crate::change::Hands;
 use crate::error::{Error, Result};
@@ -36,6 +37,7 @@ pub(super) struct Watch {
     meminfo: Kept,
     marks: Watermarks,
     average: Option<Kept>,
+    above: Above,
     critical: Vec<Account>,
     neighbours: Vec<Hold>,
     /// Processes that we stopped.
@@ -139,6 +141,7 @@ impl Watch {
         let files = linux.files.clone();
         let meminfo = Kept::open(&files, vm::MEMINFO)?.ok_or_else(|| missing(vm::MEMINFO))?;
         let (mut critical, mut homes) = (Vec::new(), Vec::new());
+        let (mut places, mut told) = (Vec::new(), Vec::new());
         for Watched { group, .. } in &plan.critical {
             let home = linux.group(group)?.home.clone();
             let memory = linux.memory_place(group)?;
@@ -151,6 +154,8 @@ impl Watch {
                 ));
             }
             critical.push(account);
+            places.extend(memory);
+            told.extend(v2_place(&home).cloned());
             homes.push(home);
         }
         let mut neighbours = Vec::new();
@@ -158,7 +163,9 @@ impl Watch {
             let home = linux.group(group)?.home.clone();
             let place = linux.memory_place(group)?;
             let account = Account::open(&files, group, &home, place.as_ref())?;
+            places.extend(place.clone());
             let v2 = v2_place(&home);
+            told.extend(v2.cloned());
             let kept = |name: &str| match v2 {
                 Some(place) => Kept::open(&files, &format!("{}/{name}", place.dir)),
                 None => Ok(None),
@@ -200,6 +207,7 @@ impl Watch {
             meminfo,
             marks: vm::watermarks(&files)?.unwrap_or_default(),
             average: Kept::open(&files, Resource::Memory.system())?,
+            above: Above::open(&files, &places, &told)?,
             critical,
             neighbours,
             stopped: Vec::new(),
@@ -243,22 +251,17 @@ impl Watch {
         let memory = vm::meminfo(self.meminfo.text(files)?.unwrap_or_default())?;
         let average = match self.average.as_mut() {
             None => None,
-            Some(kept) => match kept.text(files)? {
-                None => None,
-                Some(text) => {
-                    let psi = psi::parse(Resource::Memory.system(), text)?;
-                    psi.some.map(|line| line.avg10)
-                }
-            },
+            Some(kept) => above::average(kept, files)?,
         };
-        Ok(Machine {
+        let machine = Machine {
             total: memory.total,
             available: memory.available,
             swap_free: memory.swap_free,
             low: self.marks.low,
             high: self.marks.high,
             average,
-        })
+        };
+        self.above.machine(files, machine)
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 use quell_client::layout::VARIABLE;
 use quell_core::backend::{
-    Action, Backend, BackendError, Observation, Probe, Program, SubjectId, SubjectSpec, Undone,
+    Action, Backend, BackendError, Observation, Own, Probe, Program, SubjectId, SubjectSpec, Undone,
 };
 use quell_core::control::pressure::Look;
 use quell_core::control::split::ByDemand;
@@ -44,7 +44,7 @@ use crate::session::{Session, WatchdogCommand};
 use crate::spent::Ledger;
 use crate::throttle::Throttler;
 use crate::units::Units;
-use crate::{oom, probe, procfs, rt, signals};
+use crate::{oom, own, probe, procfs, rt, signals};
 
 /// What the backend needs of the rest of the program.
 pub struct Tools {
@@ -76,6 +76,13 @@ struct Group {
     keeper: Option<Keeper>,
     /// What its threads have spent; none any more once it could not be told.
     ledger: Option<Ledger>,
+}
+
+/// What is around all groups and programs of none.
+struct Bound {
+    home: Home,
+    /// Below it: where programs of no group are.
+    loose: Home,
 }
 
 /// A regulated CPU.
@@ -166,6 +173,7 @@ pub struct Linux {
     on_drift: OnDrift,
     session: Option<Session>,
     groups: BTreeMap<String, Group>,
+    bound: Option<Bound>,
     /// Where tasks of no group are confined to, while they are.
     rest: Option<CpuSet>,
     throttlers: Vec<Regulated>,
@@ -196,6 +204,7 @@ impl Linux {
     /// # Errors
     /// When the kernel's interfaces are not where they should be.
     pub fn new(run_root: &Path, tools: Tools) -> Result<Self> {
+        rt::one_heap();
         let files = Kernel::new()?;
         let cgroups = Cgroups::discover(&files)?;
         let signals = signals::stop_signals()
@@ -213,6 +222,7 @@ impl Linux {
             on_drift: OnDrift::default(),
             session: None,
             groups: BTreeMap::new(),
+            bound: None,
             rest: None,
             throttlers: Vec::new(),
             pool: None,
@@ -285,6 +295,7 @@ impl Linux {
         }
         self.subjects.clear();
         self.groups.clear();
+        self.bound = None;
         self.observed.clear();
         self.declared.clear();
         self.units.clear();
@@ -367,7 +378,9 @@ impl Linux {
             Program::Command(command) => command.clone(),
         };
         let group = self.groups.get(&subject.group);
-        let mut doors = group.map(|g| g.home.doors()).unwrap_or_default();
+        let home = group.map(|g| &g.home);
+        let home = home.or(self.bound.as_ref().map(|b| &b.loose));
+        let mut doors = home.map(Home::doors).unwrap_or_default();
         doors.extend(self.part_door(&subject.group));
         // We ourselves may run anywhere, which whoever belongs to no group must not inherit.
         let usual = match (group, &self.rest) {
@@ -497,6 +510,10 @@ impl Backend for Linux {
         };
         let mut hands = Hands::new(&self.files, session.journal());
         Ok(watch.look(&mut hands, &self.files, of, look)?)
+    }
+
+    fn own(&mut self) -> std::result::Result<Option<Own>, BackendError> {
+        Ok(Some(own::own(&self.files)?))
     }
 
     fn act(&mut self, action: &Action) -> std::result::Result<(), BackendError> {

@@ -11,7 +11,7 @@ use quell_core::record::Pooled;
 use quell_core::task::TaskMatch;
 use quell_core::units::Bytes;
 
-use super::{Group, Linux, Regulated, Splits};
+use super::{Bound, Group, Linux, Regulated, Splits};
 use crate::cgroup::Controller;
 use crate::change::Hands;
 use crate::cpuset::Keep;
@@ -28,6 +28,9 @@ use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
 use crate::throttle::Throttler;
 use crate::{below, cpumax, cpuset, irq, oom, perf, remaining, rt, sysctl, workqueue};
+
+/// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
+const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
 
 impl Linux {
     pub(super) fn apply_step(&mut self, step: &Step) -> Result<Vec<String>> {
@@ -78,10 +81,20 @@ impl Linux {
                 let place = self.extend_memory(group)?;
                 Memory::of(&place).limit(&mut self.hands()?, *most, *kills)?;
             }
-            Setting::WatchMemory => self.extend(group, &[Controller::Memory])?,
+            Setting::BoundMemory { most } => self.bound(*most)?,
+            Setting::WatchMemory => {
+                self.extend(group, &[Controller::Memory, Controller::Pressure])?;
+            }
             Setting::SteerMemory { unswapped, .. } => {
-                let all = [Controller::Memory, Controller::Io, Controller::Freezer];
-                self.extend(group, &all)?;
+                self.extend(
+                    group,
+                    &[
+                        Controller::Memory,
+                        Controller::Io,
+                        Controller::Freezer,
+                        Controller::Pressure,
+                    ],
+                )?;
                 if *unswapped && let Some(place) = self.memory_place(group)? {
                     let path = format!("{}/memory.swap.max", place.dir);
                     // A kernel without swap accounting has no such file.
@@ -141,7 +154,7 @@ impl Linux {
         let (mut home, matching) = (group.home.clone(), group.matching.clone());
         let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
         if in_place.is_empty() {
-            let more = Home::create(&mut self.hands()?, &cgroups, name, controllers)?;
+            let more = self.home(name, controllers)?;
             for place in more.places {
                 if !home.places.contains(&place) {
                     home.places.push(place);
@@ -155,6 +168,31 @@ impl Linux {
         }
         self.group_mut(name)?.home = home;
         self.collect(name)
+    }
+
+    /// Makes cgroups for a group: below what is around all of them, if anything is.
+    fn home(&mut self, name: &str, controllers: &[Controller]) -> Result<Home> {
+        let cgroups = self.cgroups.clone();
+        let above = self.bound.as_ref().map(|b| b.home.clone());
+        let mut hands = self.hands()?;
+        match above {
+            Some(above) => above.create_below(&mut hands, &cgroups, name, controllers),
+            None => Home::create(&mut hands, &cgroups, name, controllers),
+        }
+    }
+
+    /// Puts a limit around all groups that are gathered from now on, and programs of none.
+    fn bound(&mut self, most: Bytes) -> Result<()> {
+        let cgroups = self.cgroups.clone();
+        let mut hands = self.hands()?;
+        let home = Home::internal(&mut hands, &cgroups, "bound", &BOUND)?;
+        let Some(place) = home.dirs(&cgroups, Controller::Memory).next() else {
+            return Err(Error::refused("no hierarchy carries the memory controller"));
+        };
+        Memory::of(place).bound(&mut hands, most)?;
+        let loose = home.create_below(&mut hands, &cgroups, REST, &BOUND)?;
+        self.bound = Some(Bound { home, loose });
+        Ok(())
     }
 
     fn extend_memory(&mut self, name: &str) -> Result<Place> {
@@ -218,13 +256,14 @@ impl Linux {
     }
 
     fn gather(&mut self, name: &str, matching: &[TaskMatch]) -> Result<Vec<String>> {
-        let controllers = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
+        let mut controllers = vec![Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
+        controllers.extend(self.bound.iter().flat_map(|_| BOUND));
         let cgroups = self.cgroups.clone();
         let cpus = self.all_cpus()?;
         let mut notes = Vec::new();
         let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
         let mut home = if in_place.is_empty() {
-            Home::create(&mut self.hands()?, &cgroups, name, &controllers)?
+            self.home(name, &controllers)?
         } else {
             Home {
                 group: name.to_owned(),

@@ -193,6 +193,7 @@ impl Machine {
                         ("total_mapped_file", 0),
                         ("total_workingset_refault_anon", 0),
                         ("total_workingset_refault_file", 0),
+                        ("total_inactive_file", file),
                         ("total_active_file", 0),
                         ("total_unevictable", 0),
                     ],

@@ -319,3 +319,49 @@ pub fn the_machines_memory_is_told(arm: &mut dyn Arm) {
     let marks = vm::watermarks(files).unwrap().unwrap();
     assert!(marks.min < marks.low && marks.low <= marks.high && marks.high < memory.total);
 }
+
+/// What the kernel gives a number to next comes after the one in this file.
+const LAST: &str = "/proc/sys/kernel/ns_last_pid";
+
+/// On this kernel alone: the model gives no number twice.
+mod a_later_process_of_a_number_is_left_as_it_is {
+    use super::*;
+
+    #[test]
+    fn on_this_kernel() {
+        let Some(mut arm) = crate::arms::live("a number given twice") else {
+            return;
+        };
+        let first = arm.start(0);
+        let kernel = quell_linux::root::Kernel::new().unwrap();
+        let task = id(&kernel, first);
+        let mut held = Held::new(&kernel);
+        let mut hands = Hands::new(&kernel, &mut held.journal);
+        assert!(pidfd::stop(&mut hands, task).unwrap());
+        becomes(&kernel, first, true);
+        kernel.signal(task, libc::SIGKILL).unwrap();
+        arm.wait(first);
+        // Born in the same tick it would be the same one.
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        let again = (0..50).any(|_| {
+            std::fs::write(LAST, (first - 1).to_string()).is_ok() && arm.start(0) == first
+        });
+        if !again {
+            return eprintln!("SKIPPED a number given twice: somebody else always had it");
+        }
+        let later = id(&kernel, first);
+        assert!(later.start > task.start, "{later:?} {task:?}");
+        kernel.signal(later, libc::SIGSTOP).unwrap();
+        becomes(&kernel, first, true);
+        let gone = kernel.signal(task, libc::SIGCONT).unwrap_err();
+        assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
+        pidfd::resume(&mut hands, task).unwrap();
+        assert_eq!(held.journal.undo_all(&kernel).left, Vec::<String>::new());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(
+            pidfd::stopped(state(&kernel, first)),
+            "it is somebody else's stop"
+        );
+        kernel.signal(later, libc::SIGCONT).unwrap();
+    }
+}

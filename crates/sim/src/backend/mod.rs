@@ -390,6 +390,7 @@ impl Backend for Sim {
             | Setting::ProtectMemory { .. }
             | Setting::LockFiles { .. }
             | Setting::LimitMemory { .. }
+            | Setting::BoundMemory { .. }
             | Setting::WatchMemory
             | Setting::SteerMemory { .. }
             | Setting::MountApart { .. }

@@ -42,7 +42,8 @@ pub struct Look {
     pub processes: Vec<Process>,
 }
 
-/// The machine's memory.
+/// The machine's memory; or, where a limit above all groups leaves them less (a slice's, a container's, an experiment's), what there
+/// is of that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// All of it.

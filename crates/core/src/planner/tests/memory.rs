@@ -277,3 +277,47 @@ fn the_described_ones_are_estimates_and_sysctls_are_set_only_if_asked_for() {
             .any(|n| n.contains("pressure.sysctls = true"))
     );
 }
+
+#[test]
+fn what_is_around_everybody_comes_first_and_needs_a_memory_controller() {
+    let bounded = |text: &str, most: u64| {
+        // Under no policy at all, as the baseline of an experiment.
+        let mut policy = match text {
+            "" => Policy::new("solo"),
+            text => policy(text),
+        };
+        policy.bounds.memory = Some(Bytes(most));
+        policy
+    };
+    let reserves = KEPT.replace("2GiB", "300MiB");
+    for control in [MemoryControl::V1, MemoryControl::V2] {
+        let text = match control {
+            MemoryControl::V2 => reserves.clone(),
+            _ => KEPT.replace("reserve.memory = '2GiB'", ""),
+        };
+        let plan = plan(&bounded(&text, 400 << 20), &with(control)).unwrap();
+        let most = Bytes(400 << 20);
+        assert_eq!(plan.steps[0].set, Setting::BoundMemory { most });
+        assert_eq!(plan.steps[0].group, None);
+    }
+    let none = plan(&bounded("", 400 << 20), &with(MemoryControl::V1)).unwrap();
+    assert_eq!(none.steps.len(), 1);
+    let refused = |policy: &Policy, machine: &Inventory| {
+        let refusals = plan(policy, machine).expect_err("it should be refused");
+        let all: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+        all.join("\n")
+    };
+    let missing = refused(&bounded("", 400 << 20), &with(MemoryControl::None));
+    assert!(
+        missing.contains("bounds.memory: no cgroup with a limit") && missing.contains("root"),
+        "{missing}"
+    );
+    let large = refused(&bounded("", 8 << 30), &with(MemoryControl::V2));
+    assert!(large.contains("8GiB is no limit"), "{large}");
+    // What is kept is kept of that.
+    let much = refused(&bounded(&reserves, 320 << 20), &with(MemoryControl::V2));
+    assert!(
+        much.contains("300MiB would be kept of the 320MiB"),
+        "{much}"
+    );
+}

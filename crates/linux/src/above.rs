@@ -1,0 +1,339 @@
+//! Limits of memory above all groups that are looked at: of a slice, a container, an experiment. Whatever the machine has, they
+//! have what the tightest of them leaves, and run short when it does: for controllers it is the machine.
+//!
+//! - What could be had below a limit is what is unused of it and what can be reclaimed there, estimated as the kernel does for
+//!   the machine (`si_mem_available`, mm/show_mem.c).
+//! - The kernel reclaims below a limit once it is reached, and has no watermarks there. Those of a machine of that size stand in
+//!   (`calculate_min_free_kbytes`, mm/page_alloc.c): who grows gets so much between two looks.
+//! - v1 tells of no pressure: the v2 cgroup above all groups does, where there is one.
+
+use quell_core::control::pressure::Machine;
+use quell_core::units::{Bytes, Share};
+
+use crate::cgroup::Version;
+use crate::error::Result;
+use crate::home::Place;
+use crate::kept::Kept;
+use crate::memory::{self, Memory, Stat};
+use crate::psi::{self, Resource};
+use crate::root::Files;
+
+/// All of them, the highest first.
+#[derive(Debug, Default)]
+pub struct Above {
+    levels: Vec<Level>,
+}
+
+/// One cgroup with limits. What is gone limits nobody.
+#[derive(Debug)]
+struct Level {
+    memory: Memory,
+    limits: Vec<Kept>,
+    usage: Kept,
+    stat: Kept,
+    /// Its limit of swap space, and what is used of that.
+    swap: Option<(Kept, Kept)>,
+    pressure: Option<Kept>,
+}
+
+impl Above {
+    /// Those above all of `memory` (places in the hierarchy that has the controller), whose waiting is told, in v1, by the lowest
+    /// cgroup above all of `v2`.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn open(files: &dyn Files, memory: &[Place], v2: &[Place]) -> Result<Self> {
+        let beside = shared(v2).pop();
+        let mut levels = Vec::new();
+        for dir in shared(memory) {
+            let Some(place) = memory.first() else {
+                continue;
+            };
+            let memory = Memory::of(&Place {
+                dir: dir.clone(),
+                ..place.clone()
+            });
+            let mut limits = Vec::new();
+            for path in memory.limits() {
+                limits.extend(Kept::open(files, &path)?);
+            }
+            let both = (
+                Kept::open(files, &memory.usage())?,
+                Kept::open(files, &memory.stat())?,
+            );
+            // The root of v2 has none.
+            let ((Some(usage), Some(stat)), false) = (both, limits.is_empty()) else {
+                continue;
+            };
+            let swap = (
+                Kept::open(files, &format!("{dir}/memory.swap.max"))?,
+                Kept::open(files, &format!("{dir}/memory.swap.current"))?,
+            );
+            let told = match memory.version() {
+                Version::V2 => Some(&dir),
+                Version::V1 => beside.as_ref(),
+            };
+            let pressure = told.map(|dir| Kept::open(files, &Resource::Memory.of(dir)));
+            levels.push(Level {
+                memory,
+                limits,
+                usage,
+                stat,
+                swap: swap.0.zip(swap.1),
+                pressure: pressure.transpose()?.flatten(),
+            });
+        }
+        Ok(Self { levels })
+    }
+
+    /// The machine as the groups have it: the tightest of these limits, or the machine itself.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Malformed`].
+    pub fn machine(&mut self, files: &dyn Files, machine: Machine) -> Result<Machine> {
+        let mut least = machine;
+        for level in &mut self.levels {
+            if let Some(own) = level.machine(files, &machine)?
+                && own.available < least.available
+            {
+                least = own;
+            }
+        }
+        Ok(least)
+    }
+}
+
+impl Level {
+    /// What it makes of the machine; `None` where it limits nobody.
+    fn machine(&mut self, files: &dyn Files, machine: &Machine) -> Result<Option<Machine>> {
+        let mut total = machine.total;
+        for limit in &mut self.limits {
+            total = total.min(bytes(limit, files)?.unwrap_or(total));
+        }
+        if total >= machine.total {
+            return Ok(None);
+        }
+        let Some(used) = bytes(&mut self.usage, files)? else {
+            return Ok(None);
+        };
+        let stat = match self.stat.text(files)? {
+            Some(text) => self.memory.parse_stat(text)?,
+            None => Stat::default(),
+        };
+        let (low, high) = watermarks(total);
+        let mut swap_free = machine.swap_free;
+        if let Some((limit, current)) = &mut self.swap
+            && let Some(limit) = bytes(limit, files)?
+        {
+            let used = bytes(current, files)?.unwrap_or_default();
+            swap_free = swap_free.min(Bytes(limit.0.saturating_sub(used.0)));
+        }
+        let files_there = stat.active_file.0.saturating_add(stat.inactive_file.0);
+        let reclaimable = files_there - (files_there / 2).min(low.0);
+        let available = total.0.saturating_sub(used.0).saturating_add(reclaimable);
+        Ok(Some(Machine {
+            total,
+            available: Bytes(available).min(machine.available).min(total),
+            swap_free,
+            low: low.min(machine.low),
+            high: high.min(machine.high),
+            average: match &mut self.pressure {
+                Some(kept) => average(kept, files)?.or(machine.average),
+                None => machine.average,
+            },
+        }))
+    }
+}
+
+/// The share of the last ten seconds in which some task waited, in a pressure file; `None` where it is gone.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn average(kept: &mut Kept, files: &dyn Files) -> Result<Option<Share>> {
+    let path = kept.path().to_owned();
+    let psi = kept.text(files)?.map(|text| psi::parse(&path, text));
+    Ok(psi
+        .transpose()?
+        .and_then(|psi| psi.some)
+        .map(|line| line.avg10))
+}
+
+/// The amount in a file; `None` where there is no end to it, or the cgroup is gone.
+fn bytes(kept: &mut Kept, files: &dyn Files) -> Result<Option<Bytes>> {
+    let path = kept.path().to_owned();
+    match kept.text(files)? {
+        Some(text) => memory::amount(&path, text),
+        None => Ok(None),
+    }
+}
+
+/// `low` and `high` of a machine of that size.
+fn watermarks(total: Bytes) -> (Bytes, Bytes) {
+    let min = ((total.0 >> 10) * 16).isqrt().clamp(128, 256 << 10) << 10;
+    (Bytes(min + min / 4), Bytes(min + min / 2))
+}
+
+/// The directories above all of these places, from the mount down.
+fn shared(places: &[Place]) -> Vec<String> {
+    let Some(first) = places.first() else {
+        return Vec::new();
+    };
+    let mut dir = first.hierarchy.mount.clone();
+    let mut all = Vec::new();
+    let below = first.dir.strip_prefix(&dir).unwrap_or_default().to_owned();
+    for part in below.split('/') {
+        if !part.is_empty() {
+            dir = format!("{dir}/{part}");
+        }
+        // A group's own limit is its own.
+        let above = |p: &Place| {
+            p.dir
+                .strip_prefix(&dir)
+                .is_some_and(|rest| rest.starts_with('/'))
+        };
+        if !places.iter().all(above) {
+            break;
+        }
+        all.push(dir.clone());
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroup::{Cgroups, Controller};
+    use crate::fake::{Fake, Flavour, Spec};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A machine of 8 GiB, and two groups in a slice of a slice.
+    fn groups(flavour: Flavour) -> (Fake, String, Vec<Place>) {
+        let fake = Fake::new(&Spec::new(flavour));
+        let cgroups = Cgroups::discover(&fake).unwrap();
+        let hierarchy = cgroups.of(Controller::Memory).unwrap().clone();
+        let slice = format!("{}/outer.slice/inner.slice", hierarchy.mount);
+        let place = |name: &str| Place {
+            hierarchy: hierarchy.clone(),
+            dir: format!("{slice}/{name}"),
+            ours: true,
+        };
+        let places = vec![place("app"), place("hog")];
+        for above in [
+            hierarchy.mount.clone(),
+            format!("{}/outer.slice", hierarchy.mount),
+            slice.clone(),
+        ] {
+            if above != hierarchy.mount {
+                fake.mkdir(&above).unwrap();
+            }
+            if hierarchy.version == Version::V2 {
+                fake.write(&format!("{above}/cgroup.subtree_control"), "+memory")
+                    .unwrap();
+            }
+        }
+        for place in &places {
+            fake.mkdir(&place.dir).unwrap();
+        }
+        (fake, slice, places)
+    }
+
+    fn limit(fake: &Fake, places: &[Place], dir: &str, mib: u64) {
+        let memory = Memory::of(&Place {
+            dir: dir.to_owned(),
+            ..places[0].clone()
+        });
+        fake.write(&memory.limits()[0], &(mib * MIB).to_string())
+            .unwrap();
+    }
+
+    const MACHINE: Machine = Machine {
+        total: Bytes(8 << 30),
+        available: Bytes(6 << 30),
+        swap_free: Bytes(0),
+        low: Bytes(64 << 20),
+        high: Bytes(80 << 20),
+        average: None,
+    };
+
+    #[test]
+    fn the_tightest_limit_above_all_groups_is_the_machine() {
+        for flavour in [Flavour::V1, Flavour::V2] {
+            let (fake, slice, places) = groups(flavour);
+            let mut above = Above::open(&fake, &places, &[]).unwrap();
+            let mut look = || above.machine(&fake, MACHINE).unwrap();
+            assert_eq!(look(), MACHINE, "nothing is limited");
+            let outer = slice.rsplit_once('/').unwrap().0.to_owned();
+            limit(&fake, &places, &outer, 1024);
+            limit(&fake, &places, &slice, 400);
+            // One group's own limit is no other's.
+            limit(&fake, &places, &places[1].dir, 100);
+            let now = look();
+            assert_eq!(
+                (now.total, now.available),
+                (Bytes(400 * MIB), Bytes(400 * MIB))
+            );
+            assert!(now.low < now.high && now.high < Bytes(5 * MIB), "{now:?}");
+            // Files can be had again, but for a little; what is a program's own cannot.
+            let app = fake.with(|m| m.spawn("app"));
+            fake.write(&format!("{}/cgroup.procs", places[0].dir), &app.to_string())
+                .unwrap();
+            fake.with(|m| {
+                m.grow(app, 150 * MIB);
+                m.read_file(app, 200 * MIB);
+            });
+            let now = look();
+            assert_eq!(now.available, Bytes(250 * MIB - now.low.0));
+            // Others in the outer one leave even less there.
+            let other = fake.with(|m| m.spawn("other"));
+            let beside = format!("{outer}/beside.slice");
+            fake.mkdir(&beside).unwrap();
+            fake.write(&format!("{beside}/cgroup.procs"), &other.to_string())
+                .unwrap();
+            fake.with(|m| m.grow(other, 800 * MIB));
+            let now = look();
+            assert_eq!(now.total, Bytes(1024 * MIB), "{flavour:?}");
+            assert!(now.available < Bytes(100 * MIB), "{now:?}");
+        }
+    }
+
+    #[test]
+    fn where_v1_tells_of_no_pressure_v2_does() {
+        let (fake, slice, places) = groups(Flavour::V1);
+        limit(&fake, &places, &slice, 400);
+        let cgroups = Cgroups::discover(&fake).unwrap();
+        let Some(v2) = cgroups.v2().cloned() else {
+            return;
+        };
+        let dir = format!("{}/nest", v2.mount);
+        fake.mkdir(&dir).unwrap();
+        let inside = Place {
+            dir: format!("{dir}/app"),
+            hierarchy: v2,
+            ours: true,
+        };
+        fake.mkdir(&inside.dir).unwrap();
+        let machine = Machine {
+            average: Some(Share::percent(99)),
+            ..MACHINE
+        };
+        let mut alone = Above::open(&fake, &places, &[]).unwrap();
+        assert_eq!(
+            alone.machine(&fake, machine).unwrap().average,
+            machine.average
+        );
+        let mut told = Above::open(&fake, &places, &[inside]).unwrap();
+        assert_eq!(
+            told.machine(&fake, machine).unwrap().average,
+            Some(Share(0))
+        );
+    }
+
+    #[test]
+    fn marks_are_those_of_a_machine_of_that_size() {
+        // A machine of 512 MiB, as Linux 6.12 boots it: min_free_kbytes 2744 of 461 MiB that are managed.
+        let (low, high) = watermarks(Bytes(461 << 20));
+        assert!((2700 << 10..2800 << 10).contains(&(low.0 / 5 * 4)), "{low}");
+        assert!(high > low);
+    }
+}

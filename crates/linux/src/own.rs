@@ -1,0 +1,52 @@
+//! What our own process takes: CPU time by its own clock, memory as `/proc/self/status` tells (proc_pid_status(5)).
+
+use quell_core::backend::Own;
+use quell_core::units::Bytes;
+use rustix::time::ClockId;
+
+use crate::error::{Error, Result};
+use crate::root::Files;
+use crate::rt;
+
+const STATUS: &str = "/proc/self/status";
+
+/// As it is now.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn own(files: &dyn Files) -> Result<Own> {
+    let text = files.text(STATUS)?;
+    let size = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key));
+        let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        let wrong = || Error::malformed(STATUS, &text, format!("a line `{key} NUMBER kB`"));
+        kib.map(|kib| Bytes(kib << 10)).ok_or_else(wrong)
+    };
+    Ok(Own {
+        cpu: rt::clock(ClockId::ProcessCPUTime),
+        resident: size("VmRSS:")?,
+        locked: size("VmLck:")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn we_are_told_what_we_take() {
+        let kernel = Kernel::new().unwrap();
+        let before = own(&kernel).unwrap();
+        assert!(before.resident > Bytes(0) && before.locked <= before.resident.max(Bytes(1 << 40)));
+        while own(&kernel).unwrap().cpu.since(before.cpu).0 < 1_000_000 {}
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
+        std::fs::write(dir.path().join("proc/self/status"), "VmRSS:\t 12 kB\n").unwrap();
+        let why = own(&Kernel::at(dir.path())).unwrap_err().to_string();
+        assert!(
+            why.contains("VmLck") && why.contains("/proc/self/status"),
+            "{why}"
+        );
+    }
+}
