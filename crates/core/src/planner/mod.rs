@@ -14,6 +14,7 @@ mod claims;
 mod cpus;
 mod deadline;
 mod following;
+mod locking;
 mod mba;
 mod memory;
 mod others;
