@@ -39,6 +39,10 @@ for part in '"25%"' '{ ways = 3 }' '{ mask = "0xf0" }' '"2MiB"'; do
     echo plan $(quell plan /tmp/policy.toml | grep 'to itself')
 done
 
+# What cannot be had here, and what can instead.
+policy "match = [{ pid = $V }]" '{ locked = "1MiB" }' >/tmp/policy.toml
+echo locked $(quell plan /tmp/policy.toml 2>&1)
+
 # Held: the kernel and pqos say the same. What pqos changes is seen and set again.
 policy "match = [{ pid = $V }]" '"25%"' >/tmp/policy.toml
 quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
@@ -114,6 +118,14 @@ fn parts_are_held(kernel: &str) {
             plan_ways(mask)
         );
         assert!(plan.starts_with(&told), "{plan}");
+    }
+    let locked = said.one("locked");
+    for words in [
+        "Broadwell-X, Goldmont and Goldmont Plus only",
+        "and this is family 6, model ",
+        "write cache = { ways = 2, level = \"L3\" }",
+    ] {
+        assert!(locked.contains(words), "{locked}");
     }
     assert_eq!(
         said.one("held"),

@@ -7,6 +7,7 @@
 #ifndef QUELL_H
 #define QUELL_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -43,6 +44,13 @@ void quell_end(quell_session *session);
 
 /* Heartbeats: a unit lasts from one to the next. */
 void quell_beat(quell_session *session);
+
+/* What Quell has locked in a cache for this program (reserve.cache = { locked = ... } in its policy): mapped, emptied, its length in
+ * *bytes. Once per process. NULL and *bytes 0: nothing is locked, or it was mapped before. NULL and *bytes not 0: it could not be mapped;
+ * errno is EINVAL where this thread may run on CPUs of other caches (QUELL_LOCKED_CPUS names those of its cache: sched_setaffinity), ENODEV
+ * where the run that locked it has ended. */
+void *quell_locked_map(size_t *bytes);
+void quell_locked_unmap(void *at, size_t bytes);
 
 #ifdef __cplusplus
 }

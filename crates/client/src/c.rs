@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::locked::locked;
 use crate::session::{Demand, Session};
 
 /// What the pointer points to, if anything.
@@ -139,5 +140,44 @@ pub unsafe extern "C" fn quell_beat(session: *mut Session) {
     // SAFETY: as the caller promises.
     if let Some(session) = unsafe { of(session) } {
         session.beat();
+    }
+}
+
+/// [`locked::locked`](crate::locked()): its first byte, and its length in `*bytes`; null where nothing is locked for this program (`*bytes` is 0 then) or it
+/// could not be mapped (`*bytes` is not, and `errno` says why).
+///
+/// # Safety
+/// `bytes` points to a number, or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_locked_map(bytes: *mut usize) -> *mut libc::c_void {
+    let mapped = locked();
+    let (at, len) = match mapped {
+        Ok(Some(locked)) => {
+            let locked = std::mem::ManuallyDrop::new(locked);
+            (locked.as_ptr().cast(), locked.len())
+        }
+        Ok(None) => (std::ptr::null_mut(), 0),
+        Err(why) => {
+            // SAFETY: a number of this thread.
+            unsafe { *libc::__errno_location() = why.errno().unwrap_or(libc::EIO) };
+            (std::ptr::null_mut(), 1)
+        }
+    };
+    // SAFETY: as the caller promises.
+    if let Some(bytes) = unsafe { bytes.as_mut() } {
+        *bytes = len;
+    }
+    at
+}
+
+/// Unmaps it. Nothing happens with a null pointer.
+///
+/// # Safety
+/// `at` and `bytes` came from [`quell_locked_map`], once, and nothing points there any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_locked_unmap(at: *mut libc::c_void, bytes: usize) {
+    if !at.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { libc::munmap(at, bytes) };
     }
 }

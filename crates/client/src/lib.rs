@@ -14,16 +14,20 @@
 //! The session is shared memory ([`layout`]) that Quell hands to the programs it launches, and to others that ask at its socket: telling of a unit
 //! is a handful of stores and two looks at the clock, no system call. Without Quell a call looks at the clock and at most once a second
 //! whether Quell has come. `include/quell.h` is the same for C.
+//!
+//! Memory that a policy has Quell lock in a cache is handed over here, too: [`locked()`].
 
 mod c;
 mod door;
 pub mod layout;
 mod listener;
+pub mod locked;
 mod map;
 mod reader;
 mod session;
 
 pub use layout::Refused;
 pub use listener::{Caller, Listener};
+pub use locked::{Locked, NotMapped, locked, locked_over};
 pub use reader::{Reader, Seen, Unit};
 pub use session::{Demand, Session};

@@ -6,23 +6,44 @@
     reason = "a test fails by panicking"
 )]
 
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-use quell_client::{Reader, Unit, layout};
+use quell_client::{Reader, Unit, layout, locked};
 use tempfile::TempDir;
 
 const PROGRAM: &str = r#"
 #include "quell.h"
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* What is locked: 0 if it was mapped and can be used, the error number if not, -1 where there is nothing. */
+static int locked(void) {
+    size_t bytes = 7;
+    char *at = quell_locked_map(&bytes);
+    if (!at)
+        return bytes ? errno : -1;
+    at[bytes - 1] = 1;
+    size_t more = 7;
+    int once = !quell_locked_map(&more) && !more && at[bytes - 1] == 1;
+    quell_locked_unmap(at, bytes);
+    return once && bytes == 8192 ? 0 : 99;
+}
+
 int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "locked"))
+        return locked();
+    if (argc > 1 && !strcmp(argv[1], "again"))
+        return locked() == locked() ? locked() : 99;
+    if (locked() != -1)
+        return 98;
     quell_session *session = quell_open();
     if (argc > 1 && !strcmp(argv[1], "without"))
         for (;; session = NULL) {
@@ -104,11 +125,17 @@ fn program() -> Option<TempDir> {
 
 /// Runs a program with a session.
 fn run(program: &Path, argument: &str, reader: &Reader) -> ExitStatus {
-    let file = reader.file().as_raw_fd();
+    handed(program, argument, layout::VARIABLE, reader.file())
+}
+
+/// Runs a program that inherits a file, named by a variable.
+fn handed(program: &Path, argument: &str, variable: &str, file: BorrowedFd<'_>) -> ExitStatus {
+    let file = file.as_raw_fd();
     let mut command = Command::new(program);
     command
         .arg(argument)
-        .env(layout::VARIABLE, file.to_string())
+        .env(variable, file.to_string())
+        .env(locked::BYTES_VARIABLE, "8192")
         .env(layout::SOCKET_VARIABLE, "/no/such/socket");
     // SAFETY: one system call between fork and exec.
     unsafe {
@@ -118,6 +145,23 @@ fn run(program: &Path, argument: &str, reader: &Reader) -> ExitStatus {
         });
     }
     command.status().unwrap()
+}
+
+#[test]
+fn what_is_locked_is_mapped_once_and_a_refusal_can_be_tried_again() {
+    let Some(built) = program() else { return };
+    let run = |argument: &str, device: &str| {
+        let file = File::options().read(true).write(true).open(device).unwrap();
+        let program = built.path().join("program");
+        let status = handed(&program, argument, locked::FD_VARIABLE, file.as_fd());
+        status.code()
+    };
+    // A device that is mapped as a region is, one that is not, and no device.
+    assert_eq!(run("locked", "/dev/zero"), Some(0));
+    assert_eq!(run("again", "/dev/null"), Some(libc::ENODEV));
+    let file = built.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(run("locked", file.to_str().unwrap()), Some(255));
 }
 
 fn units(reader: &mut Reader) -> Vec<Unit> {

@@ -39,8 +39,8 @@ pub struct Birth<'a> {
     pub capture: bool,
     /// Its output is read line by line, and passed on to our own standard output.
     pub along: bool,
-    /// A file it inherits.
-    pub inherits: Option<BorrowedFd<'a>>,
+    /// Files it inherits.
+    pub inherits: Vec<BorrowedFd<'a>>,
 }
 
 /// A running (or ended) program.
@@ -92,10 +92,10 @@ impl Subject {
         if leader {
             command.process_group(0);
         }
-        let inherits = birth.inherits.map(|file| file.as_raw_fd());
+        let inherits: Vec<RawFd> = birth.inherits.iter().map(AsRawFd::as_raw_fd).collect();
         // SAFETY: between fork and exec only system calls on prepared values are made; nothing allocates.
         unsafe {
-            command.pre_exec(move || enter(&doors, pinned.then_some(&mask), leader, inherits));
+            command.pre_exec(move || enter(&doors, pinned.then_some(&mask), leader, &inherits));
         }
         let failed = |e: io::Error| {
             let remedy = match e.kind() {
@@ -278,11 +278,11 @@ pub(crate) fn enter(
     doors: &[File],
     cpus: Option<&rustix::thread::CpuSet>,
     dies_with_us: bool,
-    inherits: Option<RawFd>,
+    inherits: &[RawFd],
 ) -> io::Result<()> {
-    if let Some(file) = inherits {
-        // SAFETY: the file is open: the session's reader has it, and the child has a copy of everything.
-        let file = unsafe { BorrowedFd::borrow_raw(file) };
+    for file in inherits {
+        // SAFETY: the file is open: who starts the child has it, and the child has a copy of everything.
+        let file = unsafe { BorrowedFd::borrow_raw(*file) };
         rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
     }
     for mut door in doors {

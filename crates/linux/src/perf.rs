@@ -27,6 +27,7 @@ pub const SW_MINOR_FAULTS: u64 = 5;
 const FLAG_PINNED: u64 = 1 << 2;
 const FLAG_DISABLED: u64 = 1;
 const FLAG_INHERIT: u64 = 1 << 1;
+const FLAG_EXCLUDE_KERNEL: u64 = 1 << 5;
 const FLAG_USE_CLOCKID: u64 = 1 << 25;
 /// `PERF_SAMPLE_TIME`.
 const SAMPLE_TIME: u64 = 1 << 2;
@@ -89,6 +90,8 @@ pub enum Scope<'a> {
     Cgroup(BorrowedFd<'a>, CpuId),
     /// The calling thread, wherever it runs.
     ThisThread,
+    /// The same, without what the kernel does on its account.
+    ThisProgram,
     /// A thread, wherever it runs, and everything born of it from now on, processes included.
     Thread(u32),
 }
@@ -215,6 +218,7 @@ impl Event {
                 | FLAG_USE_CLOCKID
                 | match scope {
                     Scope::ThisThread => 0,
+                    Scope::ThisProgram => FLAG_EXCLUDE_KERNEL,
                     Scope::Thread(_) => FLAG_INHERIT,
                     Scope::Cpu(_) | Scope::Cgroup(..) => FLAG_PINNED,
                 },
@@ -225,7 +229,7 @@ impl Event {
         let (pid, cpu, extra) = match scope {
             Scope::Cpu(cpu) => (-1, number(cpu), 0),
             Scope::Cgroup(dir, cpu) => (dir.as_raw_fd(), number(cpu), OPEN_PID_CGROUP),
-            Scope::ThisThread => (0, -1, 0),
+            Scope::ThisThread | Scope::ThisProgram => (0, -1, 0),
             Scope::Thread(tid) => (number(tid), -1, 0),
         };
         // SAFETY: `attr` is a valid perf_event_attr of the size it states and outlives the call.

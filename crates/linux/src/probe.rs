@@ -329,9 +329,18 @@ fn mechanisms(
                     "no cgroup hierarchy carries the cpu controller",
                     Some("mount it"),
                 ),
-                Mechanism::PseudoLock if has("cat_l3") || has("cat_l2") => {
-                    no("Quell does not lock on Linux yet", None)
-                }
+                Mechanism::PseudoLock if has("cat_l3") || has("cat_l2") => match offer {
+                    Ok(Offer {
+                        no_lock: Some(why), ..
+                    }) => no(why.clone(), None),
+                    Ok(_) if !root => unprivileged(),
+                    Ok(offer) if offer.partitions.lock.is_some() => yes(
+                        Level::Enforced,
+                        "the kernel locks memory in ways that nobody else is given (resctrl); whether it stays is tried when it is locked",
+                    ),
+                    Ok(_) => no("resctrl tells of no ways", None),
+                    Err(why) => no(why.clone(), None),
+                },
                 Mechanism::Ways if has("cat_l3") || has("cat_l2") => match offer {
                     Ok(_) if !root => unprivileged(),
                     Ok(offer) if !offer.partitions.ways.is_empty() => {

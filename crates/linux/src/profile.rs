@@ -159,7 +159,7 @@ fn begin(options: &Options<'_>, session: &OwnedFd, signals: &OwnedFd) -> Result<
         generator: warmup.is_some(),
         capture: true,
         along: false,
-        inherits: Some(session.as_fd()),
+        inherits: vec![session.as_fd()],
     };
     let mut subject = Subject::start(SubjectId(1), options.name, &birth)?;
     if let Some(warmup) = warmup {

@@ -162,7 +162,7 @@ impl Keeper {
             .process_group(0);
         // SAFETY: between fork and exec only system calls on prepared values are made; nothing allocates.
         unsafe {
-            start.pre_exec(move || children::enter(&doors, None, false, None));
+            start.pre_exec(move || children::enter(&doors, None, false, &[]));
         }
         let child = start
             .spawn()

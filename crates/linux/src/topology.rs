@@ -125,6 +125,27 @@ fn caches(files: &dyn Files, usable: &CpuSet) -> Result<Vec<Cache>> {
     Ok(found)
 }
 
+/// The kernel's number of the cache of a level that holds a CPU's data: resctrl's domain.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`]; [`Error::Refused`] where there is none, or it has no number.
+pub fn cache_number(files: &dyn Files, cpu: CpuId, level: u32) -> Result<u32> {
+    let dir = format!("{CPUS}/cpu{cpu}/cache");
+    for index in files.names(&dir)?.iter().filter(|n| n.starts_with("index")) {
+        let at = format!("{dir}/{index}");
+        let Some(found) = cache(files, &at, cpu)? else {
+            continue;
+        };
+        if found.level == level && found.kind != CacheKind::Instruction {
+            let number = files.parsed(&format!("{at}/id"), "the number of a cache")?;
+            return number.ok_or_else(|| Error::refused(format!("{at}/id is missing")));
+        }
+    }
+    Err(Error::refused(format!(
+        "CPU {cpu} has no cache of level {level}"
+    )))
+}
+
 fn cache(files: &dyn Files, dir: &str, cpu: CpuId) -> Result<Option<Cache>> {
     let Some(level) = files.parsed(&format!("{dir}/level"), "a cache level")? else {
         return Ok(None);

@@ -10,6 +10,7 @@
 //!   ancestor that was moved there, came from; else to the heir. What is inside a cgroup of ours goes with it.
 //! - Of a `schemata` only the values that we wrote are compared and restored, each by itself.
 //! - A resctrl that we mounted goes, unless others have made groups in it.
+//! - What is locked in a cache stays, and the mount with it, while somebody has it open: worth another try later.
 //! - What a loop moved goes back to what it read before, whatever it reads.
 //! - Continued and thawed is only what we stopped and have not let go on since: what is found stopped else was stopped
 //!   by somebody else.
@@ -25,7 +26,7 @@ use quell_core::journal::{Stopped, TaskId, Undo};
 use crate::below::{door, tasks_in};
 use crate::procfs;
 use crate::resctrl::lock::{For, Lock, PATIENCE};
-use crate::resctrl::{Resctrl, Schemata};
+use crate::resctrl::{Resctrl, Schemata, locked};
 use crate::root::{Files, gone};
 use crate::value::{divided, only, same};
 use crate::{below, fault, freezer, oom, pidfd};
@@ -441,6 +442,9 @@ impl<'a> Work<'a> {
     }
 
     fn remove(&mut self, entry: usize, path: &str, heir: &str) -> Step {
+        if let Some(region) = locked::region_at(self.files, path) {
+            return locked::remove(self.files, path, &region, self.alive);
+        }
         let mut why = String::new();
         for attempt in 0..TRIES {
             if attempt > 0 {
@@ -479,6 +483,10 @@ impl<'a> Work<'a> {
         others.remove(0);
         let monitors = resctrl.default_group().monitors(self.files);
         others.extend(monitors.map_err(|e| e.to_string())?);
+        // What of ours could not be removed yet keeps it for another try.
+        if let Some(ours) = others.iter().find(|g| self.made.contains(g.dir.as_str())) {
+            return Err(format!("{path} stays mounted with {}", ours.dir));
+        }
         if let Some(other) = others.first() {
             return self.leave(format!(
                 "{path} stays mounted: somebody has made the group {} in it since",

@@ -29,6 +29,7 @@ mod list;
 mod load;
 pub mod measure;
 mod memory;
+mod misses;
 mod node;
 #[cfg(test)]
 mod noise;

@@ -1,6 +1,7 @@
 //! The buffers the generators work on: private anonymous memory, every page touched, in base pages or in transparent
 //! huge pages as asked (madvise(2), Documentation/admin-guide/mm/transhuge.rst), with an inaccessible page on each
-//! side so that the kernel neither merges the mapping with a neighbour nor counts a neighbour's pages with ours.
+//! side so that the kernel neither merges the mapping with a neighbour nor counts a neighbour's pages with ours. What Quell has
+//! locked in a cache for this program is the beginning of its first buffer in base pages.
 
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -162,6 +163,12 @@ impl Buffer {
         // check below says so where huge ones were asked for.
         // SAFETY: the range lies inside our own mapping.
         let _ = unsafe { libc::madvise(start.as_ptr().cast(), used, advice) };
+        if pages == Pages::Base {
+            // SAFETY: aligned to 2 MiB, and the beginning of `used` bytes of our own that nothing refers to yet.
+            unsafe { quell_client::locked_over(start, used) }.map_err(|e| {
+                Error::refused(what.clone(), e.to_string(), "leave reserve.cache out")
+            })?;
+        }
         for offset in (0..used).step_by(BASE) {
             // SAFETY: `offset` lies below `used`, which is mapped for writing.
             unsafe { start.as_ptr().add(offset).write_volatile(1) };

@@ -9,6 +9,7 @@
 //! | `cycles` | pass | time-stamp counter cycles (constant rate, not the core's clock) of one pass |
 //! | `wakeup_us` | job that was slept for | from the release to the task running |
 //! | `response_us` | job | from the release to the end of the job |
+//! | `llc_misses` | job | lines that it brought in past the last-level cache; absent where no counter tells |
 //! | `misses` | release | 1 if the job ended after its deadline or never began, because the one before took past the next release; else 0, so its mean is the share missed |
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use quell_core::units::LINE_BYTES;
 
 use crate::generator::{Generator, MOST_WINDOWS, Span};
 use crate::memory::{Buffer, Granted};
+use crate::misses::Misses;
 use crate::resolved::ResolvedWorkload;
 use crate::{Error, clock};
 
@@ -38,6 +40,7 @@ pub(crate) struct Task {
     next: u64,
     /// Told of every job, if somebody listens.
     session: Session,
+    counter: Option<Misses>,
     /// Given back with the task, in this order.
     _slack: Slack,
     _fifo: Option<Fifo>,
@@ -49,6 +52,7 @@ struct Record {
     cycles: Vec<f64>,
     wakeup_us: Vec<f64>,
     response_us: Vec<f64>,
+    llc_misses: Vec<f64>,
     misses: Vec<f64>,
 }
 
@@ -65,19 +69,22 @@ impl Record {
             cycles: room(jobs * passes as usize),
             wakeup_us: room(jobs),
             response_us: room(jobs),
+            llc_misses: room(jobs),
             misses: room(jobs),
         }
     }
 
     fn into_metrics(self) -> BTreeMap<String, Vec<f64>> {
-        [
+        let llc = Some(("llc_misses", self.llc_misses)).filter(|(_, all)| !all.is_empty());
+        let all = [
             ("cycles", self.cycles),
             ("wakeup_us", self.wakeup_us),
             ("response_us", self.response_us),
             ("misses", self.misses),
-        ]
-        .map(|(name, values)| (name.to_owned(), values))
-        .into()
+        ];
+        let all = all.into_iter().chain(llc);
+        all.map(|(name, values)| (name.to_owned(), values))
+            .collect()
     }
 }
 
@@ -111,6 +118,7 @@ impl Task {
             deadline: deadline.unwrap_or(period).0,
             next: 0,
             session: Session::open(),
+            counter: Misses::open(),
             _slack: Slack::off()?,
             _fifo: priority.map(Fifo::take).transpose()?,
         };
@@ -147,6 +155,7 @@ impl Task {
         mut record: Option<&mut Record>,
         asked: &mut dyn FnMut() -> bool,
     ) -> Option<u64> {
+        let mut counted = self.counter.as_mut().and_then(Misses::read);
         let mut now = clock::now();
         let mut ask = now + ASK_NS;
         let mut passes = 0;
@@ -176,6 +185,14 @@ impl Task {
                 }
             }
             now = clock::now();
+            // Outside of what is timed: from the end of one job to that of the next, in which the thread does nothing else.
+            let after = self.counter.as_mut().and_then(Misses::read);
+            let before = std::mem::replace(&mut counted, after);
+            if let (Some(record), Some(before), Some(after)) =
+                (record.as_deref_mut(), before, after)
+            {
+                record.llc_misses.push((after - before) as f64);
+            }
             self.session.unit(Duration::from_nanos(now - release));
             passes += u64::from(self.passes);
             self.next = release + self.period;

@@ -15,6 +15,7 @@ mod codedata;
 mod cpus;
 mod deadline;
 mod following;
+mod locking;
 mod mba;
 mod memory;
 mod others;

@@ -17,7 +17,7 @@ use super::Draft;
 use super::allot::{self, Allotted, Short, Want};
 use super::amounts::mask_of;
 use super::claims::{self, Claim, Claims, Kind, best_of, colouring};
-use super::{codedata, following};
+use super::{codedata, following, locking};
 
 /// One kind of part, divided.
 pub(super) struct Divided {
@@ -76,7 +76,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         }
     }
     confine(draft, REST, None, &mut divided);
-    lock(draft, &mut divided);
+    locking::plan(draft, &mut divided);
     following::plan(draft, &divided);
     for one in &divided {
         promise(draft, one);
@@ -315,51 +315,8 @@ fn because(one: &Divided, name: &str, own: Option<&Claim>) -> String {
     }
 }
 
-/// What is locked, after everybody has left its ways.
-fn lock(draft: &mut Draft<'_>, divided: &mut [Divided]) {
-    for one in divided {
-        let Kind::Ways(level) = one.kind else {
-            continue;
-        };
-        let locks = one.claims.iter().zip(&one.allotted.parts);
-        let locks: Vec<(String, _, Mask)> = locks
-            .filter_map(|(c, part)| Some((c.group.clone(), c.locked?, mask_of(part))))
-            .collect();
-        for (group, size, mask) in locks {
-            one_cache(draft, &group, level);
-            let set = Setting::Lock { level, mask, size };
-            let because = "reserve.cache: everybody's own ways leave these out, so that nothing is filled over what is locked";
-            let id = draft.step(Some(&group), Mechanism::PseudoLock, set, because);
-            one.steps.push(id);
-        }
-    }
-}
-
-/// What is locked lives in one cache.
-fn one_cache(draft: &mut Draft<'_>, group: &str, level: u32) {
-    let cpus = draft.division.of(group).cpus.clone();
-    let domains = domains(draft, level);
-    let seen: Vec<&CpuSet> = domains
-        .iter()
-        .filter(|d| !d.intersection(&cpus).is_empty())
-        .collect();
-    if seen.len() > 1 {
-        let sets: Vec<String> = seen.iter().map(|c| c.brief()).collect();
-        let why = format!(
-            "what is locked stays in one cache, and the group's CPUs have {} of L{level} (CPUs {})",
-            seen.len(),
-            sets.join(" | ")
-        );
-        draft.refuse(
-            format!("group.{group}.reserve.cache"),
-            why,
-            Some("give the group CPUs of one cache (`cpus`)".to_owned()),
-        );
-    }
-}
-
 /// The CPUs of each cache of a level.
-fn domains(draft: &Draft<'_>, level: u32) -> Vec<CpuSet> {
+pub(super) fn domains(draft: &Draft<'_>, level: u32) -> Vec<CpuSet> {
     let caches = draft.machine.caches.iter();
     caches
         .filter(|c| c.level == level && c.kind != CacheKind::Instruction)

@@ -3,8 +3,9 @@
 use indexmap::IndexMap;
 
 use super::sections::{Pressure, RegulatorKeys, Target};
+use super::source::Source;
 use super::values::{
-    Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Source, Sustainable,
+    Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable,
 };
 use super::{Group, Permission, Policy, Role, Shape, VERSION, matching};
 use crate::plan::REST;

@@ -10,6 +10,7 @@ mod read;
 mod reference;
 mod schema;
 mod sections;
+mod source;
 mod values;
 
 use indexmap::IndexMap;
@@ -27,10 +28,8 @@ pub use sections::{
     Adapt, After, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted,
     Pressure, PressureController, RegulatorKeys, Reserve, Split, Target, WaysKept,
 };
-pub use values::{
-    Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, NumberPattern, Pattern,
-    Source, Sustainable,
-};
+pub use source::{NumberPattern, Pattern, Source};
+pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
 pub(crate) use values::{NoTable, Spelled, Spelling, no_table, spelled};
 
 /// The format version this program reads.

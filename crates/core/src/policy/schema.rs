@@ -2,9 +2,9 @@
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
+use super::source::{NumberPattern, Source};
 use super::values::{
-    Bandwidth, Banks, CacheWanted, CpusWanted, MemoryWanted, NumberPattern, Source, Spelled,
-    Sustainable,
+    Bandwidth, Banks, CacheWanted, CpusWanted, MemoryWanted, Spelled, Sustainable,
 };
 
 /// The schema of a value whose spellings are listed: built by hand beside its reader.

@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Permission;
-use super::values::{Bandwidth, Banks, CacheWanted, MemoryWanted, Source, Sustainable};
+use super::source::Source;
+use super::values::{Bandwidth, Banks, CacheWanted, MemoryWanted, Sustainable};
 use crate::mechanism::Mechanism;
 use crate::units::{Bytes, Nanos, Share};
 

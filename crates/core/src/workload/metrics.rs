@@ -52,10 +52,11 @@ const LISTS: [Reported; 2] = [
     lower(LATENCY_NS, "ns per access"),
     higher(BANDWIDTH_MB_S, "MB/s"),
 ];
-const PERIODIC: [Reported; 4] = [
+const PERIODIC: [Reported; 5] = [
     lower("cycles", "TSC cycles per pass"),
     lower("wakeup_us", "us"),
     lower("response_us", "us"),
+    lower("llc_misses", "lines per job"),
     lower("misses", "of the jobs"),
 ];
 const TRACE: [Reported; 2] = [

@@ -3,14 +3,16 @@
 
 mod apart;
 mod curve;
+mod locked;
 mod memory;
 mod parts;
+mod stays;
 mod steps;
 mod watch;
 mod whereabouts;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -394,8 +396,11 @@ impl Linux {
             None => None,
         };
         let mut env: Vec<(String, String)> = subject.env.clone().into_iter().collect();
-        let inherits = units.as_ref().and_then(Units::file);
-        env.extend(inherits.map(|file| (VARIABLE.to_owned(), file.as_raw_fd().to_string())));
+        let session = units.as_ref().and_then(Units::file);
+        env.extend(session.map(|file| (VARIABLE.to_owned(), file.as_raw_fd().to_string())));
+        let handed = self.handed(&subject.group, id)?;
+        env.extend(handed.iter().flat_map(|h| h.env.clone()));
+        let device = handed.as_ref().map(|h| h.device.as_fd());
         let birth = Birth {
             command: &command,
             env,
@@ -404,7 +409,7 @@ impl Linux {
             generator: matches!(subject.program, Program::Generator(_)),
             capture: subject.capture,
             along: units.as_ref().is_some_and(Units::lines),
-            inherits,
+            inherits: session.into_iter().chain(device).collect(),
         };
         self.subjects
             .push(Subject::start(id, &subject.name, &birth)?);

@@ -12,9 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use quell_core::partition::Mask;
-use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting};
+use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting, Step};
 
 use super::Linux;
+use super::locked::Locked;
 use super::whereabouts::{Whereabouts, strangers, threads};
 use crate::error::{Error, Result};
 use crate::resctrl::info::Content;
@@ -31,6 +32,8 @@ pub(super) struct Parts {
     free: usize,
     /// The control group of each group.
     groups: BTreeMap<String, Group>,
+    /// What is locked for groups.
+    pub(super) locks: BTreeMap<String, Locked>,
     /// What was found at the last look, with the group.
     told: BTreeSet<(String, String)>,
 }
@@ -65,10 +68,11 @@ impl Parts {
         };
         match set {
             Setting::Ways { level, mask } => {
-                let names = self.info.ways(*level).map(|(r, _)| r.name.as_str());
-                let lines = names.fold(Schemata::default(), |lines, name| {
-                    lines.with(&Schemata::masks(name, now.domains(name), *mask))
-                });
+                let lines = self
+                    .way_names(*level)
+                    .fold(Schemata::default(), |lines, name| {
+                        lines.with(&Schemata::masks(name, now.domains(name), *mask))
+                    });
                 match lines.0.is_empty() {
                     true => Err(missing(&format!("ways of L{level}"))),
                     false => Ok(lines),
@@ -95,9 +99,17 @@ impl Parts {
         }
     }
 
+    /// The lines of `schemata` that are ways of a level.
+    pub(super) fn way_names(&self, level: u32) -> impl Iterator<Item = &str> {
+        self.info.ways(level).map(|(r, _)| r.name.as_str())
+    }
+
     /// Control groups of somebody else that are used, and what they have.
-    fn others(&self, files: &dyn Files) -> Result<Vec<(String, Schemata)>> {
-        let ours = |group: &Group| self.groups.values().any(|g| g == group);
+    pub(super) fn others(&self, files: &dyn Files) -> Result<Vec<(String, Schemata)>> {
+        let ours = |group: &Group| {
+            self.groups.values().any(|g| g == group)
+                || self.locks.values().any(|l| l.is_of(&group.name))
+        };
         let used = self.resctrl.used(files)?.into_iter();
         used.filter(|group| !ours(group))
             .map(|group| Ok((group.name.clone(), group.schemata(files)?)))
@@ -105,7 +117,12 @@ impl Parts {
     }
 
     /// Those of them that may fill these ways, too.
-    fn intruders(&self, others: &[(String, Schemata)], level: u32, mask: Mask) -> Vec<String> {
+    pub(super) fn intruders(
+        &self,
+        others: &[(String, Schemata)],
+        level: u32,
+        mask: Mask,
+    ) -> Vec<String> {
         let mut found = Vec::new();
         for (name, schemata) in others {
             let masks = self.info.ways(level);
@@ -122,7 +139,7 @@ impl Parts {
 
 /// What a group gets of resctrl in a plan.
 fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
-    let of = |s: &&quell_core::plan::Step| s.group.as_deref().unwrap_or(REST) == group;
+    let of = |s: &&Step| s.group.as_deref().unwrap_or(REST) == group;
     let parts = |s: &&Setting| {
         matches!(
             s,
@@ -187,6 +204,7 @@ impl Linux {
             info,
             resctrl,
             groups: BTreeMap::new(),
+            locks: BTreeMap::new(),
             told: BTreeSet::new(),
         });
         Ok(used.into_iter().collect())
@@ -279,7 +297,10 @@ impl Linux {
         }
         let alike = self.plan.as_ref().and_then(|plan| {
             let wanted = |g: &&GroupPlan| !settings(plan, &g.name).is_empty();
-            if plan.groups.iter().filter(wanted).count() <= parts.free {
+            // Memory is locked by way of a class, too.
+            let locks = |s: &&Step| matches!(s.set, Setting::Lock { .. });
+            let locks = usize::from(plan.steps.iter().any(|s| locks(&s)));
+            if plan.groups.iter().filter(wanted).count() + locks <= parts.free {
                 return None;
             }
             let own = settings(plan, name);
@@ -465,6 +486,10 @@ impl Linux {
         let Some(parts) = self.parts.as_mut() else {
             return found;
         };
+        let files: &dyn Files = &self.files;
+        let broken = |(name, l): (&String, &Locked)| Some((name.clone(), l.broken(files)?));
+        let broken = parts.locks.iter().filter_map(broken);
+        found.extend(broken.map(|(name, what)| (name.clone(), format!("group {name}: {what}"))));
         let now: BTreeSet<(String, String)> = found.into_iter().collect();
         let fresh = now.difference(&parts.told).cloned().collect();
         parts.told = now;

@@ -115,8 +115,11 @@ impl Linux {
             | Setting::MbaRate { .. } => {
                 notes.extend(self.part(group, &step.set)?);
             }
+            Setting::Lock { level, mask, size } => {
+                notes.extend(self.lock_memory(group, *level, *mask, *size)?);
+            }
             // No plan for this machine has them: it does not say that it could.
-            Setting::Colour { .. } | Setting::Lock { .. } => {
+            Setting::Colour { .. } => {
                 return Err(Error::refused(format!(
                     "{} is not built for Linux yet",
                     step.mechanism

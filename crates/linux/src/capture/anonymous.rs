@@ -115,6 +115,10 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
                     let (head, path) = line.rsplit_once(':')?;
                     Some(format!("{head}:{}", renamed(path, 0)))
                 }),
+                // Which other devices there are is the host's affair.
+                "/proc/devices" => lines(text, |line| {
+                    line.ends_with(" pseudo_lock").then(|| line.to_owned())
+                }),
                 // What was waited for so far is this moment's.
                 _ if path.starts_with("/proc/pressure/") => lines(text, |line| {
                     let kind = line.split(' ').next()?;

@@ -97,7 +97,14 @@ impl Knobs {
         put(PERIOD, "1000000".to_owned());
         put(
             "/proc/cpuinfo",
-            "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Model of a CPU".to_owned(),
+            format!(
+                "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: {}\nmodel name\t: Model of a CPU",
+                if spec.rdt.as_ref().is_some_and(|rdt| rdt.locks) {
+                    0x5c
+                } else {
+                    0x6a
+                }
+            ),
         );
         put(
             "/etc/passwd",

@@ -73,6 +73,8 @@ pub(crate) struct Task {
     /// Memory of its own, bytes; of a process that of its leader.
     pub anonymous: u64,
     pub oom_score_adj: i32,
+    /// Files that it has open, from descriptor 3 on.
+    pub open: Vec<String>,
     /// Its cgroup in each hierarchy.
     pub places: Vec<String>,
 }
@@ -161,6 +163,7 @@ impl Machine {
             allowed: self.cpus.clone(),
             anonymous: 0,
             oom_score_adj: 0,
+            open: Vec::new(),
             places: vec!["/".to_owned(); self.trees.len()],
         };
         self.tasks.insert(tid, task);
@@ -244,6 +247,7 @@ impl Machine {
             task.state = 'Z';
             task.anonymous = 0;
             task.args.clear();
+            task.open.clear();
         }
         for child in self.tasks.values_mut().filter(|t| t.parent == pid) {
             child.parent = 1;
@@ -258,6 +262,20 @@ impl Machine {
                 resctrl.gone(pid);
             }
         }
+    }
+
+    /// A process opens the device of what is locked in a cache. ENODEV where there is none of that name.
+    ///
+    /// # Errors
+    /// The error number.
+    pub fn opens(&mut self, pid: u32, region: &str) -> Result<(), i32> {
+        let resctrl = self.resctrl.as_ref().ok_or(libc::ENODEV)?;
+        if !resctrl.devices().iter().any(|name| name == region) {
+            return Err(libc::ENODEV);
+        }
+        let path = super::resctrl::locked::device(region);
+        self.task(pid).open.push(path);
+        Ok(())
     }
 
     /// Who runs a process: its effective user.
@@ -376,6 +394,15 @@ impl Machine {
             if path == "/proc/filesystems" {
                 return Ok("nodev\tproc\nnodev\tresctrl\n".to_owned());
             }
+            if path == "/proc/devices" {
+                let lock = resctrl.mounted().map_or("", |_| "243 pseudo_lock\n");
+                return Ok(format!("Character devices:\n  1 mem\n{lock}"));
+            }
+            let device = |name: &String| super::resctrl::locked::device(name) == path;
+            if resctrl.devices().iter().any(device) {
+                // It can be mapped, and nothing else.
+                return Err(libc::EINVAL);
+            }
             if let Some(tid) = super::proc::divided(path) {
                 let alive = self.tasks.contains_key(&tid);
                 return alive.then(|| resctrl.membership(tid)).ok_or(libc::ENOENT);
@@ -421,6 +448,11 @@ impl Machine {
         }
         let mut names = self.proc_list(path);
         names.extend(self.knobs.list(path));
+        if let Some(resctrl) = &self.resctrl
+            && path == "/dev/pseudo_lock"
+        {
+            names.extend(resctrl.devices());
+        }
         let point = |p: &String| {
             let rest = p.strip_prefix(path)?.strip_prefix('/')?;
             rest.split('/').next().map(str::to_owned)
@@ -455,7 +487,7 @@ impl Machine {
             return self.cgroup_rmdir(tree, &rest);
         }
         if let (Some(rest), Some(resctrl)) = (super::resctrl::below(path), &mut self.resctrl) {
-            return resctrl.rmdir(&rest);
+            return resctrl.rmdir(&rest, &self.tasks);
         }
         Err(libc::EPERM)
     }
@@ -471,7 +503,7 @@ impl Machine {
 
     pub(crate) fn unmount(&mut self, path: &str) -> Answer<()> {
         match &mut self.resctrl {
-            Some(resctrl) if path == super::resctrl::MOUNT => resctrl.unmount(),
+            Some(resctrl) if path == super::resctrl::MOUNT => resctrl.unmount(&self.tasks),
             _ => Err(libc::EINVAL),
         }
     }
@@ -481,7 +513,7 @@ impl Machine {
         if let Some(resctrl) = &mut self.resctrl {
             let _ = match options {
                 Some(options) => resctrl.mount(options),
-                None => resctrl.unmount(),
+                None => resctrl.unmount(&self.tasks),
             };
         }
     }
@@ -513,7 +545,12 @@ impl Machine {
         }
         match self.knobs.mode(path) {
             Some(mode) => Ok(0o100_000 | mode),
-            None => self.read(path).map(|_| 0o100_444),
+            None => match self.read(path) {
+                // Closed to everybody, and there.
+                Err(libc::EACCES) => Ok(0o100_000),
+                Err(libc::EINVAL) => Ok(0o20_600),
+                other => other.map(|_| 0o100_444),
+            },
         }
     }
 

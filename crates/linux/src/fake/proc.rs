@@ -1,7 +1,7 @@
 //! Processes as `/proc` shows them. proc_pid_stat(5), proc_pid_status(5), proc_pid_cgroup(5).
 //!
 //! Deviations: of `stat` the fields that the model has no notion of are 0; of `status` only a handful of lines are there;
-//! of a process's folder only `stat status comm cmdline cgroup task exe io oom_score oom_score_adj`.
+//! of a process's folder only `stat status comm cmdline cgroup task exe io oom_score oom_score_adj`, and `fd` where it has a device open.
 
 use super::Answer;
 use super::cgroup::LISTED;
@@ -68,11 +68,15 @@ impl Machine {
                 if tid == task.tgid && !path.contains("/task/") {
                     names.push("task".to_owned());
                 }
+                if !task.open.is_empty() {
+                    names.push("fd".to_owned());
+                }
                 if tid == std::process::id() {
                     names.push("mountinfo".to_owned());
                 }
                 names
             }
+            "fd" => (0..task.open.len()).map(|n| (n + 3).to_string()).collect(),
             "task" => {
                 let same = self.tasks.iter().filter(|(_, t)| t.tgid == task.tgid);
                 same.map(|(tid, _)| tid.to_string()).collect()
@@ -136,7 +140,12 @@ impl Machine {
             // Kernel threads and the dead run no program.
             "exe" if task.dead() || task.flags & PF_KTHREAD != 0 => Err(libc::ENOENT),
             "exe" => Ok(format!("/usr/bin/{}", task.comm)),
-            _ => Err(libc::EINVAL),
+            rest => {
+                let fd = rest.strip_prefix("fd/").ok_or(libc::EINVAL)?;
+                let at: Option<usize> = fd.parse().ok();
+                let open = at.and_then(|at| task.open.get(at.checked_sub(3)?));
+                open.cloned().ok_or(libc::ENOENT)
+            }
         }
     }
 

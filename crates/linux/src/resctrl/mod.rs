@@ -8,6 +8,7 @@ mod change;
 pub mod groups;
 pub mod info;
 pub mod lock;
+pub mod locked;
 pub mod masks;
 pub mod monitoring;
 pub mod mount;

@@ -6,7 +6,7 @@ use quell_core::partition::{Apart, Mask, MbaBounds, MbaUnit, Partitions, WayPart
 
 use super::info::Bandwidth;
 use super::lock::{For, PATIENCE};
-use super::{Info, Resctrl};
+use super::{Info, Resctrl, locked};
 use crate::error::Result;
 use crate::root::Files;
 
@@ -19,6 +19,8 @@ pub struct Offer {
     pub how: String,
     /// Why bandwidth that resctrl has cannot be divided by Quell.
     pub no_mba: Option<String>,
+    /// Why no memory can be locked in a cache, if so.
+    pub no_lock: Option<String>,
 }
 
 /// What resctrl offers here, or why it offers nothing. `unmounted`: what the processor says, which would be offered where nobody has
@@ -64,10 +66,12 @@ pub fn offer(
                 resctrl.root
             )
         });
+        let no_lock = locked::possible(files, Some(&resctrl)).err();
         return Ok(Ok(Offer {
-            partitions,
+            partitions: lockable(partitions, no_lock.is_none()),
             how,
             no_mba,
+            no_lock,
         }));
     }
     // Absent from captures by older versions.
@@ -79,17 +83,28 @@ pub fn offer(
         ));
     }
     Ok(match unmounted() {
-        Some(partitions) => Ok(Offer {
-            partitions,
-            how: "resctrl, which nobody has mounted: it is while a plan holds".to_owned(),
-            no_mba: None,
-        }),
+        Some(partitions) => {
+            let no_lock = locked::possible(files, None).err();
+            Ok(Offer {
+                partitions: lockable(partitions, no_lock.is_none()),
+                how: "resctrl, which nobody has mounted: it is while a plan holds".to_owned(),
+                no_mba: None,
+                no_lock,
+            })
+        }
         None => Err(
             "resctrl is not mounted, and this processor does not say itself what it would offer (mount -t resctrl resctrl \
              /sys/fs/resctrl)"
                 .to_owned(),
         ),
     })
+}
+
+/// With the level that memory can be locked in: the last one, where the kernel locks at all (processors on its list have one).
+fn lockable(mut partitions: Partitions, locks: bool) -> Partitions {
+    let levels = partitions.ways.iter().map(|w| w.level);
+    partitions.lock = levels.max().filter(|_| locks);
+    partitions
 }
 
 fn partitions(info: &Info, mib_s: bool, others: u32) -> Partitions {

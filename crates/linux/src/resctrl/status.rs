@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::root::Files;
 
 /// The kernel's words (a part of them; kernels differ in the rest), and what to do.
-const ADVICE: [(&str, &str); 15] = [
+const ADVICE: [(&str, &str); 19] = [
     (
         "Out of CLOSIDs",
         "every class of service is in use: remove a control group that nobody needs (rmdir, `pqos -R`)",
@@ -35,6 +35,23 @@ const ADVICE: [(&str, &str); 15] = [
         "name some of the ways in info/*/cbm_mask",
     ),
     ("out of range", "info/MB tells the least value, and steps"),
+    (
+        "in hierarchy",
+        "the kernel locks one region in a cache and those above and below it: remove the group that has one (its mode is \
+         pseudo-locked)",
+    ),
+    (
+        "exceeds maximum size",
+        "the kernel locks 4 MiB in one piece at most: lock less, in fewer ways",
+    ),
+    (
+        "Unable to allocate memory",
+        "the kernel has no free memory of that size in one piece: `echo 1 > /proc/sys/vm/compact_memory`, or lock less",
+    ),
+    (
+        "Cannot change pseudo-locked",
+        "it can only be removed (rmdir), once nobody has its device open",
+    ),
     (
         "pseudo-locked",
         "what is locked stays until its group is removed: name other ways",

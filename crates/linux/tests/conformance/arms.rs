@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use quell_core::cpuset::CpuSet;
+use quell_core::journal::Undo;
 use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
 use quell_linux::journal::{Header, Journal, VERSION};
 use quell_linux::lock::Lock;
 use quell_linux::procfs;
+use quell_linux::resctrl::locked::holders;
 use quell_linux::root::{Files, Kernel};
 
 use crate::common::{Picture, Program, eventually, machine};
@@ -18,6 +20,10 @@ pub trait Arm {
     fn start(&mut self, children: usize) -> u32;
     /// Waits for a process that was killed.
     fn wait(&mut self, pid: u32);
+    /// Starts a process that opens the device of what is locked in a cache, and answers its number.
+    fn opens(&mut self, region: &str) -> u32;
+    /// It ends.
+    fn closes(&mut self, pid: u32);
     /// From here on everything is to stay, or to come back, as it is.
     fn remember(&mut self);
     /// What is not as it was.
@@ -116,6 +122,18 @@ impl Arm for FakeArm {
         });
     }
 
+    fn opens(&mut self, region: &str) -> u32 {
+        self.fake.with(|m| {
+            let pid = m.spawn("program");
+            m.opens(pid, region).unwrap();
+            pid
+        })
+    }
+
+    fn closes(&mut self, pid: u32) {
+        self.wait(pid);
+    }
+
     fn remember(&mut self) {
         self.before = self.fake.dump();
     }
@@ -180,6 +198,24 @@ impl Arm for LiveArm {
         assert!(!found.unwrap().0.wait().unwrap().success());
     }
 
+    fn opens(&mut self, region: &str) -> u32 {
+        let script = format!("exec 3<>/dev/pseudo_lock/{region} && exec sleep 60");
+        let program = Program::start(&["sh", "-c", &script]);
+        let pid = program.pid();
+        self.programs.push(program);
+        eventually("the device is opened", || {
+            holders(&self.kernel, region).unwrap().contains(&pid)
+        });
+        pid
+    }
+
+    fn closes(&mut self, pid: u32) {
+        let found = self.programs.iter_mut().find(|p| p.pid() == pid);
+        let program = &mut found.unwrap().0;
+        program.kill().unwrap();
+        program.wait().unwrap();
+    }
+
     fn remember(&mut self) {
         self.before = Picture::take(&self.kernel);
     }
@@ -197,6 +233,7 @@ impl Arm for LiveArm {
 pub struct Held<'a> {
     pub files: &'a dyn Files,
     pub journal: Journal,
+    let_go: bool,
     _dir: tempfile::TempDir,
 }
 
@@ -213,13 +250,22 @@ impl<'a> Held<'a> {
         Self {
             files,
             journal,
+            let_go: false,
             _dir: dir,
         }
+    }
+
+    /// What was changed, which the caller undoes.
+    pub fn let_go(mut self) -> Vec<Undo> {
+        self.let_go = true;
+        self.journal.entries().to_vec()
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.journal.undo_all(self.files);
+        if !self.let_go {
+            self.journal.undo_all(self.files);
+        }
     }
 }

@@ -12,7 +12,7 @@ use quell_linux::cpuset::{Keep, confine, confine_rest};
 use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
 use quell_linux::freezer::Freezer;
 use quell_linux::memory::Memory;
-use quell_linux::resctrl::{self, Mode, Resctrl, Schemata};
+use quell_linux::resctrl::{self, Info, Mode, Resctrl, Schemata};
 use quell_linux::root::Files;
 use quell_linux::{cpumax, fault, irq, journal, oom, pidfd, procfs, sysctl, undo, workqueue};
 
@@ -96,31 +96,48 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     assert_eq!(files.affinity(victim).unwrap(), last);
     memory(&mut hands, &cgroups, victim);
     if files.exists("/proc/filesystems") {
-        divide(&mut hands, victim);
+        let resctrl = Resctrl::adopt_or_mount(&mut hands, "").unwrap();
+        let info = resctrl.info(files).unwrap();
+        match info.ways(3).next() {
+            Some(_) => divide(&mut hands, &resctrl, &info, victim),
+            None => lock(&mut hands, &resctrl, &info),
+        }
     }
 }
 
 /// A part of the cache, and a newborn in it.
-fn divide(hands: &mut Hands<'_>, victim: u32) {
+fn divide(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info, victim: u32) {
     let files = hands.files;
-    let resctrl = Resctrl::adopt_or_mount(hands, "").unwrap();
-    let info = resctrl.info(files).unwrap();
     let ours = resctrl.make(hands, "quell.ours").unwrap();
     for (group, mask) in [(&ours, 0xf000), (&resctrl.default_group(), 0x0fff)] {
         let part = Schemata::masks("L3", [0], Mask(mask));
-        resctrl.allocate(hands, &info, group, &part).unwrap();
+        resctrl.allocate(hands, info, group, &part).unwrap();
     }
     let theirs = resctrl.group("theirs");
     if files.exists(&theirs.dir) {
         let part = Schemata::masks("L3", [0], Mask(0x0ff0));
-        resctrl.allocate(hands, &info, &theirs, &part).unwrap();
+        resctrl.allocate(hands, info, &theirs, &part).unwrap();
     }
     resctrl.set_mode(hands, &ours, &Mode::Exclusive).unwrap();
     let slow = Schemata::numbers("MB", [0], 30);
-    resctrl.allocate(hands, &info, &ours, &slow).unwrap();
+    resctrl.allocate(hands, info, &ours, &slow).unwrap();
     let mut find = |files: &dyn Files| Ok(procfs::threads(files, victim)?.into_iter().collect());
     resctrl.take(hands, &ours, &mut find).unwrap();
     assert!(ours.tasks(files).unwrap().contains(&victim));
+}
+
+/// Memory locked in ways that everybody leaves.
+fn lock(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info) {
+    let files = hands.files;
+    let theirs = resctrl.group("theirs");
+    let theirs = files.exists(&theirs.dir).then_some(theirs);
+    for group in theirs.into_iter().chain([resctrl.default_group()]) {
+        let left = Schemata::masks("L2", [0, 1], Mask(0xfffc));
+        resctrl.allocate(hands, info, &group, &left).unwrap();
+    }
+    let what = Schemata::masks("L2", [1], Mask(0x3));
+    let region = resctrl.lock_memory(hands, "quell-ours", &what).unwrap();
+    assert_eq!(region.cpus.to_string(), "2-3");
 }
 
 /// What is done about memory, with somebody stopped at the end, and somebody who was let go on.
@@ -262,6 +279,21 @@ fn a_death_at_every_boundary_with_parts_of_caches() {
         let rdt = Some(Rdt {
             mounted,
             ..Rdt::icelake()
+        });
+        let spec = Spec {
+            rdt,
+            ..Spec::new(Flavour::V2)
+        };
+        every_boundary_of(&spec, false);
+    }
+}
+
+#[test]
+fn a_death_at_every_boundary_with_memory_locked() {
+    for mounted in [true, false] {
+        let rdt = Some(Rdt {
+            mounted,
+            ..Rdt::goldmont()
         });
         let spec = Spec {
             rdt,

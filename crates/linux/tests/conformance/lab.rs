@@ -7,14 +7,14 @@ use quell_lab::Error;
 use quell_lab::packages::Packages;
 use quell_lab::vm::Lab;
 
-/// Boots a kernel on a processor and runs every body there.
-fn on(kernel: &str, profile: &str) {
+/// Boots a kernel on a processor and runs every body of a module there.
+fn on(kernel: &str, profile: &str, bodies: &str, count: usize) {
     if !cfg!(target_arch = "x86_64") {
         return eprintln!("SKIPPED the lab: its packages are for x86-64");
     }
     let exe = std::env::current_exe().unwrap().display().to_string();
     let script = format!(
-        "export QUELL_TEST_RESCTRL=1; exec {exe} divided:: --skip on_the_fake --test-threads=1 --nocapture"
+        "export QUELL_TEST_RESCTRL=1; exec {exe} {bodies}:: --skip on_the_fake --test-threads=1 --nocapture"
     );
     let lab = Lab {
         guest: Guest {
@@ -36,16 +36,27 @@ fn on(kernel: &str, profile: &str) {
     };
     println!("{output}{errors}");
     assert_eq!(outcome.status, 0);
-    assert!(output.contains("test result: ok. 8 passed; 0 failed; 0 ignored"));
+    let passed = format!("test result: ok. {count} passed; 0 failed; 0 ignored");
+    assert!(output.contains(&passed));
     assert!(!output.contains("SKIPPED"));
 }
 
 #[test]
 fn resctrl_of_6_12_on_an_icelake() {
-    on("6.12", "icelake");
+    on("6.12", "icelake", "divided", 8);
 }
 
 #[test]
 fn resctrl_of_7_2_on_a_processor_with_sparse_masks() {
-    on("7.2", "sparse");
+    on("7.2", "sparse", "divided", 8);
+}
+
+#[test]
+fn memory_locked_by_6_12_on_a_goldmont() {
+    on("6.12", "goldmont", "pseudo_locked", 3);
+}
+
+#[test]
+fn memory_locked_by_7_2_on_a_goldmont() {
+    on("7.2", "goldmont", "pseudo_locked", 3);
 }

@@ -15,6 +15,7 @@ mod common;
 mod deaths;
 mod interference;
 mod lab;
+mod locked;
 mod memory;
 mod model;
 mod model_memory;
@@ -123,5 +124,42 @@ mod divided {
         what_others_set_since_stays
         what_we_mounted_goes_unless_others_use_it
         code_and_data_apart_are_divided_alike
+    }
+}
+
+/// Bodies for processors on which the kernel locks memory in a cache.
+mod pseudo_locked {
+    use super::{arms, locked};
+
+    /// A body on the modelled processor, and on the kernel this runs on.
+    macro_rules! where_memory_is_locked {
+        ($($body:ident)*) => {$(
+            mod $body {
+                use super::{arms, locked as bodies};
+
+                #[test]
+                fn on_the_fake_goldmont_with_6_12() {
+                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::goldmont(), "6.12.0"));
+                }
+
+                #[test]
+                fn on_the_fake_goldmont_with_7_2() {
+                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::goldmont(), "7.2.0"));
+                }
+
+                #[test]
+                fn on_this_kernel() {
+                    if let Some(mut arm) = arms::live_divided(stringify!($body)) {
+                        bodies::$body(&mut arm);
+                    }
+                }
+            }
+        )*};
+    }
+
+    where_memory_is_locked! {
+        the_kernel_locks_and_refuses_and_says_why
+        memory_is_locked_and_let_go
+        what_is_open_stays_locked_until_it_is_closed
     }
 }

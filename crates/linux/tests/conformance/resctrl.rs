@@ -15,10 +15,10 @@ use quell_linux::root::Files;
 
 use crate::arms::{Arm, Held};
 
-const ROOT: &str = "/sys/fs/resctrl";
+pub const ROOT: &str = "/sys/fs/resctrl";
 
 /// Mounted as nobody has touched it.
-fn fresh(files: &dyn Files, options: &str) -> (Resctrl, Info) {
+pub fn fresh(files: &dyn Files, options: &str) -> (Resctrl, Info) {
     if Resctrl::find(files).unwrap().is_some() {
         files.unmount(ROOT).unwrap();
     }
@@ -28,7 +28,7 @@ fn fresh(files: &dyn Files, options: &str) -> (Resctrl, Info) {
     (resctrl, info)
 }
 
-fn errno<T>(answer: std::io::Result<T>) -> i32 {
+pub fn errno<T>(answer: std::io::Result<T>) -> i32 {
     answer.map_or_else(|e| e.raw_os_error().unwrap(), |_| 0)
 }
 
@@ -71,7 +71,7 @@ fn family(files: &dyn Files, pid: u32) -> BTreeSet<u32> {
 }
 
 /// Makes a group. Monitoring ids of those before are free again only when their lines have left the caches.
-fn make(files: &dyn Files, name: &str) {
+pub fn make(files: &dyn Files, name: &str) {
     let begun = Instant::now();
     loop {
         match files.mkdir(&format!("{ROOT}/{name}")) {

@@ -350,6 +350,16 @@ fn locked_memory_takes_ways_from_everybody() {
     // Where nothing can be locked, ways of that size are the next best.
     let text = refused(&segment("{ locked='1500KiB' }"), &icelake_sp());
     assert!(text.contains("{ ways = 2, level = \"L3\" }"), "{text}");
+    // The kernel locks one region in a cache, and a simulated machine any number.
+    let two = segment("{ locked='128KiB' }") + "reserve.cache={ locked='128KiB' }\n";
+    let text = refused(&two, &apollolake());
+    assert!(
+        text.contains("that of CPUs 0-1 has the one of group rta"),
+        "{text}"
+    );
+    let apart = two.replace("cpus='1'", "cpus='2'");
+    assert_eq!(parts(&planned(&apart, &apollolake())).len(), 5);
+    assert_eq!(parts(&planned(&two, &simulated(apollolake()))).len(), 5);
     // One cache holds it.
     let wide = segment("{ locked='128KiB' }").replace("cpus='0'", "cpus='0,2'");
     let text = refused(&wide, &apollolake());

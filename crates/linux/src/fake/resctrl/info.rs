@@ -12,7 +12,7 @@ impl Resctrl {
                 status => status.to_owned(),
             });
         }
-        if folder == "L3_MON" {
+        if folder == "L3_MON" && self.rdt.rmids > 0 {
             let text = match file {
                 "mon_features" => "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes".to_owned(),
                 "num_rmids" => self.rdt.rmids.to_string(),
@@ -34,7 +34,7 @@ impl Resctrl {
 
     pub(super) fn info_folders(&self) -> Vec<String> {
         let mut folders: Vec<String> = self.resources.iter().map(|r| r.name.clone()).collect();
-        folders.push("L3_MON".to_owned());
+        folders.extend((self.rdt.rmids > 0).then(|| "L3_MON".to_owned()));
         folders
     }
 
@@ -60,8 +60,9 @@ impl Resctrl {
         let domain = |d: &u32| {
             let of = |way: u32| {
                 let has = |g: &&Control| g.values[&resource.name][d] >> way & 1 == 1;
-                let users = || self.groups.values().filter(has);
+                let users = || self.used().map(|(_, g)| g).filter(has);
                 let device = resource.shareable >> way & 1 == 1;
+                let locked = self.locked_ways(&resource.name, *d) >> way & 1 == 1;
                 match (
                     device,
                     users().any(|g| !g.exclusive),
@@ -71,6 +72,7 @@ impl Resctrl {
                     (true, false, _) => 'H',
                     (false, true, _) => 'S',
                     (false, false, true) => 'E',
+                    (false, false, false) if locked => 'P',
                     (false, false, false) => '0',
                 }
             };

@@ -1,9 +1,13 @@
 //! Groups are made and removed.
 
+use std::collections::BTreeMap;
+
 use quell_core::cpuset::CpuSet;
 
+use super::locked::Lock;
 use super::{Control, Place, Resctrl, shape};
 use crate::fake::Answer;
+use crate::fake::machine::Task;
 
 impl Resctrl {
     pub fn mkdir(&mut self, rest: &str) -> Answer<()> {
@@ -40,8 +44,8 @@ impl Resctrl {
     }
 
     fn take_rmid(&mut self) -> Answer<()> {
-        let used: usize = self.groups.values().map(|g| 1 + g.monitors.len()).sum();
-        if used + (self.limbo as usize) < self.rdt.rmids as usize {
+        let used: usize = self.used().map(|(_, g)| 1 + g.monitors.len()).sum();
+        if self.rdt.rmids == 0 || used + (self.limbo as usize) < self.rdt.rmids as usize {
             return Ok(());
         }
         let errno = if self.limbo > 0 {
@@ -53,7 +57,9 @@ impl Resctrl {
     }
 
     fn make_control(&mut self, name: &str) -> Answer<()> {
-        if self.groups.len() >= self.classes() {
+        let used = self.groups.values();
+        let used = used.filter(|g| g.lock != Some(Lock::Held)).count();
+        if used >= self.classes() {
             return self.fail(libc::ENOSPC, "Out of CLOSIDs");
         }
         self.take_rmid()?;
@@ -67,10 +73,11 @@ impl Resctrl {
                     let peers = resource.peers(&self.resources);
                     peers.fold(0, |m, peer| m | g.values[&peer.name][domain])
                 };
-                let alone = self.groups.values().filter(|g| g.exclusive);
-                let alone = alone.fold(0, |m, g| m | taken(g));
-                let shared = self.groups.values().filter(|g| !g.exclusive);
-                let shared = shared.fold(resource.shareable, |m, g| m | taken(g));
+                let locked = self.locked_ways(&resource.name, *domain);
+                let alone = self.used().filter(|(_, g)| g.exclusive);
+                let alone = alone.fold(locked, |m, (_, g)| m | taken(g));
+                let shared = self.used().filter(|(_, g)| !g.exclusive);
+                let shared = shared.fold(resource.shareable, |m, (_, g)| m | taken(g));
                 let full = shape::full(bits);
                 let free = shared | full & !(alone | shared);
                 let free = match self.newer && self.rdt.sparse {
@@ -92,9 +99,10 @@ impl Resctrl {
         Ok(())
     }
 
-    pub fn rmdir(&mut self, rest: &str) -> Answer<()> {
+    pub fn rmdir(&mut self, rest: &str, tasks: &BTreeMap<u32, Task>) -> Answer<()> {
         match self.place(rest)? {
             Place::Group(group) if !group.is_empty() => {
+                self.unlock(&group, tasks);
                 // Its tasks and CPUs go to the default group.
                 if let Some(gone) = self.groups.remove(&group)
                     && let Some(default) = self.groups.get_mut("")

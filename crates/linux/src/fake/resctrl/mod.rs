@@ -7,11 +7,12 @@
 //! Deviations:
 //! - One domain of each third level and of bandwidth, one of the second level for each CPU pair; CPUs go offline only
 //!   as domains of one resource (`Machine::resctrl_domain`).
-//! - No pseudo-locking, and no processor that could; no counters to be assigned; counters are zero.
+//! - No counters to be assigned; counters are zero.
 //! - Monitoring ids that are let go can be used again at once, unless told to wait (`Machine::limbo`).
 //! - Whoever is nobody's monitor group's CPU is not told apart: monitor groups have CPUs, and no tasks by them.
 
 mod info;
+pub(super) mod locked;
 mod making;
 mod schemata;
 mod shape;
@@ -23,6 +24,7 @@ use quell_core::cpuset::CpuSet;
 use super::Answer;
 use super::machine::Task;
 use crate::root::{format_mask, parse_mask};
+use locked::{Lock, Region};
 pub use shape::Rdt;
 use shape::{Domains, Resource, resources};
 
@@ -42,6 +44,8 @@ struct Control {
     /// By resource.
     values: BTreeMap<String, Domains>,
     exclusive: bool,
+    /// It is no class of service, but for what is locked.
+    lock: Option<Lock>,
     cpus: CpuSet,
     monitors: BTreeMap<String, CpuSet>,
 }
@@ -62,6 +66,8 @@ pub(crate) struct Resctrl {
     groups: BTreeMap<String, Control>,
     /// Tasks that are not in the default group.
     tasks: BTreeMap<u32, Home>,
+    /// What is locked, wherever its group is.
+    regions: Vec<Region>,
     /// Monitoring ids that wait for their lines to leave the cache.
     limbo: u32,
     threshold: u64,
@@ -95,6 +101,7 @@ impl Resctrl {
             resources: Vec::new(),
             groups: BTreeMap::new(),
             tasks: BTreeMap::new(),
+            regions: Vec::new(),
             limbo: 0,
             threshold: 65536,
             status: String::new(),
@@ -133,9 +140,11 @@ impl Resctrl {
         Ok(())
     }
 
-    pub fn unmount(&mut self) -> Answer<()> {
+    pub fn unmount(&mut self, tasks: &BTreeMap<u32, Task>) -> Answer<()> {
         self.options.take().ok_or(libc::EINVAL)?;
-        self.groups.clear();
+        for group in std::mem::take(&mut self.groups).into_keys() {
+            self.unlock(&group, tasks);
+        }
         self.tasks.clear();
         Ok(())
     }
@@ -199,9 +208,15 @@ impl Resctrl {
         Control {
             values: self.resources.iter().map(of).collect(),
             exclusive: false,
+            lock: None,
             cpus,
             monitors: BTreeMap::new(),
         }
+    }
+
+    /// What groups have that are classes of service.
+    fn used(&self) -> impl Iterator<Item = (&String, &Control)> {
+        self.groups.iter().filter(|(_, g)| g.lock.is_none())
     }
 
     /// Classes of service: the fewest of any resource.
@@ -231,7 +246,7 @@ impl Resctrl {
         if let Some(inside) = file.strip_prefix("mon_groups") {
             let inside = inside.trim_start_matches('/');
             let (name, file) = inside.split_once('/').unwrap_or((inside, ""));
-            if name.is_empty() {
+            if name.is_empty() && self.rdt.rmids > 0 {
                 return Ok(Place::Monitors(group));
             }
             if !self.groups[&group].monitors.contains_key(name) {
@@ -246,7 +261,7 @@ impl Resctrl {
                 _ => Err(libc::ENOENT),
             };
         }
-        if file.starts_with("mon_data") {
+        if file.starts_with("mon_data") && self.rdt.rmids > 0 {
             return Ok(data(file));
         }
         match FILES.contains(&file) {
@@ -281,16 +296,27 @@ impl Resctrl {
                 }
             }
             Place::Group(_) | Place::Monitors(_) | Place::Monitor(..) => Err(libc::EISDIR),
+            Place::File(group, file) if self.closed(&group, &file, false) => Err(libc::EACCES),
             // A monitor group's tasks are those of its control group, too.
             Place::File(group, file) if file == "tasks" => Ok(here(&|home| home.0 == group)),
             Place::File(group, file) => {
                 let control = &self.groups[&group];
+                let size = file == "size";
+                if (size || file == "schemata")
+                    && let Some(lines) = self.lines_of_lock(&group, control, size)
+                {
+                    return Ok(lines);
+                }
+                let own = self.region(&group);
+                let domain = own.map(|r| self.cpus_of(&r.resource, r.domain));
                 Ok(match file.as_str() {
+                    "mode" if control.lock == Some(Lock::Setup) => "pseudo-locksetup\n".to_owned(),
+                    "mode" if control.lock == Some(Lock::Held) => "pseudo-locked\n".to_owned(),
                     "mode" if control.exclusive => "exclusive\n".to_owned(),
                     "mode" => "shareable\n".to_owned(),
                     "schemata" => schemata::lines(&self.resources, control, self.newer),
                     "size" => schemata::sizes(&self.resources, control),
-                    file => cpus(file, &control.cpus),
+                    file => cpus(file, domain.as_ref().unwrap_or(&control.cpus)),
                 })
             }
             Place::MonitorFile(group, name, file) => Ok(match file.as_str() {
@@ -312,7 +338,9 @@ impl Resctrl {
         match self.place(rest)? {
             Place::Group(group) => {
                 names.extend(FILES.map(str::to_owned));
-                names.extend(["mon_data", "mon_groups"].map(str::to_owned));
+                if self.rdt.rmids > 0 {
+                    names.extend(["mon_data", "mon_groups"].map(str::to_owned));
+                }
                 if group.is_empty() {
                     names.insert("info".to_owned());
                     names.extend(self.groups.keys().filter(|n| !n.is_empty()).cloned());
@@ -329,6 +357,15 @@ impl Resctrl {
             Place::File(..) | Place::MonitorFile(..) | Place::Data(_) => return Err(libc::ENOTDIR),
         }
         Ok(names.into_iter().collect())
+    }
+
+    /// Whether a group that is no class of service keeps a file closed, to be read or written: even root is refused.
+    fn closed(&self, group: &str, file: &str, write: bool) -> bool {
+        match (&self.groups[group].lock, file) {
+            (Some(_), "tasks") | (Some(Lock::Setup), "cpus" | "cpus_list") => true,
+            (Some(Lock::Held), "cpus" | "cpus_list") => write,
+            _ => false,
+        }
     }
 
     /// What the kernel has to say, after what it has said before.
@@ -351,6 +388,7 @@ impl Resctrl {
 
     pub fn write(&mut self, rest: &str, text: &str, tasks: &BTreeMap<u32, Task>) -> Answer<()> {
         match self.place(rest)? {
+            Place::File(group, file) if self.closed(&group, &file, true) => Err(libc::EACCES),
             Place::File(group, file) => match file.as_str() {
                 "schemata" => {
                     self.status.clear();
@@ -469,16 +507,22 @@ impl Resctrl {
     }
 
     fn set_mode(&mut self, group: &str, mode: &str) -> Answer<()> {
+        let lock = self.groups[group].lock.clone();
         let exclusive = match mode {
+            "pseudo-locked" if lock == Some(Lock::Held) => return Ok(()),
+            "pseudo-locksetup" if lock == Some(Lock::Setup) => return Ok(()),
+            _ if lock == Some(Lock::Held) => {
+                return self.fail(libc::EINVAL, "Cannot change pseudo-locked group");
+            }
             "shareable" => false,
             "exclusive" => true,
-            "pseudo-locksetup" if group.is_empty() => {
-                return self.fail(libc::EINVAL, "Cannot pseudo-lock default group");
+            "pseudo-locksetup" => {
+                self.set_up(group)?;
+                if let Some(control) = self.groups.get_mut(group) {
+                    (control.lock, control.exclusive) = (Some(Lock::Setup), false);
+                }
+                return Ok(());
             }
-            "pseudo-locksetup" if self.options.as_deref().is_some_and(|o| o.contains("cdp")) => {
-                return self.fail(libc::EINVAL, "CDP enabled");
-            }
-            "pseudo-locksetup" => return self.fail(libc::EINVAL, "Pseudo-locking not supported"),
             _ => return self.fail(libc::EINVAL, "Unknown or unsupported mode"),
         };
         if exclusive && !self.groups[group].exclusive {
@@ -492,7 +536,7 @@ impl Resctrl {
             }
         }
         if let Some(control) = self.groups.get_mut(group) {
-            control.exclusive = exclusive;
+            (control.lock, control.exclusive) = (None, exclusive);
         }
         Ok(())
     }
@@ -509,7 +553,7 @@ impl Resctrl {
         if !exclusive && mask & resource.shareable != 0 {
             return true;
         }
-        let others = self.groups.iter().filter(|(n, _)| *n != group);
+        let others = self.used().filter(|(n, _)| *n != group);
         others
             .filter(|(_, g)| !exclusive || g.exclusive)
             .any(|(_, g)| {

@@ -1,5 +1,6 @@
 //! The lines of `schemata` and `size`: how the kernel writes them, and what it takes.
 
+use super::locked::Lock;
 use super::shape::{GRANULARITY, LEAST_BANDWIDTH};
 use super::{Control, Resctrl, Resource};
 use crate::fake::Answer;
@@ -45,6 +46,10 @@ fn each(
 impl Resctrl {
     /// All lines, or none of them.
     pub(super) fn schemata(&mut self, group: &str, text: &str) -> Answer<()> {
+        let lock = self.groups[group].lock.clone();
+        if lock == Some(Lock::Held) {
+            return self.fail(libc::EINVAL, "Resource group is pseudo-locked");
+        }
         let mut staged: Vec<(String, u32, u32)> = Vec::new();
         let lines: Vec<&str> = match text.trim().is_empty() {
             true => vec![""],
@@ -52,6 +57,13 @@ impl Resctrl {
         };
         for line in lines {
             self.line(group, line, &mut staged)?;
+        }
+        if lock == Some(Lock::Setup) {
+            // The first domain that is named, and no other.
+            if let Some((name, domain, mask)) = staged.first() {
+                self.lock(group, name, *domain, *mask);
+            }
+            return Ok(());
         }
         for (name, domain, value) in staged {
             let control = self.groups.get_mut(group);
@@ -81,6 +93,10 @@ impl Resctrl {
                 format!("Unknown or unsupported resource name '{name}'"),
             );
         };
+        let lock = self.groups[group].lock.is_some();
+        if lock && resource.bits.is_none() {
+            return self.fail(libc::EINVAL, "Cannot pseudo-lock MBA resource");
+        }
         for part in domains.split(';') {
             let parsed = part
                 .split_once('=')
@@ -100,6 +116,9 @@ impl Resctrl {
                 None => self.bandwidth(&resource, value)?,
             };
             staged.push((name.to_owned(), domain, value));
+            if lock {
+                break;
+            }
         }
         Ok(())
     }
@@ -126,6 +145,10 @@ impl Resctrl {
         domain: u32,
         value: &str,
     ) -> Answer<u32> {
+        let lock = self.groups[group].lock.is_some();
+        if lock && self.locked_near(&resource.name, domain) {
+            return self.fail(libc::EINVAL, "Pseudo-locked region in hierarchy");
+        }
         let Ok(mask) = u64::from_str_radix(value, 16) else {
             return self.fail(
                 libc::EINVAL,
@@ -147,10 +170,15 @@ impl Resctrl {
             let why = format!("Need at least {} bits in the mask", self.rdt.least);
             return self.fail(libc::EINVAL, why);
         }
+        if !lock && self.locked_ways(&resource.name, domain) & mask != 0 {
+            return self.fail(libc::EINVAL, "CBM overlaps with pseudo-locked region");
+        }
         if self.overlaps(group, resource, domain, mask, true) {
             return self.fail(libc::EINVAL, "Overlaps with exclusive group");
         }
-        if self.groups[group].exclusive && self.overlaps(group, resource, domain, mask, false) {
+        if (lock || self.groups[group].exclusive)
+            && self.overlaps(group, resource, domain, mask, false)
+        {
             return self.fail(libc::EINVAL, "Overlaps with other group");
         }
         Ok(mask)

@@ -7,8 +7,8 @@ use quell_core::cpuset::CpuSet;
 /// A processor with allocation and monitoring, shaped like those of the lab.
 #[derive(Clone, Debug)]
 pub struct Rdt {
-    /// Ways of the third level.
-    pub l3: u32,
+    /// Ways of the third level, where there is one.
+    pub l3: Option<u32>,
     /// Ways of the second level, shared by two CPUs each.
     pub l2: Option<u32>,
     /// Classes of the caches.
@@ -21,8 +21,10 @@ pub struct Rdt {
     pub sparse: bool,
     /// Ways of the third level that devices fill, too.
     pub shareable: u32,
-    /// Monitoring ids.
+    /// Monitoring ids; none: nothing is counted.
     pub rmids: u32,
+    /// The kernel locks memory on it.
+    pub locks: bool,
     /// Somebody has mounted resctrl, without options.
     pub mounted: bool,
 }
@@ -32,7 +34,7 @@ impl Rdt {
     #[must_use]
     pub const fn icelake() -> Self {
         Self {
-            l3: 16,
+            l3: Some(16),
             l2: None,
             classes: 16,
             mba: Some(8),
@@ -40,6 +42,24 @@ impl Rdt {
             sparse: false,
             shareable: 0,
             rmids: 64,
+            locks: false,
+            mounted: true,
+        }
+    }
+
+    /// The lab's `goldmont`, mounted.
+    #[must_use]
+    pub const fn goldmont() -> Self {
+        Self {
+            l3: None,
+            l2: Some(16),
+            classes: 4,
+            mba: None,
+            least: 1,
+            sparse: false,
+            shareable: 0,
+            rmids: 0,
+            locks: true,
             mounted: true,
         }
     }
@@ -48,7 +68,7 @@ impl Rdt {
     #[must_use]
     pub const fn sparse() -> Self {
         Self {
-            l3: 12,
+            l3: Some(12),
             l2: Some(16),
             classes: 8,
             mba: Some(8),
@@ -56,6 +76,7 @@ impl Rdt {
             sparse: true,
             shareable: 0xc00,
             rmids: 128,
+            locks: false,
             mounted: true,
         }
     }
@@ -142,9 +163,10 @@ pub(super) fn resources(
             cdp_l2,
             0,
             (0..pairs).collect::<Vec<u32>>(),
-            32 << 10,
+            // Where it is the last one it is larger.
+            if rdt.l3.is_some() { 32 << 10 } else { 64 << 10 },
         ),
-        ("L3", Some(rdt.l3), cdp, rdt.shareable, vec![0], 1 << 20),
+        ("L3", rdt.l3, cdp, rdt.shareable, vec![0], 1 << 20),
     ];
     for (level, bits, apart, shareable, domains, way) in caches {
         let Some(bits) = bits else { continue };

@@ -1,0 +1,229 @@
+//! Memory locked in a cache: a region for each group that reserves one, handed to the program that is launched in it.
+//!
+//! The kernel's memory is a device that a program maps. The descriptor is inherited, and named in the environment with the
+//! region's size and the CPUs of its cache (`quell_client::locked`). Every mapping empties the region, so that one program has
+//! it at a time: the first that is launched, and when that has ended the next.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use quell_client::locked::{BYTES_VARIABLE, CPUS_VARIABLE, FD_VARIABLE};
+use quell_core::backend::SubjectId;
+use quell_core::partition::Mask;
+use quell_core::units::Bytes;
+
+use super::Linux;
+use super::stays::Stays;
+use crate::error::{Error, Result};
+use crate::resctrl::lock::{For, PATIENCE};
+use crate::resctrl::locked::Region;
+use crate::resctrl::{Schemata, locked};
+use crate::root::Files;
+use crate::topology;
+
+/// Of so many locked lines one may be gone and the promise still hold: the kernel's own accesses while it locks cost some.
+const TOLERATED: u64 = 8;
+
+/// A region of a group.
+pub(super) struct Locked {
+    region: Region,
+    /// The program that was given it last.
+    given: Option<SubjectId>,
+    /// Whether it stays; `None` where that cannot be told.
+    stays: Option<Stays>,
+}
+
+impl Locked {
+    /// Why the promise does not hold now, if so.
+    pub fn broken(&self, files: &dyn Files) -> Option<String> {
+        let dir = &self.region.group.dir;
+        if locked::region_at(files, dir).is_none() {
+            return Some(format!(
+                "somebody has removed {dir}: what was locked is at level none"
+            ));
+        }
+        let (lines, missed) = self
+            .stays
+            .as_ref()
+            .and_then(|s| Some((s.lines(), s.missed()?)))?;
+        // Without the number, which would be told anew with every look.
+        (missed > lines / TOLERATED).then(|| {
+            "locked lines have left the cache: what was locked is at level none".to_owned()
+        })
+    }
+
+    pub fn is_of(&self, name: &str) -> bool {
+        self.region.group.name == name
+    }
+}
+
+/// What a program is handed: the open device, and how its environment tells of it.
+pub(super) struct Handed {
+    pub device: File,
+    pub env: [(String, String); 3],
+}
+
+impl Linux {
+    /// Locks memory for a group in ways that everybody has left, in the cache of its CPUs.
+    pub(super) fn lock_memory(
+        &mut self,
+        name: &str,
+        level: u32,
+        mask: Mask,
+        size: Bytes,
+    ) -> Result<Vec<String>> {
+        let cpu = self.group(name)?.cpus.first().unwrap_or(0);
+        let matched = !self.group(name)?.matching.is_empty();
+        let cache = topology::cache_number(&self.files, cpu, level)?;
+        let parts = self.parts()?;
+        let others = parts.intruders(&parts.others(&self.files)?, level, mask);
+        if let Some(other) = others.first() {
+            return Err(Error::refused_with(
+                format!(
+                    "memory of group {name} is to be locked in ways {mask} of L{level}, and {other}, which somebody else made"
+                ),
+                format!(
+                    "remove it (rmdir {}/NAME, `pqos -R`), or give it other ways",
+                    parts.resctrl.root
+                ),
+            ));
+        }
+        let resctrl = parts.resctrl.clone();
+        let resource = parts.way_names(level).next();
+        let resource = resource
+            .ok_or_else(|| Error::refused(format!("resctrl has no ways of L{level} here")))?;
+        let what = Schemata::masks(resource, [cache], mask);
+        let region = {
+            let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
+            resctrl.lock_memory(&mut self.hands()?, &format!("quell-{name}"), &what)?
+        };
+        if region.bytes < size.0 {
+            return Err(Error::refused(format!(
+                "the kernel has locked {} of the {size} of group {name}",
+                Bytes(region.bytes)
+            )));
+        }
+        let (stays, said) = self.stays(name, &region, level)?;
+        let mut notes = vec![said];
+        if matched {
+            notes.push(format!(
+                "group {name}: programs that run already are not handed what is locked; as root they can map {} themselves, \
+                 on CPUs {} only",
+                region.device(),
+                region.cpus
+            ));
+        }
+        if let Some(parts) = self.parts.as_mut() {
+            let given = None;
+            let new = Locked {
+                region,
+                given,
+                stays,
+            };
+            parts.locks.insert(name.to_owned(), new);
+        }
+        Ok(notes)
+    }
+
+    /// Sees whether the kernel has locked what it says; and a sentence of that.
+    fn stays(
+        &mut self,
+        name: &str,
+        region: &Region,
+        level: u32,
+    ) -> Result<(Option<Stays>, String)> {
+        let group = self.group(name)?.cpus.clone();
+        let caches = &self.cached_inventory()?.caches;
+        let cache = caches
+            .iter()
+            .filter(|c| c.level == level)
+            .map(|c| c.size)
+            .max();
+        let device = open(region)?;
+        let at = (&region.cpus, &group);
+        let (session, _) = self.session()?;
+        let mut beat = || {
+            let _ = session.still_held();
+        };
+        let size = cache.unwrap_or_default();
+        let looked = Stays::look(&device, region.bytes, at, size, &mut beat);
+        let looked = looked.map_err(|e| Error::file("map", &region.device(), None, e))?;
+        let Some((stays, missed)) = looked else {
+            let told = format!("group {name}: no counter tells here whether the locked lines stay");
+            return Ok((None, told));
+        };
+        let lines = stays.lines();
+        if missed > lines / TOLERATED {
+            return Err(Error::refused_with(
+                format!(
+                    "the kernel says that it has locked memory of group {name}, and {missed} of {lines} lines were gone after \
+                     others had used the cache: this kernel fills the memory into ways that others fill, too (as Linux 7.2 does)"
+                ),
+                "reserve ways of its own instead (cache = { ways = … }), or use a kernel that locks (6.12 does)",
+            ));
+        }
+        let stay = lines - missed;
+        let told = format!(
+            "group {name}: {stay} of {lines} locked lines stayed while others used the whole cache"
+        );
+        Ok((Some(stays), told))
+    }
+
+    /// What a program that is launched in a group is handed, if that has a region that no living program was given.
+    pub(super) fn handed(&mut self, group: &str, id: SubjectId) -> Result<Option<Handed>> {
+        let Some(locked) = self.parts.as_mut().and_then(|p| p.locks.get_mut(group)) else {
+            return Ok(None);
+        };
+        let running = |id| self.subjects.iter().any(|s| s.id == id && !s.ended());
+        if locked.given.is_some_and(running) {
+            return Ok(None);
+        }
+        locked.given = Some(id);
+        let device = open(&locked.region)?;
+        let env = [
+            (FD_VARIABLE, device.as_raw_fd().to_string()),
+            (BYTES_VARIABLE, locked.region.bytes.to_string()),
+            (CPUS_VARIABLE, locked.region.cpus.to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value));
+        Ok(Some(Handed { device, env }))
+    }
+}
+
+/// Opens the device: where nothing keeps `/dev` as the kernel would, it is made for the moment.
+fn open(region: &Region) -> Result<File> {
+    let path = region.device();
+    let failed = |action, e| Error::file(action, &path, None, e);
+    let device = || {
+        let mut how = File::options();
+        how.read(true).write(true).custom_flags(libc::O_CLOEXEC);
+        how.open(&path)
+    };
+    match device() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        done => return done.map_err(|e| failed("open", e)),
+    }
+    let told = format!("/sys/class/pseudo_lock/{}/dev", region.group.name);
+    let text = std::fs::read_to_string(&told).map_err(|e| Error::file("read", &told, None, e))?;
+    let numbers = text.trim().split_once(':');
+    let numbers =
+        numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let (major, minor) =
+        numbers.ok_or_else(|| Error::malformed(&told, &text, "two numbers such as 240:0"))?;
+    if let Some(dir) = Path::new(&path).parent() {
+        std::fs::create_dir_all(dir).map_err(|e| failed("make", e))?;
+    }
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::CharacterDevice,
+        rustix::fs::Mode::from(0o600),
+        rustix::fs::makedev(major, minor),
+    )
+    .map_err(|e| failed("make", e.into()))?;
+    let opened = device().map_err(|e| failed("open", e));
+    let _ = std::fs::remove_file(&path);
+    opened
+}
