@@ -96,7 +96,8 @@ echo apart $(thrice quell run /tmp/policy.toml -- sh -c 'cat /proc/self/cpu_resc
 said
 grep -q resctrl /proc/mounts && echo unmounted no || echo unmounted yes
 mount -t resctrl resctrl $R
-echo together $(quell plan /tmp/policy.toml 2>&1)
+policy "match = [{ pid = $V }]" '{ code = 2, data = 4 }' >/tmp/plan.toml
+echo together $(quell plan /tmp/plan.toml 2>&1)
 umount $R; mount -t resctrl -o cdp resctrl $R
 SUBJECTS=$N
 before

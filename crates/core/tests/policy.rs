@@ -298,7 +298,7 @@ fn impossible_values_are_answered() {
         ),
         (
             "reserve.cache = { ways = 2, mask = \"0x3\" }",
-            "5:9: group.a.reserve.cache: give exactly one of size, share, ways, mask, colours, locked",
+            "5:9: group.a.reserve.cache: give exactly one of size, share, ways, code and data, mask, colours, locked",
         ),
         (
             "target.slowdown = 0.9",
