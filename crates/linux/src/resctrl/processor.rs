@@ -62,7 +62,7 @@ fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> 
             apart: match c & 1 << 2 {
                 0 => Apart::Never,
                 _ => Apart::OnceMounted {
-                    classes: ((d & 0xffff) + 1) / 2,
+                    classes: (d & 0xffff).div_ceil(2),
                 },
             },
         });
