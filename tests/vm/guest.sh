@@ -226,6 +226,99 @@ holds "memory, SIGKILL: nobody keeps the file any more" within 10 eval '[ -z "$(
 sweep
 restored "memory, SIGKILL: everything is as before"
 
+# Memory that is short, below a limit of somebody else's: whoever takes it multiplies, goes and comes again, and Quell lacks rights.
+echo "+memory +pids" >$CG/cgroup.subtree_control
+mkdir $CG/nest
+echo "+memory +pids" >$CG/nest/cgroup.subtree_control
+mkdir $CG/nest/app $CG/nest/hog
+echo $((64 << 20)) >$CG/nest/memory.high
+echo 100 >$CG/nest/hog/pids.max
+before
+cat >/tmp/e.toml <<POLICY
+quell = 1
+[group.app]
+role = "critical"
+cpus = "any"
+match = [{ cgroup = "/nest/app" }]
+[group.hog]
+role = "best-effort"
+cpus = "any"
+match = [{ cgroup = "/nest/hog" }]
+allow = ["limit-memory", "freeze", "reclaim", "kill"]
+[group.mark]
+role = "best-effort"
+cpus = "any"
+allow = ["throttle"]
+command = ["/bin/mark"]
+[pressure]
+POLICY
+# within_nest NAME SCRIPT: in the background, in one of the two cgroups, and no part of the picture.
+within_nest() { sh -c 'echo 0 >"$0/cgroup.procs"; eval "$1"' $CG/nest/$1 "$2" </dev/null >/dev/null 2>&1 & started=$!; }
+# It takes 24 MiB for a moment, again and again; the other one takes 48 MiB and keeps them. Both are more than there is.
+app='while :; do dd if=/dev/zero of=/dev/null bs=24M count=1 2>/dev/null; done'
+taker='dd if=/dev/zero of=/dev/null bs=48M count=100000 2>/dev/null; echo $? >/tmp/ended; while :; do sleep 1; done'
+# Its program, not the shell around it.
+killed() { grep -qx 137 /tmp/ended; }
+take() { rm -f /tmp/ended; within_nest hog "$1"; }
+empty() { ! grep -q . "$1/cgroup.procs"; }
+end_of() { for pid in $(cat $CG/nest/$1/cgroup.procs); do kill -9 "$pid"; done 2>/dev/null; within 20 empty $CG/nest/$1; }
+within_nest app "$app"
+take "$taker"
+hold /tmp/e.toml
+holds "short: whoever takes it is killed before the machine comes to it" within 60 killed
+holds "short: the run goes on" kill -0 "$quell"
+end_of hog
+holds "short: its cgroup can be removed while it is watched" within 20 rmdir $CG/nest/hog
+sleep 2
+holds "short: and the run goes on" kill -0 "$quell"
+mkdir $CG/nest/hog
+echo 100 >$CG/nest/hog/pids.max
+take "$taker"
+holds "short: made again, it is watched again" within 60 killed
+end_of hog
+# Processes that come and go faster than anybody looks at them, and one that takes memory.
+take "for n in 1 2 3 4 5 6 7 8; do (while :; do /bin/true; done) & done; $taker"
+holds "short: among processes that come and go, too" within 90 killed
+holds "short: the run goes on" kill -0 "$quell"
+let_go TERM
+end_of hog
+holds "short: nobody is left frozen" [ "$(cat $CG/nest/hog/cgroup.freeze)" = 0 ]
+restored "short: everything is as before"
+# Who multiplies faster than he can be moved is not moved at all: his own limit (pids.max) ends it.
+sed 's/cgroup = "\/nest\/hog"/comm = "bomb"/' /tmp/e.toml >/tmp/b.toml
+cp /bin/busybox /tmp/bomb
+within_nest hog 'while :; do ( while :; do /tmp/bomb sleep 2 & done ); sleep 1; done'
+sh -c 'exec quell run /tmp/b.toml' </dev/null >/tmp/quell.out 2>&1 & quell=$!
+within 30 eval '[ -e /tmp/held ] || ! kill -0 $quell'
+let_go TERM
+end_of hog
+restored "a fork bomb: everything is as before"
+if [ -x /bin/setpriv.full ]; then
+    # Of another user's processes none can be killed without the capability: it is said, and the run goes on.
+    take "exec setpriv.full --reuid=1000 --clear-groups sh -c '$taker'"
+    hold /tmp/e.toml "" setpriv.full --bounding-set=-kill
+    holds "without CAP_KILL: it is said that nobody can be killed" within 60 grep -q "process .*Operation not permitted" /tmp/quell.out
+    holds "without CAP_KILL: the run goes on" kill -0 "$quell"
+    let_go TERM
+    end_of hog
+    restored "without CAP_KILL: everything is as before"
+    sh -c 'ulimit -l 64; exec setpriv.full --bounding-set=-ipc_lock quell plan /tmp/m.toml' >/tmp/quell.out 2>&1
+    holds "without CAP_IPC_LOCK: files are refused" grep -q "reserve.files.*CAP_IPC_LOCK" /tmp/quell.out
+    setpriv.full --bounding-set=-sys_resource quell plan /tmp/m.toml >/tmp/quell.out 2>&1
+    holds "without CAP_SYS_RESOURCE: nothing is kept" grep -q "immunity.*CAP_SYS_RESOURCE" /tmp/quell.out
+    take "$taker"
+    hold /tmp/e.toml "" setpriv.full --bounding-set=-sys_resource
+    holds "without CAP_SYS_RESOURCE: looking takes the place of triggers" within 60 killed
+    let_go TERM
+    end_of hog
+    restored "without CAP_SYS_RESOURCE: everything is as before"
+else
+    skipped "without capabilities" "util-linux's setpriv was not at hand"
+fi
+end_of app
+within 20 rmdir $CG/nest/hog $CG/nest/app $CG/nest
+echo "-memory -pids" >$CG/cgroup.subtree_control
+
 # As under systemd: controllers enabled by somebody else, Quell started from a cgroup below the root.
 echo "+cpu +cpuset" >$CG/cgroup.subtree_control
 mkdir -p $CG/user.slice/x

@@ -280,7 +280,8 @@ fn one_round(test: &str, name: &str, program: &str, changes: &[(&str, &str)]) {
     }
     let experiment = changed(&machine, name, changes);
     machine.remember();
-    let done = common::run(&[
+    let mut command = quell();
+    command.args([
         "compare",
         &experiment,
         "--on",
@@ -288,7 +289,9 @@ fn one_round(test: &str, name: &str, program: &str, changes: &[(&str, &str)]) {
         "--rounds",
         "1",
         "--json",
+        "--out",
     ]);
+    let done = Running::start(command.arg(machine.path("out"))).wait();
     let result = done.json();
     for configuration in result["configurations"].as_array().unwrap() {
         for subject in configuration["subjects"].as_array().unwrap() {
