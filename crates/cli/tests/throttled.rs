@@ -86,8 +86,12 @@ taken() {
     quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
     within 30 grep -q took /tmp/take && within 10 grep -q 'CPU 1: its counter stopped counting' /tmp/log
 }
-try() { taken || { kill -TERM $run; wait $run; kill $taker; wait $taker; taken; }; }
-try && echo taken $(grep -c 'level estimated' /tmp/log) throttlers $(throttlers) status $(quell status >/tmp/status; echo $?)
+# A guest that stands still for a second loses its hold, and is tried again.
+for try in 1 2 3; do
+    taken && [ "$(throttlers)" = 1 ] && quell status >/tmp/status && break
+    kill -TERM $run; wait $run; kill $taker; wait $taker
+done
+echo taken $(grep -c 'level estimated' /tmp/log) throttlers $(throttlers)
 echo now $(cat /tmp/status)
 let_go taken
 kill $taker; wait $taker
@@ -172,9 +176,9 @@ fn limits_are_held(kernel: &str) {
     assert_eq!(number(both, "throttlers"), 1.0, "{both}");
 
     let taken = said.one("taken");
-    assert_eq!(taken, "1 throttlers 1 status 0");
+    assert_eq!(taken, "1 throttlers 1");
     assert!(
-        said.one("now").contains("estimated  noise: at most"),
+        said.one("now").contains("estimated noise: at most"),
         "{}",
         said.one("now")
     );
