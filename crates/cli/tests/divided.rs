@@ -14,10 +14,8 @@ use std::fs;
 use std::time::Duration;
 
 mod guest;
-#[path = "../../lab-plugin/tests/roles/touch.rs"]
-mod touch;
 
-use touch::{LINE, Memory, count, counter};
+use guest::touch::{LINE, Memory, count, counter};
 
 const SCRIPT: &str = r#"
 narrowed() { [ "$(mask $R)" != ffff ] && grep -q COS /proc/$N/cpu_resctrl_groups; }
@@ -59,7 +57,7 @@ within 5 reads $R fff0; echo repaired $(mask $R)
 kill -TERM $run; wait $run; echo status $?
 # What pqos has made by the way.
 rmdir $R/COS3 $R/COS4 $R/COS5 $R/COS6 $R/COS7
-restored && echo restored yes || { echo restored $(diff /tmp/before /tmp/after); }
+tell restored
 said
 
 # Killed at journal boundaries.
@@ -67,14 +65,14 @@ policy '' '"25%"' >/tmp/policy.toml
 for point in 9 21 33; do
     QUELL_FAULT=$point quell run /tmp/policy.toml -- true >/tmp/log 2>&1; status=$?
     within 30 gone
-    within 5 restored && echo killed $point $status restored || echo killed $point $status $(diff /tmp/before /tmp/after)
+    within 5 restored; tell "killed $point $status"
 done
 
 # A list that fits beside a stream that does not: misses per access.
 kill $N; wait $N 2>/dev/null
 echo 0 >/tmp/passes
 echo alone $(role list 2097152 4 0)
-(role stream 33554432 >/dev/null 2>&1) & N=$!
+(role sweep 33554432 >/dev/null 2>&1) & N=$!
 echo none $(role list 2097152 4 1)
 policy '' '"50%"' >/tmp/policy.toml
 echo way $(thrice quell run /tmp/policy.toml -- env QUELL_LAB_ROLE='list 2097152 4 1' "$EXE" guest --exact --ignored --nocapture 2>/tmp/log)
@@ -103,11 +101,11 @@ SUBJECTS=$N
 before
 echo adopted $(thrice quell run /tmp/policy.toml -- grep -h L3 $R/COS1/schemata 2>/tmp/log)
 said
-restored && echo apart-restored yes || echo apart-restored $(diff /tmp/before /tmp/after)
+tell apart-restored
 "#;
 
 fn parts_are_held(kernel: &str) {
-    let Some(said) = guest::says(kernel, SCRIPT, Duration::from_secs(400)) else {
+    let Some(said) = guest::says(kernel, "icelake", SCRIPT, Duration::from_secs(400)) else {
         return;
     };
     let output = &said.0;
@@ -145,7 +143,10 @@ fn parts_are_held(kernel: &str) {
     assert!(output.contains("schemata was changed by somebody else"));
     assert!(output.contains("L3:0=7000': set again"));
     assert_eq!(said.one("repaired"), "fff0");
-    assert_eq!((said.one("status"), said.one("restored")), ("0", "yes"));
+    assert_eq!(
+        (said.one("status"), said.one("restored")),
+        ("0", "restored")
+    );
     let killed = said.all("killed");
     assert_eq!(killed.len(), 3);
     for death in killed {
@@ -214,7 +215,7 @@ fn parts_are_held(kernel: &str) {
         adopted.contains("L3CODE:0=") && adopted.contains("L3DATA:0="),
         "{adopted}"
     );
-    assert_eq!(said.one("apart-restored"), "yes");
+    assert_eq!(said.one("apart-restored"), "restored");
 }
 
 fn plan_ways(mask: &str) -> u32 {
@@ -234,33 +235,11 @@ fn parts_are_held_under_7_2() {
 #[test]
 #[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {
-    let role = std::env::var("QUELL_LAB_ROLE").unwrap();
-    let words: Vec<&str> = role.split(' ').collect();
-    let size: usize = words[1].parse().unwrap();
-    match words[0] {
-        "list" => list(size, words[2].parse().unwrap(), words[3] == "1"),
-        "stream" => stream(size),
+    let (role, numbers) = guest::role();
+    match &*role {
+        "list" => list(numbers[0], numbers[1], numbers[2] == 1),
+        "sweep" => guest::sweep(numbers[0]),
         other => panic!("role {other}"),
-    }
-}
-
-/// Where the stream tells how often it has gone through its memory.
-const PASSES: &str = "/tmp/passes";
-
-fn stream(size: usize) {
-    let mut memory = Memory::new(size);
-    for pass in 1u64.. {
-        memory.write();
-        fs::write(PASSES, pass.to_string()).unwrap();
-    }
-}
-
-fn passes() -> u64 {
-    loop {
-        // Empty between being cut and being written.
-        if let Ok(passes) = fs::read_to_string(PASSES).unwrap().trim().parse() {
-            return passes;
-        }
     }
 }
 
@@ -273,9 +252,8 @@ fn list(size: usize, times: usize, beside: bool) {
     let mut counter = counter(CACHE_MISSES, 0);
     let mut misses = 0;
     for time in 0..=times {
-        let from = passes();
-        while beside && passes() < from + 2 {
-            std::thread::sleep(Duration::from_millis(5));
+        if beside {
+            guest::swept();
         }
         let before = count(&mut counter);
         for n in 0..lines {

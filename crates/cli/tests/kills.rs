@@ -114,6 +114,45 @@ fn a_stopped_run_holds_nobody() {
     machine.undone();
 }
 
+/// Holds up the main thread of a process, as a system call that waits for a busy disk does, and none of its other threads.
+fn hold_up(pid: u32, span: Duration) {
+    let pid = i32::try_from(pid).unwrap();
+    let trace = |request| {
+        // SAFETY: requests without memory.
+        let done = unsafe { libc::ptrace(request, pid, 0, 0) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    };
+    trace(libc::PTRACE_SEIZE);
+    trace(libc::PTRACE_INTERRUPT);
+    let mut status = 0;
+    // SAFETY: a child of ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert!(libc::WIFSTOPPED(status), "{status}");
+    std::thread::sleep(span);
+    trace(libc::PTRACE_DETACH);
+}
+
+#[test]
+fn a_main_thread_that_is_held_up_keeps_its_run_for_a_while() {
+    let Some(mut machine) = machine("a main thread that is held up") else {
+        return;
+    };
+    let mut held = Regulated::start(&mut machine);
+    hold_up(held.run.pid(), Duration::from_secs(3));
+    assert!(
+        held.run.alive() && is_held(held.other.pid()),
+        "no longer than three seconds"
+    );
+    eventually("it is throttled", || throttles() > 0);
+    // What hangs for good is undone for, though its process lives.
+    hold_up(held.run.pid(), Duration::from_secs(8));
+    held.is_free();
+    let done = held.run.wait();
+    done.fails(3, &["stopped or hung", "watchdog undid everything"]);
+    machine.undone();
+    machine.unchanged("after it was held up");
+}
+
 #[test]
 fn a_killed_watchdog_is_replaced() {
     let Some(mut machine) = machine("watchdog") else {

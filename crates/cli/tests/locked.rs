@@ -12,35 +12,16 @@
     reason = "a test fails by panicking"
 )]
 
-use std::fs;
 use std::time::Duration;
 
-#[path = "../../lab-plugin/tests/roles/touch.rs"]
-mod touch;
+mod guest;
 
-use quell_core::lab::{Accelerator, Guest};
-use quell_lab::Error;
-use quell_lab::packages::Packages;
-use quell_lab::vm::Lab;
-use touch::{LINE, Memory, count, counter};
+use guest::Said;
+use guest::touch::{LINE, Memory, count, counter};
 
 const SCRIPT: &str = r#"
-R=/sys/fs/resctrl
-role() { export QUELL_LAB_ROLE="$*"; exec "$EXE" guest --exact --ignored --nocapture; }
-within() { n=$(($1 * 10)); shift; until "$@" 2>/dev/null; do n=$((n - 1)); [ $n -gt 0 ] || return 1; usleep 100000; done; }
-# Emulated on a busy host a process may be held up for longer than the second that a heartbeat may be late.
-thrice() { "$@" || "$@" || "$@"; }
-picture() {
-    for group in $R $R/*; do
-        [ -e $group/mode ] && for file in schemata mode cpus_list; do echo $group/$file $(cat $group/$file); done
-    done
-    echo regions $(ls /sys/class/pseudo_lock)
-    [ -n "$N" ] && cat /proc/$N/cpu_resctrl_groups
-}
-gone() { ! pidof quell >/dev/null; }
-restored() { picture >/tmp/after; cmp -s /tmp/before /tmp/after; }
-tell() { restored && echo $1 restored || echo $1 $(diff /tmp/before /tmp/after); }
-said() { sed 's/^/said /' /tmp/log; }
+regions() { picture; echo regions $(ls /sys/class/pseudo_lock); }
+restored() { regions >/tmp/after; cmp -s /tmp/before /tmp/after; }
 cat >/tmp/policy.toml <<'P'
 quell = 1
 [group.victim]
@@ -49,8 +30,8 @@ cpus = "0"
 reserve.cache = { locked = "128KiB", level = "L2" }
 P
 echo 0 >/tmp/passes
-(role sweep 4194304 >/dev/null 2>&1) & N=$!
-picture >/tmp/before
+(role sweep 4194304 >/dev/null 2>&1) & SUBJECTS=$!
+regions >/tmp/before
 echo doctor $(quell doctor | grep 'pseudo-lock')
 sed 's/^cpus/command = ["true"]\n&/' /tmp/policy.toml >/tmp/plan.toml
 echo plan $(quell plan /tmp/plan.toml | grep 'locked in')
@@ -93,63 +74,17 @@ thrice refused; echo status $S; said
 tell run
 "#;
 
-/// Boots a kernel; what the guest said.
-fn guest_says(kernel: &str, script: &str) -> Option<String> {
-    if !cfg!(target_arch = "x86_64") {
-        eprintln!("SKIPPED the lab: its packages are for x86-64");
-        return None;
-    }
-    let exe = std::env::current_exe().unwrap().display().to_string();
-    let lab = Lab {
-        guest: Guest {
-            kernel: kernel.to_owned(),
-            profile: Some("goldmont".to_owned()),
-            accelerator: Accelerator::Tcg,
-            with: vec![
-                exe.clone(),
-                format!("{}=/bin/quell", env!("CARGO_BIN_EXE_quell")),
-            ],
-            ..Guest::default()
-        },
-        timeout: Some(Duration::from_secs(400)),
-        console: Some("/dev/null".into()),
-        command: ["sh", "-c", &format!("EXE={exe}\n{SCRIPT}{script}")]
-            .map(str::to_owned)
-            .to_vec(),
-        ..Lab::default()
-    };
-    let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
-    match lab.gather(&packages) {
-        Ok((_, output, errors)) => {
-            println!("{output}{errors}");
-            Some(output)
-        }
-        Err(Error::Unavailable(reason)) => {
-            eprintln!("SKIPPED the lab: {reason}");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
-}
-
-/// The lines that begin with a word, without it.
-fn all<'a>(output: &'a str, key: &str) -> Vec<&'a str> {
-    let words = output
-        .lines()
-        .filter_map(|l| l.strip_prefix(key)?.strip_prefix(' '));
-    words.collect()
-}
-
-fn one<'a>(output: &'a str, key: &str) -> &'a str {
-    all(output, key).first().copied().unwrap_or_default()
+fn says(kernel: &str, script: &str) -> Option<Said> {
+    let timeout = Duration::from_secs(400);
+    guest::says(kernel, "goldmont", &format!("{SCRIPT}{script}"), timeout)
 }
 
 #[test]
 fn what_6_12_locks_stays_and_is_let_go() {
-    let Some(output) = guest_says("6.12", LOCKS) else {
+    let Some(said) = says("6.12", LOCKS) else {
         return;
     };
-    let one = |key: &str| one(&output, key);
+    let one = |key: &str| said.one(key);
     assert!(
         one("doctor").contains("the kernel locks memory"),
         "{}",
@@ -170,10 +105,13 @@ fn what_6_12_locks_stays_and_is_let_go() {
         ordinary > 0.9,
         "{ordinary} misses per ordinary line: the sweep does not hurt"
     );
-    assert!(output.contains("locked lines stayed while others used the whole cache"));
+    assert!(
+        said.0
+            .contains("locked lines stayed while others used the whole cache")
+    );
     assert_eq!(one("run"), "restored");
     assert_eq!(one("handed"), "/dev/pseudo_lock/quell-victim 131072 0-1 0");
-    let killed = all(&output, "killed");
+    let killed = said.all("killed");
     assert_eq!(killed.len(), 5);
     for death in killed {
         assert!(death.ends_with(" 137 restored"), "{death}");
@@ -185,51 +123,26 @@ fn what_6_12_locks_stays_and_is_let_go() {
 
 #[test]
 fn what_7_2_does_not_lock_is_seen_and_refused() {
-    let Some(output) = guest_says("7.2", DOES_NOT) else {
+    let Some(said) = says("7.2", DOES_NOT) else {
         return;
     };
-    let said = all(&output, "said").join("\n");
+    let lines = said.all("said").join("\n");
     assert!(
-        said.contains("lines were gone after others had used the cache"),
-        "{said}"
+        lines.contains("lines were gone after others had used the cache"),
+        "{lines}"
     );
-    assert!(said.contains("reserve ways of its own"), "{said}");
-    assert_eq!(
-        (one(&output, "status"), one(&output, "run")),
-        ("125", "restored")
-    );
+    assert!(lines.contains("reserve ways of its own"), "{lines}");
+    assert_eq!((said.one("status"), said.one("run")), ("125", "restored"));
 }
 
 #[test]
 #[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {
-    let role = std::env::var("QUELL_LAB_ROLE").unwrap();
-    let words: Vec<&str> = role.split(' ').collect();
-    let number: usize = words[1].parse().unwrap();
-    match words[0] {
-        "sweep" => sweep(number),
-        "walk" => walk(number),
+    let (role, numbers) = guest::role();
+    match &*role {
+        "sweep" => guest::sweep(numbers[0]),
+        "walk" => walk(numbers[0]),
         other => panic!("role {other}"),
-    }
-}
-
-/// Where the sweep tells how often it has gone through its memory.
-const PASSES: &str = "/tmp/passes";
-
-fn sweep(size: usize) {
-    let mut memory = Memory::new(size);
-    for pass in 1u64.. {
-        memory.write();
-        fs::write(PASSES, pass.to_string()).unwrap();
-    }
-}
-
-fn passes() -> u64 {
-    loop {
-        // Empty between being cut and being written.
-        if let Ok(passes) = fs::read_to_string(PASSES).unwrap().trim().parse() {
-            return passes;
-        }
     }
 }
 
@@ -246,10 +159,7 @@ fn walk(times: usize) {
     let ordinary = Memory::new(locked.len());
     let mut counter = counter(CACHE_MISSES, 0);
     let mut around = |act: &dyn Fn()| {
-        let from = passes();
-        while passes() < from + 2 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        guest::swept();
         let before = count(&mut counter);
         act();
         count(&mut counter) - before

@@ -14,6 +14,7 @@ mod children;
 mod clients;
 pub mod cpumax;
 pub mod cpuset;
+mod deputy;
 mod drift;
 pub mod error;
 #[cfg(feature = "fake")]

@@ -13,6 +13,7 @@ use quell_core::units::Nanos;
 
 use crate::cgroup::Cgroups;
 use crate::change::Hands;
+use crate::deputy::Deputy;
 use crate::error::{Error, Result};
 use crate::journal::{self, Header, Journal, Mark};
 use crate::lease::Lease;
@@ -51,6 +52,7 @@ pub struct Session {
     lock: Lock,
     journal: Journal,
     lease: Arc<Lease>,
+    _deputy: Deputy,
     watchdog: Option<Watchdog>,
     command: WatchdogCommand,
     replaced: u32,
@@ -126,6 +128,7 @@ impl Session {
             lock,
             base: journal.mark(),
             journal,
+            _deputy: Deputy::start(Arc::clone(&lease))?,
             lease,
             watchdog: None,
             command: command.clone(),

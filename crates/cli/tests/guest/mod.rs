@@ -1,11 +1,20 @@
-//! What the tests in the lab share: a virtual machine with this program and an emulated `icelake`, and words of its shell.
+//! What the tests in the lab share: a virtual machine with this program and an emulated processor, words of its shell, and the roles
+//! that this program plays in there.
 
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::fs;
 use std::time::Duration;
+
+#[path = "../../../lab-plugin/tests/roles/touch.rs"]
+pub mod touch;
 
 use quell_core::lab::{Accelerator, Guest};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
 use quell_lab::vm::Lab;
+
+use touch::Memory;
 
 /// `picture` is of everything that resctrl may show of groups, and of the processes in `$SUBJECTS`.
 const WORDS: &str = r#"
@@ -26,6 +35,8 @@ picture() {
 before() { picture >/tmp/before; }
 gone() { ! pidof quell >/dev/null; }
 restored() { picture >/tmp/after; cmp -s /tmp/before /tmp/after; }
+# tell WORD: whether all is as it was before, and what is not
+tell() { restored && echo "$1 restored" || echo "$1" $(diff /tmp/before /tmp/after); }
 said() { sed 's/^/said /' /tmp/log; }
 "#;
 
@@ -47,8 +58,8 @@ impl Said {
     }
 }
 
-/// Boots a kernel and has it run a script; `None`, said aloud, where the lab cannot be had.
-pub fn says(kernel: &str, script: &str, timeout: Duration) -> Option<Said> {
+/// Boots a kernel on an emulated processor and has it run a script; `None`, said aloud, where the lab cannot be had.
+pub fn says(kernel: &str, profile: &str, script: &str, timeout: Duration) -> Option<Said> {
     if !cfg!(target_arch = "x86_64") {
         eprintln!("SKIPPED the lab: its packages are for x86-64");
         return None;
@@ -57,7 +68,7 @@ pub fn says(kernel: &str, script: &str, timeout: Duration) -> Option<Said> {
     let lab = Lab {
         guest: Guest {
             kernel: kernel.to_owned(),
-            profile: Some("icelake".to_owned()),
+            profile: Some(profile.to_owned()),
             accelerator: Accelerator::Tcg,
             with: vec![
                 exe.clone(),
@@ -75,7 +86,10 @@ pub fn says(kernel: &str, script: &str, timeout: Duration) -> Option<Said> {
     let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
     match lab.gather(&packages) {
         Ok((_, output, errors)) => {
-            println!("{output}{errors}");
+            // Whole plans and schemas would hide what a failed test says.
+            for line in output.lines().chain(errors.lines()) {
+                println!("{}", line.chars().take(200).collect::<String>());
+            }
             Some(Said(output))
         }
         Err(Error::Unavailable(reason)) => {
@@ -83,5 +97,43 @@ pub fn says(kernel: &str, script: &str, timeout: Duration) -> Option<Said> {
             None
         }
         Err(e) => panic!("{e}"),
+    }
+}
+
+/// What this program is to be inside the virtual machine: a word, and numbers.
+pub fn role() -> (String, Vec<usize>) {
+    let role = std::env::var("QUELL_LAB_ROLE").unwrap();
+    let mut words = role.split(' ');
+    let name = words.next().unwrap().to_owned();
+    (name, words.map(|word| word.parse().unwrap()).collect())
+}
+
+/// Where `sweep` tells how often it has gone through its memory.
+const PASSES: &str = "/tmp/passes";
+
+/// Writes so many bytes again and again.
+pub fn sweep(size: usize) -> ! {
+    let mut memory = Memory::new(size);
+    for pass in 1u64.. {
+        memory.write();
+        fs::write(PASSES, pass.to_string()).unwrap();
+    }
+    unreachable!()
+}
+
+/// Waits until the sweep has gone through its memory once more, whole.
+pub fn swept() {
+    let from = passes();
+    while passes() < from + 2 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn passes() -> u64 {
+    loop {
+        // Empty between being cut and being written.
+        if let Ok(passes) = fs::read_to_string(PASSES).unwrap().trim().parse() {
+            return passes;
+        }
     }
 }

@@ -1,0 +1,65 @@
+//! The deputy: a thread that keeps the heart beating while the main thread is held up in the kernel. Where memory is short or a
+//! disk is busy, one fork, one move into a cgroup, one write of a record may take seconds, and that is just when a run must not be lost.
+//!
+//! A process that is stopped or frozen stops its deputy, too, and is noticed as soon as ever; for one whose main thread hangs the
+//! deputy beats no longer than [`lease::HELD_UP`](crate::lease::HELD_UP).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::rt;
+
+/// How often it looks; a heartbeat may be a second old.
+const EVERY: Duration = Duration::from_millis(250);
+/// It calls next to nothing.
+const STACK: usize = 64 << 10;
+
+/// The handle of the thread, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Deputy {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Deputy {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where no thread can be made.
+    pub fn start(lease: Arc<Lease>) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("deputy".to_owned())
+            .stack_size(STACK)
+            .spawn(move || {
+                while !told.load(Ordering::Acquire) {
+                    lease.stand_in(rt::now());
+                    std::thread::park_timeout(EVERY);
+                }
+            })
+            .map_err(|e| {
+                Error::refused(format!(
+                    "no thread can be made to keep the heart beating: {e}"
+                ))
+            })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Deputy {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
