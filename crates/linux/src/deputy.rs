@@ -5,7 +5,7 @@
 //! deputy beats no longer than [`lease::HELD_UP`](crate::lease::HELD_UP).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,10 +18,17 @@ const EVERY: Duration = Duration::from_millis(250);
 /// It calls next to nothing.
 const STACK: usize = 64 << 10;
 
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// The thread's number; 0 until it runs.
+    thread: AtomicU32,
+}
+
 /// The handle of the thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Deputy {
-    stop: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -31,13 +38,15 @@ impl Deputy {
     /// # Errors
     /// [`Error::Refused`] where no thread can be made.
     pub fn start(lease: Arc<Lease>) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let shared = Arc::new(Shared::default());
+        let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("deputy".to_owned())
             .stack_size(STACK)
             .spawn(move || {
-                while !told.load(Ordering::Acquire) {
+                let number = rustix::thread::gettid().as_raw_nonzero().get();
+                own.thread.store(number.unsigned_abs(), Ordering::Release);
+                while !own.stop.load(Ordering::Acquire) {
                     lease.stand_in(rt::now());
                     std::thread::park_timeout(EVERY);
                 }
@@ -48,15 +57,22 @@ impl Deputy {
                 ))
             })?;
         Ok(Self {
-            stop,
+            shared,
             thread: Some(thread),
         })
+    }
+
+    /// The thread's number, as soon as it runs. It was made on the CPUs of the thread that made it.
+    #[must_use]
+    pub fn thread(&self) -> Option<u32> {
+        let number = self.shared.thread.load(Ordering::Acquire);
+        (number != 0).then_some(number)
     }
 }
 
 impl Drop for Deputy {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.shared.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             let _ = thread.join();

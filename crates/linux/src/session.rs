@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_core::backend::Undone;
+use quell_core::cpuset::CpuSet;
 use quell_core::plan::{GroupId, Plan};
 use quell_core::record::Declared;
 use quell_core::units::Nanos;
@@ -52,7 +53,7 @@ pub struct Session {
     lock: Lock,
     journal: Journal,
     lease: Arc<Lease>,
-    _deputy: Deputy,
+    deputy: Deputy,
     watchdog: Option<Watchdog>,
     command: WatchdogCommand,
     replaced: u32,
@@ -128,7 +129,7 @@ impl Session {
             lock,
             base: journal.mark(),
             journal,
-            _deputy: Deputy::start(Arc::clone(&lease))?,
+            deputy: Deputy::start(Arc::clone(&lease))?,
             lease,
             watchdog: None,
             command: command.clone(),
@@ -184,6 +185,13 @@ impl Session {
     #[must_use]
     pub fn changes(&self) -> &[quell_core::journal::Undo] {
         self.journal.entries()
+    }
+
+    /// Puts the calling thread, which is the main one, and its deputy on these CPUs, as far as the kernel lets it.
+    pub fn stay_on(&self, files: &dyn Files, cpus: &CpuSet) {
+        for thread in [Some(0), self.deputy.thread()].into_iter().flatten() {
+            let _ = files.set_affinity(thread, cpus);
+        }
     }
 
     /// The lease.

@@ -479,10 +479,10 @@ impl Backend for Linux {
             .unwrap_or_default();
         if let Some(session) = &self.session {
             session.rest(rt::now());
+            session.stay_on(&self.files, &all);
         }
         // The first step that follows beats at once.
         self.next_beat = Nanos(0);
-        let _ = self.files.set_affinity(0, &all);
         Ok(undone)
     }
 

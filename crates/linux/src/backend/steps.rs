@@ -384,7 +384,9 @@ impl Linux {
         let mut notes = cpuset::confine_rest(&mut self.hands()?, &cgroups, keep, cpus)?;
         self.rest = Some(cpus.clone());
         // Our own process stays free, so that throttlers can be pinned anywhere; this thread keeps off.
-        let _ = self.files.set_affinity(0, cpus);
+        if let Some(session) = &self.session {
+            session.stay_on(&self.files, cpus);
+        }
         let all = self.all_cpus()?;
         let quiet = all.difference(cpus);
         // Who was put there is not left there.
