@@ -33,9 +33,9 @@ pub fn look(
             // Each controller is a value of its own.
             && !path.ends_with("/cgroup.subtree_control");
         // What a loop moves now is not what a step once set.
-        let steered = changes
-            .iter()
-            .any(|c| matches!(c, Undo::Steer { path: p, .. } if p == path));
+        let steered = changes.iter().any(
+            |c| matches!(c, Undo::Steer { path: p, old } if p == path && covers(path, old, new)),
+        );
         if superseded || steered {
             continue;
         }
@@ -113,6 +113,27 @@ mod tests {
         assert!(look(&[set.clone(), steer]).is_empty());
         assert_eq!(kernel.read("/memory.min").unwrap(), "300");
         assert_eq!(look(&[set]).len(), 1);
+    }
+
+    #[test]
+    fn beside_a_line_that_a_loop_moves_others_drift() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("schemata"), "MB:0=60\nL3:0=3\n").unwrap();
+        let kernel = Kernel::at(dir.path());
+        let path = || "/schemata".to_owned();
+        let set = |old: &str, new: &str| Undo::Write {
+            path: path(),
+            old: old.into(),
+            new: new.into(),
+        };
+        let steer = Undo::Steer {
+            path: path(),
+            old: "L3:0=f".into(),
+        };
+        let changes = [set("L3:0=ff", "L3:0=f"), set("MB:0=100", "MB:0=50"), steer];
+        let said = look(&kernel, &changes, OnDrift::Report, &|| true);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].contains("from 'MB:0=50'"), "{said:?}");
     }
 
     #[test]
