@@ -120,6 +120,9 @@ pub enum Event {
         refaults: u64,
         /// What it uses now.
         bytes: u64,
+        /// What all groups that may be acted upon use now.
+        #[serde(default)]
+        others_bytes: u64,
         /// What programs could have now without swapping, by the kernel's estimate.
         available_bytes: u64,
         /// All the memory there is.

@@ -2,6 +2,7 @@
 //! demand. It refuses what a real backend would: acting on subjects that are not there, going before being ready.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use quell_core::backend::{
     Action, Backend, BackendError, Measurement, Observation, Own, Probe, Program, Seen, SubjectId,
@@ -75,7 +76,7 @@ pub struct Fake {
     draws: bool,
     memory: Option<fn(Nanos) -> Look>,
     refuses_memory: Option<String>,
-    blind: Nanos,
+    blind: Range<Nanos>,
 }
 
 impl Fake {
@@ -130,9 +131,9 @@ impl Fake {
         self.memory = Some(look);
     }
 
-    /// Until then memory cannot be looked at.
-    pub fn blind_until(&mut self, at: Nanos) {
-        self.blind = at;
+    /// In this time memory cannot be looked at.
+    pub fn blind(&mut self, when: Range<Nanos>) {
+        self.blind = when;
     }
 
     /// Whatever is done about memory fails.
@@ -324,7 +325,7 @@ impl Backend for Fake {
     }
 
     fn memory(&mut self, _: bool, look: &mut Look) -> Result<(), BackendError> {
-        if self.now < self.blind {
+        if self.blind.contains(&self.now) {
             return Err(BackendError("a file reads oddly".into()));
         }
         if let Some(memory) = self.memory {

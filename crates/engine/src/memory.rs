@@ -116,17 +116,22 @@ impl Loop {
 
     fn step(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
         let processes = self.control.wants_processes();
-        if let Err(e) = backend.memory(processes, &mut self.look) {
-            // A file may read oddly once; what it holds goes on, and so does the run. The next look is an interval away.
-            self.failed(now, &format!("memory could not be looked at: {e}"), sink);
-            self.retry = now.plus(self.plan.interval);
-            return;
-        }
-        for (group, beat) in self.look.critical.iter_mut().zip(&self.beats) {
-            group.beat = *beat;
-        }
+        let looked = backend.memory(processes, &mut self.look);
         self.decisions.clear();
-        self.control.step(now, &self.look, &mut self.decisions);
+        match &looked {
+            Ok(()) => {
+                for (group, beat) in self.look.critical.iter_mut().zip(&self.beats) {
+                    group.beat = *beat;
+                }
+                self.control.step(now, &self.look, &mut self.decisions);
+            }
+            // A file may read oddly once; what it holds goes on, and so does the run. The next look is an interval away.
+            Err(e) => {
+                self.failed(now, &format!("memory could not be looked at: {e}"), sink);
+                self.retry = now.plus(self.plan.interval);
+                self.control.blind(now, &mut self.decisions);
+            }
+        }
         for i in 0..self.decisions.len() {
             let decision = self.decisions[i];
             if let Err(e) = backend.act(&Action::Memory(decision.act)) {
@@ -137,7 +142,7 @@ impl Loop {
                 sink.put(now, &event);
             }
         }
-        if now >= self.tell {
+        if looked.is_ok() && now >= self.tell {
             self.tell(now, sink);
             self.tell_own(backend, now, sink);
         }
@@ -190,6 +195,7 @@ impl Loop {
     /// What each critical group used and waited for since the last time.
     fn tell(&mut self, now: Nanos, sink: &mut dyn Sink) {
         self.tell = now.plus(TELL_EVERY);
+        let others = self.look.neighbours.iter().map(|n| n.usage.0).sum();
         // At first nobody: sums that began before we did tell nothing.
         let both = self.look.critical.iter().zip(&self.told);
         for (group, (now_is, was)) in self.plan.critical.iter().zip(both) {
@@ -199,6 +205,7 @@ impl Loop {
                 io_ns: now_is.io_stall.since(was.io_stall).0,
                 refaults: now_is.refaults.saturating_sub(was.refaults),
                 bytes: now_is.usage.0,
+                others_bytes: others,
                 available_bytes: self.look.machine.available.0,
                 total_bytes: self.look.machine.total.0,
             };
@@ -358,7 +365,7 @@ mod tests {
     fn an_odd_look_is_told_once_and_the_loop_goes_on() {
         let mut fake = Fake::new();
         fake.memory(memory);
-        fake.blind_until(Nanos::millis(1500));
+        fake.blind(Nanos(0)..Nanos::millis(1500));
         fake.stop_at(Nanos::secs(3), 15);
         let mut sink: Vec<(Nanos, Event)> = Vec::new();
         let held = run(&mut fake, &plan(), &[], Until::Stop, &mut sink).unwrap();
@@ -370,6 +377,36 @@ mod tests {
             .find(|(_, e)| matches!(e, Event::Steered { .. }));
         let at = first.map(|(at, _)| *at).unwrap();
         assert!(at > Nanos::millis(1500) && at < Nanos::millis(1700), "{at}");
+    }
+
+    #[test]
+    fn who_is_frozen_goes_on_in_time_although_nothing_can_be_seen_any_more() {
+        let mut fake = Fake::new();
+        fake.memory(memory);
+        let blind = Nanos::millis(1700);
+        fake.blind(blind..Nanos::secs(60));
+        fake.stop_at(Nanos::secs(4), 15);
+        let mut sink: Vec<(Nanos, Event)> = Vec::new();
+        run(&mut fake, &plan(), &[], Until::Stop, &mut sink).unwrap();
+        let when = |wanted: &Steering| {
+            let is =
+                |e: &&(Nanos, Event)| matches!(&e.1, Event::Steered { did, .. } if did == wanted);
+            sink.iter().find(is).map(|(at, _)| *at)
+        };
+        let (frozen, thawed) = (when(&Steering::Freeze), when(&Steering::Thaw));
+        let (frozen, thawed) = (frozen.unwrap(), thawed.unwrap());
+        assert!(frozen < blind && thawed > blind, "{frozen} to {thawed}");
+        assert!(
+            thawed.since(frozen) <= Nanos::millis(520),
+            "{frozen} to {thawed}"
+        );
+        let after = sink.iter().filter(|(at, _)| *at > thawed);
+        assert_eq!(
+            after
+                .filter(|(_, e)| matches!(e, Event::Steered { .. }))
+                .count(),
+            0
+        );
     }
 
     #[test]

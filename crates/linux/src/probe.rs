@@ -491,3 +491,40 @@ fn bandwidth(means: &Means, cpus: &CpuSet) -> Availability {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Fake, Flavour, Op, Spec};
+
+    fn means(fake: &Fake, root: bool) -> MemoryMeans {
+        let cgroups = Cgroups::discover(fake).unwrap();
+        memory(fake, &cgroups, root, (Ok(()), Ok(())))
+    }
+
+    #[test]
+    fn a_kernel_without_pressure_is_told_from_one_that_tells_and_from_one_without_rights() {
+        for (flavour, control) in [
+            (Flavour::V2, MemoryControl::V2),
+            (Flavour::V1, MemoryControl::V1),
+        ] {
+            let fake = Fake::new(&Spec::new(flavour));
+            let found = means(&fake, true);
+            assert_eq!((found.control, found.freeze), (control, true));
+            assert_eq!(found.pressure, Ok(()));
+            let plain = means(&fake, false);
+            assert_eq!((plain.control, plain.freeze), (MemoryControl::None, false));
+            // Without CONFIG_PSI, and switched off by `psi=0`.
+            for missing in [libc::ENOENT, libc::EOPNOTSUPP] {
+                fake.refuse(Op::Read, "/proc/pressure/memory", missing);
+                let found = means(&fake, true);
+                let why = found.pressure.clone().unwrap_err();
+                assert!(why.contains("psi=1") && !found.group_pressure, "{why}");
+                let Availability::Yes { how, .. } = memory_control(&found) else {
+                    panic!("{found:?}");
+                };
+                assert!(how.contains("pressure is told of nobody"), "{how}");
+            }
+        }
+    }
+}

@@ -21,7 +21,7 @@ use crate::cgroup::Version;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::memory::Memory;
-use crate::root::{Access, Files, Kernel, gone};
+use crate::root::{Access, Files, gone};
 use crate::rt;
 
 /// How often a write is interrupted until it comes back.
@@ -56,18 +56,17 @@ impl Mailbox {
     }
 }
 
-/// A file to be written to; its cgroup may be removed and made again.
+/// A file to be written to, kept open where the root has descriptors; its cgroup may be removed and made again.
 struct Door {
     path: String,
-    file: File,
+    file: Option<File>,
 }
 
 impl Door {
     fn open(files: &dyn Files, path: String) -> Result<Self> {
         let file = files
             .open(&path, Access::Write)
-            .map_err(|e| Error::file("open", &path, None, e))?
-            .ok_or_else(|| Error::refused(format!("{path} cannot be kept open")))?;
+            .map_err(|e| Error::file("open", &path, None, e))?;
         Ok(Self { path, file })
     }
 
@@ -82,13 +81,18 @@ impl Door {
         let mut rest = buffer.as_mut_slice();
         rest.write_fmt(text)?;
         let length = 32 - rest.len();
-        match self.file.write_at(&buffer[..length], 0) {
-            Err(e) if gone(&e) && !over() => {
-                if let Some(file) = files.open(&self.path, Access::Write)? {
-                    self.file = file;
+        let Some(file) = &self.file else {
+            return files.write(&self.path, &String::from_utf8_lossy(&buffer[..length]));
+        };
+        match file.write_at(&buffer[..length], 0) {
+            Err(e) if gone(&e) && !over() => match files.open(&self.path, Access::Write)? {
+                Some(file) => {
+                    let written = file.write_at(&buffer[..length], 0);
+                    self.file = Some(file);
+                    written.map(drop)
                 }
-                self.file.write_at(&buffer[..length], 0).map(drop)
-            }
+                None => Err(e),
+            },
             other => other.map(drop),
         }
     }
@@ -96,7 +100,7 @@ impl Door {
 
 /// What the thread writes to.
 struct Target {
-    files: Kernel,
+    files: Arc<dyn Files>,
     memory: Memory,
     limit: Door,
     reclaim: Option<Door>,
@@ -117,17 +121,22 @@ impl Writer {
     /// Opens the files of a group and starts the thread. Whoever calls has recorded that the limit was `old`.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::Refused`] where files have no descriptors, or no thread can be made.
-    pub fn start(files: &Kernel, memory: &Memory, old: String, lease: Arc<Lease>) -> Result<Self> {
+    /// [`Error::File`]; [`Error::Refused`] where no thread can be made.
+    pub fn start(
+        files: &Arc<dyn Files>,
+        memory: &Memory,
+        old: String,
+        lease: Arc<Lease>,
+    ) -> Result<Self> {
         interruptible();
         let (own, reclaim) = (Arc::clone(&lease), memory.reclaim());
         let mut target = Target {
-            files: files.clone(),
+            files: Arc::clone(files),
             memory: memory.clone(),
-            limit: Door::open(files, memory.steered())?,
+            limit: Door::open(&**files, memory.steered())?,
             reclaim: files
                 .exists(&reclaim)
-                .then(|| Door::open(files, reclaim))
+                .then(|| Door::open(&**files, reclaim))
                 .transpose()?,
             old,
             lease,
@@ -263,15 +272,15 @@ impl Target {
             let done = match (limit, self.memory.version()) {
                 (Some(bytes), _) => {
                     let text = format_args!("{}\n", bytes.0);
-                    self.limit.put(&self.files, text, &over)
+                    self.limit.put(&*self.files, text, &over)
                 }
-                (None, Version::V2) => self.limit.put(&self.files, format_args!("max\n"), &over),
-                (None, Version::V1) => self.limit.put(&self.files, format_args!("-1\n"), &over),
+                (None, Version::V2) => self.limit.put(&*self.files, format_args!("max\n"), &over),
+                (None, Version::V1) => self.limit.put(&*self.files, format_args!("-1\n"), &over),
             };
             if self.lease.is_revoked() || mailbox.lock().abandoned {
                 // It was set back meanwhile, or just before this.
                 let old = &self.old;
-                let _ = (self.limit).put(&self.files, format_args!("{old}\n"), &over);
+                let _ = (self.limit).put(&*self.files, format_args!("{old}\n"), &over);
                 return None;
             }
             // v1 refuses a limit it cannot reach: the next look asks for another.
@@ -289,7 +298,7 @@ impl Target {
             let less = |e: &io::Error| {
                 matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) || gone(e)
             };
-            if let Err(e) = door.put(&self.files, format_args!("{}\n", bytes.0), &over)
+            if let Err(e) = door.put(&*self.files, format_args!("{}\n", bytes.0), &over)
                 && !less(&e)
             {
                 return Some((door.path.clone(), e));
@@ -304,6 +313,7 @@ mod tests {
     use super::*;
     use crate::cgroup::Hierarchy;
     use crate::home::Place;
+    use crate::root::Kernel;
 
     fn place(version: Version) -> Place {
         Place {
@@ -344,7 +354,7 @@ mod tests {
         for name in ["memory.high", "memory.reclaim"] {
             std::fs::write(group.join(name), "").unwrap();
         }
-        let kernel = Kernel::at(dir.path());
+        let kernel: Arc<dyn Files> = Arc::new(Kernel::at(dir.path()));
         let lease = lease(dir.path());
         let start = |version| {
             let memory = Memory::of(&place(version));
@@ -375,7 +385,7 @@ mod tests {
         std::fs::create_dir_all(&group).unwrap();
         let file = group.join("memory.high");
         std::fs::write(&file, "").unwrap();
-        let kernel = Kernel::at(dir.path());
+        let kernel: Arc<dyn Files> = Arc::new(Kernel::at(dir.path()));
         let memory = Memory::of(&place(Version::V2));
         for revoked in [false, true] {
             let own = tempfile::tempdir().unwrap();
@@ -414,11 +424,11 @@ mod tests {
         for name in ["memory.high", "memory.reclaim"] {
             std::fs::write(group.join(name), "").unwrap();
         }
-        let files = Kernel::at(dir.path());
+        let files: Arc<dyn Files> = Arc::new(Kernel::at(dir.path()));
         let memory = Memory::of(&place(Version::V2));
         let mut target = Target {
-            limit: Door::open(&files, memory.steered()).unwrap(),
-            reclaim: Some(Door::open(&files, memory.reclaim()).unwrap()),
+            limit: Door::open(&*files, memory.steered()).unwrap(),
+            reclaim: Some(Door::open(&*files, memory.reclaim()).unwrap()),
             files,
             memory,
             old: "1234567".to_owned(),

@@ -10,6 +10,7 @@ use crate::text::{count, list};
 /// What was waited for and what was done about it, a sentence per group.
 pub(crate) fn memory(record: &Record) -> Vec<String> {
     let mut said = waited(record);
+    said.extend(used(record));
     said.extend(steered(record));
     said.extend(own(record));
     said
@@ -38,6 +39,37 @@ fn own(record: &Record) -> Option<String> {
             cpu as f64 / span as f64 * 100.0,
             resident as f64 / MIB,
             locked as f64 / MIB,
+        )
+    })
+}
+
+/// How much of the memory was in use while somebody looked after it.
+fn used(record: &Record) -> Option<String> {
+    let (mut critical, mut others, mut total) = (0u64, 0u64, 0u64);
+    let mut last = None;
+    for stamped in &record.events {
+        if let Event::Waited {
+            bytes,
+            others_bytes,
+            total_bytes,
+            ..
+        } = &stamped.event
+        {
+            critical += bytes;
+            // Several critical groups are told of together.
+            if last.replace(stamped.at_ns) != Some(stamped.at_ns) {
+                others += others_bytes;
+                total += total_bytes;
+            }
+        }
+    }
+    let part = |of: u64| of as f64 / total as f64 * 100.0;
+    (total > 0).then(|| {
+        format!(
+            "On average {:.0} % of the memory were in use by the groups: {:.0} % by the critical ones, {:.0} % by the others.",
+            part(critical + others),
+            part(critical),
+            part(others),
         )
     })
 }
@@ -201,6 +233,7 @@ mod tests {
                 io_ns: 30_000_000,
                 refaults: 7,
                 bytes: 900 << 20,
+                others_bytes: 738 << 20,
                 available_bytes: 100 << 20,
                 total_bytes: 2 << 30,
             },
@@ -234,6 +267,7 @@ mod tests {
             [
                 "detector: waited 120 ms for memory and 30 ms for disks; 7 pages that were taken came back; it used up to 900MiB, \
                  and at least 100MiB of memory were to be had.",
+                "On average 80 % of the memory were in use by the groups: 44 % by the critical ones, 36 % by the others.",
                 "batch: its limit moved 3 times, down to 200MiB, it was frozen 2 times for 1.5 s in all and 1 process of it killed.",
                 "Quell itself took 0.6 % of one CPU meanwhile, had up to 7.0 MiB in memory, and 3.0 MiB of addresses locked.",
             ]

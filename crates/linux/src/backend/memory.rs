@@ -18,9 +18,10 @@ use crate::error::{Error, Result};
 use crate::freezer::Freezer;
 use crate::home::{Home, Place};
 use crate::kept::{Kept, keyed};
+use crate::lease::Lease;
 use crate::memory::{self, Memory};
 use crate::psi::{self, Resource};
-use crate::root::{Files, Kernel, gone};
+use crate::root::{Files, gone};
 use crate::session::Session;
 use crate::vm::{self, Watermarks};
 use crate::writer::Writer;
@@ -42,6 +43,12 @@ pub(super) struct Watch {
     neighbours: Vec<Hold>,
     /// Processes that we stopped.
     stopped: Vec<TaskId>,
+}
+
+/// Where the groups live, in the order of the plan, each with its one cgroup that has the memory controller.
+struct Members {
+    critical: Vec<(Home, Option<Place>)>,
+    neighbours: Vec<(Home, Option<Place>)>,
 }
 
 /// The files of one group. What is gone reads as nothing.
@@ -69,7 +76,7 @@ struct Hold {
 }
 
 impl Account {
-    fn open(files: &Kernel, group: &str, home: &Home, memory: Option<&Place>) -> Result<Self> {
+    fn open(files: &dyn Files, group: &str, home: &Home, memory: Option<&Place>) -> Result<Self> {
         let v2 = v2_place(home);
         let stall = |resource: Resource| match v2 {
             Some(place) => Kept::open(files, &resource.of(&place.dir)),
@@ -93,7 +100,22 @@ impl Account {
         })
     }
 
-    fn usage(&mut self, files: &Kernel) -> Result<Bytes> {
+    /// Who is there, and of whom nothing is told any more, must not be taken for calm.
+    fn still_told(&self, files: &dyn Files) -> Result<()> {
+        let path = self.memory_stall.as_ref().map_or("", Kept::path);
+        let dir = path.rsplit_once('/').map_or("", |(dir, _)| dir);
+        if dir.is_empty() || !files.exists(&format!("{dir}/cgroup.procs")) {
+            return Ok(());
+        }
+        Err(Error::refused_with(
+            format!(
+                "{path} is gone: how long the critical group waits for memory is not told any more"
+            ),
+            format!("write 1 to {dir}/cgroup.pressure"),
+        ))
+    }
+
+    fn usage(&mut self, files: &dyn Files) -> Result<Bytes> {
         let Some(kept) = self.usage.as_mut() else {
             return Ok(Bytes(0));
         };
@@ -105,7 +127,7 @@ impl Account {
             .map_err(|_| Error::malformed(kept.path(), "", "a number of bytes"))
     }
 
-    fn stat(&mut self, files: &Kernel) -> Result<memory::Stat> {
+    fn stat(&mut self, files: &dyn Files) -> Result<memory::Stat> {
         let (Some(kept), Some(memory)) = (self.stat.as_mut(), self.memory.as_ref()) else {
             return Ok(memory::Stat::default());
         };
@@ -117,7 +139,7 @@ impl Account {
 }
 
 /// The time waited so far, in a pressure file that may be gone.
-fn waited(kept: Option<&mut Kept>, files: &Kernel) -> Result<Option<Nanos>> {
+fn waited(kept: Option<&mut Kept>, files: &dyn Files) -> Result<Option<Nanos>> {
     let Some(kept) = kept else {
         return Ok(None);
     };
@@ -136,16 +158,20 @@ fn v2_place(home: &Home) -> Option<&Place> {
 }
 
 impl Watch {
-    pub(super) fn open(linux: &mut Linux, plan: &Pressured) -> Result<Self> {
+    /// Opens all files; a group whose limit may be moved gets a thread that writes it.
+    fn open(
+        files: &Arc<dyn Files>,
+        hands: &mut Hands<'_>,
+        lease: &Arc<Lease>,
+        (plan, members): (&Pressured, &Members),
+    ) -> Result<Self> {
         let missing = |path: &str| Error::refused(format!("{path} is missing"));
-        let files = linux.files.clone();
-        let meminfo = Kept::open(&files, vm::MEMINFO)?.ok_or_else(|| missing(vm::MEMINFO))?;
-        let (mut critical, mut homes) = (Vec::new(), Vec::new());
+        let (shared, files) = (files, &**files);
+        let meminfo = Kept::open(files, vm::MEMINFO)?.ok_or_else(|| missing(vm::MEMINFO))?;
+        let mut critical = Vec::new();
         let (mut places, mut told) = (Vec::new(), Vec::new());
-        for Watched { group, .. } in &plan.critical {
-            let home = linux.group(group)?.home.clone();
-            let memory = linux.memory_place(group)?;
-            let account = Account::open(&files, group, &home, memory.as_ref())?;
+        for (Watched { group, .. }, (home, memory)) in plan.critical.iter().zip(&members.critical) {
+            let account = Account::open(files, group, home, memory.as_ref())?;
             // The planner has seen that groups are told of; somebody may have switched it off for this one.
             if account.memory_stall.is_none() && plan.controller != PressureController::Latd {
                 return Err(Error::refused_with(
@@ -154,37 +180,35 @@ impl Watch {
                 ));
             }
             critical.push(account);
-            places.extend(memory);
-            told.extend(v2_place(&home).cloned());
-            homes.push(home);
+            places.extend(memory.clone());
+            told.extend(v2_place(home).cloned());
         }
         let mut neighbours = Vec::new();
-        for Steered { group, allows } in &plan.neighbours {
-            let home = linux.group(group)?.home.clone();
-            let place = linux.memory_place(group)?;
-            let account = Account::open(&files, group, &home, place.as_ref())?;
-            places.extend(place.clone());
-            let v2 = v2_place(&home);
+        for (Steered { group, allows }, (home, memory)) in
+            plan.neighbours.iter().zip(&members.neighbours)
+        {
+            let account = Account::open(files, group, home, memory.as_ref())?;
+            places.extend(memory.clone());
+            let v2 = v2_place(home);
             told.extend(v2.cloned());
             let kept = |name: &str| match v2 {
-                Some(place) => Kept::open(&files, &format!("{}/{name}", place.dir)),
+                Some(place) => Kept::open(files, &format!("{}/{name}", place.dir)),
                 None => Ok(None),
             };
-            let tasks = v2.or(place.as_ref()).map(|p| p.dir.clone());
+            let tasks = v2.or(memory.as_ref()).map(|p| p.dir.clone());
             for place in &home.places {
-                not_ours(&files, group, place)?;
+                not_ours(files, group, place)?;
             }
-            for critical in &homes {
-                apart(&home, critical)?;
+            for (critical, _) in &members.critical {
+                apart(home, critical)?;
             }
-            let mut freezers = home.places.iter().filter_map(|p| Freezer::of(&files, p));
+            let mut freezers = home.places.iter().filter_map(|p| Freezer::of(files, p));
             let writer = match &account.memory {
                 Some(memory) if allows.limit || allows.reclaim => {
                     let path = memory.steered();
-                    let old = (&files as &dyn Files).text(&path)?;
-                    linux.hands()?.steer(&path, &old)?;
-                    let lease = Arc::clone(linux.session()?.0.lease());
-                    Some(Writer::start(&files, memory, old, lease)?)
+                    let old = files.text(&path)?;
+                    hands.steer(&path, &old)?;
+                    Some(Writer::start(shared, memory, old, Arc::clone(lease))?)
                 }
                 _ => None,
             };
@@ -194,20 +218,18 @@ impl Watch {
                 tasks,
                 // v2's where there are both: what it has frozen can still be killed.
                 freezer: v2
-                    .and_then(|p| Freezer::of(&files, p))
+                    .and_then(|p| Freezer::of(files, p))
                     .or_else(|| freezers.next_back()),
                 frozen: false,
                 writer,
                 account,
             });
         }
-        // What reacts must not wait for memory itself.
-        let _ = rt::lock_memory();
         Ok(Self {
             meminfo,
-            marks: vm::watermarks(&files)?.unwrap_or_default(),
-            average: Kept::open(&files, Resource::Memory.system())?,
-            above: Above::open(&files, &places, &told)?,
+            marks: vm::watermarks(files)?.unwrap_or_default(),
+            average: Kept::open(files, Resource::Memory.system())?,
+            above: Above::open(files, &places, &told)?,
             critical,
             neighbours,
             stopped: Vec::new(),
@@ -217,7 +239,7 @@ impl Watch {
     pub(super) fn look(
         &mut self,
         hands: &mut Hands<'_>,
-        files: &Kernel,
+        files: &dyn Files,
         (never, processes): (Option<u32>, bool),
         look: &mut Look,
     ) -> Result<()> {
@@ -225,8 +247,12 @@ impl Watch {
         look.critical.clear();
         for account in &mut self.critical {
             let stat = account.stat(files)?;
+            let memory_stall = waited(account.memory_stall.as_mut(), files)?;
+            if memory_stall.is_none() {
+                account.still_told(files)?;
+            }
             look.critical.push(Critical {
-                memory_stall: waited(account.memory_stall.as_mut(), files)?.unwrap_or_default(),
+                memory_stall: memory_stall.unwrap_or_default(),
                 io_stall: waited(account.io_stall.as_mut(), files)?.unwrap_or_default(),
                 usage: account.usage(files)?,
                 anonymous: Bytes(stat.anonymous.0.saturating_add(stat.shared.0)),
@@ -247,7 +273,7 @@ impl Watch {
         Ok(())
     }
 
-    fn machine(&mut self, files: &Kernel) -> Result<Machine> {
+    fn machine(&mut self, files: &dyn Files) -> Result<Machine> {
         let memory = vm::meminfo(self.meminfo.text(files)?.unwrap_or_default())?;
         let average = match self.average.as_mut() {
             None => None,
@@ -266,7 +292,7 @@ impl Watch {
 }
 
 impl Hold {
-    fn look(&mut self, hands: &mut Hands<'_>, files: &Kernel) -> Result<Neighbour> {
+    fn look(&mut self, hands: &mut Hands<'_>, files: &dyn Files) -> Result<Neighbour> {
         let stat = self.account.stat(files)?;
         let mut thawed = false;
         if self.account.stat.as_mut().is_some_and(Kept::renewed) {
@@ -304,7 +330,7 @@ impl Hold {
 
     fn processes(
         &mut self,
-        files: &Kernel,
+        files: &dyn Files,
         neighbour: usize,
         never: Option<u32>,
         found: &mut Vec<Process>,
@@ -362,45 +388,27 @@ impl Linux {
         }
     }
 
+    /// Everything that is looked at under a plan.
+    pub(super) fn watch_memory(&mut self, plan: &Pressured) -> Result<Watch> {
+        let member = |name: &String| Ok((self.group(name)?.home.clone(), self.memory_place(name)?));
+        let of = |names: Vec<&String>| names.into_iter().map(member).collect::<Result<Vec<_>>>();
+        let members = Members {
+            critical: of(plan.critical.iter().map(|c| &c.group).collect())?,
+            neighbours: of(plan.neighbours.iter().map(|n| &n.group).collect())?,
+        };
+        let files: Arc<dyn Files> = Arc::new(self.files.clone());
+        let lease = Arc::clone(self.session()?.0.lease());
+        let watch = Watch::open(&files, &mut self.hands()?, &lease, (plan, &members))?;
+        // What reacts must not wait for memory itself.
+        let _ = rt::lock_memory();
+        Ok(watch)
+    }
+
     pub(super) fn steer_memory(&mut self, act: &Act) -> Result<()> {
         let missing = || Error::refused("memory is not watched");
         let session = self.session.as_mut().ok_or_else(missing)?;
         let watch = self.watch.as_mut().ok_or_else(missing)?;
-        let mut hands = Hands::new(&self.files, session.journal());
-        match *act {
-            Act::Protect { critical, memory } => {
-                let account = watch.critical.get_mut(critical).ok_or_else(missing)?;
-                let Some(files) = &account.memory else {
-                    return Ok(());
-                };
-                files.protect(&mut hands, (account.protected, memory), true)?;
-                account.protected = memory;
-            }
-            Act::Limit { neighbour, most } => watch.writer(neighbour)?.limit(most)?,
-            Act::Reclaim { neighbour, amount } => watch.writer(neighbour)?.reclaim(amount)?,
-            Act::Freeze { neighbour } => {
-                let hold = watch.hold(neighbour)?;
-                if let Some(freezer) = &hold.freezer {
-                    hold.frozen = freezer.freeze(&mut hands)?;
-                    if !hold.frozen {
-                        let why = format!("{}: somebody else froze it", freezer.path());
-                        return Err(Error::refused(why));
-                    }
-                }
-            }
-            // What somebody else froze stays theirs.
-            Act::Thaw { neighbour } => watch.hold(neighbour)?.thaw(&mut hands)?,
-            Act::Stop(task) => {
-                if !pidfd::stop(&mut hands, task)? {
-                    let why = format!("process {}: it has ended, or somebody stopped it", task.pid);
-                    return Err(Error::refused(why));
-                }
-                watch.stopped.push(task);
-            }
-            Act::Continue(task) => watch.go_on(&mut hands, task)?,
-            Act::Kill(task) => kill(&self.files, task)?,
-        }
-        Ok(())
+        watch.act(&mut Hands::new(&self.files, session.journal()), act)
     }
 
     /// Whoever must never be touched: our watchdog. (We ourselves are known by our number.)
@@ -433,6 +441,44 @@ impl Hold {
 }
 
 impl Watch {
+    fn act(&mut self, hands: &mut Hands<'_>, act: &Act) -> Result<()> {
+        match *act {
+            Act::Protect { critical, memory } => {
+                let missing = || Error::refused(format!("there is no critical group {critical}"));
+                let account = self.critical.get_mut(critical).ok_or_else(missing)?;
+                let Some(files) = &account.memory else {
+                    return Ok(());
+                };
+                files.protect(hands, (account.protected, memory), true)?;
+                account.protected = memory;
+            }
+            Act::Limit { neighbour, most } => self.writer(neighbour)?.limit(most)?,
+            Act::Reclaim { neighbour, amount } => self.writer(neighbour)?.reclaim(amount)?,
+            Act::Freeze { neighbour } => {
+                let hold = self.hold(neighbour)?;
+                if let Some(freezer) = &hold.freezer {
+                    hold.frozen = freezer.freeze(hands)?;
+                    if !hold.frozen {
+                        let why = format!("{}: somebody else froze it", freezer.path());
+                        return Err(Error::refused(why));
+                    }
+                }
+            }
+            // What somebody else froze stays theirs.
+            Act::Thaw { neighbour } => self.hold(neighbour)?.thaw(hands)?,
+            Act::Stop(task) => {
+                if !pidfd::stop(hands, task)? {
+                    let why = format!("process {}: it has ended, or somebody stopped it", task.pid);
+                    return Err(Error::refused(why));
+                }
+                self.stopped.push(task);
+            }
+            Act::Continue(task) => self.go_on(hands, task)?,
+            Act::Kill(task) => kill(hands.files, task)?,
+        }
+        Ok(())
+    }
+
     fn go_on(&mut self, hands: &mut Hands<'_>, task: TaskId) -> Result<()> {
         if self.stopped.contains(&task) {
             pidfd::resume(hands, task)?;
@@ -479,6 +525,9 @@ fn kill(files: &dyn Files, task: TaskId) -> Result<()> {
 }
 
 #[cfg(test)]
+mod replay;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::backend::apart::tests::home;
@@ -492,7 +541,7 @@ mod tests {
         std::fs::create_dir_all(&place).unwrap();
         let file = place.join("cgroup.freeze");
         std::fs::write(&file, "0").unwrap();
-        let files = Kernel::at(dir.path());
+        let files = crate::root::Kernel::at(dir.path());
         let run = tempfile::tempdir().unwrap();
         let header = Header {
             version: VERSION,

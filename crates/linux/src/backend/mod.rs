@@ -500,7 +500,7 @@ impl Backend for Linux {
     }
 
     fn watch(&mut self, pressure: &Pressured) -> std::result::Result<(), BackendError> {
-        self.watch = Some(memory::Watch::open(self, pressure)?);
+        self.watch = Some(self.watch_memory(pressure)?);
         Ok(())
     }
 

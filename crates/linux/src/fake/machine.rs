@@ -104,6 +104,8 @@ pub struct Machine {
     pub(crate) resource: bool,
     /// Time waited, by pressure file, microseconds.
     pub(crate) stalls: BTreeMap<String, u64>,
+    /// What files read whatever the model knows, by path.
+    pub(crate) recorded: BTreeMap<String, String>,
     /// CPUs that are lost until the next boot (see `partition`).
     pub(crate) leaked: CpuSet,
     next: u32,
@@ -125,6 +127,7 @@ impl Machine {
             tasks: BTreeMap::new(),
             resource: spec.resource,
             stalls: BTreeMap::new(),
+            recorded: BTreeMap::new(),
             leaked: CpuSet::new(),
             next: FIRST,
             born: 0,
@@ -384,6 +387,9 @@ impl Machine {
     }
 
     pub(crate) fn read(&self, path: &str) -> Answer<String> {
+        if let Some(text) = self.recorded.get(path) {
+            return Ok(text.clone());
+        }
         if let Some((tree, rest)) = self.in_tree(path) {
             return self.cgroup_read(tree, &rest);
         }
@@ -534,6 +540,9 @@ impl Machine {
 
     pub(crate) fn mode(&self, path: &str) -> Answer<u32> {
         const DIR: u32 = 0o40_755;
+        if self.recorded.contains_key(path) {
+            return Ok(0o100_444);
+        }
         if let Some((tree, rest)) = self.in_tree(path) {
             return self.cgroup_mode(tree, &rest);
         }

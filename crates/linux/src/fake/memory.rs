@@ -7,7 +7,7 @@
 //! - All pages of files are clean and can be dropped at once; there is no swap. Nothing is slowed down beyond
 //!   `memory.high`; the event is counted.
 //! - The machine as a whole never runs short: `memory.min` and `memory.low` are values, without anybody to reclaim.
-//! - Pressure is what a test says it is ([`Machine::stalled`]).
+//! - Pressure is what a test says it is ([`Machine::stalled`]), and so is whatever a test has recorded ([`Machine::recorded`]).
 
 use super::Answer;
 use super::cgroup::parent;
@@ -48,6 +48,11 @@ impl Machine {
     /// Tasks have waited so long, in microseconds, as a pressure file tells from now on.
     pub fn stalled(&mut self, path: &str, some_us: u64) {
         self.stalls.insert(path.to_owned(), some_us);
+    }
+
+    /// A file reads this from now on, whatever the model knows: what a kernel was recorded to tell. Writing to it is as before.
+    pub fn recorded(&mut self, path: &str, text: String) {
+        self.recorded.insert(path.to_owned(), text);
     }
 
     pub(super) fn pressure(&self, path: &str) -> String {

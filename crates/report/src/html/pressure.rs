@@ -18,6 +18,7 @@ const MIB: f64 = 1_048_576.0;
 struct Seen {
     at: u64,
     used: f64,
+    others: f64,
     available: f64,
     memory: f64,
     io: f64,
@@ -35,6 +36,14 @@ struct Panel<'r> {
     acts: Vec<&'r Stamped>,
 }
 
+impl Panel<'_> {
+    /// The part of the memory that the groups used, on average.
+    fn usage(&self) -> f64 {
+        let used: f64 = self.seen.iter().map(|s| s.used + s.others).sum();
+        used / (self.seen.len() as f64 * self.total).max(1.0)
+    }
+}
+
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let panels = panels(page);
     if panels.is_empty() {
@@ -45,13 +54,14 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         id: "fig-pressure",
         title: "Memory over time",
         shows: &format!(
-            "Memory and what was done about it, under {}: what could be had (dashed), what the critical groups used (line) and to \
-             what the others were limited (dots); below, the part of each second in which they waited for memory (surface) or for \
+            "Memory and what was done about it, under {}: what could be had (dashed), what the critical groups used (line), what the \
+             others did (thin line) and to what they were limited (dots); below, the part of each second in which they waited for memory (surface) or for \
              a disk (line); below that, every act.",
             names.join(", ")
         ),
         reading: "The first hold of each plan is shown. Triangles limit, reclaim or protect, squares freeze or stop, diamonds let go \
-                  on, crosses kill; each says more under the pointer. Good is a line that stays where it is while what could be had \
+                  on, crosses kill; each says more under the pointer. Beside the name is what all groups together used of the memory, on \
+                  average. Good is a line that stays where it is while what could be had \
                   comes near to nothing, and hardly any surface.",
     };
     Some(Section {
@@ -83,6 +93,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
                 memory_ns,
                 io_ns,
                 bytes,
+                others_bytes,
                 available_bytes,
                 total_bytes,
                 ..
@@ -94,6 +105,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
             let one = Seen {
                 at: stamped.at_ns,
                 used: *bytes as f64 / MIB,
+                others: *others_bytes as f64 / MIB,
                 available: *available_bytes as f64 / MIB,
                 memory: *memory_ns as f64 / 1e9,
                 io: *io_ns as f64 / 1e9,
@@ -148,7 +160,11 @@ fn draw(panels: &[Panel<'_>], width: Width) -> Svg {
             (left, top),
             Anchor::Start,
             &format!("name strong {}", panel.class),
-            panel.name,
+            &format!(
+                "{}, {:.0} % of memory used",
+                panel.name,
+                panel.usage() * 100.0
+            ),
         );
         let areas = LANES.map(|tall| {
             let area = Area {
@@ -191,6 +207,10 @@ fn lanes(
         &line(|s| s.available, &y),
     );
     svg.line(&format!("line {}", panel.class), &line(|s| s.used, &y));
+    svg.line(
+        &format!("line thin {}", panel.class),
+        &line(|s| s.others, &y),
+    );
     let mut limits: Vec<(f64, f64)> = Vec::new();
     for stamped in &panel.acts {
         if let Event::Steered {

@@ -290,6 +290,7 @@ fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
         io_ns: 0,
         refaults: 0,
         bytes: 300 << 20,
+        others_bytes: 212 << 20,
         available_bytes: 50 << 20,
         total_bytes: 1 << 30,
     };
@@ -328,6 +329,7 @@ fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
         "<title id=\"fig-pressure-wide-t\">",
         "neighbour may use 64 MiB, as the critical group waited 40% of the time",
         "neighbour is frozen",
+        "regulated@10%, 50 % of memory used",
         "neighbour has process 7 killed",
     ] {
         assert!(page.contains(needed), "{needed}");

@@ -291,6 +291,14 @@ impl Controller {
         }
     }
 
+    /// Memory cannot be seen now: nobody new is acted upon, and who is frozen goes on in time all the same. Decisions are
+    /// appended. (The described ones know no longest stop.)
+    pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
+        if let Self::Quell(c) = self {
+            c.blind(now, decisions);
+        }
+    }
+
     /// Decides. Decisions are appended.
     pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
         match self {

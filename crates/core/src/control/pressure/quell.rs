@@ -193,8 +193,15 @@ impl Quell {
         self.thaw(now, share, decisions);
         self.limit(now, share, (look, left), decisions);
         self.escalate(now, share, look, decisions);
+        // They are looked at for who is to be killed, and nobody is while there is more than this. (Who grows is found in few looks.)
         let kills = self.rules.allows.iter().any(|a| a.kill);
-        self.processes = kills && (near || self.high_since.is_some());
+        self.processes = kills && self.spare(look) < 2 * reserve(&look.machine).0;
+    }
+
+    /// Lets go on who has been frozen for as long as he may; nothing tells that a lock is waited for.
+    pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
+        self.next = now.plus(self.rules.interval);
+        self.thaw(now, Share::WHOLE, decisions);
     }
 
     /// Pages of the critical groups' files that nobody else gets: those that they use again and again, and whatever else is protected.

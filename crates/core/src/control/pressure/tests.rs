@@ -301,6 +301,36 @@ fn a_group_that_was_made_anew_is_not_taken_for_frozen() {
 }
 
 #[test]
+fn who_is_frozen_when_nothing_can_be_seen_any_more_goes_on_and_nobody_else_is_stopped() {
+    let rules = rules(&[ALL], false);
+    let mut control = Controller::new(PressureController::Quell, &rules, Nanos(0)).unwrap();
+    let mut look = Plant::new(1024, 700, vec![anonymous(1, 1)]).look();
+    let (mut out, mut frozen) = (Vec::new(), None);
+    for i in 1..1_000 {
+        let now = MS(20 * i);
+        match frozen {
+            None => {
+                look.critical[0].memory_stall = now;
+                control.step(now, &look, &mut out);
+            }
+            Some(_) => control.blind(now, &mut out),
+        }
+        for decision in out.drain(..) {
+            match decision.act {
+                Act::Freeze { .. } => frozen = Some(now),
+                Act::Thaw { .. } => {
+                    assert_eq!(decision.why, Why::Bound);
+                    assert!(now.since(frozen.unwrap()) <= rules.grace);
+                    return;
+                }
+                other => assert!(frozen.is_none(), "{other:?}"),
+            }
+        }
+    }
+    panic!("frozen for ever: {frozen:?}");
+}
+
+#[test]
 fn a_group_that_may_hold_a_lock_goes_on() {
     let mut quell = Quell::new(&rules(&[ALL], false), Nanos(0));
     let mut out = Vec::new();
@@ -361,6 +391,38 @@ fn a_group_waiting_for_its_own_first_reads_holds_nobody_back() {
     );
 }
 
+#[test]
+fn processes_are_looked_at_only_while_there_is_little_to_be_had() {
+    for (hog, wanted) in [
+        (stream(300), false),
+        (repeat(300, 3000), false),
+        (anonymous(200, 4000), true),
+    ] {
+        let mut plant = Plant::new(2048, 1024, vec![hog]);
+        let rules = rules(&[ALL], true);
+        let mut quell = Quell::new(&rules, Nanos(0));
+        let (mut looks, mut killed) = (0, false);
+        for i in 1..=1_500 {
+            plant.run(MS(20));
+            let mut look = plant.look();
+            let asked = quell.wants_processes();
+            looks += u32::from(asked);
+            if !asked {
+                look.processes.clear();
+            }
+            let mut out = Vec::new();
+            quell.step(MS(20 * i), &look, &mut out);
+            for decision in out {
+                killed |= matches!(decision.act, Act::Kill(_));
+                plant.act(&decision.act);
+            }
+        }
+        assert_eq!((looks > 0, killed), (wanted, wanted), "{:?}", hog.kind);
+        assert!(looks < 500, "{:?}: {looks} of 1500", hog.kind);
+        assert!(!plant.out_of_memory, "{:?}", hog.kind);
+    }
+}
+
 /// Every stop with its end: neighbour, from, to.
 fn stops(log: &[(Nanos, Decision)], end: Nanos) -> Vec<(usize, Nanos, Nanos)> {
     let mut open: Vec<(usize, Nanos)> = Vec::new();
@@ -409,6 +471,26 @@ fn allowed() -> impl Strategy<Value = Allows> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn between_start_and_release_no_limit_moves(high in 5..=100u64, between in 2..5u64, left in 40..300u64) {
+        let mut quell = Quell::new(&rules(&[LIMIT], false), Nanos(0));
+        let mut look = Plant::new(1024, 300, vec![anonymous(1, 1)]).look();
+        look.machine.available = Bytes((300 + left) * MIB);
+        look.neighbours[0].usage = Bytes(300 * MIB);
+        look.neighbours[0].anonymous = Bytes(300 * MIB);
+        let (mut out, mut waited) = (Vec::new(), 0);
+        for i in 1..=600 {
+            waited += MS(20).0 * if i < 20 { high } else { between } / 100;
+            look.critical[0].memory_stall = Nanos(waited);
+            quell.step(MS(20 * i), &look, &mut out);
+            if i == 20 {
+                let limited = out.drain(..).any(|d| matches!(d.act, Act::Limit { .. }));
+                prop_assert!(limited, "it waited");
+            }
+        }
+        prop_assert_eq!(out, []);
+    }
 
     #[test]
     fn whatever_happens_only_what_is_allowed_is_done_and_every_stop_ends(
