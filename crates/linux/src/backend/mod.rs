@@ -41,7 +41,7 @@ use crate::home::Home;
 use crate::pmu::{self, Counting, Traffic};
 use crate::pool::Pool;
 use crate::resident::{Keeper, KeeperCommand};
-use crate::root::{Files, Kernel};
+use crate::root::Kernel;
 use crate::session::{Session, WatchdogCommand};
 use crate::spent::Ledger;
 use crate::throttle::Throttler;

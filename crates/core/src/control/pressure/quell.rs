@@ -114,6 +114,8 @@ pub struct Quell {
     tripped: u64,
     /// When the ceiling moved last.
     moved_at: Nanos,
+    /// When less than the reserve was left last.
+    scarce_at: Option<Nanos>,
     high_since: Option<Nanos>,
     last_high: Nanos,
     calm_since: Option<Nanos>,
@@ -142,6 +144,7 @@ impl Quell {
             ceiling: None,
             tripped: 0,
             moved_at: now,
+            scarce_at: None,
             high_since: None,
             last_high: now,
             calm_since: None,
@@ -312,8 +315,16 @@ impl Quell {
         // (mm/memcontrol.c): what is missing of the reserve is asked for several times.
         let known = match reserve.saturating_sub(left) {
             0 => known,
-            missing => used.saturating_sub(missing.saturating_mul(FIRM)),
+            missing => {
+                self.scarce_at = Some(now);
+                used.saturating_sub(missing.saturating_mul(FIRM))
+            }
         };
+        // Who has just had too much is not given more at once: one who reads on fills a limit faster than a look sees, goes beyond
+        // it before the kernel has reclaimed, and would be cut again.
+        let rises = self
+            .scarce_at
+            .is_none_or(|at| now.since(at) >= self.rules.grace);
         let budget = known.min(ceiling);
         let blamed = |i: usize| u128::from(self.blame.of(i, &look.neighbours[i]).max(1));
         let blame: u128 = (0..look.neighbours.len())
@@ -343,7 +354,7 @@ impl Quell {
             let moves = match self.held[neighbour].limit {
                 None => true,
                 Some(old) if most < old => old.0 - most.0 >= worth.min(old.0 / 16).max(1 << 20),
-                Some(old) => most.0 - old.0 >= worth,
+                Some(old) => rises && most.0 - old.0 >= worth,
             };
             if moves {
                 self.held[neighbour].limit = Some(most);
