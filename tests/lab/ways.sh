@@ -37,10 +37,10 @@ large() {
     class rt 00ff; class . ff00; first=${pids# }; echo "${first%% *}" >$R/rt/tasks
     sleep 3; look large --for 3s
 }
-# Only the first thread is moved: nothing is found while the generator has no other.
+# Only the first of two threads is moved.
 escaped() {
     class rt 000f; class . fff0
-    in_class . quell bench frames --frame 128KiB --duration 10min
+    in_class . quell bench flush --cpu 0 --stir 1 --duration 10min
     sleep 2; echo "${pids# }" >$R/rt/tasks
     look escaped --for 3s
 }
@@ -61,7 +61,9 @@ registers() {
 }
 # A program that runs, a neighbour that comes, and somebody who divides the cache between them step by step.
 sequence() {
-    list . 512KiB; first=${pids# }; stream .; second=${pids##* }
+    for name in database batch-job; do ln -s /bin/quell /tmp/$name; done
+    in_class . /tmp/database bench latency --size 512KiB --cpu 0 --duration 10min; first=${pids##* }
+    in_class . /tmp/batch-job bench bandwidth --size 32MiB --cpu 1 --duration 10min; second=${pids##* }
     (
         sleep 2; class db 00ff
         sleep 1; for t in /proc/"$first"/task/*; do echo "${t##*/}" >$R/db/tasks; done
@@ -74,13 +76,16 @@ sequence() {
     look sequence --for 12s
 }
 # Two caches: what the class has is in the first.
-other() {
-    class rt 000f; echo 'L3:0=fff0;1=ffff' >$R/schemata; echo 'L3:0=000f;1=ffff' >$R/rt/schemata
-    in_class rt quell bench latency --size 1MiB --cpu 2 --duration 10min
-    sleep 1; look other --for 3s
+in_first() { class rt 000f; echo 'L3:0=fff0;1=ffff' >$R/schemata; echo 'L3:0=000f;1=ffff' >$R/rt/schemata; }
+other() { in_first; in_class rt quell bench latency --size 1MiB --cpu 2 --duration 10min; sleep 1; look other --for 3s; }
+# It runs there, until somebody moves it to the other cache's CPUs.
+moved() {
+    in_first; in_class rt quell bench latency --size 1MiB --cpu 0 --duration 10min
+    (sleep 2; taskset -p 4 ${pids# } >/dev/null) &
+    sleep 1; look moved --for 4s
 }
 
-for scene in ${*:-right unused overlap small large empty beyond registers sequence}; do
+for scene in ${*:-right unused overlap small large escaped empty beyond registers sequence}; do
     "$scene"
     clean
 done

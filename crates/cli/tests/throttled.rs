@@ -131,7 +131,7 @@ kill $taker
 "#;
 
 fn limits_are_held(kernel: &str) {
-    let soak = std::env::var_os("QUELL_SOAK").is_some();
+    let soak = guest::soak();
     let script = format!("{SCRIPT}{}", if soak { TAKEN } else { "" });
     let Some(said) = guest::says(kernel, "icelake", &script, Duration::from_secs(500)) else {
         return;

@@ -61,6 +61,7 @@ fn wrong_configurations_are_told_as_what_they_are() {
         ("overlap", Some("overlap")),
         ("small", Some("too-small")),
         ("large", Some("too-large")),
+        ("escaped", Some("escaped")),
         ("empty", Some("empty")),
         ("beyond", Some("beyond")),
         ("registers", Some("register")),
@@ -80,13 +81,18 @@ fn wrong_configurations_are_told_as_what_they_are() {
 }
 
 #[test]
-fn a_class_under_another_cache_is_told() {
+fn a_class_that_runs_or_is_moved_under_another_cache_is_told() {
     let options = ["--sockets", "2", "--cpus", "4"];
-    let Some(found) = scenes(&["other"], &options) else {
+    let Some(found) = scenes(&["other", "moved"], &options) else {
         return;
     };
-    let (_, kinds) = found.iter().find(|(name, _)| name == "other").unwrap();
-    assert!(kinds.iter().any(|k| k == "other-cache"), "{kinds:?}");
+    for scene in ["other", "moved"] {
+        let (_, kinds) = found.iter().find(|(name, _)| name == scene).unwrap();
+        assert!(
+            kinds.iter().any(|k| k == "other-cache"),
+            "{scene}: {kinds:?}"
+        );
+    }
 }
 
 #[test]

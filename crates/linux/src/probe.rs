@@ -335,8 +335,9 @@ fn mechanisms(
                     }) => no(why.clone(), None),
                     Ok(_) if !root => unprivileged(),
                     Ok(offer) if offer.partitions.lock.is_some() => yes(
-                        Level::Enforced,
-                        "the kernel locks memory in ways that nobody else is given (resctrl); whether it stays is tried when it is locked",
+                        // Linux 7.2 says so, too, and does not.
+                        Level::Estimated,
+                        "the kernel says that it locks memory in ways that nobody else is given (resctrl); whether that stays is tried when it is locked, and not known before",
                     ),
                     Ok(_) => no("resctrl tells of no ways", None),
                     Err(why) => no(why.clone(), None),

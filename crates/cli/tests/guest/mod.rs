@@ -38,6 +38,20 @@ restored() { picture >/tmp/after; cmp -s /tmp/before /tmp/after; }
 # tell WORD: whether all is as it was before, and what is not
 tell() { restored && echo "$1 restored" || echo "$1" $(diff /tmp/before /tmp/after); }
 said() { sed 's/^/said /' /tmp/log; }
+# dies WORD POLICY POINT: a run that is killed at this journal boundary; false where it has ended before. Tried again where a guest that
+# stood still has ended it otherwise.
+dies() {
+    for try in 1 2 3; do
+        QUELL_FAULT=$3 quell run $2 -- true >/tmp/log 2>&1; status=$?
+        within 30 gone; within 5 restored
+        case $status in 0|137) break;; esac
+        said
+    done
+    tell "$1 $3 $status"
+    [ $status = 137 ]
+}
+# every POLICY: killed at one boundary after the other, until a run ends by itself
+every() { point=1; while dies every $1 $point; do point=$((point + 1)); done; }
 "#;
 
 /// What the guest wrote.
@@ -56,6 +70,23 @@ impl Said {
     pub fn one(&self, key: &str) -> &str {
         self.all(key).first().copied().unwrap_or_default()
     }
+
+    /// That all was restored wherever a run of `every` was killed, and when it ended by itself; at how many boundaries.
+    pub fn every(&self) -> usize {
+        let all = self.all("every");
+        let (last, killed) = all.split_last().unwrap();
+        for death in killed {
+            assert!(death.ends_with(" 137 restored"), "{death}");
+        }
+        assert!(last.ends_with(" 0 restored"), "{last}");
+        println!("killed at {} boundaries", killed.len());
+        killed.len()
+    }
+}
+
+/// Whether this is the long run.
+pub fn soak() -> bool {
+    std::env::var_os("QUELL_SOAK").is_some()
 }
 
 /// Boots a kernel on an emulated processor and has it run a script; `None`, said aloud, where the lab cannot be had.

@@ -380,7 +380,14 @@ fn worth(draft: &Draft<'_>, kind: Kind, claim: &Claim) -> (Level, String) {
         return (Level::None, why);
     }
     if claim.locked.is_some() {
-        return (best_of(draft, Mechanism::PseudoLock), String::new());
+        let level = best_of(draft, Mechanism::PseudoLock);
+        let why = match level {
+            Level::Enforced => "",
+            _ => {
+                "the kernel's word alone, until it has locked: then others' lines are swept through the cache, and the run is refused if what was locked is gone"
+            }
+        };
+        return (level, why.to_owned());
     }
     if draft.follows.iter().any(|f| f.group == claim.group) {
         let level = best_of(draft, Mechanism::Ways).min(Level::Regulated);

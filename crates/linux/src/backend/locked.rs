@@ -151,7 +151,9 @@ impl Linux {
         let looked = Stays::look(&device, region.bytes, at, size, &mut beat);
         let looked = looked.map_err(|e| Error::file("map", &region.device(), None, e))?;
         let Some((stays, missed)) = looked else {
-            let told = format!("group {name}: no counter tells here whether the locked lines stay");
+            let told = format!(
+                "group {name}: no counter tells here whether the locked lines stay: that they do is the kernel's word alone"
+            );
             return Ok((None, told));
         };
         let lines = stays.lines();

@@ -340,6 +340,17 @@ fn locked_memory_takes_ways_from_everybody() {
     let held = part_of(&plan, "rta");
     assert_eq!((held.level, held.held_by.len()), (Level::Enforced, 4));
     assert_eq!(held.promise.to_string(), "128KiB locked in L2");
+    assert_eq!(held.weakest, None);
+    // A kernel that says so is not trusted before it was tried.
+    let mut said = apollolake();
+    let (best, how) = (Level::Estimated, String::new());
+    let offered = crate::inventory::Availability::Yes { best, how };
+    said.mechanisms.insert(Mechanism::PseudoLock, offered);
+    let plan = planned(&segment("{ locked='128KiB' }"), &said);
+    let held = part_of(&plan, "rta");
+    assert_eq!(held.level, Level::Estimated);
+    let weakest = held.weakest.as_deref().unwrap();
+    assert!(weakest.contains("until it has locked"), "{weakest}");
     let text = refused(&segment("{ locked='1MiB' }"), &apollolake());
     assert!(text.contains("take 8 of the 8 ways of L2"), "{text}");
     let text = refused(&segment("{ locked='128KiB', level='L3' }"), &apollolake());
