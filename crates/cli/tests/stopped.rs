@@ -29,7 +29,7 @@ mapped() { [ "$(sed -n 's/^file_mapped //p' $CG/$1/memory.stat)" -gt $(($2 << 20
 at() { echo at $1 $(cut -d' ' -f1 /proc/uptime); }
 
 # A detector, and somebody who takes so much memory that two thirds of what it reads again and again are left. Stopped, he gives nothing back.
-enter app quell bench detector --weights 80MiB --per-page 64B --images 60 --fps 10 --duration 100000s; A=$!
+enter app quell bench detector --weights 80MiB --per-page 64B --images 60 --fps 10 --duration 1000s; A=$!
 within 100 mapped app 79 || { echo never begun $(cat /tmp/app.log); exit; }
 at detector
 takes=$((($(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo) - $(cat $CG/app/memory.current) / 1536) / 1024))
@@ -65,7 +65,7 @@ while [ $round -lt $KILLS ]; do
     within 240 stopped || { echo never $controller stopped it, $(head -1 /proc/pressure/memory); said; break; }
     state >/tmp/during
     kill -KILL $run; wait $run
-    echo during $controller $(diff /tmp/before /tmp/during | sed -n 's/^> //p')
+    echo during $controller $(diff /tmp/before /tmp/during | sed -n 's,^+/,/,p')
     within 60 as_before && echo killed $controller || echo left $controller $(stopped && echo it is stopped) $(diff /tmp/before /tmp/after)
 done
 at end
