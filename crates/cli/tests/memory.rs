@@ -8,6 +8,8 @@
 )]
 
 mod common;
+#[path = "common/kills.rs"]
+mod kills;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -186,7 +188,7 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
         .replace("[pressure]", "[pressure]\nsysctls = true");
     let limiting = machine.file("limiting.toml", &limiting);
     let (unlimited, settings) = (nest.limit(), settings());
-    for n in 0..kills() {
+    for n in 0..kills::kills() {
         let file = if n % 2 == 0 { &policy } else { &limiting };
         let run = Running::start(quell().args(["run", file]));
         eventually("the hog is frozen or limited", || {
@@ -246,12 +248,6 @@ fn freezing(machine: &Machine) -> String {
          [group.hog]\nrole = \"best-effort\"\ncpus = \"any\"\nmatch = [{ cgroup = \"/nest-of-a-test/hog\" }]\n\
          allow = [\"freeze\"]\n[pressure]\n",
     )
-}
-
-/// `QUELL_KILLS`; `make soak` gives a thousand.
-fn kills() -> usize {
-    let wanted = std::env::var("QUELL_KILLS").ok();
-    wanted.map_or(4, |n| n.parse().expect("QUELL_KILLS is a number"))
 }
 
 /// What `pressure.sysctls` sets.

@@ -91,25 +91,31 @@ pub fn soak() -> bool {
 
 /// Boots a kernel on an emulated processor and has it run a script; `None`, said aloud, where the lab cannot be had.
 pub fn says(kernel: &str, profile: &str, script: &str, timeout: Duration) -> Option<Said> {
+    let exe = std::env::current_exe().unwrap().display().to_string();
+    let guest = Guest {
+        kernel: kernel.to_owned(),
+        profile: Some(profile.to_owned()),
+        with: vec![exe.clone()],
+        ..Guest::default()
+    };
+    boot(guest, &format!("EXE={exe}\n{script}"), timeout)
+}
+
+/// The same for any machine, without this program.
+pub fn boot(mut guest: Guest, script: &str, timeout: Duration) -> Option<Said> {
     if !cfg!(target_arch = "x86_64") {
         eprintln!("SKIPPED the lab: its packages are for x86-64");
         return None;
     }
-    let exe = std::env::current_exe().unwrap().display().to_string();
+    guest.accelerator = Accelerator::Tcg;
+    guest
+        .with
+        .push(format!("{}=/bin/quell", env!("CARGO_BIN_EXE_quell")));
     let lab = Lab {
-        guest: Guest {
-            kernel: kernel.to_owned(),
-            profile: Some(profile.to_owned()),
-            accelerator: Accelerator::Tcg,
-            with: vec![
-                exe.clone(),
-                format!("{}=/bin/quell", env!("CARGO_BIN_EXE_quell")),
-            ],
-            ..Guest::default()
-        },
+        guest,
         timeout: Some(timeout),
         console: Some("/dev/null".into()),
-        command: ["sh", "-c", &format!("EXE={exe}\n{WORDS}{script}")]
+        command: ["sh", "-c", &format!("{WORDS}{script}")]
             .map(str::to_owned)
             .to_vec(),
         ..Lab::default()
