@@ -242,6 +242,10 @@ fn parts_are_held_under_6_12() {
 
 #[test]
 fn parts_are_held_under_7_2() {
+    if !guest::soak() {
+        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
+        return;
+    }
     parts_are_held("7.2");
 }
 

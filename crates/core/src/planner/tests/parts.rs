@@ -344,7 +344,7 @@ fn locked_memory_takes_ways_from_everybody() {
     // A kernel that says so is not trusted before it was tried.
     let mut said = apollolake();
     let (best, how) = (Level::Estimated, String::new());
-    let offered = crate::inventory::Availability::Yes { best, how };
+    let offered = Availability::Yes { best, how };
     said.mechanisms.insert(Mechanism::PseudoLock, offered);
     let plan = planned(&segment("{ locked='128KiB' }"), &said);
     let held = part_of(&plan, "rta");
