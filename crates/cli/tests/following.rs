@@ -100,6 +100,10 @@ impl Stage {
 
 #[test]
 fn ways_follow_what_a_program_misses_under_6_12() {
+    if !guest::soak() {
+        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
+        return;
+    }
     let script = format!("STAGES='{STAGES}'\n{SCRIPT}");
     let Some(said) = guest::says("6.12", "icelake", &script, Duration::from_secs(500)) else {
         return;

@@ -74,6 +74,10 @@ at end
 /// So many, each some seconds.
 #[test]
 fn killed_while_a_victim_is_stopped_lets_it_go_on() {
+    if !guest::soak() {
+        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
+        return;
+    }
     let kills = kills::kills().div_ceil(10).max(4);
     let guest = Guest {
         kernel: "6.12".to_owned(),
