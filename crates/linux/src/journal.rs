@@ -357,12 +357,12 @@ fn checksum(bytes: &[u8]) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::root::Kernel;
     use quell_core::units::Nanos;
 
-    fn header() -> Header {
+    pub(crate) fn header() -> Header {
         Header {
             version: VERSION,
             boot: "b00t".into(),

@@ -531,7 +531,8 @@ mod replay;
 mod tests {
     use super::*;
     use crate::backend::apart::tests::home;
-    use crate::journal::{Header, Journal, VERSION};
+    use crate::journal::Journal;
+    use crate::journal::tests::header;
     use quell_core::journal::Undo;
 
     #[test]
@@ -543,13 +544,7 @@ mod tests {
         std::fs::write(&file, "0").unwrap();
         let files = crate::root::Kernel::at(dir.path());
         let run = tempfile::tempdir().unwrap();
-        let header = Header {
-            version: VERSION,
-            boot: "b00t".into(),
-            run: "r1".into(),
-            main: TaskId { pid: 1, start: 2 },
-        };
-        let mut journal = Journal::create(run.path(), header).unwrap();
+        let mut journal = Journal::create(run.path(), header()).unwrap();
         let home = home("a", "/cg/a");
         let mut hold = Hold {
             account: Account::open(&files, "a", &home, None).unwrap(),

@@ -16,7 +16,8 @@ use quell_core::units::Share;
 use super::*;
 use crate::cgroup::Cgroups;
 use crate::fake::{Fake, Flavour, Op, Spec};
-use crate::journal::{Header, Journal, VERSION};
+use crate::journal::Journal;
+use crate::journal::tests::header;
 
 /// How far apart the looks are that were recorded.
 const EVERY: Nanos = Nanos::millis(200);
@@ -222,13 +223,7 @@ impl Scene {
         show(&fake, trace, &trace.looks[0], hog);
 
         let run = tempfile::tempdir().unwrap();
-        let header = Header {
-            version: VERSION,
-            boot: "b00t".into(),
-            run: "r1".into(),
-            main: TaskId { pid: 1, start: 2 },
-        };
-        let mut journal = Journal::create(run.path(), header).unwrap();
+        let mut journal = Journal::create(run.path(), header()).unwrap();
         let lease = Arc::new(Lease::create(run.path(), 1, rt::now()).unwrap());
         let cgroups = Cgroups::discover(&*files).unwrap();
         let hierarchy = cgroups.of(Controller::Memory).unwrap();
