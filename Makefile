@@ -14,7 +14,7 @@ PACKAGES := redis-server redis-tools stress-ng
 
 demo: build
 	$(QUELL) doctor
-	$(QUELL) compare neighbour --on linux
+	$(QUELL) compare neighbour --on linux --rounds 3
 
 build:
 	$(CARGO) build --release --locked -p quell -p quell-lab-plugin

@@ -1,4 +1,4 @@
-//! A progress bar on stderr, for anything over two seconds when stderr is a terminal.
+//! A progress bar on stderr, for anything over two seconds when stderr is a terminal, and a line every minute where it is none.
 //!
 //! It is drawn when a cell begins and when it ends, never in between: a thread that kept it moving would run on the very
 //! CPUs that are being measured.
@@ -12,14 +12,20 @@ use quell_linux::signals::{next_signal, release_stop_signals, stop_signals};
 
 /// Shorter waits need no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often a file or a pipe is told.
+const LINES: Duration = Duration::from_secs(60);
 const WIDTH: usize = 24;
+/// No line of a file is cut.
+const LONG: usize = 200;
 /// Eighths of a column, as block elements.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 
-/// The bar; silent where stderr is no terminal, notes excepted.
+/// The bar, or its lines.
 #[derive(Debug)]
 pub struct Bar {
     begun: Instant,
+    /// When the last line was written where stderr is no terminal.
+    told: Instant,
     terminal: bool,
     blocks: bool,
     cells: u32,
@@ -40,6 +46,7 @@ impl Bar {
         let dumb = set("TERM").is_some_and(|t| t == "dumb");
         Self {
             begun: Instant::now(),
+            told: Instant::now(),
             terminal: columns().is_some() && !dumb,
             blocks: locale.is_some_and(|l| l.to_lowercase().replace('-', "").contains("utf8")),
             cells: 0,
@@ -68,24 +75,31 @@ impl Bar {
 
     fn draw(&mut self) {
         let elapsed = self.begun.elapsed();
-        if !self.terminal || elapsed < PATIENCE || self.cells == 0 {
+        if self.cells == 0 {
+            return;
+        }
+        if !self.terminal {
+            if self.told.elapsed() >= LINES {
+                self.told = Instant::now();
+                eprintln!("quell: {}", self.line(elapsed, false, LONG));
+            }
+            return;
+        }
+        if elapsed < PATIENCE {
             return;
         }
         let columns = columns().filter(|n| *n > 0).map_or(80, |n| n.max(20));
-        let line = line(
-            (self.done, self.cells),
-            left(
-                elapsed,
-                self.done.saturating_sub(self.before),
-                self.cells - self.done.min(self.cells),
-            ),
-            &self.label,
-            self.blocks,
-            columns - 1,
-        );
+        let line = self.line(elapsed, self.blocks, columns - 1);
         eprint!("\r\x1b[2K{line}");
         let _ = std::io::stderr().flush();
         self.shown = true;
+    }
+
+    fn line(&self, elapsed: Duration, blocks: bool, columns: usize) -> String {
+        let (done, before) = (self.done, self.before);
+        let to_do = self.cells.saturating_sub(done);
+        let left = left(elapsed, done.saturating_sub(before), to_do);
+        line((done, self.cells), left, &self.label, blocks, columns)
     }
 }
 
@@ -159,6 +173,7 @@ impl Progress for Bar {
     fn begin(&mut self, cells: u32) {
         self.cells = cells;
         self.begun = Instant::now();
+        self.told = self.begun;
     }
 
     fn resumed(&mut self, done: u32) {
