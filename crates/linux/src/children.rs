@@ -20,6 +20,9 @@ use crate::{oom, rt, signals};
 const GRACE: Duration = Duration::from_secs(3);
 /// How long a generator is given: it looks for the word every millisecond.
 const GENERATOR_GRACE: Duration = Duration::from_millis(500);
+/// Who was killed while the kernel took memory from it or read for it, on a slow disk, may take seconds to be gone; who is not by
+/// then is left to the kernel.
+const DEATH: Duration = Duration::from_secs(60);
 /// The longest line kept of a program's output.
 const LONGEST_LINE: usize = 64 << 10;
 
@@ -236,18 +239,25 @@ impl Subject {
             self.signal(Signal::TERM);
             GRACE
         };
-        let asked = Instant::now();
-        while asked.elapsed() < grace {
+        let left = self.reaped_within(grace, meanwhile);
+        self.signal(Signal::KILL);
+        if !left {
+            self.reaped_within(DEATH, meanwhile);
+        }
+    }
+
+    /// Whether it has ended before so long, and is reaped.
+    fn reaped_within(&mut self, patience: Duration, meanwhile: &mut dyn FnMut()) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < patience {
             if let Ok(Some(status)) = self.child.try_wait() {
                 self.status = Some(status);
-                self.signal(Signal::KILL);
-                return;
+                return true;
             }
             meanwhile();
             std::thread::sleep(Duration::from_micros(500));
         }
-        self.signal(Signal::KILL);
-        self.status = self.child.wait().ok();
+        false
     }
 
     /// Signals the process, or its whole group where it leads one. A group outlives its leader, so that this also
