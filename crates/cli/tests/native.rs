@@ -101,7 +101,9 @@ fn all_subjects_and_their_groups_are_below_one_limit_and_controllers_see_it_as_t
         .arg(&out);
     let mut run = Running::start(&mut command);
     let mut seen = BTreeMap::new();
+    let mut places = BTreeSet::new();
     while run.alive() {
+        places.extend(allowed(run.pid()));
         if let Some(most) = limit(&memory) {
             for name in inhabited(&memory) {
                 seen.insert(name, most);
@@ -119,6 +121,11 @@ fn all_subjects_and_their_groups_are_below_one_limit_and_controllers_see_it_as_t
     let expected = [("detector", most), ("hog", most), ("rest", most)];
     let expected: BTreeMap<String, u64> = expected.map(|(n, m)| (n.to_owned(), m)).into();
     assert_eq!(seen, expected, "{done:?}");
+    // Who looks after the detector's memory keeps off its CPU, and afterwards does not any more.
+    let online = std::thread::available_parallelism().map_or(1, usize::from);
+    let both = [online, online.max(2) - 1].into();
+    let widths: BTreeSet<usize> = places.iter().map(|p| width(p)).collect();
+    assert_eq!(widths, both, "{places:?}");
     let result: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!(result["timing"], "real");
     for configuration in result["configurations"].as_array().unwrap() {
@@ -146,6 +153,20 @@ fn all_subjects_and_their_groups_are_below_one_limit_and_controllers_see_it_as_t
     eventually("its subjects end", || limit(&memory).is_none());
     machine.unchanged("after a kill");
     drop(run);
+}
+
+/// The CPUs that the main thread of a process may run on, as the kernel lists them.
+fn allowed(pid: u32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let list = text
+        .lines()
+        .find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?;
+    Some(list.trim().to_owned())
+}
+
+/// How many CPUs a list names.
+fn width(list: &str) -> usize {
+    list.parse::<quell_core::cpuset::CpuSet>().unwrap().len()
 }
 
 /// `key: N kB` of a process's status, in bytes.

@@ -194,6 +194,19 @@ impl Session {
         }
     }
 
+    /// Keeps every thread of this process off these CPUs that has others: throttlers stay where they are.
+    pub fn keep_off(&self, files: &dyn Files, cpus: &CpuSet) {
+        for thread in procfs::threads(files, std::process::id()).unwrap_or_default() {
+            let Ok(has) = files.affinity(thread) else {
+                continue;
+            };
+            let keeps = has.difference(cpus);
+            if !keeps.is_empty() && keeps != has {
+                let _ = files.set_affinity(thread, &keeps);
+            }
+        }
+    }
+
     /// The lease.
     #[must_use]
     pub fn lease(&self) -> &Arc<Lease> {

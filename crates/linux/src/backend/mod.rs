@@ -416,6 +416,11 @@ impl Linux {
         self.units.extend(units.map(|units| (id, units)));
         // The first of its tasks; those it has begotten meanwhile are found with the newborn.
         self.immunise(&subject.group)?;
+        // What looks after its memory every few milliseconds does so from elsewhere.
+        let sheltered = self.groups.get(&subject.group).is_some_and(|g| g.immune);
+        if let (true, Some(cpus), Some(session)) = (sheltered, &subject.cpus, &self.session) {
+            session.keep_off(&self.files, cpus);
+        }
         Ok(id)
     }
 
