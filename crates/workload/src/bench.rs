@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::generator::{Span, generator};
 use crate::memory::Granted;
 use crate::resolved::{Placed, ResolvedWorkload};
-use crate::{Error, affinity};
+use crate::{Error, affinity, pressure};
 
 /// Schema id of every `quell bench … --json`; `name` tells which.
 pub const SCHEMA: &str = "quell.bench/1";
@@ -137,6 +137,7 @@ pub struct BenchReport {
 /// When the CPU or the memory is not to be had, the processor lacks the operation, or the span has no or too many
 /// windows.
 pub fn bench(options: &BenchOptions) -> Result<BenchReport, Error> {
+    pressure::check(&options.workload, options.duration)?;
     let _pinned = options.cpu.map(affinity::pin_to).transpose()?;
     let mut generator = generator(&options.workload)?;
     let span = Span {

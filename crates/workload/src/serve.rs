@@ -21,9 +21,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Error;
 use crate::account::Sampler;
-use crate::affinity;
 use crate::generator::{Span, generator};
 use crate::resolved::ResolvedWorkload;
+use crate::{affinity, pressure};
 
 /// How a generator is served.
 #[derive(Clone, Debug)]
@@ -167,6 +167,7 @@ pub fn serve(
     say("ready\n")?;
     let mut command = input.next()?;
     while let Command::Go { warmup, duration } = command {
+        pressure::check(workload, duration)?;
         let span = Span {
             warmup,
             duration,

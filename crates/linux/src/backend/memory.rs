@@ -398,10 +398,9 @@ impl Linux {
         };
         let files: Arc<dyn Files> = Arc::new(self.files.clone());
         let lease = Arc::clone(self.session()?.0.lease());
-        let watch = Watch::open(&files, &mut self.hands()?, &lease, (plan, &members))?;
         // What reacts must not wait for memory itself.
         let _ = rt::lock_memory();
-        Ok(watch)
+        Watch::open(&files, &mut self.hands()?, &lease, (plan, &members))
     }
 
     pub(super) fn steer_memory(&mut self, act: &Act) -> Result<()> {

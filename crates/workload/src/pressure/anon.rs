@@ -267,7 +267,6 @@ impl Generator for AnonHog {
         span: Span,
         asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Measurement>, Error> {
-        span.check()?;
         let now = clock::now();
         let warm = (now, now + span.warmup.0);
         if self.run(warm, None, asked)?.is_none() {

@@ -17,7 +17,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::files::{Cached, Map, make};
 use super::{ASK_NS, page, resident_mb};
-use crate::generator::{Generator, MOST_WINDOWS, Span};
+use crate::generator::{Generator, Span};
 use crate::memory::Granted;
 use crate::periodic::room;
 use crate::{Error, clock};
@@ -87,6 +87,11 @@ impl Record {
     }
 }
 
+/// Nanoseconds from one frame to the next.
+pub(super) fn period(spec: &workload::Detector) -> u64 {
+    1_000_000_000 / u64::from(spec.fps.max(1))
+}
+
 /// Page faults of the calling thread so far: those that waited for a disk, and the others.
 fn faults() -> (f64, f64) {
     // SAFETY: a plain structure of numbers, filled by the kernel.
@@ -126,7 +131,7 @@ impl Detector {
             turn: 0,
             image: vec![0; LARGEST],
             seen: vec![0; LARGEST.div_ceil(page())],
-            period: 1_000_000_000 / u64::from(spec.fps.max(1)),
+            period: period(spec),
             done: 0,
             session: Session::open(),
         };
@@ -245,15 +250,7 @@ impl Generator for Detector {
         span: Span,
         asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Measurement>, Error> {
-        span.check()?;
         let frames = span.duration.0 / self.period + 2;
-        if frames > MOST_WINDOWS {
-            return Err(Error::refused(
-                format!("measuring {}", span.duration),
-                format!("a span has at most {MOST_WINDOWS} frames"),
-                "ask for a shorter span, or fewer frames per second",
-            ));
-        }
         let mut record = Record::new(usize::try_from(frames).unwrap_or(usize::MAX));
         let now = clock::now();
         let begin = now + span.warmup.0;

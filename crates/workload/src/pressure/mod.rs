@@ -26,6 +26,12 @@ pub(crate) use anon::AnonHog;
 pub(crate) use detector::Detector;
 pub(crate) use file::{FileHog, Writer};
 
+use quell_core::units::Nanos;
+
+use crate::Error;
+use crate::generator::MOST_WINDOWS;
+use crate::resolved::ResolvedWorkload;
+
 /// The bytes of a page of this machine.
 fn page() -> usize {
     rustix::param::page_size()
@@ -34,6 +40,38 @@ fn page() -> usize {
 /// The length of a hog's windows in a span: what is left over behind the last whole one is in none.
 fn window(duration_ns: u64) -> u64 {
     duration_ns.clamp(1, 100_000_000)
+}
+
+/// Refuses a span with nothing to be measured, or too much: these keep time by themselves, whatever windows were asked for. Before
+/// anything is made, since files take their time.
+///
+/// # Errors
+/// As said.
+pub(crate) fn check(workload: &ResolvedWorkload, duration: Nanos) -> Result<(), Error> {
+    let (each, what, remedy) = match workload {
+        ResolvedWorkload::Detector(spec) => (
+            detector::period(spec),
+            "frames",
+            "ask for another duration, or another number of frames per second",
+        ),
+        ResolvedWorkload::AnonHog(_)
+        | ResolvedWorkload::FileHog(_)
+        | ResolvedWorkload::DirtyWriter(_) => (
+            window(duration.0),
+            "windows of 100 ms",
+            "ask for another duration",
+        ),
+        _ => return Ok(()),
+    };
+    let values = duration.0.div_ceil(each);
+    if (1..=MOST_WINDOWS).contains(&values) {
+        return Ok(());
+    }
+    Err(Error::refused(
+        format!("measuring {duration}"),
+        format!("that is {values} {what}, and a span has between 1 and {MOST_WINDOWS}"),
+        remedy,
+    ))
 }
 
 /// How often a hog looks whether it is to end.
@@ -52,10 +90,54 @@ fn resident_mb(pid: Option<u32>) -> Option<f64> {
 /// A span without warm-up, for tests.
 #[cfg(test)]
 fn span_of(ms: u64) -> crate::generator::Span {
-    use quell_core::units::Nanos;
     crate::generator::Span {
         warmup: Nanos(0),
         duration: Nanos::millis(ms),
         window: Nanos::millis(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{BenchOptions, bench};
+    use quell_core::units::Bytes;
+    use quell_core::workload::{AnonHog, Detector};
+
+    #[test]
+    fn a_span_of_too_many_values_is_refused_in_their_unit_before_anything_is_made() {
+        let refused = |workload: &ResolvedWorkload, seconds| {
+            let options = BenchOptions {
+                duration: Nanos::secs(seconds),
+                ..BenchOptions::new(workload.clone())
+            };
+            bench(&options).unwrap_err().to_string()
+        };
+        // Nobody has so much: what is refused is the span.
+        let size = Bytes(1 << 60);
+        let detector = ResolvedWorkload::Detector(Detector {
+            weights: size,
+            ..Detector::default()
+        });
+        let hog = ResolvedWorkload::AnonHog(AnonHog {
+            size,
+            ramp: Nanos::secs(1),
+        });
+        for (workload, seconds, what, remedy) in [
+            (&detector, 1_000_000, "20000000 frames", "frames per second"),
+            (
+                &hog,
+                2_000_000,
+                "20000000 windows of 100 ms",
+                "another duration",
+            ),
+        ] {
+            check(workload, Nanos::secs(100_000)).unwrap();
+            let why = refused(workload, seconds);
+            let says = [what, remedy, "16777216", "measuring"];
+            assert!(says.iter().all(|s| why.contains(s)), "{why}");
+            let why = refused(workload, 0);
+            assert!(why.contains("between 1 and"), "{why}");
+        }
     }
 }

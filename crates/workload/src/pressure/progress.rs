@@ -115,7 +115,6 @@ impl<W: Work> Hog<W> {
         metric: &str,
         asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Measurement>, Error> {
-        span.check()?;
         let warm = clock::now() + span.warmup.0;
         if self.run(warm, None, asked)?.is_none() {
             return Ok(None);

@@ -97,4 +97,9 @@ impl Cgroup {
         }
         self.stopper.step(look, decisions);
     }
+
+    /// Lets go on who is stopped, once nothing can be seen for too long.
+    pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
+        self.stopper.blind(now, decisions);
+    }
 }

@@ -11,9 +11,10 @@
 //! - [`LEAST`]: a thousandth of the total, as described.
 //!
 //! Known weaknesses, kept: the average moves every two seconds and may never reach the threshold while frames are late
-//! by a factor of a hundred; a process that is stopped gives nothing back; and nothing bounds how long it is stopped.
+//! by a factor of a hundred; a process that is stopped gives nothing back; and nothing bounds how long it is stopped. (Ours: where
+//! memory cannot be seen any more, it goes on after [`LONGEST_FREEZE`].)
 
-use super::{Act, Allows, Decision, Look, Process, Rules, Why};
+use super::{Act, Allows, Decision, LONGEST_FREEZE, Look, Process, Rules, Why};
 use crate::journal::TaskId;
 use crate::units::{Bytes, Nanos, Share};
 
@@ -29,6 +30,8 @@ const LEAST: u64 = 1_000;
 pub(super) struct Stopper {
     allows: Vec<Allows>,
     stopped: Option<TaskId>,
+    /// Since when nothing can be seen.
+    blind: Option<Nanos>,
 }
 
 impl Stopper {
@@ -36,6 +39,20 @@ impl Stopper {
         Self {
             allows: allows.to_vec(),
             stopped: None,
+            blind: None,
+        }
+    }
+
+    /// Nothing can be seen: for so long as `quell` keeps anybody frozen it may pass.
+    pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
+        let since = *self.blind.get_or_insert(now);
+        if now.since(since) >= LONGEST_FREEZE
+            && let Some(task) = self.stopped.take()
+        {
+            decisions.push(Decision {
+                act: Act::Continue(task),
+                why: Why::Bound,
+            });
         }
     }
 
@@ -47,6 +64,7 @@ impl Stopper {
     }
 
     pub fn step(&mut self, look: &Look, decisions: &mut Vec<Decision>) {
+        self.blind = None;
         let machine = &look.machine;
         // Who left the group is nobody's to stop any more; who ended does not mind.
         if let Some(task) = self.stopped
@@ -124,6 +142,11 @@ impl Latd {
     pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
         self.next = now.plus(EVERY);
         self.stopper.step(look, decisions);
+    }
+
+    /// Lets go on who is stopped, once nothing can be seen for too long.
+    pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
+        self.stopper.blind(now, decisions);
     }
 }
 

@@ -291,11 +291,13 @@ impl Controller {
         }
     }
 
-    /// Memory cannot be seen now: nobody new is acted upon, and who is frozen goes on in time all the same. Decisions are
-    /// appended. (The described ones know no longest stop.)
+    /// Memory cannot be seen now: nobody new is acted upon, and who is frozen or stopped goes on in time all the same. Decisions
+    /// are appended. (The described ones know no longest stop; with them it begins with the first look that fails.)
     pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
-        if let Self::Quell(c) = self {
-            c.blind(now, decisions);
+        match self {
+            Self::Quell(c) => c.blind(now, decisions),
+            Self::Latd(c) => c.blind(now, decisions),
+            Self::Cgroup(c) => c.blind(now, decisions),
         }
     }
 

@@ -78,6 +78,8 @@ pub struct Plant {
     pub protected: u64,
     pub hogs: Vec<Hog>,
     memory_stall: u64,
+    /// How long the critical group had waited, step by step.
+    waits: Vec<(Nanos, u64)>,
     refaults: u64,
     /// When the current frame began to be late, if it is.
     pub frames: Vec<(Nanos, Nanos)>,
@@ -99,6 +101,7 @@ impl Plant {
             protected: 0,
             hogs,
             memory_stall: 0,
+            waits: Vec::new(),
             refaults: 0,
             frames: Vec::new(),
             frame_due: FRAME,
@@ -159,6 +162,17 @@ impl Plant {
             }
         }
         self.frame(span);
+        self.waits.push((self.now, self.memory_stall));
+    }
+
+    /// When it began to wait for the first time for a tenth of `span` or more.
+    pub fn onset(&self, span: Nanos) -> Option<Nanos> {
+        let bad = |(at, sum): &&(Nanos, u64)| {
+            let until = self.waits.partition_point(|(t, _)| *t < at.plus(span));
+            let then = self.waits.get(until).or(self.waits.last());
+            then.is_some_and(|(_, then)| (then - sum) * 10 >= span.0)
+        };
+        self.waits.iter().find(bad).map(|(at, _)| *at)
     }
 
     fn read(&mut self, i: usize, bytes: u64, room: u64, again: u64, span: Nanos) {

@@ -331,6 +331,38 @@ fn who_is_frozen_when_nothing_can_be_seen_any_more_goes_on_and_nobody_else_is_st
 }
 
 #[test]
+fn who_the_described_ones_stopped_goes_on_when_looks_keep_failing_and_not_for_one_that_fails() {
+    for kind in [PressureController::Latd, PressureController::Cgroup] {
+        let mut control = Controller::new(kind, &rules(&[ALL], false), Nanos(0)).unwrap();
+        let mut look = Plant::new(1024, 200, vec![anonymous(1, 1)]).look();
+        look.machine.average = Some(Share::percent(50));
+        let mut out = Vec::new();
+        let mut step = |at: u64, look: Option<&Look>| {
+            match look {
+                Some(look) => control.step(MS(at), look, &mut out),
+                None => control.blind(MS(at), &mut out),
+            }
+            let acts = out.drain(..).map(|d| (d.act, d.why));
+            let stops = |(act, _): &(Act, Why)| matches!(act, Act::Stop(_) | Act::Continue(_));
+            acts.filter(stops).collect::<Vec<_>>()
+        };
+        let [(Act::Stop(who), _)] = step(1_000, Some(&look))[..] else {
+            panic!("{kind:?} stops nobody");
+        };
+        // A look that succeeds in between: time begins anew.
+        for at in (2_000..9_000).step_by(20) {
+            assert_eq!(step(at, None), [], "{kind:?} {at}");
+        }
+        assert_eq!(step(9_000, Some(&look)), []);
+        for at in (10_000..18_000).step_by(20) {
+            assert_eq!(step(at, None), [], "{kind:?} {at}");
+        }
+        assert_eq!(step(18_000, None), [(Act::Continue(who), Why::Bound)]);
+        assert_eq!(step(18_020, None), [], "once");
+    }
+}
+
+#[test]
 fn a_group_that_may_hold_a_lock_goes_on() {
     let mut quell = Quell::new(&rules(&[ALL], false), Nanos(0));
     let mut out = Vec::new();
@@ -526,6 +558,22 @@ proptest! {
                 prop_assert_ne!(last[neighbour], new);
                 last[neighbour] = new;
             }
+        }
+    }
+
+    #[test]
+    fn who_makes_somebody_wait_is_acted_upon_within_a_tenth_of_a_second(
+        rate in 20..800u64, size in 200..2_000u64, file in any::<bool>(), limit in any::<bool>(), after in 0..2_000u64,
+    ) {
+        let allows = Allows { limit, freeze: true, ..Allows::default() };
+        let mut hog = if file { repeat(rate, size) } else { anonymous(rate, size) };
+        hog.from = MS(after);
+        let mut plant = Plant::new(1024, 500, vec![hog]);
+        let log = run(&mut plant, PressureController::Quell, &rules(&[allows], false), MS(8_000));
+        // Within two looks it then is a twentieth, from which is acted, in one of those that see it.
+        if let Some(onset) = plant.onset(MS(40)) {
+            let first = log.first().map(|(at, _)| *at);
+            prop_assert!(first.is_some_and(|at| at <= onset.plus(MS(100))), "{onset} {first:?}");
         }
     }
 
