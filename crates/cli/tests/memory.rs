@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use common::{Machine, Program, Running, eventually, machine, quell};
+use common::{Machine, Program, Running, eventually, in_status, machine, quell};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::{oom, resident};
 use rustix::process::Signal;
@@ -25,6 +25,9 @@ use rustix::process::Signal;
 const MIB: usize = 1 << 20;
 /// Both programs together have this.
 const LIMIT: &str = "96M";
+
+/// What `quell run` has in memory while it looks after that of others, at most. A program that is not optimized is larger.
+const MOST: u64 = if cfg!(debug_assertions) { 12 } else { 8 } << 20;
 
 /// Cgroups of the test's in every hierarchy that matters, the memory of all below it limited.
 struct Nest {
@@ -170,6 +173,14 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
     };
     assert_eq!(adjustment(app.pid()), immune);
     eventually("it goes on by itself", || !nest.frozen());
+    let [resident, locked] = ["VmRSS", "VmLck"].map(|key| in_status(run.pid(), key));
+    println!(
+        "{test}: {} KiB resident, {} KiB of addresses locked",
+        resident >> 10,
+        locked >> 10
+    );
+    assert!(resident <= MOST, "{resident}");
+    assert_eq!(locked > 0, resident::may_lock().is_ok(), "{locked}");
     run.signal(Signal::TERM);
     assert_eq!(run.wait().code, 0);
     assert!(!nest.frozen());

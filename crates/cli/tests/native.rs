@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{Machine, Running, eventually, machine, quell};
+use common::{Machine, Running, eventually, in_status, machine, quell};
 use quell_core::experiment::Experiment;
 use quell_linux::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use rustix::process::Signal;
@@ -169,14 +169,6 @@ fn width(list: &str) -> usize {
     list.parse::<quell_core::cpuset::CpuSet>().unwrap().len()
 }
 
-/// `key: N kB` of a process's status, in bytes.
-fn status(pid: u32, key: &str) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(key));
-    let number = line.and_then(|rest| rest.trim_start_matches(':').trim().strip_suffix(" kB"));
-    number.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
-}
-
 /// Time that tasks of a group have waited for memory so far, in µs.
 fn waited(file: &Path) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
@@ -199,6 +191,8 @@ fn the_controller_is_cheap_and_quick() {
 
 /// Waiting that goes on after so long began anew.
 const PAUSE: Duration = Duration::from_millis(100);
+/// It acts sooner than this after somebody began to wait.
+const SOON: Duration = Duration::from_millis(100);
 
 /// What the controller costs, and how soon it acts, seen from outside.
 fn cost_and_delay(test: &str, allow: &str) {
@@ -243,8 +237,8 @@ fn cost_and_delay(test: &str, allow: &str) {
     let (mut begun, mut grew): (Option<Instant>, (u64, Instant)) = (None, (0, Instant::now()));
     let (mut resident, mut locked) = (0, 0);
     while run.alive() {
-        resident = resident.max(status(run.pid(), "VmRSS"));
-        locked = locked.max(status(run.pid(), "VmLck"));
+        resident = resident.max(in_status(run.pid(), "VmRSS"));
+        locked = locked.max(in_status(run.pid(), "VmLck"));
         let now: Option<u64> = pressure.iter().map(|file| waited(file)).sum();
         // Only while both groups are there.
         if let Some(now) = now
@@ -280,6 +274,8 @@ fn cost_and_delay(test: &str, allow: &str) {
         }
     );
     assert!(took.is_some(), "it acted: {events:?}");
+    let late = took.flatten().is_some_and(|took| took >= SOON);
+    assert!(!late, "acted after {took:?} of waiting");
     // Bounds for a machine that others use, too; the figures themselves are in docs/performance.md.
     assert!(share < 10.0, "{share} % of a CPU");
     assert!(resident < 32 << 20, "{resident}");

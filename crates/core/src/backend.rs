@@ -99,6 +99,10 @@ pub struct Measurement {
     /// When the span began, on the backend's clock, within milliseconds: filled in by the engine, which sent it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begun: Option<Nanos>,
+    /// When each unit of work ended, in nanoseconds since the span began: of generators that say what each one met in memory
+    /// (`resident_mb`, `cache_misses`, `major_faults`: a value per unit).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended_ns: Vec<u64>,
     /// Where the time of its units went, by the kernel's clocks; absent where nobody asked or nobody can tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<Account>,

@@ -427,6 +427,32 @@ pub struct Span {
     pub values: Vec<f64>,
 }
 
+/// What the units of work of one subject met in memory in one round.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Course {
+    /// The configuration.
+    pub configuration: String,
+    /// The subject.
+    pub subject: String,
+    /// From 0.
+    pub round: u32,
+    /// At the end of each, in order of time.
+    pub points: Vec<Met>,
+}
+
+/// What a unit of work met.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Met {
+    /// Nanoseconds since the run began.
+    pub at_ns: u64,
+    /// What its process had in memory, in 10^6 bytes.
+    pub resident_mb: f64,
+    /// Share of the pages it read that were not in the page cache.
+    pub cache_misses: f64,
+    /// Page faults that waited for a disk.
+    pub major_faults: f64,
+}
+
 /// A stretch in which a regulator kept a CPU stopped, in nanoseconds since the run began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stop {
@@ -459,6 +485,8 @@ pub struct Record {
     pub refused: BTreeMap<String, Vec<Refusal>>,
     /// The windows of every subject in every cell.
     pub spans: Vec<Span>,
+    /// What subjects met in memory, of those that tell.
+    pub courses: Vec<Course>,
     /// What happened.
     pub events: Vec<Stamped>,
     /// When regulators kept CPUs stopped, in order of time.

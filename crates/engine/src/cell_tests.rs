@@ -56,6 +56,7 @@ fn extract(name: &str, pattern: &str, last_only: bool) -> Extract {
 /// Reports one window of the value given per second of span.
 fn steady(metric: &'static str, value: f64) -> impl Fn(&Scene<'_>) -> Measurement {
     move |scene| Measurement {
+        ended_ns: Vec::new(),
         account: None,
         metrics: [(metric.to_owned(), vec![value])].into(),
         window_ns: 1_000_000,

@@ -220,6 +220,32 @@ impl Folder {
         self.append(&name, &format!("{SAMPLES_HEAD}{metric}\n"), &text)
     }
 
+    /// Appends what the units of one round met in memory to `samples/memory-CONFIGURATION--SUBJECT.csv`, if the subject tells and
+    /// its time is known.
+    pub fn course(
+        &self,
+        configuration: &str,
+        subject: &str,
+        round: u32,
+        measured: &Measurement,
+    ) -> Result<(), FolderError> {
+        let Some(begun) = measured.begun.filter(|_| !measured.ended_ns.is_empty()) else {
+            return Ok(());
+        };
+        let columns = COURSE.map(|name| measured.metrics.get(name));
+        let mut text = String::new();
+        for (unit, ended) in measured.ended_ns.iter().enumerate() {
+            text.push_str(&format!("{round},{}", begun.0.saturating_add(*ended)));
+            for values in columns {
+                let value = values.and_then(|v| v.get(unit)).unwrap_or(&f64::NAN);
+                text.push_str(&format!(",{value}"));
+            }
+            text.push('\n');
+        }
+        let name = course_name(configuration, subject);
+        self.append(&name, &format!("{COURSE_HEAD}\n"), &text)
+    }
+
     /// Appends the units of one round to `samples/account-CONFIGURATION--SUBJECT.csv`: what attribution is made from.
     pub fn units(
         &self,
@@ -410,6 +436,16 @@ pub(crate) fn samples_name(configuration: &str, subject: &str) -> String {
     format!("samples/{}--{}.csv", plain(configuration), plain(subject))
 }
 
+/// What is told of each unit of work that met something in memory: metrics, behind round and time.
+const COURSE: [&str; 3] = ["resident_mb", "cache_misses", "major_faults"];
+pub(crate) const COURSE_HEAD: &str = "round,at_ns,resident_mb,cache_misses,major_faults";
+
+/// Where that is.
+pub(crate) fn course_name(configuration: &str, subject: &str) -> String {
+    let (configuration, subject) = (plain(configuration), plain(subject));
+    format!("samples/memory-{configuration}--{subject}.csv")
+}
+
 /// A file of rows under `head`, begun or gone on with, and how many it holds.
 fn rows_of(path: &Path, head: &str) -> std::io::Result<(BufWriter<File>, u64)> {
     let file = fs::OpenOptions::new()
@@ -518,6 +554,20 @@ mod tests {
                 .samples("regulated@10%", "a/b", "latency_ns", round, &span)
                 .unwrap();
         }
+        let met = Measurement {
+            metrics: [
+                ("cache_misses".to_owned(), vec![0.0, 0.25]),
+                ("resident_mb".to_owned(), vec![300.0, 12.5]),
+                ("major_faults".to_owned(), vec![0.0, 3.0]),
+            ]
+            .into(),
+            ended_ns: vec![10, 30],
+            begun: Some(Nanos(4)),
+            ..Measurement::default()
+        };
+        folder.course("none", "a/b", 2, &met).unwrap();
+        let nowhen = Measurement { begun: None, ..met };
+        folder.course("none", "a/b", 3, &nowhen).unwrap();
         let times = CpuTimes {
             cpu: 1,
             steal_ns: 30,
@@ -542,6 +592,11 @@ mod tests {
         assert_eq!(
             samples,
             "round,window,at_ns,latency_ns\n3,0,4,1.5\n3,1,1004,2\n4,0,,7\n"
+        );
+        let met = fs::read_to_string(last.join("samples/memory-none--a_b.csv")).unwrap();
+        assert_eq!(
+            met,
+            format!("{COURSE_HEAD}\n2,14,300,0,0\n2,34,12.5,0.25,3\n")
         );
         let machine = fs::read_to_string(last.join("samples/machine.csv")).unwrap();
         assert_eq!(machine, format!("{TIMES_HEAD}\n100,1,0,0,0,30,0\n"));

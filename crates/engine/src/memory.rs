@@ -25,6 +25,8 @@ struct Loop {
     control: Controller,
     look: Look,
     decisions: Vec<Decision>,
+    /// Processes that were stopped, and of which neighbour: when they go on they may be in none any more.
+    stopped: Vec<(TaskId, usize)>,
     /// When a unit of each critical group ended last.
     beats: Vec<Option<Nanos>>,
     tell: Nanos,
@@ -74,6 +76,7 @@ impl Memory {
                 control,
                 look,
                 decisions: Vec::with_capacity(DECISIONS),
+                stopped: Vec::with_capacity(4),
                 beats: vec![None; pressure.critical.len()],
                 tell: now.plus(TELL_EVERY),
                 retry: now,
@@ -138,7 +141,13 @@ impl Loop {
                 self.failed(now, &e.to_string(), sink);
                 continue;
             }
-            if let Some(event) = self.event(&decision) {
+            let event = self.event(&decision);
+            match decision.act {
+                Act::Stop(task) => self.stopped.extend(self.of(task).map(|of| (task, of))),
+                Act::Continue(task) | Act::Kill(task) => self.stopped.retain(|s| s.0 != task),
+                _ => {}
+            }
+            if let Some(event) = event {
                 sink.put(now, &event);
             }
         }
@@ -158,12 +167,16 @@ impl Loop {
         sink.put(now, &Event::Finding { what, group: None });
     }
 
+    /// Of which neighbour a process is, or was when it was stopped.
+    fn of(&self, task: TaskId) -> Option<usize> {
+        let seen = self.look.processes.iter().find(|p| p.task == task);
+        let stopped = || self.stopped.iter().find(|s| s.0 == task).map(|s| s.1);
+        seen.map(|p| p.neighbour).or_else(stopped)
+    }
+
     fn event(&self, decision: &Decision) -> Option<Event> {
         let neighbour = |i: usize| self.plan.neighbours.get(i).map(|n| n.group.clone());
-        let of = |task: TaskId| {
-            let found = self.look.processes.iter().find(|p| p.task == task);
-            found.and_then(|p| neighbour(p.neighbour))
-        };
+        let of = |task| self.of(task).and_then(neighbour);
         let (group, did) = match decision.act {
             Act::Protect { critical, memory } => (
                 self.plan.critical.get(critical).map(|c| c.group.clone()),
@@ -242,7 +255,7 @@ mod tests {
     use crate::drive::{Ended, drive};
     use crate::fake::{Fake, plan_with_steps};
     use crate::hold::{Until, run};
-    use quell_core::control::pressure::{Allows, Machine, Neighbour};
+    use quell_core::control::pressure::{Allows, Machine, Neighbour, Process};
     use quell_core::plan::{Steered, Watched};
     use quell_core::policy::PressureController;
     use quell_core::units::Share;
@@ -377,6 +390,43 @@ mod tests {
             .find(|(_, e)| matches!(e, Event::Steered { .. }));
         let at = first.map(|(at, _)| *at).unwrap();
         assert!(at > Nanos::millis(1500) && at < Nanos::millis(1700), "{at}");
+    }
+
+    #[test]
+    fn who_is_in_no_group_any_more_when_he_goes_on_is_told_of_all_the_same() {
+        let task = TaskId { pid: 7, start: 9 };
+        let mut fake = Fake::new();
+        fake.memory(|now| {
+            let mut look = memory(now);
+            look.machine.average = Some(Share::percent(50));
+            let here = now < Nanos::secs(3);
+            look.processes.extend(here.then_some(Process {
+                task: TaskId { pid: 7, start: 9 },
+                neighbour: 0,
+                oom_score: 700,
+                resident: Bytes(1 << 30),
+                io: 0,
+                major_faults: 0,
+            }));
+            look
+        });
+        fake.stop_at(Nanos::secs(5), 15);
+        let mut plan = plan();
+        if let Some(pressure) = &mut plan.pressure {
+            pressure.controller = PressureController::Latd;
+        }
+        let mut sink: Vec<(Nanos, Event)> = Vec::new();
+        run(&mut fake, &plan, &[], Until::Stop, &mut sink).unwrap();
+        let told = sink.iter().filter_map(|(_, e)| match e {
+            Event::Steered { group, did, .. } => Some((group.as_str(), did.clone())),
+            _ => None,
+        });
+        let (stop, go_on) = (
+            Steering::Stop { pid: task.pid },
+            Steering::Continue { pid: task.pid },
+        );
+        let expected = [("batch", stop), ("batch", go_on)];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -10,13 +10,16 @@ use quell_core::cpuset::CpuId;
 use quell_core::inventory::Inventory;
 use quell_core::plan::{Plan, Refusal};
 use quell_core::record::{
-    COMPARE_SCHEMA, CpuTimes, EVENTS_SCHEMA, MANIFEST_SCHEMA, Record, Span, Stamped, Stop,
+    COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, MANIFEST_SCHEMA, Met, Record, Span, Stamped,
+    Stop,
 };
 use quell_core::result::CompareResult;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::folder::{DECISIONS_HEAD, SAMPLES_HEAD, TIMES, TIMES_HEAD, samples_name};
+use crate::folder::{
+    COURSE_HEAD, DECISIONS_HEAD, SAMPLES_HEAD, TIMES, TIMES_HEAD, course_name, samples_name,
+};
 
 /// Why a record cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -125,6 +128,11 @@ pub fn read(folder: &Path) -> Result<Record, ReadError> {
                 if let Some(text) = optional(&path)? {
                     let spans = spans(&path, &text, configuration, subject)?;
                     record.spans.extend(spans);
+                }
+                let path = folder.join(course_name(configuration, subject));
+                if let Some(text) = optional(&path)? {
+                    let courses = courses(&path, &text, configuration, subject)?;
+                    record.courses.extend(courses);
                 }
             }
         }
@@ -260,6 +268,39 @@ fn spans(
                 }
                 None => span.at_ns = None,
             }
+        }
+    }
+    Ok(all)
+}
+
+fn courses(
+    path: &Path,
+    text: &str,
+    configuration: &str,
+    subject: &str,
+) -> Result<Vec<Course>, ReadError> {
+    let mut all: Vec<Course> = Vec::new();
+    for (line, row) in rows(path, text, |head| head == COURSE_HEAD)? {
+        let wrong = || malformed(path, line, "not a round, a time and three values");
+        let [round, at, resident, misses, faults] = row[..] else {
+            return Err(wrong());
+        };
+        let round: u32 = round.parse().map_err(|_| wrong())?;
+        let value = |text: &str| text.parse::<f64>().map_err(|_| wrong());
+        let met = Met {
+            at_ns: at.parse().map_err(|_| wrong())?,
+            resident_mb: value(resident)?,
+            cache_misses: value(misses)?,
+            major_faults: value(faults)?,
+        };
+        match all.last_mut().filter(|course| course.round == round) {
+            Some(course) => course.points.push(met),
+            None => all.push(Course {
+                configuration: configuration.to_owned(),
+                subject: subject.to_owned(),
+                round,
+                points: vec![met],
+            }),
         }
     }
     Ok(all)
@@ -460,15 +501,34 @@ mod tests {
         assert_eq!(stops(path, &let_go).unwrap(), [stop]);
     }
 
+    #[test]
+    fn what_was_met_in_memory_is_read_round_by_round() {
+        let path = Path::new("x.csv");
+        let text = format!("{COURSE_HEAD}\n2,14,300,0,0\n2,34,12.5,0.25,3\n3,50,1,0,0\n");
+        let all = courses(path, &text, "none", "detector").unwrap();
+        assert_eq!(all.iter().map(|c| c.round).collect::<Vec<_>>(), [2, 3]);
+        let met = Met {
+            at_ns: 34,
+            resident_mb: 12.5,
+            cache_misses: 0.25,
+            major_faults: 3.0,
+        };
+        assert_eq!(all[0].points[1], met);
+        let short = format!("{COURSE_HEAD}\n2,14,300\n");
+        let why = courses(path, &short, "none", "detector").unwrap_err();
+        assert!(why.to_string().contains("x.csv"), "{why}");
+    }
+
     proptest::proptest! {
         /// Whatever a file was cut to or filled with: a record or an error, never a panic.
         #[test]
-        fn damage_is_an_error_at_worst(text in "[-0-9a-z,.\n\"{}:]{0,200}", head in 0..3usize) {
+        fn damage_is_an_error_at_worst(text in "[-0-9a-z,.\n\"{}:]{0,200}", head in 0..4usize) {
             let path = Path::new("x.csv");
-            let head = [SAMPLES_HEAD, TIMES_HEAD, DECISIONS_HEAD][head];
+            let head = [SAMPLES_HEAD, TIMES_HEAD, DECISIONS_HEAD, COURSE_HEAD][head];
             for text in [text.clone(), format!("{head}\n{text}"), format!("{head}x\n1,2,3,{text}")] {
                 let _ = spans(path, &text, "none", "victim");
                 let _ = times(path, &text);
+                let _ = courses(path, &text, "none", "victim");
                 let _ = stops(path, &text);
                 let _ = json::<Stamped>(path, &text, 0);
                 let _ = known::<Manifest>(path, &text, MANIFEST_SCHEMA);

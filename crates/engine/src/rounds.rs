@@ -339,6 +339,7 @@ fn write_samples(
         let measurement = measured.get(&instance.name);
         if let Some(measurement) = measurement.filter(|m| m.metrics.contains_key(primary)) {
             folder.samples(prepared.name(), &instance.name, primary, round, measurement)?;
+            folder.course(prepared.name(), &instance.name, round, measurement)?;
         }
         if let Some(account) = measurement.and_then(|m| m.account.as_ref()) {
             folder.units(prepared.name(), &instance.name, round, account)?;

@@ -120,8 +120,8 @@ pub fn one_heap() {
 }
 
 /// Locks what is there and what is touched later (MCL_ONFAULT: pages become resident when first touched, not all at once: with 64
-/// threads that is 2 MB instead of 134). Of the program's own code only what is run from now on: what was run before, to plan, is
-/// three times as much. To be called when plans are made, before anything is changed; again, it does nothing.
+/// threads that is 2 MB instead of 134). Of the program's code only what is run from now on: what was run before, to plan, is as
+/// much again. To be called when plans are made, before anything is changed; again, it does nothing.
 pub fn lock_memory() -> io::Result<()> {
     static LOCKED: AtomicBool = AtomicBool::new(false);
     if LOCKED.swap(true, Ordering::Relaxed) {
@@ -139,41 +139,35 @@ pub fn lock_memory() -> io::Result<()> {
     }
 }
 
-/// Unmaps the pages of the program's code and constants; what is run again is mapped again, from the page cache (madvise(2),
-/// MADV_DONTNEED). Breakpoints that a debugger has set in them are lost.
+/// Unmaps the pages of the program's and its libraries' code and constants; what is run again is mapped again, from the page cache
+/// (madvise(2), MADV_DONTNEED). What was relocated, or has a debugger's breakpoint in it, is another page than the file's and stays
+/// (proc_pid_smaps(5): `Anonymous`).
 fn give_back_code() {
-    unsafe extern "C" fn program(
-        info: *mut libc::dl_phdr_info,
-        _: libc::size_t,
-        _: *mut libc::c_void,
-    ) -> libc::c_int {
-        // SAFETY: the dynamic linker's, valid for the call.
-        let (base, headers) = unsafe {
-            let info = &*info;
-            let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
-            (info.dlpi_addr as usize, headers)
-        };
-        let page = rustix::param::page_size();
-        for header in headers {
-            // Writable segments, what is made read-only after relocation among them, differ from the file.
-            if header.p_type != libc::PT_LOAD || header.p_flags & libc::PF_W != 0 {
-                continue;
+    let Ok(text) = std::fs::read_to_string("/proc/self/smaps") else {
+        return;
+    };
+    let mut mapping = None;
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        match words[..] {
+            [range, "r-xp" | "r--p", _, _, _, path, ..] if path.starts_with('/') => {
+                mapping = range.split_once('-');
             }
-            let start = base + header.p_vaddr as usize;
-            let (from, to) = (
-                start.next_multiple_of(page),
-                start + header.p_memsz as usize,
-            );
-            let whole = to.saturating_sub(from) / page * page;
-            let from = std::ptr::without_provenance_mut(from);
-            // SAFETY: whole pages of a private mapping of a file that nobody has written to: they read the same afterwards.
-            let _ = unsafe { rustix::mm::madvise(from, whole, rustix::mm::Advice::LinuxDontNeed) };
+            [_, _, _, _, _, ..] if !line.starts_with("VmFlags:") => mapping = None,
+            ["Anonymous:", "0", _] => {
+                let address = |text| usize::from_str_radix(text, 16).ok();
+                let ends = mapping.and_then(|(a, b)| address(a).zip(address(b)));
+                if let Some((from, to)) = ends {
+                    let begin = std::ptr::without_provenance_mut(from);
+                    let drop = rustix::mm::Advice::LinuxDontNeed;
+                    // SAFETY: a private mapping of a file that nobody has written to, whole: it reads the same afterwards. Nobody
+                    // unmaps files meanwhile: what is mapped so are the program and its libraries.
+                    let _ = unsafe { rustix::mm::madvise(begin, to - from, drop) };
+                }
+            }
+            _ => {}
         }
-        // The program itself comes first; its libraries are small.
-        1
     }
-    // SAFETY: the function matches, and takes no data.
-    unsafe { libc::dl_iterate_phdr(Some(program), std::ptr::null_mut()) };
 }
 
 /// Waits an instant without taking execution resources from the SMT sibling (`PAUSE`, `YIELD`).

@@ -360,6 +360,7 @@ pub(crate) fn record() -> Record {
         .into(),
         refused: [("regulated@70%".to_owned(), refused())].into(),
         spans,
+        courses: Vec::new(),
         events: vec![
             phase(0, "round 1 of 2, solo"),
             phase(7_000_000_000, "round 2 of 2, solo"),

@@ -170,6 +170,7 @@ fn measure(
         duration_ns: done.duration_ns,
         begun: None,
         memory_bytes: None,
+        ended_ns: Vec::new(),
         account,
     }))
 }

@@ -270,6 +270,7 @@ impl Generator for Task {
             duration_ns: clock::now() - begin,
             begun: None,
             memory_bytes: None,
+            ended_ns: Vec::new(),
             account: None,
         }))
     }

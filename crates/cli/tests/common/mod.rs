@@ -32,6 +32,14 @@ pub fn quell() -> Command {
     Command::new(env!("CARGO_BIN_EXE_quell"))
 }
 
+/// `key: N kB` of a process's status, in bytes; 0 where nobody is.
+pub fn in_status(pid: u32, key: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(key));
+    let number = line.and_then(|rest| rest.trim_start_matches(':').trim().strip_suffix(" kB"));
+    number.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
 /// What a command came to.
 #[derive(Debug)]
 pub struct Done {

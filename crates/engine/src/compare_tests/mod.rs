@@ -124,6 +124,7 @@ fn load(scene: &Scene<'_>) -> (f64, f64) {
 /// 200 equal windows of a generator that moves so many bytes per second.
 fn steady(scene: &Scene<'_>, metric: &str, value: f64, bytes_per_s: f64) -> Measurement {
     Measurement {
+        ended_ns: Vec::new(),
         account: None,
         metrics: [(metric.to_owned(), vec![value; 200])].into(),
         window_ns: 1_000_000,

@@ -6,6 +6,7 @@ mod attribution;
 mod bars;
 mod caveats;
 mod chart;
+mod course;
 mod curve;
 mod envelope;
 mod frontier;
@@ -44,6 +45,7 @@ const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
     tails::section,
     attribution::section,
     series::section,
+    course::section,
     pressure::section,
     throttling::section,
     ways::section,

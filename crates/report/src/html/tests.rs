@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use quell_core::record::{Event, Record, Stamped, Steering};
+use quell_core::record::{Course, Event, Met, Record, Stamped, Steering};
 
 use super::*;
 use crate::sample;
@@ -335,6 +335,36 @@ fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
         assert!(page.contains(needed), "{needed}");
     }
     assert!(!html(&sample::record()).contains("fig-pressure"));
+}
+
+#[test]
+fn what_a_subject_met_in_memory_is_drawn_for_every_configuration_that_tells() {
+    let mut record = sample::record();
+    let course = |configuration: &str, resident_mb: f64, cache_misses: f64| Course {
+        configuration: configuration.into(),
+        subject: "victim".into(),
+        round: 0,
+        points: (0..40)
+            .map(|n| Met {
+                at_ns: 5_000_000_000 + n * 50_000_000,
+                resident_mb,
+                cache_misses,
+                major_faults: cache_misses * 8.0,
+            })
+            .collect(),
+    };
+    record.courses = vec![course("solo", 300.0, 0.0), course("none", 120.0, 0.25)];
+    let page = html(&record);
+    sound(&page);
+    for needed in [
+        "What victim had in memory, under solo, none:",
+        "<title id=\"fig-course-wide-t\">",
+        ">solo, 0.0 faults<",
+        ">none, 2.0 faults<",
+    ] {
+        assert!(page.contains(needed), "{needed}");
+    }
+    assert!(!html(&sample::record()).contains("fig-course"));
 }
 
 /// What a reader reads, without drawings and markup.

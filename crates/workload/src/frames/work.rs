@@ -163,6 +163,7 @@ impl Work {
             duration_ns: clock::now() - record.begin,
             begun: None,
             memory_bytes: None,
+            ended_ns: Vec::new(),
             account: None,
         })
     }

@@ -286,6 +286,7 @@ impl Generator for AnonHog {
             duration_ns: clock::now() - begin,
             begun: None,
             memory_bytes: None,
+            ended_ns: Vec::new(),
             account: None,
         }))
     }

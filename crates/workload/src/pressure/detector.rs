@@ -52,6 +52,7 @@ pub(crate) struct Detector {
 /// One span's values.
 #[derive(Debug)]
 struct Record {
+    ended_ns: Vec<u64>,
     frame_ms: Vec<f64>,
     dropped: Vec<f64>,
     cache_misses: Vec<f64>,
@@ -63,7 +64,10 @@ struct Record {
 impl Record {
     fn new(frames: usize) -> Self {
         let room = || room(frames);
+        let mut ended_ns = vec![u64::MAX; frames];
+        ended_ns.clear();
         Self {
+            ended_ns,
             frame_ms: room(),
             dropped: room(),
             cache_misses: room(),
@@ -73,8 +77,8 @@ impl Record {
         }
     }
 
-    fn into_metrics(self) -> BTreeMap<String, Vec<f64>> {
-        [
+    fn into_metrics(self) -> (BTreeMap<String, Vec<f64>>, Vec<u64>) {
+        let metrics = [
             (FRAME_MS, self.frame_ms),
             ("dropped", self.dropped),
             ("cache_misses", self.cache_misses),
@@ -82,8 +86,8 @@ impl Record {
             ("minor_faults", self.minor_faults),
             ("resident_mb", self.resident_mb),
         ]
-        .map(|(name, values)| (name.to_owned(), values))
-        .into()
+        .map(|(name, values)| (name.to_owned(), values));
+        (metrics.into(), self.ended_ns)
     }
 }
 
@@ -202,6 +206,7 @@ impl Detector {
                 }
                 if arrived < until {
                     let after = faults();
+                    record.ended_ns.push(self.done - begin);
                     let pages = len.div_ceil(page()) as f64;
                     record.cache_misses.push(missing as f64 / pages);
                     record.major_faults.push(after.0 - before.0);
@@ -261,13 +266,15 @@ impl Generator for Detector {
         }
         let until = begin + span.duration.0;
         let frames = self.run((begin, until), Some(&mut record), asked)?;
+        let (metrics, ended_ns) = record.into_metrics();
         Ok(frames.map(|frames| Measurement {
-            metrics: record.into_metrics(),
+            metrics,
             window_ns: self.period,
             bytes: frames * (self.weights.bytes().len() / page() * self.per_page) as u64,
             duration_ns: clock::now() - begin,
             begun: None,
             memory_bytes: None,
+            ended_ns,
             account: None,
         }))
     }
@@ -297,13 +304,16 @@ mod tests {
     }
 
     fn measure(detector: &mut Detector) -> BTreeMap<String, Vec<f64>> {
+        span(detector).metrics
+    }
+
+    fn span(detector: &mut Detector) -> Measurement {
         let span = Span {
             warmup: Nanos(0),
             duration: Nanos::millis(500),
             window: Nanos::millis(1),
         };
-        let measured = detector.span(span, &mut || false).unwrap();
-        measured.unwrap().metrics
+        detector.span(span, &mut || false).unwrap().unwrap()
     }
 
     /// Whoever was dropped waited for the same end as the next one, and arrived a period earlier.
@@ -321,7 +331,11 @@ mod tests {
     #[test]
     fn every_arrival_has_a_value_and_what_was_taken_from_the_cache_is_missed() {
         let mut detector = detector(20, 1);
-        let metrics = measure(&mut detector);
+        let measured = span(&mut detector);
+        let (metrics, ended) = (measured.metrics, measured.ended_ns);
+        assert_eq!(metrics["resident_mb"].len(), ended.len());
+        assert!(ended.is_sorted() && ended[0] > 0, "{ended:?}");
+        assert!(ended.iter().all(|at| *at < 1_000_000_000), "{ended:?}");
         as_a_viewer_sees_it(&metrics, 50.0);
         assert_eq!(metrics["dropped"].len(), 10);
         let looked_at = metrics["dropped"].iter().filter(|d| **d == 0.0).count();

@@ -129,6 +129,7 @@ impl<W: Work> Hog<W> {
             duration_ns: clock::now() - begin,
             begun: None,
             memory_bytes: None,
+            ended_ns: Vec::new(),
             account: None,
         }))
     }

@@ -308,6 +308,7 @@ impl Load {
                     duration_ns: now.since(*begin).0,
                     begun: None,
                     memory_bytes: Some(counted.memory_bytes(os, task)),
+                    ended_ns: Vec::new(),
                     account: None,
                 };
                 self.phase = Phase::Loads;
