@@ -201,8 +201,9 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
     let (unlimited, settings) = (nest.limit(), settings());
     for n in 0..kills::kills() {
         let file = if n % 2 == 0 { &policy } else { &limiting };
-        let run = Running::start(quell().args(["run", file]));
+        let mut run = Running::start(quell().args(["run", file]));
         eventually("the hog is frozen or limited", || {
+            assert!(run.alive(), "kill {n}: it ended by itself");
             nest.frozen() || nest.limit() != unlimited
         });
         run.signal(Signal::KILL);
