@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 use quell_core::lab::Guest;
 use quell_core::policy::Policy;
+use quell_lab::folder::Folder;
 use quell_lab::vm;
 
 use crate::exit::{Exit, Failure, Result, failed, usage};
@@ -147,16 +148,17 @@ pub fn call(
     let back: Vec<PathBuf> = back.iter().map(absolute).collect::<Result<_>>()?;
     let words: Vec<String> = std::env::args().skip(1).collect();
     let script = script(&linux(&words), &back, state.as_deref())?;
-    let brought = tempfile()?;
+    let brought = Folder::new(&std::env::temp_dir(), "quell-lab")
+        .map_err(|e| failed(format!("{e}; set TMPDIR to a folder that can be written")))?;
     let lab = vm::Lab {
         guest,
-        out: Some(brought.clone()),
+        out: Some(brought.path("")),
         command: ["sh", "-c", &script].map(str::to_owned).to_vec(),
         ..vm::Lab::default()
     };
     let booted = crate::lab::boot(&lab);
     let placed = back.iter().enumerate().try_for_each(|(n, to)| {
-        let from = brought.join(n.to_string());
+        let from = brought.path(&n.to_string());
         let failed = |e| {
             failed(format!(
                 "what the lab wrote could not be brought to {}: {e}",
@@ -165,7 +167,7 @@ pub fn call(
         };
         place(&from, to).map_err(failed)
     });
-    let _ = fs::remove_dir_all(&brought);
+    drop(brought);
     let outcome = booted.map_err(|failure| Failure {
         text: match failure.exit {
             Exit::Status(_) => format!(
@@ -264,18 +266,6 @@ fn terminals() -> String {
         width(machine::columns(&std::io::stdout(), 0)),
         width(machine::columns(&std::io::stderr(), 1))
     )
-}
-
-fn tempfile() -> Result<PathBuf> {
-    let path = std::env::temp_dir().join(format!("quell-lab-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&path);
-    fs::create_dir(&path).map_err(|e| {
-        failed(format!(
-            "{}: {e}; set TMPDIR to a folder that can be written",
-            path.display()
-        ))
-    })?;
-    Ok(path)
 }
 
 /// Copies a file, or a folder into what is there already.

@@ -13,6 +13,7 @@ use quell_core::mechanism::Mechanism;
 use quell_core::partition::MbaUnit;
 use quell_core::units::Bytes;
 use quell_core::workload::{Caches, Workload};
+use quell_engine::calibrate::Unmeasured;
 use quell_engine::compare::Progress;
 use quell_linux::backend::{Linux, Tools};
 use quell_linux::resctrl::Group;
@@ -23,7 +24,7 @@ use quell_report::{Style, age};
 use quell_workload::deep::{Class, Depth, throttled};
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{Result, failed};
+use crate::exit::{Exit, Result, failed};
 use crate::progress::Bar;
 
 /// Where runs keep their journals.
@@ -204,7 +205,13 @@ pub fn measure(backend: &mut Linux) -> Result<Inventory> {
                 backend.measured(measured.clone());
             }
         }
-        Err(why) => eprintln!(
+        Err(Unmeasured::Stopped(signal)) => {
+            backend.end().map_err(failed)?;
+            let mut stopped = failed(format!("stopped by signal {signal} while it measured"));
+            stopped.exit = Exit::Status(128 + signal);
+            return Err(stopped);
+        }
+        Err(Unmeasured::Failed(why)) => eprintln!(
             "quell: note: what a stop costs could not be measured, and is taken as nothing: {why}"
         ),
     }

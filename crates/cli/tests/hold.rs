@@ -108,6 +108,25 @@ fn a_signal_ends_the_command_and_restores() {
 }
 
 #[test]
+fn a_signal_while_it_measures_ends_it() {
+    let Some(mut machine) = machine("a signal while it measures") else {
+        return;
+    };
+    let (victim, other) = (busy(), busy());
+    machine.remember();
+    // They keep both CPUs busy, so that measuring takes over a minute.
+    let nothing_known = machine.path("state");
+    let run = Running::start(attach(&victim, &other).env("QUELL_STATE_DIR", nothing_known));
+    std::thread::sleep(Duration::from_secs(1));
+    run.signal(Signal::TERM);
+    let begun = Instant::now();
+    let done = run.wait();
+    assert_eq!(done.code, 143, "{done:?}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{begun:?}");
+    machine.unchanged("after the signal");
+}
+
+#[test]
 fn running_programs_are_attached_to_told_about_and_let_go() {
     let Some(mut machine) = machine("attach") else {
         return;

@@ -6,6 +6,7 @@
 
 pub mod attribution;
 pub mod backend;
+pub mod bits;
 pub mod calendar;
 pub mod control;
 pub mod cpuset;

@@ -21,16 +21,31 @@ const SHARE: Share = Share::percent(20);
 /// Fewer runs than this tell nothing.
 const FEWEST: u64 = 100;
 
+/// Why it is not known.
+#[derive(Debug)]
+pub enum Unmeasured {
+    /// This signal asked to stop, and will not be seen again.
+    Stopped(i32),
+    /// What the backend answered.
+    Failed(BackendError),
+}
+
+impl From<BackendError> for Unmeasured {
+    fn from(error: BackendError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// Measures it; `None` where the regulator cannot run, or nothing could be told. `watch`: the command that watches for a
 /// second or so when a CPU runs it, and writes `runs.count` and `runs.p95_ns` as JSON (`quell bench overrun`).
 ///
 /// # Errors
-/// What the backend answers; everything is undone then, too.
+/// What the backend answers, or a signal; everything is undone then, too.
 pub fn stop_cost(
     backend: &mut dyn Backend,
     machine: &Inventory,
     watch: &dyn Fn(CpuId) -> Vec<String>,
-) -> Result<Option<Nanos>, BackendError> {
+) -> Result<Option<Nanos>, Unmeasured> {
     let available = matches!(
         machine.mechanisms.get(&Mechanism::Bandwidth),
         Some(Availability::Yes { .. })
@@ -66,7 +81,7 @@ fn measure(
     backend: &mut dyn Backend,
     regulation: Regulation,
     command: Vec<String>,
-) -> Result<String, BackendError> {
+) -> Result<String, Unmeasured> {
     let step = |id, mechanism, set| Step {
         id: StepId(id),
         group: Some(GROUP.to_owned()),
@@ -97,16 +112,16 @@ fn measure(
                 Seen::Exited(_, 0, _) => return Ok(said),
                 Seen::Exited(_, status, _) => {
                     let why = format!("the program that watches ended with status {status}");
-                    return Err(BackendError(why));
+                    return Err(BackendError(why).into());
                 }
-                Seen::Stop(_) => return Err(BackendError("interrupted".to_owned())),
-                Seen::Revoked(why) => return Err(BackendError(why)),
+                Seen::Stop(signal) => return Err(Unmeasured::Stopped(signal)),
+                Seen::Revoked(why) => return Err(BackendError(why).into()),
                 _ => {}
             }
         }
     }
     let why = "the program that watches did not end within 20 s";
-    Err(BackendError(why.to_owned()))
+    Err(BackendError(why.to_owned()).into())
 }
 
 /// Nine tenths of what a run falls short of the budget, never more than half a budget.
@@ -127,6 +142,7 @@ fn cost(said: &str, budget: Nanos) -> Option<Nanos> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::{Fake, machine};
 
     fn runs(count: u64, p95_ns: f64) -> String {
         format!(r#"{{"runs":{{"count":{count},"p95_ns":{p95_ns}}}}}"#)
@@ -144,6 +160,29 @@ mod tests {
         assert_eq!(cost(&runs(900, 201e3), BUDGET), None);
         assert_eq!(cost(&runs(9, 180e3), BUDGET), None);
         assert_eq!(cost("gibberish", BUDGET), None);
+    }
+
+    /// The program writes nothing, and takes five seconds.
+    fn stopped_at(when: Option<Nanos>) -> (Result<Option<Nanos>, Unmeasured>, Fake) {
+        let mut fake = Fake::new();
+        fake.command(GROUP, Nanos::secs(5), 0, &[]);
+        if let Some(when) = when {
+            fake.stop_at(when, 15);
+        }
+        let mut inventory = machine(2);
+        inventory.means.time_meter = true;
+        let done = stop_cost(&mut fake, &inventory, &|_| vec!["watch".to_owned()]);
+        (done, fake)
+    }
+
+    #[test]
+    fn a_signal_is_handed_on_and_nothing_stays() {
+        let (done, fake) = stopped_at(Some(Nanos::secs(2)));
+        assert!(matches!(done, Err(Unmeasured::Stopped(15))), "{done:?}");
+        assert!(fake.clean(), "{:?}", fake.log);
+        let (done, fake) = stopped_at(None);
+        assert!(matches!(done, Ok(None)), "{done:?}");
+        assert!(fake.clean(), "{:?}", fake.log);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use quell_core::lab::{Accelerator, Guest, Lru, Swap};
 use quell_core::units::{Bytes, Rate};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
+use quell_lab::profile::BUILT_IN;
 use quell_lab::vm::{Lab, Outcome, Talk};
 
 /// What the guest's shell scripts share: `role` runs this program in one of its roles, on `$ON`'s CPU.
@@ -176,9 +177,16 @@ fn what_cannot_be_is_said() {
         "/no/such",
     );
     lab.timeout = Some(Duration::from_secs(1));
-    lab.command = ["sleep", "1000"].map(str::to_owned).to_vec();
+    let out = tempfile::tempdir().unwrap();
+    lab.out = Some(out.path().to_owned());
+    lab.command = ["sh", "-c", "echo so far >/out/found; sleep 1000"]
+        .map(str::to_owned)
+        .to_vec();
     let e = fails(&lab, &packages);
     assert!(e.contains("did not end within 1 s"), "{e}");
+    // What it had left comes out all the same.
+    let found = std::fs::read_to_string(out.path().join("found")).unwrap();
+    assert_eq!(found, "so far\n");
 }
 
 /// Who listens, and hears one thing.
@@ -234,6 +242,9 @@ fn a_command_ends_by_our_signal_and_with_its_listener() {
     assert_eq!(status(careful, false), (5, true));
 }
 
+/// Eight banks, whose rows are 8 KiB long.
+const BANKS: &str = "[dram]\ncolumn = ['6-12']\nbank = ['13-15']\nrow = ['16-29']\nhit = 150\nmiss = 200\nconflict = 250\n";
+
 /// One boot for all of it: each takes some ten seconds.
 #[test]
 fn linux_divides_and_counts_on_the_emulated_processor() {
@@ -278,6 +289,9 @@ fn linux_divides_and_counts_on_the_emulated_processor() {
         echo MB:0=10 >$R/rest/schemata
         echo delayed $(role rate 33554432 $R/rest)
 
+        ON="taskset 1"
+        echo banks $(role banks 33554432)
+        ON=
         echo instructions $(role instructions 20000000)
         role sample 20000
         dmesg | grep -i 'Performance Events' | sed 's/^.*Performance/driver Performance/'
@@ -288,7 +302,11 @@ fn linux_divides_and_counts_on_the_emulated_processor() {
         mkdir $R/part $R/part/mon_groups/m; echo L3DATA:0=0003 >$R/part/schemata
         echo data $(role walk 4194304 2 $R/part $R/part/mon_groups/m)
         "#);
-    lab.guest.profile = Some("icelake".to_owned());
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("profile.toml");
+    let (_, icelake) = BUILT_IN.iter().find(|of| of.0 == "icelake").unwrap();
+    std::fs::write(&profile, format!("{icelake}\n{BANKS}")).unwrap();
+    lab.guest.profile = Some(profile.display().to_string());
     lab.console = Some(PathBuf::from("/dev/null"));
     let said = run(&lab, &packages);
     assert_eq!(said.1.status, 0);
@@ -355,6 +373,19 @@ fn linux_divides_and_counts_on_the_emulated_processor() {
     assert!(
         slowed < 0.5,
         "10 % of bandwidth leaves {slowed} of the rate"
+    );
+    // Two streams in one bank close each other's rows, and in two they do not: cycles per access.
+    let banks = said.word("banks").split(' ').map(|n| n.parse().unwrap());
+    let [one, two] = banks.collect::<Vec<f64>>()[..] else {
+        panic!("{}", said.word("banks"))
+    };
+    within("a row that is closed costs", one - two, 100.0, 0.15);
+    let report = said.1.report.as_ref().unwrap();
+    assert_eq!(report.banks.len(), 8);
+    assert!(
+        report.banks.iter().all(|bank| bank.conflicts > 32768),
+        "{:?}",
+        report.banks
     );
     assert!(said.word("driver").contains("Intel PMU driver"));
     within(

@@ -14,7 +14,18 @@ use quell_lab::profile::Profile;
 
 const ACCESSES: u64 = 10_000_000;
 
+/// As a profile's text ends that has banks.
+const BANKS: &str = "[dram]\ncolumn = ['6-12']\nbank = [[13, 17], [14, 18], 15]\nrow = ['16-29']\nhit = 150\nmiss = 200\nconflict = 250\n";
+
 fn main() {
+    let plain = toml::to_string(&Profile::load("icelake").unwrap()).unwrap();
+    for (banks, text) in [("", plain.clone()), (" and banks", plain + BANKS)] {
+        println!("caches{banks}:");
+        speeds(&Profile::parse("benchmark", &text).unwrap());
+    }
+}
+
+fn speeds(profile: &Profile) {
     for (what, size) in [
         ("one line", 64),
         ("first level", 16 << 10),
@@ -27,7 +38,7 @@ fn main() {
             cores: 2,
             threads: 1,
         };
-        let machine = Machine::new(Profile::load("icelake").unwrap(), topology).unwrap();
+        let machine = Machine::new(profile.clone(), topology).unwrap();
         let mut best = f64::INFINITY;
         for _ in 0..5 {
             let began = Instant::now();

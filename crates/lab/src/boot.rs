@@ -50,6 +50,15 @@ enum Told {
     Deaf,
 }
 
+/// How the command ended.
+struct Ended {
+    status: i32,
+    /// From QEMU's start to the command's.
+    booted: Duration,
+    /// It was told to, since its time was over: what to say of it.
+    late: Option<String>,
+}
+
 /// Why a machine that runs is ended.
 struct Failed {
     /// The command had started.
@@ -138,7 +147,7 @@ impl Lab {
         if let Some(path) = &self.console {
             fs::write(path, said.concat()).map_err(|e| at(path, e))?;
         }
-        let ((status, booted), archive) = done.map_err(|failed| {
+        let (ended, archive) = done.map_err(|failed| {
             let console = String::from_utf8_lossy(&said.concat()).replace('\r', "");
             let error = Error::Failed(format!(
                 "{}; its last lines:\n{}",
@@ -154,7 +163,10 @@ impl Lab {
         if let Some(out) = &self.out {
             unpack(&archive, out).map_err(Stopped::For)?;
         }
-        Ok((status, booted))
+        match ended.late {
+            Some(reason) => Err(Stopped::For(Error::Failed(reason))),
+            None => Ok((ended.status, ended.booted)),
+        }
     }
 
     /// Waits for what the guest tells, and tells it to stop when asked to.
@@ -164,8 +176,8 @@ impl Lab {
         (told, control): (&Receiver<Told>, &mut UnixStream),
         stop: &mut dyn FnMut() -> Option<i32>,
         began: Instant,
-    ) -> Result<(i32, Duration), Failed> {
-        let mut booted = None;
+    ) -> Result<Ended, Failed> {
+        let (mut booted, mut late) = (None, None);
         let mut until = (began + BOOT_LIMIT, "the machine did not boot", BOOT_LIMIT);
         let mut stopping = None;
         loop {
@@ -206,7 +218,11 @@ impl Lab {
                         let status = status
                             .parse()
                             .map_err(|_| fail(format!("the guest told '{line}'")))?;
-                        return Ok((status, booted.unwrap_or_default()));
+                        return Ok(Ended {
+                            status,
+                            booted: booted.unwrap_or_default(),
+                            late,
+                        });
                     }
                     ("failed", reason) => {
                         return Err(Failed {
@@ -224,7 +240,13 @@ impl Lab {
                 }
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => {
                     let (_, what, limit) = until;
-                    return Err(fail(format!("{what} within {} s", limit.as_secs())));
+                    let reason = format!("{what} within {} s", limit.as_secs());
+                    if !started || stopping.is_some() {
+                        return Err(fail(late.unwrap_or(reason)));
+                    }
+                    // What it has found until now is worth having.
+                    (stopping, late) = (Some(SIGTERM), Some(reason));
+                    until = tell_to_stop(control, SIGTERM);
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     machine.check().map_err(fail)?;

@@ -1,4 +1,4 @@
-//! A folder for one run, within the cache. It goes with the run; what a killed one left goes with the next.
+//! A folder for one run, within another. It goes with the run; what a killed one left goes with the next.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,22 +9,24 @@ use crate::Error;
 
 /// Locked while the run lasts.
 const ALIVE: &str = "alive";
-const PREFIX: &str = "run-";
 
 /// The folder.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub struct Folder {
     path: PathBuf,
     _alive: fs::File,
 }
 
 impl Folder {
-    /// A new one, in a cache that is there.
-    pub(crate) fn new(within: &Path) -> Result<Self, Error> {
-        sweep(within);
+    /// A new one in a folder that is there; `kind` is how its name begins, as do those of the killed runs that are removed.
+    ///
+    /// # Errors
+    /// With the place.
+    pub fn new(within: &Path, kind: &str) -> Result<Self, Error> {
+        sweep(within, kind);
         let mut number = 0u32;
         loop {
-            let path = within.join(format!("{PREFIX}{}-{number}", std::process::id()));
+            let path = within.join(format!("{kind}-{}-{number}", std::process::id()));
             number += 1;
             match fs::create_dir(&path) {
                 Ok(()) => {}
@@ -44,7 +46,8 @@ impl Folder {
     }
 
     /// A file's place in it.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
@@ -61,12 +64,13 @@ impl Drop for Folder {
 }
 
 /// Removes what runs left that were killed.
-fn sweep(within: &Path) {
+fn sweep(within: &Path, kind: &str) {
+    let beginning = format!("{kind}-");
     let entries = fs::read_dir(within).into_iter().flatten().flatten();
     for path in entries.map(|e| e.path()) {
         let ours = path
             .file_name()
-            .is_some_and(|n| n.to_string_lossy().starts_with(PREFIX));
+            .is_some_and(|n| n.to_string_lossy().starts_with(&beginning));
         let Some(alive) = ours
             .then(|| fs::File::open(path.join(ALIVE)).ok())
             .flatten()
@@ -96,9 +100,9 @@ mod tests {
         fs::write(dead.join(ALIVE), "").unwrap();
         let other = cache.path().join("kernel-7.2");
         fs::create_dir(&other).unwrap();
-        let one = Folder::new(cache.path()).unwrap();
+        let one = Folder::new(cache.path(), "run").unwrap();
         assert!(!dead.exists() && other.exists());
-        let two = Folder::new(cache.path()).unwrap();
+        let two = Folder::new(cache.path(), "run").unwrap();
         assert!(one.path("").exists() && two.path("").exists());
         assert_ne!(one.path(""), two.path(""));
         let path = one.path("");

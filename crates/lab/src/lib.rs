@@ -4,7 +4,7 @@
 
 mod boot;
 pub mod emul;
-mod folder;
+pub mod folder;
 mod guest;
 pub mod image;
 pub mod packages;

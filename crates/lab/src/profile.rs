@@ -3,8 +3,11 @@
 
 use std::path::Path;
 
+use quell_core::bits::BitFunctions;
 use quell_core::units::Bytes;
+use quell_model::address::{AddressMap, Fields};
 use quell_model::cache::{Cache, Geometry, Policy};
+use quell_model::dram::{OpenRows, Row};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -41,6 +44,8 @@ pub struct Profile {
     /// What a modelled cycle is.
     #[serde(default)]
     pub cycles: Cycles,
+    /// The banks behind the last level. Without it memory is one place.
+    pub dram: Option<Dram>,
 }
 
 /// A cache.
@@ -119,6 +124,60 @@ impl Default for Cycles {
             l2: 12,
             l3: 40,
             memory: 200,
+        }
+    }
+}
+
+/// Banks of memory: functions of the physical address' bits (`12`, `"6-11"`, `[13, 17]` for their exclusive or) that tell where a line
+/// lies, and what an access adds to the cycle counters, instead of [`Cycles::memory`], by what it finds open in its bank.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Dram {
+    /// Channel.
+    #[serde(default)]
+    pub channel: BitFunctions,
+    /// Rank within the channel.
+    #[serde(default)]
+    pub rank: BitFunctions,
+    /// Bank within the rank.
+    pub bank: BitFunctions,
+    /// Row within the bank.
+    pub row: BitFunctions,
+    /// Column within the row, in lines.
+    pub column: BitFunctions,
+    /// Cycles where its row is open.
+    pub hit: u32,
+    /// Where no row is.
+    pub miss: u32,
+    /// Where another row is.
+    pub conflict: u32,
+}
+
+impl Dram {
+    /// All rows closed.
+    ///
+    /// # Errors
+    /// For functions that are no address map.
+    pub fn rows(&self) -> Result<OpenRows, Error> {
+        let map = AddressMap::new(Fields {
+            line_shift: LINE.trailing_zeros(),
+            channel: self.channel.0.clone(),
+            rank: self.rank.0.clone(),
+            bank: self.bank.0.clone(),
+            row: self.row.0.clone(),
+            column: self.column.0.clone(),
+            channels_in_turn: 0,
+        })?;
+        Ok(OpenRows::new(map))
+    }
+
+    /// What an access adds to the cycle counters.
+    #[must_use]
+    pub fn cycles(&self, row: Row) -> u32 {
+        match row {
+            Row::Hit => self.hit,
+            Row::Miss => self.miss,
+            Row::Conflict => self.conflict,
         }
     }
 }
@@ -225,6 +284,15 @@ impl Profile {
         }
         if let Some(monitoring) = &self.monitoring {
             between("monitoring.rmids", monitoring.rmids, 1..=256)?;
+        }
+        if let Some(dram) = &self.dram {
+            let banks = dram.channel.0.len() + dram.rank.0.len() + dram.bank.0.len();
+            if banks > 12 {
+                return Err(format!(
+                    "dram: channel, rank and bank have {banks} functions: use 12 at most"
+                ));
+            }
+            dram.rows().map_err(|e| format!("dram: {e}"))?;
         }
         if self.l3.is_none() && (self.mba.is_some() || self.monitoring.is_some()) {
             return Err("mba and monitoring belong to a third level: give l3".to_owned());

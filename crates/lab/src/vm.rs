@@ -144,7 +144,7 @@ impl Lab {
         let qemu = packages.qemu()?;
         let kernel = packages.kernel(&self.guest.kernel)?;
         let image = self.image(packages, &kernel, profile.as_ref())?;
-        let folder = Folder::new(packages.folder())?;
+        let folder = Folder::new(packages.folder(), "run")?;
         let archive = image.archive();
         self.fits(archive.len() as u64, free_memory())?;
         folder.write("initramfs", &archive)?;

@@ -4,6 +4,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use crate::error::{Error, Result};
+
 /// Blocks the signals that end a run and returns a descriptor to read them from.
 ///
 /// # Errors
@@ -27,6 +29,18 @@ pub fn stop_signals() -> io::Result<OwnedFd> {
 /// As the kernel answers.
 pub fn release_stop_signals() -> io::Result<()> {
     mask_stop_signals(libc::SIG_UNBLOCK).map(|_| ())
+}
+
+/// Does what takes long and changes nothing of the machine: the signals that end a run end this process at once meanwhile.
+///
+/// # Errors
+/// Its own, or as the kernel answers.
+pub fn ended_by_any<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let refused = |e| Error::refused(format!("signals: {e}"));
+    release_stop_signals().map_err(refused)?;
+    let done = act();
+    mask_stop_signals(libc::SIG_BLOCK).map_err(refused)?;
+    done
 }
 
 /// Blocks or unblocks them for this thread.

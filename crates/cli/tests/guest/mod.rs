@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs;
+use std::io::Write;
 use std::time::Duration;
 
 #[path = "../../../lab-plugin/tests/roles/touch.rs"]
@@ -12,7 +13,7 @@ pub mod touch;
 use quell_core::lab::{Accelerator, Guest};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
-use quell_lab::vm::Lab;
+use quell_lab::vm::{Lab, Talk};
 
 use touch::Memory;
 
@@ -50,9 +51,32 @@ dies() {
     tell "$1 $3 $status"
     [ $status = 137 ]
 }
-# every POLICY: killed at one boundary after the other, until a run ends by itself
-every() { point=1; while dies every $1 $point; do point=$((point + 1)); done; }
+# every POLICY FROM: killed at one boundary after the other, from this one on, until a run ends by itself
+every() { point=$2; while dies every $1 $point; do point=$((point + 1)); done; }
 "#;
+
+/// Listens, and says it at once: of each line so much that whole plans and schemas do not hide the rest.
+#[derive(Default)]
+struct Heard {
+    text: Vec<u8>,
+    said: usize,
+}
+
+impl Write for Heard {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.text.extend(bytes);
+        while let Some(end) = self.text[self.said..].iter().position(|b| *b == b'\n') {
+            let line = String::from_utf8_lossy(&self.text[self.said..][..end]);
+            println!("{}", line.chars().take(200).collect::<String>());
+            self.said += end + 1;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 /// What the guest wrote.
 pub struct Said(pub String);
@@ -71,7 +95,7 @@ impl Said {
         self.all(key).first().copied().unwrap_or_default()
     }
 
-    /// That all was restored wherever a run of `every` was killed, and when it ended by itself; at how many boundaries.
+    /// That all was restored wherever a run of `every` was killed, and when it ended by itself; at which boundary it was killed last.
     pub fn every(&self) -> usize {
         let all = self.all("every");
         let (last, killed) = all.split_last().unwrap();
@@ -80,13 +104,18 @@ impl Said {
         }
         assert!(last.ends_with(" 0 restored"), "{last}");
         println!("killed at {} boundaries", killed.len());
-        killed.len()
+        from() - 1 + killed.len()
     }
 }
 
 /// Whether this is the long run.
 pub fn soak() -> bool {
     std::env::var_os("QUELL_SOAK").is_some()
+}
+
+/// The boundary at which `every` begins: 1, or `QUELL_FROM`, to go on where a run was broken off.
+pub fn from() -> usize {
+    std::env::var("QUELL_FROM").map_or(1, |from| from.parse().unwrap())
 }
 
 /// Boots a kernel on an emulated processor and has it run a script; `None`, said aloud, where the lab cannot be had.
@@ -121,14 +150,15 @@ pub fn boot(mut guest: Guest, script: &str, timeout: Duration) -> Option<Said> {
         ..Lab::default()
     };
     let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
-    match lab.gather(&packages) {
-        Ok((_, output, errors)) => {
-            // Whole plans and schemas would hide what a failed test says.
-            for line in output.lines().chain(errors.lines()) {
-                println!("{}", line.chars().take(200).collect::<String>());
-            }
-            Some(Said(output))
-        }
+    let (mut output, mut errors) = (Heard::default(), Heard::default());
+    let talk = Talk {
+        output: &mut output,
+        errors: &mut errors,
+        stop: &mut || None,
+    };
+    let done = lab.run(&packages, talk);
+    match done {
+        Ok(_) => Some(Said(String::from_utf8_lossy(&output.text).into_owned())),
         Err(Error::Unavailable(reason)) => {
             eprintln!("SKIPPED the lab: {reason}");
             None

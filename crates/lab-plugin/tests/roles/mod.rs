@@ -24,6 +24,7 @@ pub fn play(role: &str) {
             }
         }
         "rate" => rate(size(1), words[2]),
+        "banks" => banks(size(1)),
         "instructions" => instructions(words[1].parse().unwrap()),
         "sample" => sample(words[1].parse().unwrap()),
         other => panic!("role {other}"),
@@ -32,6 +33,26 @@ pub fn play(role: &str) {
 
 fn tell(text: impl std::fmt::Display) {
     println!("ROLE {text}");
+}
+
+/// Goes through memory by two rows of 8 KiB at a time, a line of each in turn: rows of one bank, then of two. Cycles per access. In a
+/// large page the last 21 bits of an address are the physical ones.
+fn banks(size: usize) {
+    const CYCLES: u64 = 0;
+    let memory = Memory::new(size);
+    let mut counter = counter(CYCLES, 0);
+    let mut by_pairs = |apart: usize| {
+        let before = count(&mut counter);
+        for row in (0..size).step_by(8 << 10).filter(|row| row & apart == 0) {
+            for at in (row..row + (8 << 10)).step_by(LINE) {
+                memory.load(at);
+                memory.load(at | apart);
+            }
+        }
+        (count(&mut counter) - before) as f64 / (size / LINE) as f64
+    };
+    let [one, two] = [1 << 16, 1 << 13].map(&mut by_pairs);
+    tell(format!("{one} {two}"));
 }
 
 /// This thread becomes part of a resource group.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use quell_model::cache::{Cache, Fill, Victim};
+use quell_model::dram::{OpenRows, Row, RowCounts};
 use serde::{Deserialize, Serialize};
 
 use super::{Kind, Topology, lock};
@@ -28,6 +29,17 @@ pub struct Traffic {
     pub writebacks: u64,
 }
 
+/// What a bank of memory was asked for, in lines: read, or written back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Bank {
+    /// Their row was open.
+    pub hits: u64,
+    /// No row was open.
+    pub misses: u64,
+    /// Another row was.
+    pub conflicts: u64,
+}
+
 /// Who had it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
@@ -35,8 +47,8 @@ pub enum Served {
     Second,
     /// The third.
     Third,
-    /// Nobody.
-    Memory,
+    /// Nobody; what it found in its bank, where there are banks.
+    Memory(Option<Row>),
 }
 
 /// Masks by class.
@@ -172,6 +184,8 @@ pub struct Caches {
     third: Vec<Mutex<Shared>>,
     /// Cores of a second level, of a socket.
     cores: [usize; 2],
+    /// What is behind the last level, where the profile has banks.
+    rows: Option<Mutex<OpenRows>>,
     paces: Vec<Mutex<Pace>>,
     /// The shortest that a batch of any CPU ever took, ns: what is not delayed.
     fastest: AtomicU64,
@@ -210,6 +224,9 @@ impl Caches {
                 .map(|shape| Shared::new(shape, ids, classes).map(Mutex::new))
                 .collect::<Result<_, _>>()?,
             cores: [shared, topology.cores as usize],
+            rows: (profile.dram.as_ref())
+                .map(|dram| dram.rows().map(Mutex::new))
+                .transpose()?,
             paces: (0..topology.cpus()).map(|_| Mutex::new(pace())).collect(),
             fastest: AtomicU64::new(u64::MAX),
             delayed: profile.mba.is_some(),
@@ -271,10 +288,11 @@ impl Caches {
             (found, out)
         };
         let Some(third) = self.third(core) else {
+            let row = self.memory((!found).then_some(address), out);
             let served = if found {
                 Served::Second
             } else {
-                Served::Memory
+                Served::Memory(row)
             };
             return (served, Duration::ZERO);
         };
@@ -289,19 +307,41 @@ impl Caches {
             third.ids[usize::from(line.owner)].writebacks += 1;
         }
         if found {
+            drop(third);
+            self.memory(None, out);
             return (Served::Second, Duration::ZERO);
         }
         let (there, victim) = third.look(address, class, kind, id);
         third.account(class, id, !there, [victim, None]);
         let percent = third.delays.get(class).copied().unwrap_or(0);
         drop(third);
+        let [first, second] = out;
+        let row = self.memory((!there).then_some(address), [victim, first, second]);
         let delay = if self.delayed {
             self.pace(cpu, percent)
         } else {
             Duration::ZERO
         };
-        let served = if there { Served::Third } else { Served::Memory };
+        let served = if there {
+            Served::Third
+        } else {
+            Served::Memory(row)
+        };
         (served, delay)
+    }
+
+    /// A line that comes from memory, and those that are written back after it: what the first found in its bank.
+    fn memory<const N: usize>(&self, asked: Option<u64>, out: [Option<Victim>; N]) -> Option<Row> {
+        let rows = self.rows.as_ref()?;
+        if asked.is_none() && out.iter().all(Option::is_none) {
+            return None;
+        }
+        let mut rows = lock(rows);
+        let found = asked.map(|address| rows.access(address));
+        for line in out.into_iter().flatten() {
+            rows.access(line.address);
+        }
+        found
     }
 
     /// Counts a request; at the end of a batch, what it took less than a CPU that is delayed by `percent` takes at least. The
@@ -339,8 +379,9 @@ impl Caches {
         if let Some(third) = self.third(core) {
             let mut third = lock(third);
             let lines = empty(&mut third.cache);
-            for line in lines.iter().filter(|line| line.dirty) {
+            for line in lines.into_iter().filter(|line| line.dirty) {
                 third.ids[usize::from(line.owner)].writebacks += 1;
+                self.memory(None, [Some(line)]);
             }
         }
     }
@@ -357,6 +398,17 @@ impl Caches {
     pub fn classes(&self) -> Vec<Vec<Traffic>> {
         let last = self.last().iter();
         last.map(|cache| lock(cache).by_class.clone()).collect()
+    }
+
+    /// By bank, what accesses found there.
+    pub fn banks(&self) -> Vec<Bank> {
+        let bank = |of: &RowCounts| Bank {
+            hits: of.hits,
+            misses: of.misses,
+            conflicts: of.conflicts,
+        };
+        let rows = self.rows.as_ref().map(|rows| lock(rows));
+        rows.map_or(Vec::new(), |rows| rows.counts().iter().map(bank).collect())
     }
 
     /// By last-level cache, by monitoring id.

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::profile::{LINE, Profile};
-pub use caches::Traffic;
+pub use caches::{Bank, Traffic};
 use caches::{Caches, Served};
 pub use identity::Answer;
 use pmu::{Event, Pmu};
@@ -114,6 +114,9 @@ pub struct Report {
     pub classes: Vec<Vec<Traffic>>,
     /// By socket, by monitoring id, those that had any.
     pub ids: Vec<std::collections::BTreeMap<usize, Traffic>>,
+    /// By bank of memory, where the profile has them: those of the first rank of the first channel first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub banks: Vec<Bank>,
 }
 
 /// Adds where nobody else writes.
@@ -226,7 +229,10 @@ impl Machine {
         let stall = match served {
             Served::Second => cycles.l2,
             Served::Third => cycles.l3,
-            Served::Memory => cycles.memory,
+            Served::Memory(row) => match (&self.profile.dram, row) {
+                (Some(dram), Some(row)) => dram.cycles(row),
+                _ => cycles.memory,
+            },
         };
         add(&cpu.stalls[usize::from(user)], u64::from(stall));
         // A second level that is the last one is what the events of the last one tell of.
@@ -234,7 +240,7 @@ impl Machine {
         let interrupt = last && self.profile.pmu.is_some() && {
             let mut pmu = lock(&cpu.pmu);
             let reference = pmu.count(Event::References, user, 1);
-            (served == Served::Memory && pmu.count(Event::Misses, user, 1)) | reference
+            (matches!(served, Served::Memory(_)) && pmu.count(Event::Misses, user, 1)) | reference
         };
         After { interrupt, delay }
     }
@@ -281,6 +287,7 @@ impl Machine {
                 })
                 .map(Iterator::collect)
                 .collect(),
+            banks: self.caches.banks(),
         }
     }
 }

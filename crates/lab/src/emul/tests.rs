@@ -266,3 +266,60 @@ proptest! {
         }
     }
 }
+
+/// A profile with eight banks, whose rows are 8 KiB long.
+fn with_banks(profile: &str) -> Machine {
+    const BANKS: &str = "[dram]\ncolumn = ['6-12']\nbank = [[13, 17], [14, 18], 15]\nrow = ['16-29']\n\
+                         hit = 150\nmiss = 200\nconflict = 250\n";
+    let profile = toml::to_string(&Profile::load(profile).unwrap()).unwrap();
+    let profile = Profile::parse("banks", &format!("{profile}{BANKS}")).unwrap();
+    // As the lab hands it on.
+    let again = toml::to_string(&profile).unwrap();
+    Machine::new(Profile::parse("again", &again).unwrap(), ICELAKE).unwrap()
+}
+
+#[test]
+fn streams_in_one_bank_close_each_others_rows() {
+    // Two rows side by side: conflicts, and what the cycle counter has of one stream.
+    let beside = |other: u64| {
+        let m = with_banks("icelake");
+        m.write(0, 0x38d, 0b11 << 4).unwrap();
+        m.write(0, 0x38f, 1 << 33).unwrap();
+        for n in 0..128 {
+            m.data(0, n * 64, false, true);
+            m.data(2, other + n * 64, false, true);
+        }
+        let conflicts: u64 = m.report().banks.iter().map(|b| b.conflicts).sum();
+        (conflicts, m.read(0, 0x30a).unwrap().0)
+    };
+    assert_eq!(beside(1 << 15), (0, 200 + 127 * 150));
+    // Row 8 of bank 0: no function of the bank has bit 19.
+    assert_eq!(beside(1 << 19), (255, 200 + 127 * 250));
+}
+
+proptest! {
+    /// Every line that a last level asks memory for, and every one that it writes back, is one of a bank's.
+    #[test]
+    fn banks_see_what_goes_to_memory(
+        profile in prop::sample::select(vec!["icelake", "goldmont"]),
+        accesses in prop::collection::vec((0u64..1 << 21, any::<bool>(), 0usize..4, 1u64..200), 1..60),
+    ) {
+        let m = with_banks(profile);
+        for (from, write, cpu, lines) in accesses {
+            for n in 0..lines {
+                // Strides of 64 KiB keep to few sets, so that there is something to evict.
+                m.data(cpu, from + n * (64 << 10), write, true);
+            }
+        }
+        if profile == "icelake" {
+            m.flush(0);
+        }
+        let report = m.report();
+        let banks: u64 = report.banks.iter().map(|b| b.hits + b.misses + b.conflicts).sum();
+        let lines = |of: &Traffic| of.misses + of.writebacks;
+        let memory: u64 = report.ids.iter().flat_map(|ids| ids.values().map(lines)).sum();
+        prop_assert_eq!(banks, memory);
+        prop_assert_eq!(report.banks.len(), 8);
+        prop_assert_eq!(machine(profile, ICELAKE).report().banks.len(), 0);
+    }
+}

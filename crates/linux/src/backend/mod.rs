@@ -201,6 +201,21 @@ pub struct Linux {
 }
 
 impl Linux {
+    /// The rates, and whether counters count right. Changes nothing.
+    fn measure(&mut self) -> Result<Measured> {
+        let (cpus, llc) = (self.all_cpus()?, self.caches(None)?.llc);
+        let refused = |e| {
+            Error::refused(format!(
+                "the rates of this machine could not be measured: {e}"
+            ))
+        };
+        let mut measured = (self.tools.rates)(&cpus, llc).map_err(refused)?;
+        let vendor = self.cached_inventory()?.identity.vendor.clone();
+        let traffic = self.tools.traffic;
+        measured.counters = pmu::check(&self.files, &vendor, &|write| traffic(write, llc))?;
+        Ok(measured)
+    }
+
     /// The machine we run on. From here on SIGINT, SIGTERM and SIGHUP are seen by [`Backend::wait`] only.
     ///
     /// # Errors
@@ -441,16 +456,11 @@ impl Drop for Linux {
 impl Backend for Linux {
     fn inventory(&mut self, depth: Probe) -> std::result::Result<Inventory, BackendError> {
         if depth == Probe::Deep {
-            let (cpus, llc) = (self.all_cpus()?, self.caches(None)?.llc);
-            let rates = (self.tools.rates)(&cpus, llc);
-            let mut measured = rates.map_err(|e| {
-                BackendError(format!(
-                    "the rates of this machine could not be measured: {e}"
-                ))
-            })?;
-            let vendor = self.cached_inventory()?.identity.vendor.clone();
-            let traffic = self.tools.traffic;
-            measured.counters = pmu::check(&self.files, &vendor, &|write| traffic(write, llc))?;
+            // Many seconds on a busy machine; before anything is held nobody needs to be waited for.
+            let measured = match self.session {
+                None => signals::ended_by_any(|| self.measure())?,
+                Some(_) => self.measure()?,
+            };
             self.measured(measured);
         }
         Ok(self.cached_inventory()?.clone())

@@ -22,9 +22,11 @@ mod bank;
 mod channel;
 mod choice;
 mod queue;
+mod rows;
 mod timing;
 
 pub use channel::{Accepted, Channel, Completion, Counts, Full, Request};
+pub use rows::{OpenRows, Row, RowCounts};
 pub use timing::{Config, Timing};
 
 use crate::address::AddressMap;

@@ -4,7 +4,6 @@
 //! refused), then built: a profile that was read is one whose caches, DRAM and address map exist. Every section names its
 //! `source`; keys that no source gives stand in `assumed` with the reason, so that reports can tell facts from guesses.
 
-mod bits;
 mod built;
 mod origins;
 mod read;
@@ -17,8 +16,8 @@ use quell_core::text::Problem;
 use quell_core::units::{Bytes, Nanos};
 use serde::Deserialize;
 
-pub use bits::BitFunctions;
 pub use origins::Origin;
+pub use quell_core::bits::BitFunctions;
 
 /// The profiles that come with Quell: name and text.
 const BUILT_IN: [(&str, &str); 6] = [

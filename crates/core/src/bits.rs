@@ -1,10 +1,10 @@
-//! How a profile writes functions of address bits: a list, lowest output bit first, of which each element is a bit (`12`), a
+//! How profiles write functions of address bits: a list, lowest output bit first, of which each element is a bit (`12`), a
 //! run of bits that are a function each (`"6-11"`), or several bits whose exclusive or is one function (`[13, 17]`).
 
 use std::fmt;
 
 use serde::de::{self, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Bits of a physical address (Linux on x86-64 with five-level paging).
 const ADDRESS_BITS: u32 = 52;
@@ -17,6 +17,14 @@ impl<'de> Deserialize<'de> for BitFunctions {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let elements = Vec::<Element>::deserialize(deserializer)?;
         Ok(Self(elements.into_iter().flat_map(|e| e.0).collect()))
+    }
+}
+
+impl Serialize for BitFunctions {
+    /// Every function by its bits.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let bits = |mask: &u64| -> Vec<u32> { (0..64).filter(|n| mask >> n & 1 == 1).collect() };
+        serializer.collect_seq(self.0.iter().map(bits))
     }
 }
 
