@@ -4,6 +4,7 @@
 mod apart;
 mod curve;
 mod locked;
+mod measure;
 mod memory;
 mod parts;
 mod stays;
@@ -38,7 +39,7 @@ use crate::children::{Birth, Subject};
 use crate::clients::Clients;
 use crate::error::{Error, Result};
 use crate::home::Home;
-use crate::pmu::{self, Counting, Traffic};
+use crate::pmu::{Counting, Traffic};
 use crate::pool::Pool;
 use crate::resident::{Keeper, KeeperCommand};
 use crate::root::Kernel;
@@ -201,21 +202,6 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// The rates, and whether counters count right. Changes nothing.
-    fn measure(&mut self) -> Result<Measured> {
-        let (cpus, llc) = (self.all_cpus()?, self.caches(None)?.llc);
-        let refused = |e| {
-            Error::refused(format!(
-                "the rates of this machine could not be measured: {e}"
-            ))
-        };
-        let mut measured = (self.tools.rates)(&cpus, llc).map_err(refused)?;
-        let vendor = self.cached_inventory()?.identity.vendor.clone();
-        let traffic = self.tools.traffic;
-        measured.counters = pmu::check(&self.files, &vendor, &|write| traffic(write, llc))?;
-        Ok(measured)
-    }
-
     /// The machine we run on. From here on SIGINT, SIGTERM and SIGHUP are seen by [`Backend::wait`] only.
     ///
     /// # Errors
