@@ -145,11 +145,11 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
     let Some(mut machine) = machine(test) else {
         return;
     };
-    let (own, others) = (file(&machine, "own", 60), file(&machine, "others", 400));
+    let (own, others) = (file(&machine, "own", 80), file(&machine, "others", 400));
     let Some(nest) = Nest::new(&machine, test) else {
         return;
     };
-    // Frames that read 60 MiB, and somebody who reads 400 MiB again and again: both do not fit into 96.
+    // Frames that read 80 MiB, and somebody who reads 400 MiB again and again: both do not fit into 96.
     let app = nest.start(
         "app",
         &format!("while :; do cat {own} >/dev/null; sleep 0.02; done"),
@@ -223,7 +223,7 @@ fn who_goes_and_comes_again_while_watched_is_watched_again() {
     let Some(mut machine) = machine(test) else {
         return;
     };
-    let (own, others) = (file(&machine, "own", 60), file(&machine, "others", 400));
+    let (own, others) = (file(&machine, "own", 80), file(&machine, "others", 400));
     let Some(nest) = Nest::new(&machine, test) else {
         return;
     };

@@ -75,6 +75,8 @@ struct Group {
     cpus: CpuSet,
     /// Its programs are immune from the OOM killer.
     immune: bool,
+    /// How long they wait for memory is looked at.
+    watched: bool,
     /// What keeps its files in memory.
     keeper: Option<Keeper>,
     /// What its threads have spent; none any more once it could not be told.
@@ -417,9 +419,9 @@ impl Linux {
         self.units.extend(units.map(|units| (id, units)));
         // The first of its tasks; those it has begotten meanwhile are found with the newborn.
         self.immunise(&subject.group)?;
-        // What looks after its memory every few milliseconds does so from elsewhere.
-        let sheltered = self.groups.get(&subject.group).is_some_and(|g| g.immune);
-        if let (true, Some(cpus), Some(session)) = (sheltered, &subject.cpus, &self.session) {
+        // Who looks every few milliseconds does so from elsewhere.
+        let watched = self.groups.get(&subject.group).is_some_and(|g| g.watched);
+        if let (true, Some(cpus), Some(session)) = (watched, &subject.cpus, &self.session) {
             session.keep_off(&self.files, cpus);
         }
         Ok(id)

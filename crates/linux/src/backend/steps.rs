@@ -84,6 +84,7 @@ impl Linux {
             Setting::BoundMemory { most } => self.bound(*most)?,
             Setting::WatchMemory => {
                 self.extend(group, &[Controller::Memory, Controller::Pressure])?;
+                self.group_mut(group)?.watched = true;
             }
             Setting::SteerMemory { unswapped, .. } => {
                 self.extend(
@@ -280,6 +281,7 @@ impl Linux {
                 matching: matching.to_vec(),
                 cpus,
                 immune: false,
+                watched: false,
                 keeper: None,
                 ledger: Some(Ledger::new(rt::ticks_since_boot())),
             },
