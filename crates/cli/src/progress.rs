@@ -1,4 +1,4 @@
-//! A progress bar on stderr, for anything over two seconds when stderr is a terminal, and a line every minute where it is none.
+//! A progress bar on stderr, for anything over two seconds when stderr is a terminal, and a line every minute at most where it is none.
 //!
 //! It is drawn when a cell begins and when it ends, never in between: a thread that kept it moving would run on the very
 //! CPUs that are being measured.
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How often a file or a pipe is told.
 const LINES: Duration = Duration::from_secs(60);
 const WIDTH: usize = 24;
-/// No line of a file is cut.
+/// A line of a file, at most.
 const LONG: usize = 200;
 /// Eighths of a column, as block elements.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];

@@ -154,7 +154,8 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
         "app",
         &format!("while :; do cat {own} >/dev/null; sleep 0.02; done"),
     );
-    let _hog = nest.start("hog", &format!("while :; do cat {others} >/dev/null; done"));
+    let hogging = format!("while :; do cat {others} >/dev/null; done");
+    let mut hog = nest.start("hog", &hogging);
     machine.remember();
     let before = adjustment(app.pid());
     let policy = freezing(&machine);
@@ -204,6 +205,10 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
         let mut run = Running::start(quell().args(["run", file]));
         eventually("the hog is frozen or limited", || {
             assert!(run.alive(), "kill {n}: it ended by itself");
+            // Who was killed, as the second policy allows, begins anew.
+            if hog.0.try_wait().unwrap().is_some() {
+                hog = nest.start("hog", &hogging);
+            }
             nest.frozen() || nest.limit() != unlimited
         });
         run.signal(Signal::KILL);

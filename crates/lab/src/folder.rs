@@ -1,6 +1,7 @@
 //! A folder for one run, within another. It goes with the run; what a killed one left goes with the next.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -63,7 +64,7 @@ impl Drop for Folder {
     }
 }
 
-/// Removes what runs left that were killed.
+/// Removes what runs left that were killed. In a folder that others write to, too, only what belongs to this user is looked into.
 fn sweep(within: &Path, kind: &str) {
     let beginning = format!("{kind}-");
     let entries = fs::read_dir(within).into_iter().flatten().flatten();
@@ -71,16 +72,23 @@ fn sweep(within: &Path, kind: &str) {
         let ours = path
             .file_name()
             .is_some_and(|n| n.to_string_lossy().starts_with(&beginning));
-        let Some(alive) = ours
-            .then(|| fs::File::open(path.join(ALIVE)).ok())
-            .flatten()
-        else {
+        let Some(alive) = ours.then(|| left(&path)).flatten() else {
             continue;
         };
         if flock(&alive, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = fs::remove_dir_all(&path);
         }
     }
+}
+
+/// What tells whether a run's folder is in use, if it is one of this user's.
+fn left(path: &Path) -> Option<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, fstat, open, openat};
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let folder = open(path, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
+    let mine = fstat(&folder).ok()?.st_uid == rustix::process::geteuid().as_raw();
+    mine.then(|| openat(&folder, ALIVE, flags, Mode::empty()).ok())
+        .flatten()
 }
 
 /// What failed, with its place.
@@ -100,8 +108,14 @@ mod tests {
         fs::write(dead.join(ALIVE), "").unwrap();
         let other = cache.path().join("kernel-7.2");
         fs::create_dir(&other).unwrap();
+        // Not a folder of a run's: a link to one elsewhere.
+        let aside = tempfile::tempdir().unwrap();
+        fs::write(aside.path().join(ALIVE), "").unwrap();
+        let link = cache.path().join("run-2-0");
+        std::os::unix::fs::symlink(aside.path(), &link).unwrap();
         let one = Folder::new(cache.path(), "run").unwrap();
         assert!(!dead.exists() && other.exists());
+        assert!(link.exists() && aside.path().join(ALIVE).exists());
         let two = Folder::new(cache.path(), "run").unwrap();
         assert!(one.path("").exists() && two.path("").exists());
         assert_ne!(one.path(""), two.path(""));

@@ -22,7 +22,7 @@ const GRACE: Duration = Duration::from_secs(3);
 const GENERATOR_GRACE: Duration = Duration::from_millis(500);
 /// Who was killed while the kernel took memory from it or read for it, on a slow disk, may take seconds to be gone; who is not by
 /// then is left to the kernel.
-const DEATH: Duration = Duration::from_secs(60);
+const DEATH: Duration = Duration::from_secs(20);
 /// The longest line kept of a program's output.
 const LONGEST_LINE: usize = 64 << 10;
 

@@ -121,7 +121,7 @@ pub fn one_heap() {
 
 /// Locks what is there and what is touched later (MCL_ONFAULT: pages become resident when first touched, not all at once: with 64
 /// threads that is 2 MB instead of 134). Of the program's code only what is run from now on: what was run before, to plan, is as
-/// much again. To be called when plans are made, before anything is changed; again, it does nothing.
+/// much again. To be called when plans are made; again, it does nothing.
 pub fn lock_memory() -> io::Result<()> {
     static LOCKED: AtomicBool = AtomicBool::new(false);
     if LOCKED.swap(true, Ordering::Relaxed) {
@@ -140,13 +140,13 @@ pub fn lock_memory() -> io::Result<()> {
 }
 
 /// Unmaps the pages of the program's and its libraries' code and constants; what is run again is mapped again, from the page cache
-/// (madvise(2), MADV_DONTNEED). What was relocated, or has a debugger's breakpoint in it, is another page than the file's and stays
-/// (proc_pid_smaps(5): `Anonymous`).
+/// (madvise(2), MADV_DONTNEED). What was relocated, or has a debugger's breakpoint in it, is another page than the file's and stays, in
+/// memory or swapped out (proc_pid_smaps(5): `Anonymous`, and after it `Swap`).
 fn give_back_code() {
     let Ok(text) = std::fs::read_to_string("/proc/self/smaps") else {
         return;
     };
-    let mut mapping = None;
+    let (mut mapping, mut clean) = (None, false);
     for line in text.lines() {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         match words[..] {
@@ -154,7 +154,8 @@ fn give_back_code() {
                 mapping = range.split_once('-');
             }
             [_, _, _, _, _, ..] if !line.starts_with("VmFlags:") => mapping = None,
-            ["Anonymous:", "0", _] => {
+            ["Anonymous:", size, _] => clean = size == "0",
+            ["Swap:", "0", _] if clean => {
                 let address = |text| usize::from_str_radix(text, 16).ok();
                 let ends = mapping.and_then(|(a, b)| address(a).zip(address(b)));
                 if let Some((from, to)) = ends {

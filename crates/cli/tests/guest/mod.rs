@@ -103,6 +103,7 @@ impl Said {
             assert!(death.ends_with(" 137 restored"), "{death}");
         }
         assert!(last.ends_with(" 0 restored"), "{last}");
+        assert!(!killed.is_empty(), "nobody was killed");
         println!("killed at {} boundaries", killed.len());
         from() - 1 + killed.len()
     }
