@@ -46,7 +46,8 @@ cpus = "$last"
 limit.bandwidth = "$1"
 [regulator]
 period = "$2"
-longest = "${3:-5ms}"
+[mechanisms]
+bandwidth = "regulator"
 P
 }
 reaction() { python3 - "$work/$1" <<'P'
@@ -86,8 +87,9 @@ done
 say "## Overhead below the budget" "\`quell compare experiments/overhead.toml\`: CPU time of the same work, paced below its budget."
 "$quell" compare experiments/overhead.toml --out "$work" 2>/dev/null | block
 
-say "## Two real programs" "\`scripts/real.sh\`: redis-server and an ffmpeg encode beside \`stress-ng --stream\` on every CPU."
-scripts/real.sh "$quell" 2>/dev/null | block
+say "## Real programs" "\`scripts/real.py\`: redis and an ffmpeg encode next to \`stress-ng --stream\`; without arguments it has more of both."
+scripts/real.py --quell "$quell" --out "$work/real.jsonl" --rounds 3 --pairs '^(redis|ffmpeg) x stream' \
+  --only '^(none|weight|cores|cpu-max@20|chosen@20)$' 2>/dev/null
 
 say "## Start and memory"
 { for _ in 1 2 3 4 5; do /usr/bin/env time -f "quell doctor: %e s" "$quell" doctor 2>&1 >/dev/null; done

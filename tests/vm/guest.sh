@@ -6,6 +6,8 @@
 export HOME=/ RUST_BACKTRACE=1
 CG=/sys/fs/cgroup
 SLICE=$CG/quell.slice
+# Of groups with a low weight.
+LOW=$CG/quell-best-effort.slice
 passed=0 failed=0 skipped=0
 echo "-- guest: Linux $(uname -r), $(nproc) CPUs, controllers: $(cat $CG/cgroup.controllers)"
 
@@ -43,7 +45,7 @@ stat_of() { sed -n "s/^$2 //p" "$1/cpu.stat"; }
 picture() {
     find $CG -type d | sort | while read -r dir; do
         for file in cgroup.subtree_control cpuset.cpus cpuset.mems cpuset.cpus.exclusive cpuset.cpus.partition \
-            cpuset.cpus.effective cpu.max memory.min memory.low memory.high memory.max cgroup.freeze; do
+            cpuset.cpus.effective cpu.max cpu.weight cpu.idle memory.min memory.low memory.high memory.max cgroup.freeze; do
             [ -e "$dir/$file" ] && echo "$dir/$file $(cat "$dir/$file")"
         done
         # A cpuset with tasks that was not set cannot be unset again (ENOSPC); everything possible means the same.
@@ -135,9 +137,10 @@ same "the critical task is in its cgroup" "$(home "$victim")" /quell.slice/criti
 same "the critical task has its CPU" "$(allowed "$victim")" 3
 same "everybody else does not" "$(allowed 1)" 0-2
 same "cpuset.mems is set" "$(cat $SLICE/critical/cpuset.mems)" 0
-same "cpu.max has the quota" "$(cat $SLICE/batch/cpu.max)" "40000 100000"
-same "the limited task is in its cgroup" "$(home "$noise")" /quell.slice/batch
-holds "the kernel throttles it" within 20 eval "[ \$(stat_of $SLICE/batch nr_throttled) -gt 0 ]"
+same "a best-effort group has a low weight" "$(cat $LOW/batch/cpu.weight) $(cat $LOW/cpu.weight)" "10 10"
+same "cpu.max has the quota" "$(cat $LOW/batch/cpu.max)" "40000 100000"
+same "the limited task is in its cgroup" "$(home "$noise")" /quell-best-effort.slice/batch
+holds "the kernel throttles it" within 20 eval "[ \$(stat_of $LOW/batch nr_throttled) -gt 0 ]"
 holds "and it runs" runs "$noise"
 let_go TERM
 holds "nothing is called somebody else's change" not grep -q "somebody else" /tmp/quell.out
@@ -146,7 +149,7 @@ restored "SIGTERM: everything is as before, subtree_control included"
 
 hold /tmp/p.toml
 let_go KILL
-holds "SIGKILL: the watchdog leaves no cgroup" within 20 gone $SLICE
+holds "SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
 sweep
 restored "SIGKILL: everything is as before, subtree_control included"
 
@@ -168,7 +171,7 @@ hold /tmp/p.toml /cell
 same "the main process is where it was started" "$(home "$quell")" /cell
 echo 1 >$CG/cell/cgroup.kill
 wait "$quell" 2>/dev/null
-holds "cgroup.kill: the watchdog leaves no cgroup" within 20 gone $SLICE
+holds "cgroup.kill: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
 sweep
 restored "cgroup.kill: everything is as before"
 rmdir $CG/cell
@@ -212,7 +215,7 @@ hold /tmp/m.toml
 same "memory: kept of the group" "$(cat $SLICE/critical/memory.min)" $((16 << 20))
 same "memory: and of all above" "$(cat $SLICE/memory.min)" $((16 << 20))
 same "memory: the critical task is immune" "$(cat "/proc/$victim/oom_score_adj")" -1000
-same "memory: who may not be killed is slowed down" "$(cat $SLICE/mark/memory.high)" $((64 << 20))
+same "memory: who may not be killed is slowed down" "$(cat $LOW/mark/memory.high)" $((64 << 20))
 same "memory: a file is locked" "$(sed -n 's/^VmLck:[[:space:]]*//p' "/proc/$(keeper)/status")" "3072 kB"
 same "memory: by a process of the group" "$(home "$(keeper)")" /quell.slice/critical
 holds "memory: the group in place has the controller's files" [ -e $CG/batch/memory.high ]
@@ -221,7 +224,7 @@ holds "memory: nothing is called somebody else's change" not grep -q "somebody e
 restored "memory, SIGTERM: everything is as before"
 hold /tmp/m.toml
 let_go KILL
-holds "memory, SIGKILL: the watchdog leaves no cgroup" within 20 gone $SLICE
+holds "memory, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
 holds "memory, SIGKILL: nobody keeps the file any more" within 10 eval '[ -z "$(keeper)" ]'
 sweep
 restored "memory, SIGKILL: everything is as before"
@@ -338,10 +341,12 @@ mkdir -p /var/lib/quell
 } >/var/lib/quell/measured.json
 
 # A regulated CPU is taken away. The rest is kept off the group's CPUs, and with it the session that Quell was started
-# from: its throttlers have to get there all the same.
+# from: its brakes have to get there all the same.
 policy /tmp/r.toml "{ pid = $noise }" 'cpus = "1-2"
 limit.bandwidth = "30%"' '[rest]
 cpus = "0"
+[mechanisms]
+bandwidth = "regulator"
 [regulator]
 period = "20ms"'
 hold /tmp/r.toml /user.slice/x
@@ -352,33 +357,42 @@ same "regulated: status says it holds" "$status" 0
 holds "regulated: the limited task is throttled" \
     within 20 eval 'quell status | grep -q "CPU 2 .*throttled [1-9]\|CPU 1 .*throttled [1-9]"'
 same "regulated: everybody else is kept off" "$(allowed 1)" 0
+same "regulated: its tasks run only while no brake does" \
+    "$(home "$noise") $(cat $LOW/batch/work/cpu.idle) $(cat $LOW/batch/stop/cpu.weight)" "/quell-best-effort.slice/batch/work 1 10000"
+same "regulated: a brake for each CPU" "$(wc -l <$LOW/batch/stop/cgroup.procs)" 2
+# Emulated: only that it is held back, and that what else runs there is not, can be told.
+sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 & beside=$!
+taskset -p 6 "$beside" >/dev/null 2>&1
+holds "regulated: another program on its CPUs runs on" runs "$beside"
+kill -9 "$beside"; wait "$beside" 2>/dev/null
 echo 0 >/sys/devices/system/cpu/cpu2/online
 holds "a regulated CPU goes away: it is said, with level none" \
     within 20 grep -q "CPU 2 is no longer regulated.*level none" /tmp/quell.out
 quell status >/tmp/status 2>&1
 same "a regulated CPU goes away: status says it does not hold" "$?" 3
-holds "its throttler has ended" not grep -qx quell/2 /proc/$quell/task/*/comm
+holds "its brake has ended" not grep -qx quell/2 /proc/$quell/task/*/comm
 holds "the other CPU is regulated still" grep -qx quell/1 /proc/$quell/task/*/comm
 holds "nothing is left stopped" runs "$noise"
 echo 1 >/sys/devices/system/cpu/cpu2/online
+holds "the CPU is back: it is regulated again" within 20 grep -q "CPU 2 is regulated again" /tmp/quell.out
 let_go TERM
 restored "after the CPU is back: everything is as before"
 
-# Without the right to real-time scheduling.
+# A brake needs no right to real-time scheduling.
 if [ -x /bin/setpriv.full ]; then
-    setpriv.full --bounding-set=-sys_nice quell plan /tmp/r.toml >/tmp/quell.out 2>&1
-    holds "without CAP_SYS_NICE the plan falls back to cpu-max" grep -q '\[cpu-max\]' /tmp/quell.out
-    holds "and says why" grep -q 'SCHED_FIFO is' /tmp/quell.out
     # Programs it starts have no more rights than it; to move others it would need the capability.
     cat >/tmp/n.toml <<POLICY
 quell = 1
 [group.batch]
 role = "best-effort"
+cpus = "any"
 limit.bandwidth = "30%"
 command = ["/bin/mark"]
+[mechanisms]
+bandwidth = "regulator"
 POLICY
     hold /tmp/n.toml /user.slice/x setpriv.full --bounding-set=-sys_nice
-    holds "without CAP_SYS_NICE: a quota stands in" not grep -q max $SLICE/batch/cpu.max
+    same "without CAP_SYS_NICE: brakes all the same" "$(wc -l <$LOW/batch/stop/cgroup.procs)" 4
     let_go TERM
     restored "without CAP_SYS_NICE: everything is as before"
 else
@@ -388,7 +402,7 @@ done_with_all
 rmdir $CG/user.slice/x $CG/user.slice $CG/batch
 echo "-cpu -cpuset" >$CG/cgroup.subtree_control
 
-# tests/regulator.rs is not among them: the shares it judges need real time, which this machine may not have.
+# tests/regulator is not among them: the shares it judges need real time, which this machine may not have.
 for test in live watchdog conformance; do
     # Of the bodies on every arm, those on this kernel: the model is the same everywhere.
     only=

@@ -39,8 +39,6 @@ match = [{ pid = $stream }]
 limit.bandwidth = "$(($1 * 64))B/s"
 [regulator]
 period = "20ms"
-longest = "20ms"
-floor = "1%"
 POLICY
     quell run /tmp/meter.toml </dev/null >/tmp/run 2>&1 & quell=$!
     until grep -qsx quell/1 /proc/$quell/task/*/comm; do

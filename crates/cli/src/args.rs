@@ -14,6 +14,7 @@ use quell_core::workload::{
     Touch, Word,
 };
 
+use crate::bench::OpenLoop;
 use crate::lab::Lab;
 use crate::ladder::Ladder;
 use crate::pressure::Pressure;
@@ -143,7 +144,7 @@ pub struct Plan {
 #[derive(Debug, clap::Args)]
 pub struct Run {
     /// The policy file; leave it out and name groups with --critical and --best-effort instead
-    #[arg(conflicts_with_all = ["critical", "best_effort", "limit", "cpus", "save"])]
+    #[arg(conflicts_with_all = ["critical", "best_effort", "limit", "period", "cpus", "save"])]
     pub policy: Option<PathBuf>,
     /// Tasks to protect: KEY=VALUE[,KEY=VALUE…] with pid, exe, comm, arg, user, cgroup, unit, container; repeat for more
     #[arg(long, value_name = "MATCH")]
@@ -151,9 +152,13 @@ pub struct Run {
     /// Tasks that may be slowed; written as for --critical
     #[arg(long, value_name = "MATCH")]
     pub best_effort: Vec<TaskMatch>,
-    /// At most this memory bandwidth for the best-effort tasks: part of what their CPUs can draw, or a rate [default: 20%]
+    /// At most this memory bandwidth for the best-effort tasks: part of what their CPUs can draw, or a rate [default: no limit;
+    /// a low weight lets others go first]
     #[arg(long, value_name = "LIMIT")]
     pub limit: Option<Bandwidth>,
+    /// How often the limit is a new one, 100us to 1s [default: the plan says which]
+    #[arg(long, value_name = "TIME", requires = "limit")]
+    pub period: Option<Nanos>,
     /// CPUs for the critical tasks: a number, or a list such as 0,2-3 [default: auto]
     #[arg(long, value_name = "CPUS", value_parser = cpus)]
     pub cpus: Option<CpusWanted>,
@@ -495,6 +500,8 @@ pub enum Generator {
     Pressure(Pressure),
     /// A victim's percentiles against the rate of the aggressors beside it
     Ladder(Ladder),
+    /// GETs at a fixed rate from a server that speaks the redis protocol: latency from the intended start of each
+    OpenLoop(OpenLoop),
     /// Calls that wait for kernel work on every CPU: how long they take
     Flush {
         /// The CPU to call from

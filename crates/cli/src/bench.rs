@@ -6,8 +6,10 @@ use std::path::Path;
 use quell_core::attribution::ACCOUNT_ENV;
 use quell_core::backend::Backend;
 use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::units::Nanos;
 use quell_core::workload::{Banks, CALL_RATE, CALL_SEARCH, Workload};
 use quell_workload::flush::FlushOptions;
+use quell_workload::open_loop::{MOST_CONNECTIONS, OpenLoopOptions};
 use quell_workload::overrun::OverrunOptions;
 use quell_workload::{BenchOptions, ResolvedWorkload, ServeOptions};
 use serde::Serialize;
@@ -16,6 +18,48 @@ use crate::args::{Bench, Common, Generator, StageArg};
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::machine;
 use crate::progress::Bar;
+
+/// `quell bench open-loop`
+#[derive(Debug, clap::Args)]
+pub struct OpenLoop {
+    /// The server, as host:port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
+    connect: String,
+    /// Requests per second, at equal intervals, over all connections together
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    rate: u32,
+    /// Connections, which take turns
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_CONNECTIONS)))]
+    connections: u32,
+    /// The CPU to run on [default: any]
+    #[arg(long)]
+    cpu: Option<CpuId>,
+    /// Requests before measuring, at the same rate
+    #[arg(long, default_value = "200ms")]
+    warmup: Nanos,
+    /// The measured span
+    #[arg(long, default_value = "3s")]
+    duration: Nanos,
+    /// How long answers are waited for after the last request was due
+    #[arg(long, default_value = "1s")]
+    patience: Nanos,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl OpenLoop {
+    fn options(&self) -> OpenLoopOptions {
+        OpenLoopOptions {
+            connections: self.connections,
+            cpu: self.cpu,
+            warmup: self.warmup,
+            duration: self.duration,
+            patience: self.patience,
+            ..OpenLoopOptions::new(&self.connect, self.rate)
+        }
+    }
+}
 
 /// Runs a generator.
 pub fn run(args: &Bench) -> Result {
@@ -162,6 +206,10 @@ pub fn run(args: &Bench) -> Result {
             generator(&workload, common)
         }
         Generator::Ladder(args) => crate::ladder::run(args),
+        Generator::OpenLoop(args) => {
+            let report = quell_workload::open_loop::open_loop(&args.options());
+            show(&report.map_err(failed)?, args.json)
+        }
         Generator::Flush { cpu, stir, watch } => {
             let cpu = match cpu {
                 Some(cpu) => *cpu,

@@ -11,7 +11,8 @@ use quell_core::deep::{Fingerprint, MbaCurve};
 use quell_core::inventory::{Availability, Inventory, Measured};
 use quell_core::mechanism::Mechanism;
 use quell_core::partition::MbaUnit;
-use quell_core::units::Bytes;
+use quell_core::policy::{Adapt, Policy};
+use quell_core::units::{Bytes, Rate};
 use quell_core::workload::{Caches, Workload};
 use quell_engine::calibrate::Unmeasured;
 use quell_engine::compare::Progress;
@@ -20,6 +21,7 @@ use quell_linux::resctrl::Group;
 use quell_linux::resident::KeeperCommand;
 use quell_linux::root::Kernel;
 use quell_linux::session::WatchdogCommand;
+use quell_linux::tasks::{Matcher, assign};
 use quell_report::{Style, age};
 use quell_workload::deep::{Class, Depth, throttled};
 use serde::{Deserialize, Serialize};
@@ -212,11 +214,50 @@ pub fn measure(backend: &mut Linux) -> Result<Inventory> {
             return Err(stopped);
         }
         Err(Unmeasured::Failed(why)) => eprintln!(
-            "quell: note: what a stop costs could not be measured, and is taken as nothing: {why}"
+            "quell: note: what a stop costs could not be measured, and is taken as 30 us: {why}"
         ),
+    }
+    if let Some(measured) = machine.measured.as_mut() {
+        measured.rest = rest(&BTreeSet::new(), measured.peak_cpu);
+        backend.measured(measured.clone());
     }
     remember(&machine);
     Ok(machine)
+}
+
+/// Measures again what the tasks of no group draw, for a plan of this policy only: a second, where what the plan promises rests
+/// on it. Processes that the policy matches are left out.
+pub fn measure_rest(policy: &Policy, machine: &mut Inventory) -> Result<()> {
+    let reserves = policy
+        .groups
+        .values()
+        .any(|g| g.reserve.bandwidth.is_some());
+    let Some(measured) = machine.measured.as_mut() else {
+        return Ok(());
+    };
+    if !reserves && policy.regulator.adapt == Adapt::Off {
+        return Ok(());
+    }
+    let files = Kernel::new().map_err(failed)?;
+    let groups = policy.groups.iter();
+    let matchers: Vec<Matcher> = groups
+        .map(|(name, group)| Matcher::new(&files, name, &group.matching))
+        .collect::<quell_linux::error::Result<_>>()
+        .map_err(failed)?;
+    let assigned = assign(&files, &matchers, &BTreeSet::new()).map_err(failed)?;
+    let members = assigned.values().flatten().map(|stat| stat.id.pid);
+    measured.rest = rest(&members.collect(), measured.peak_cpu);
+    Ok(())
+}
+
+/// What all tasks draw whose processes are not in `members`; if it cannot be measured that is said, and nothing is known.
+fn rest(members: &BTreeSet<u32>, peak: Rate) -> Option<Rate> {
+    let measured =
+        Kernel::new().and_then(|files| quell_linux::rest::measure(&files, members, peak));
+    measured.unwrap_or_else(|why| {
+        eprintln!("quell: note: what tasks of no group draw could not be measured: {why}");
+        None
+    })
 }
 
 /// Measures everything, and remembers.
@@ -236,7 +277,7 @@ pub fn measure_deep(backend: &mut Linux, depth: &Depth) -> Result<Inventory> {
         curve => curve,
     };
     let mut bar = Bar::new();
-    let fifo = || quell_linux::rt::fifo(quell_linux::rt::THROTTLER_PRIORITY);
+    let fifo = || quell_linux::rt::fifo(quell_linux::rt::WATCHDOG_PRIORITY);
     let mut deep = quell_workload::deep::measure(&machine, depth, &fifo, &mut |what, percent| {
         go_on(backend, &mut bar, what, percent)
     })

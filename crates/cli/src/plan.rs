@@ -103,8 +103,9 @@ pub fn run(args: &Plan) -> Result {
         // A machine that was just booted was never measured.
         None if inside::guest().is_some() => machine::measured()?.1,
         None => {
-            let machine = machine::linux()?.1;
+            let mut machine = machine::linux()?.1;
             machine::tell_age(&machine);
+            machine::measure_rest(&policy, &mut machine)?;
             machine
         }
     };

@@ -8,9 +8,9 @@ use quell_core::cpuset::CpuId;
 use quell_core::inventory::Inventory;
 use quell_core::lab::Guest;
 use quell_core::plan::Plan;
-use quell_core::policy::{Adapt, Bandwidth, Group, Policy, Role};
+use quell_core::policy::{Adapt, Group, Policy, Role};
 use quell_core::record::{CpuTimes, Decision, Event};
-use quell_core::units::{Nanos, Share};
+use quell_core::units::Nanos;
 use quell_engine::drive::Sink;
 use quell_engine::folder::Folder;
 use quell_engine::hold::{Held, Outcome, Until, run as hold};
@@ -21,9 +21,6 @@ use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::target::On;
-
-/// The limit of best-effort tasks when the options name none.
-const USUAL_LIMIT: Share = Share::percent(20);
 
 /// `env(1)`: the command cannot be started by us · cannot be executed · cannot be found.
 const FAILED: i32 = 125;
@@ -78,11 +75,12 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         .values()
         .any(|g| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some())
         || policy.regulator.adapt != Adapt::Off;
-    let (mut backend, machine) = if rates {
+    let (mut backend, mut machine) = if rates {
         machine::measured()?
     } else {
         machine::linux()?
     };
+    machine::measure_rest(policy, &mut machine)?;
     let command = |subject: &SubjectSpec| match &subject.program {
         Program::Command(command) => Some((subject.group.clone(), command.clone())),
         Program::Generator(_) => None,
@@ -95,10 +93,10 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     }
     backend.describe(&plan).map_err(failed)?;
     backend.on_drift(policy.on_drift);
-    // A throttler that waits for a page is late; nothing we touch may be swapped out.
+    // A brake that waits for a page is late; nothing we touch may be swapped out.
     if let Err(e) = quell_linux::rt::lock_memory() {
         eprintln!(
-            "quell: note: memory could not be locked ({e}); throttlers may be late under memory pressure"
+            "quell: note: memory could not be locked ({e}); brakes may be late under memory pressure"
         );
     }
     let begun = machine::unix_s();
@@ -167,7 +165,8 @@ fn wanted(args: &Run) -> Result<(Policy, Option<String>)> {
     if best_effort || !args.best_effort.is_empty() {
         let mut others = Group::new(Role::BestEffort);
         others.matching.clone_from(&args.best_effort);
-        others.limit.bandwidth = Some(args.limit.unwrap_or(Bandwidth::Share(USUAL_LIMIT)));
+        others.limit.bandwidth = args.limit;
+        policy.regulator.period = args.period;
         policy.groups.insert("best-effort".to_owned(), others);
     } else if args.limit.is_some() {
         return Err(usage(

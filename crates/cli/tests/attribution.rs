@@ -103,17 +103,17 @@ fn a_busy_loop_on_its_cpu_is_preemption() {
 }
 
 #[test]
-fn the_throttler_of_somebody_else_on_its_cpu_is_throttling_along() {
+fn a_stop_of_its_group_is_throttling_along() {
     const WHAT: &str = "lateness by throttling along";
     let (true, Some(_machine)) = (told(WHAT), machine(WHAT)) else {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    // A plan never regulates a CPU that somebody critical also runs on, so both are of one group that allows it.
+    // A brake stops its group only, so that both are of one group that allows it.
     let beside = "role = \"critical\"\ngroup = \"it\"\n\
                   run = { kind = \"bandwidth\", operation = \"write\", size = \"1MiB\" }";
     let forced = "group.it.allow = [\"throttle\"]\ngroup.it.cpus = \"0\"\n\
-                  group.it.limit.bandwidth = \"20%\"";
+                  group.it.limit.bandwidth = \"20%\"\nmechanisms.bandwidth = \"regulator\"";
     let found = attributed(dir.path(), &experiment(beside, forced));
     assert!(against_memory(&found, "throttled-along") > 0.5, "{found:#}");
     // Stopped for most of the time, the stream beside it gets little; what others on the machine take is preemption, too.

@@ -25,7 +25,7 @@ fn attach(critical: &Program, best_effort: &Program) -> Command {
     attach
         .args(["run", "--critical", &matching(critical)])
         .args(["--best-effort", &matching(best_effort)])
-        .args(["--limit", "20%", "--cpus", "1"]);
+        .args(["--limit", "20%", "--period", "1ms", "--cpus", "1"]);
     attach
 }
 

@@ -67,7 +67,7 @@ impl Regulated {
 
 fn hold(victim: u32, other: u32, command: &[&str]) -> std::process::Command {
     let mut hold = quell();
-    hold.args(["run", "--limit", "20%", "--best-effort"])
+    hold.args(["run", "--limit", "20%", "--period", "1ms", "--best-effort"])
         .arg(format!("pid={other}"));
     match command {
         [] => hold.arg("--critical").arg(format!("pid={victim}")),
@@ -207,7 +207,7 @@ fn restore_undoes_what_two_deaths_left() {
                 .exists()
     });
     assert!(is_held(held.other.pid()), "nobody has undone it");
-    // A throttler's thread went with its process: what is left is confined, not throttled.
+    // A brake's thread went with its process: what is left is confined, not throttled.
     let status = run(&["status"]);
     assert_eq!(status.code, 3, "{status:?}");
     assert!(status.out.contains("quell restore"), "{status:?}");

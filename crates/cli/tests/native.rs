@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{Machine, Running, eventually, in_status, machine, quell};
+use common::{Machine, Running, eventually, in_status, machine, quell, status_of};
 use quell_core::experiment::Experiment;
 use quell_linux::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use rustix::process::Signal;
@@ -103,7 +103,7 @@ fn all_subjects_and_their_groups_are_below_one_limit_and_controllers_see_it_as_t
     let mut seen = BTreeMap::new();
     let mut places = Vec::new();
     while run.alive() {
-        places.extend(allowed(run.pid()));
+        places.extend(status_of(run.pid(), "Cpus_allowed_list"));
         places.dedup();
         if let Some(most) = limit(&memory) {
             for name in inhabited(&memory) {
@@ -155,15 +155,6 @@ fn all_subjects_and_their_groups_are_below_one_limit_and_controllers_see_it_as_t
     eventually("its subjects end", || limit(&memory).is_none());
     machine.unchanged("after a kill");
     drop(run);
-}
-
-/// The CPUs that the main thread of a process may run on, as the kernel lists them.
-fn allowed(pid: u32) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let list = text
-        .lines()
-        .find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?;
-    Some(list.trim().to_owned())
 }
 
 /// How many CPUs a list names.

@@ -34,7 +34,7 @@ policy() {
 }
 planned() { echo "plan $1 $(quell plan /tmp/policy.toml | tr '\n' ' ')"; }
 inside() { for pid in $*; do [ -n "$(class $pid)" ] || return 1; done; }
-throttlers() { for pid in $(pidof quell); do cat /proc/$pid/task/*/comm; done | grep -c ^quell/; }
+brakes() { find /sys/fs/cgroup -path '*/stop/cgroup.procs' -exec cat {} + | wc -l; }
 # holds NAME LOOK PID…: until these are in a class, then looks and lets go. A guest that stood still for a second has lost its hold,
 # and is tried again.
 holds() {
@@ -75,7 +75,7 @@ echo free $(rate $R)
 # Beside the regulator, which holds the limit, the hardware spreads the requests.
 policy mba+regulator 30% >/tmp/policy.toml
 planned both
-both() { echo MB $(bandwidth $R/COS1) rate $(rate $R/COS1) throttlers $(throttlers); }
+both() { echo MB $(bandwidth $R/COS1) rate $(rate $R/COS1) brakes $(brakes); }
 holds both both $N
 
 # More groups than classes are free: those that get the same share one.
@@ -116,7 +116,7 @@ kill -KILL $deep; wait $deep
 within 30 gone; within 5 restored; tell killed
 "#;
 
-/// Somebody takes the counters before the throttler has one. It is said, and CPU time is counted instead.
+/// Somebody takes the counters before the brake has one. It is said, and CPU time is counted instead.
 const TAKEN: &str = r#"
 policy regulator 30% '[regulator]
 meter = "hardware"' >/tmp/policy.toml
@@ -129,16 +129,16 @@ taken() {
     within 30 grep -q took /tmp/take && within 10 grep -q 'CPU 1: its counter stopped counting' /tmp/log
 }
 for try in 1 2 3; do
-    taken && [ "$(throttlers)" = 1 ] && quell status >/tmp/status && break
+    taken && [ "$(brakes)" = 1 ] && quell status >/tmp/status && break
     kill -TERM $run; wait $run; kill $taker; wait $taker
 done
-echo taken $(grep -c 'level estimated' /tmp/log) throttlers $(throttlers)
+echo taken $(grep -c 'level estimated' /tmp/log) brakes $(brakes)
 echo now $(cat /tmp/status)
 kill -TERM $run; wait $run; echo status taken $?; tell "restored taken"; said
 kill $taker
 "#;
 
-/// The kernel's watchdog for CPUs that hang takes a counter (the fixed one of cycles), first beside a throttler that has its own,
+/// The kernel's watchdog for CPUs that hang takes a counter (the fixed one of cycles), first beside a brake that has its own,
 /// then before there is one. Neither loses what it has.
 const WATCHDOG: &str = r#"
 watchdog() { echo $1 >/proc/sys/kernel/nmi_watchdog; }
@@ -150,7 +150,7 @@ for when in later first; do
         quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
         within 60 grep -q 'CPU 0 keeps' /tmp/log; watchdog 1
         seen="$(cat /proc/sys/kernel/nmi_watchdog) fixed $(fixed) rate $(rate $R)"
-        seen="$seen throttlers $(throttlers) lost $(grep -c 'stopped counting' /tmp/log)"
+        seen="$seen brakes $(brakes) lost $(grep -c 'stopped counting' /tmp/log)"
         quell status >/tmp/status && break
         kill -TERM $run; wait $run
     done
@@ -199,7 +199,7 @@ fn limits_are_held(kernel: &str) {
     let reaching = curve.reaching(limit, 1).unwrap();
     assert_eq!(number(both, "MB"), f64::from(reaching.percent), "{both}");
     assert!(number(both, "rate") < free * 0.7, "{free} free, {both}");
-    assert_eq!(number(both, "throttlers"), 1.0, "{both}");
+    assert_eq!(number(both, "brakes"), 1.0, "{both}");
 
     let other = curve
         .at_most(measured.peak_cpu.part(Share::percent(60)), 1)
@@ -251,14 +251,14 @@ fn what_takes_counters_is_told_or_harmless() {
     let meanwhile = said.one("meanwhile");
     assert_eq!(number(meanwhile, "threads"), 2.0, "{meanwhile}");
     assert_eq!(said.one("killed"), "restored");
-    assert_eq!(said.one("taken"), "1 throttlers 1");
+    assert_eq!(said.one("taken"), "1 brakes 1");
     let now = said.one("now");
     assert!(now.contains("estimated noise: at most"), "{now}");
     let (free, watched) = (free(&said), said.all("watchdog"));
     assert_eq!(watched.len(), 2);
     for seen in watched {
         assert!(seen.starts_with("1 fixed b0 "), "{seen}");
-        assert!(seen.ends_with(" throttlers 1 lost 0"), "{seen}");
+        assert!(seen.ends_with(" brakes 1 lost 0"), "{seen}");
         assert!(number(seen, "rate") < free * 0.7, "{free} free, {seen}");
     }
     all_went_back(&said, &["taken", "later", "first"]);

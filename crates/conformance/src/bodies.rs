@@ -1,5 +1,7 @@
 //! The bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves it so.
 
+mod beside;
+
 use std::collections::BTreeMap;
 
 use quell_core::backend::{Action, Seen, SubjectId};
@@ -11,12 +13,18 @@ use quell_core::policy::{After, Source, Split};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::{
-    Arm, confine, divided, gather, inventory, measured, offers, rate, started, step, subject,
-    within,
+    Arm, confine, divided, gather, inventory, measured, measured_together, offers, rate, started,
+    step, subject, within,
+};
+
+pub use beside::{
+    a_program_beside_a_limited_group_runs_on, two_limited_groups_on_a_cpu_have_a_budget_each,
 };
 
 /// Work that needs a CPU and nothing beyond it.
 const WORK: &str = "latency:size=16KiB";
+/// The same, with a rate that is in proportion to its CPU time.
+const BUSY: &str = "bandwidth:read,size=16KiB";
 
 /// It begins when told to, reports what it did in as long as it was asked to, goes on afterwards, can be measured again, and
 /// ends when told to.
@@ -160,7 +168,12 @@ pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
             let before = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
             let budget = Lines::at(of(free * 0.3), Nanos::millis(1));
             let cpus = first.clone();
-            let moved = Action::Budget { cpus, budget };
+            let group = "a".to_owned();
+            let moved = Action::Budget {
+                group,
+                cpus,
+                budget,
+            };
             arm.backend().act(&moved).unwrap();
             let after = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
             arm.backend().undo().unwrap();
@@ -281,8 +294,6 @@ fn regulation(cpus: &CpuSet, meter: Meter, limit: Rate, peak: Rate) -> Regulatio
         period,
         meter,
         peak,
-        stop_cost: Nanos(0),
-        longest: Nanos::millis(5),
         pooling: None,
         split: Split::Even,
         least: Lines(0),
@@ -407,10 +418,7 @@ pub fn a_limit_of_cpu_time_is_held(arm: &mut dyn Arm) {
                 .unwrap();
         }
         arm.prefer();
-        let id = started(
-            arm,
-            &subject("a", "bandwidth:read,size=16KiB", Some(&first)),
-        );
+        let id = started(arm, &subject("a", BUSY, Some(&first)));
         let found = rate(&measured(arm, id, warmup, Nanos(3 * duration.0)));
         arm.backend().undo().unwrap();
         found

@@ -12,6 +12,7 @@
 
 pub mod bodies;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use quell_core::backend::{
@@ -58,6 +59,8 @@ macro_rules! conformance {
             a_confined_group_runs_on_its_cpus,
             exclusive_cpus_are_denied_to_others_and_to_the_rest,
             a_bandwidth_limit_is_held_and_the_subject_goes_on,
+            a_program_beside_a_limited_group_runs_on,
+            two_limited_groups_on_a_cpu_have_a_budget_each,
             pooled_budgets_give_what_a_sleeper_leaves,
             a_budget_goes_to_the_cpu_that_draws_it,
             a_budget_that_is_moved_holds,
@@ -111,8 +114,11 @@ pub fn subject(name: &str, run: &str, cpus: Option<&CpuSet>) -> SubjectSpec {
 
 /// Gathers a group of programs that will be started.
 pub fn gather(arm: &mut dyn Arm, name: &str) {
-    let matching = Vec::new();
-    let set = Setting::Gather { matching };
+    let set = Setting::Gather {
+        matching: Vec::new(),
+        low: false,
+        braked: true,
+    };
     arm.backend()
         .apply(&step(name, Mechanism::Cores, set))
         .unwrap();
@@ -179,6 +185,32 @@ pub fn measured(
         Seen::Result(id, measured) if *id == subject => Some(measured.clone()),
         _ => None,
     })
+}
+
+/// Sends subjects off together and waits for their measurements.
+pub fn measured_together<const N: usize>(
+    arm: &mut dyn Arm,
+    subjects: [SubjectId; N],
+    warmup: Nanos,
+    duration: Nanos,
+) -> [Measurement; N] {
+    for subject in subjects {
+        let go = Action::Go {
+            subject,
+            warmup,
+            duration,
+        };
+        arm.backend().act(&go).unwrap();
+    }
+    let found = RefCell::new(BTreeMap::new());
+    until(arm, |one| {
+        if let Seen::Result(id, measured) = one {
+            found.borrow_mut().insert(*id, measured.clone());
+        }
+        let all = subjects.iter().all(|id| found.borrow().contains_key(id));
+        all.then_some(())
+    });
+    subjects.map(|id| found.borrow()[&id].clone())
 }
 
 /// Waits for what `wanted` finds among what is seen, at most a minute of the machine's time.

@@ -8,7 +8,7 @@
 //!
 //! | cause | from | how |
 //! |---|---|---|
-//! | throttled along | the throttler's stops on the unit's CPU, within the time the thread waited to run | measured |
+//! | throttled along | the stops of the brake of its group on the unit's CPU, within the time the thread waited to run | measured |
 //! | preemption | the rest of the time it waited to run (`schedstat`, second field) | measured |
 //! | major faults, waiting | time neither running nor waiting to run, with a major fault or a sleep in it | measured |
 //! | steal | the same without: the thread's CPU clock leaves out what the hypervisor took | measured |
@@ -109,7 +109,7 @@ pub struct Account {
     pub steal_ns: u64,
 }
 
-/// A throttler kept a CPU for itself.
+/// A brake stopped its group on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
     /// Which.
@@ -142,7 +142,7 @@ pub enum Cause {
     Memory,
     /// Another thread ran on its CPU.
     Preemption,
-    /// A throttler stopped its CPU because of somebody else.
+    /// The brake of its group stopped it.
     ThrottledAlong,
     /// The hypervisor ran somebody else.
     Steal,

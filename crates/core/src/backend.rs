@@ -122,8 +122,10 @@ pub enum Action {
     },
     /// End a subject and everything it started, and reap it.
     Stop(SubjectId),
-    /// From now on each of these CPUs, which are regulated together, may move so many lines per period.
+    /// From now on the group, which is regulated on these CPUs, may move so many lines per period on each of them.
     Budget {
+        /// The group. Others may be regulated on the same CPUs.
+        group: GroupId,
         /// The CPUs.
         cpus: CpuSet,
         /// Lines per period and CPU.

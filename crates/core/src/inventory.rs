@@ -11,7 +11,7 @@ use crate::deep::{CounterCheck, Deep, MbaCurve, OperationRates};
 use crate::lab::Guest;
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::Partitions;
-use crate::units::{Bytes, Nanos, Rate, Share};
+use crate::units::{Bytes, Nanos, Rate};
 use crate::workload::Caches;
 
 /// The machine.
@@ -229,18 +229,21 @@ pub struct Means {
     pub meter: MeterKind,
     /// The time proxy can be had even where `meter` is hardware.
     pub time_meter: bool,
-    /// Whether a real-time throttler can be had in our own cgroup; why not.
-    pub realtime: Result<(), String>,
+    /// Whether a group can be stopped without stopping its CPU (`cpu.idle`, a cgroup's CPU clock); why not.
+    #[serde(default = "unknown_brake")]
+    pub brake: Result<(), String>,
     /// The CPU-time quota (`cpu.max` or `cpu.cfs_quota_us`) can be written.
     pub cpu_max: bool,
-    /// CPU time the kernel gives ordinary tasks beside a real-time spinner (real-time throttling, fair server):
-    /// regulation below this leaks.
-    pub kernel_floor: Share,
     /// Others who hold hardware counters (for example the NMI watchdog).
     pub counter_users: Vec<String>,
     /// What can be done about memory.
     #[serde(default, skip_serializing_if = "MemoryMeans::is_unknown")]
     pub memory: MemoryMeans,
+}
+
+/// Inventories of versions before the brake do not say.
+fn unknown_brake() -> Result<(), String> {
+    Err("this inventory says nothing about it; take it again".to_owned())
 }
 
 /// Who limits and protects memory.
@@ -312,8 +315,8 @@ pub struct Measured {
     pub sustainable: Rate,
     /// How many CPUs drew it.
     pub cpus: u32,
-    /// CPU time with which a group is charged each time a stop by the regulator ends, before it runs: the switch back,
-    /// and on virtual machines the exits it takes. Credited per stop by the time meter.
+    /// CPU time that each stop costs the group: the interrupt, the wake-up of the brake and the switch back, and on virtual
+    /// machines the exits they take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_cost: Option<Nanos>,
     /// The same runs with their spread, each CPU alone and all together.
@@ -330,6 +333,10 @@ pub struct Measured {
     /// traffic stayed in it, and memory may sustain less than these rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_cache: Option<Bytes>,
+    /// What the tasks of no group (`rest`) drew from memory, in bytes per second: the CPU time that they used in windows of
+    /// some 20 ms, 99th percentile over the windows, at the highest rate of one CPU. An upper bound. Absent: not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rest: Option<Rate>,
     /// When it was measured, seconds since 1970.
     pub at_unix_s: u64,
     /// What `quell doctor --deep` found out besides.

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
+    /// The weight of a group where several want the same CPU.
+    Weight,
     /// Core partition: CPUs, memory nodes, interrupts, unbound kernel work.
     Cores,
     /// The software memory-bandwidth regulator.
@@ -37,7 +39,8 @@ pub enum Mechanism {
 
 impl Mechanism {
     /// Every mechanism, in the order of the design.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
+        Self::Weight,
         Self::Cores,
         Self::Bandwidth,
         Self::Ways,
@@ -55,6 +58,7 @@ impl Mechanism {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Weight => "weight",
             Self::Cores => "cores",
             Self::Bandwidth => "bandwidth",
             Self::Ways => "ways",

@@ -12,7 +12,7 @@ use crate::control::pressure::Allows;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::{ColourChoice, Divides, Mask};
-use crate::policy::{After, Split};
+use crate::policy::{After, CpuWeight, Split};
 use crate::task::TaskMatch;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 
@@ -69,8 +69,19 @@ impl Step {
 pub enum Setting {
     /// Collect the group's tasks (matched or launched) in a cgroup of ours, or find the cgroup they are changed in.
     Gather {
-        /// Who belongs to it; empty when its tasks are only launched.
+        /// Which tasks belong to it; empty when its tasks are only launched.
         matching: Vec<TaskMatch>,
+        /// Its cgroup lies in the slice of groups with a low weight.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        low: bool,
+        /// Its tasks live in a child cgroup `work`, next to the cgroup `stop` of its brakes.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        braked: bool,
+    },
+    /// Give the group this weight of the CPU time that several cgroups want.
+    Weight {
+        /// The weight.
+        weight: CpuWeight,
     },
     /// Confine the group to CPUs and memory nodes. `exclusive`: nobody else may run there.
     Confine {
@@ -196,7 +207,7 @@ pub enum Setting {
     },
 }
 
-/// Which meter a regulation uses.
+/// Which meter a regulation uses. Each counts the tasks of the regulated group only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Meter {
@@ -208,7 +219,8 @@ pub enum Meter {
     Reads,
     /// Hardware events of lines that are written back.
     Writes,
-    /// Both, each with a budget of its own: [`Regulation::budget`] is that of the reads.
+    /// Lines that come in and lines that are written back, each with a budget of its own: [`Regulation::budget`] is that of the
+    /// lines that come in.
     Apart {
         /// Lines that each CPU may write back per period.
         writes: Lines,
@@ -216,12 +228,6 @@ pub enum Meter {
 }
 
 impl Meter {
-    /// Whether it counts everybody on a CPU.
-    #[must_use]
-    pub fn counts_all(self) -> bool {
-        self != Self::Time
-    }
-
     /// Whether it tells lines that come in from those written back.
     #[must_use]
     pub fn tells_apart(self) -> bool {
@@ -234,17 +240,17 @@ impl Meter {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pooling {
-    /// What a CPU is predicted not to draw is given to the others.
+    /// What a group is predicted not to draw on a CPU goes to the other members of the pool.
     pub reclaim: bool,
-    /// What happens once everybody has drawn all there is.
+    /// What happens once all members have drawn all there is.
     pub after: After,
     /// Weight of the newest period in the prediction.
     pub predictor: Share,
     /// How much is taken from the pool at a time.
     pub quantum: Lines,
-    /// The budget is a cap. If not, these CPUs are never stopped: they only give what they do not draw of it.
+    /// The budget is a cap. If not, the group is never stopped: it only gives what it does not draw of the budget.
     pub capped: bool,
-    /// The budget is headroom: these CPUs give all of it while none of them draws anything, and nothing while one does.
+    /// The budget is headroom: the group gives all of it while it draws nothing on any of its CPUs, and nothing while it draws.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub headroom: bool,
 }
@@ -253,9 +259,9 @@ pub struct Pooling {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Regulation {
-    /// The CPUs, each with its own throttler.
+    /// The CPUs, each with its own brake.
     pub cpus: CpuSet,
-    /// Lines that count, which each CPU may move per period.
+    /// Lines that the group may move on each CPU per period.
     pub budget: Lines,
     /// The regulation period.
     pub period: Nanos,
@@ -263,10 +269,6 @@ pub struct Regulation {
     pub meter: Meter,
     /// For the time meter: the peak single-CPU rate.
     pub peak: Rate,
-    /// For the time meter: CPU time that each stop costs the group without moving a byte.
-    pub stop_cost: Nanos,
-    /// The longest uninterrupted throttle.
-    pub longest: Nanos,
     /// How its CPUs' budgets go together with those of others. Absent: each by itself, reservation only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
@@ -279,7 +281,13 @@ pub struct Regulation {
 }
 
 impl Regulation {
-    /// What each CPU may move per period.
+    /// Whether its budget is a cap, so that a group that has spent it is stopped.
+    #[must_use]
+    pub fn is_capped(&self) -> bool {
+        self.pooling.as_ref().is_none_or(|p| p.capped)
+    }
+
+    /// What the group may move on each CPU per period.
     #[must_use]
     pub fn budgets(&self) -> Moved {
         Moved {
@@ -491,7 +499,7 @@ pub struct Held {
     pub weakest: Option<String>,
 }
 
-/// How a group's tasks are found.
+/// A group and its CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct GroupPlan {
@@ -499,9 +507,6 @@ pub struct GroupPlan {
     pub name: GroupId,
     /// Its CPUs.
     pub cpus: CpuSet,
-    /// Who is throttled along on a regulated CPU, if anybody.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub throttled_along: Vec<GroupId>,
 }
 
 /// A promise or key that cannot be had, with the reason and the remedy.

@@ -14,8 +14,8 @@ use serde_path_to_error::Segment;
 use toml::de::{DeTable, Deserializer};
 use toml::{Spanned, de};
 
-use tree::{key_at, place, remove, supply};
-pub(crate) use tree::{merge, value_at};
+use tree::{key_at, place, supply};
+pub(crate) use tree::{merge, remove, value_at};
 
 /// At most so many problems are reported for one file: after that, they are seldom independent.
 const MOST_PROBLEMS: usize = 50;

@@ -172,10 +172,7 @@ fn defaults_are_the_documented_ones() {
         (CpusWanted::Remaining, 0)
     );
     let regulator = &policy.regulator;
-    assert_eq!(
-        (regulator.period, regulator.longest),
-        (None, Nanos::millis(5))
-    );
+    assert_eq!(regulator.period, None);
     assert_eq!(
         (
             regulator.reclaim,
@@ -189,7 +186,6 @@ fn defaults_are_the_documented_ones() {
         (regulator.meter, regulator.sustainable),
         (MeterWanted::Auto, Sustainable::Auto)
     );
-    assert_eq!(regulator.floor, Share::percent(5));
     assert_eq!(policy.mechanisms, Mechanisms::default());
     assert_eq!(policy.pressure, None);
 }
@@ -228,7 +224,6 @@ cpus = { count = 1 }
 limit.memory = 6
 [regulator]
 period = "5us"
-floor = "100%"
 "#;
     assert_eq!(
         answers(text),
@@ -240,8 +235,24 @@ floor = "100%"
             "policy.toml:12:16: group.b.limit.memory: integer '6' is not a size such as 64KiB, 3MiB or 2GB",
             "policy.toml:8:18: group.b.match[0].exe: 'b' is not a path from the root: it must start with '/'",
             "policy.toml:14:10: regulator.period: 5us is not between 100us and 1s",
-            "policy.toml:15:9: regulator.floor: 100% leaves nothing to regulate; below 100%; default 5%",
         ]
+    );
+}
+
+#[test]
+fn keys_of_the_real_time_throttler_are_refused_with_their_replacement() {
+    let text = "quell = 1\n[group.a]\nrole = \"best-effort\"\ncommand = [\"a\"]\n[regulator]\nfloor = \"1%\"\nlongest = \"5ms\"\n";
+    let said = answers(text);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(
+        said[0].contains("policy.toml:6:1: regulator.floor went with")
+            && said[0].contains("longer period"),
+        "{said:?}"
+    );
+    assert!(
+        said[1].contains("policy.toml:7:1: regulator.longest went with")
+            && said[1].contains("regulator.period"),
+        "{said:?}"
     );
 }
 

@@ -74,6 +74,7 @@ impl Watched {
 /// A budget that is moved.
 #[derive(Debug)]
 struct Budget {
+    group: GroupId,
     cpus: CpuSet,
     period: Nanos,
     least: Rate,
@@ -84,6 +85,7 @@ impl Budget {
     fn set(&self, rate: u64) -> Action {
         let each = Rate(rate / self.cpus.len().max(1) as u64);
         Action::Budget {
+            group: self.group.clone(),
             cpus: self.cpus.clone(),
             budget: Lines(Lines::at(each, self.period).0.max(1)),
         }
@@ -109,9 +111,10 @@ impl Loop {
                 _ => None,
             })
         };
-        let budget = |step, least, most| {
+        let budget = |group: &GroupId, step, least, most| {
             let regulation: &Regulation = regulation(step)?;
             Some(Budget {
+                group: group.clone(),
                 cpus: regulation.cpus.clone(),
                 period: regulation.period,
                 least,
@@ -120,11 +123,11 @@ impl Loop {
         };
         let levers = adapts.levers.iter();
         let budgets: Vec<Budget> = levers
-            .filter_map(|l| budget(l.step, l.least, l.most))
+            .filter_map(|l| budget(&l.group, l.step, l.least, l.most))
             .collect();
         let headroom = adapts.headroom.iter();
         let headroom = headroom
-            .filter_map(|h| budget(h.step, h.least, adapts.sustainable))
+            .filter_map(|h| budget(&h.group, h.step, h.least, adapts.sustainable))
             .collect();
         let sum = |of: fn(&Budget) -> Rate| Rate(budgets.iter().map(|b| of(b).0).sum());
         let aims = adapts.groups.iter().map(|group| {

@@ -20,8 +20,6 @@ fn plan() -> Plan {
         period: Nanos::millis(1),
         meter: Meter::Time,
         peak: Rate(2_000_000_000),
-        stop_cost: Nanos(0),
-        longest: Nanos::millis(5),
         pooling: None,
         split: Split::Even,
         least: Lines(0),

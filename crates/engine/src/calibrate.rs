@@ -1,11 +1,9 @@
-//! What a stop costs: the CPU time with which a group is charged each time the CPU is given back to it, before it runs.
+//! What a stop costs a group: CPU time of its budget in which it does not run.
 //!
-//! What lies between the end of a budget and the stop, the meter sees each time and credits; what lies between the end of
-//! the stop and the group's first instruction (a switch, a timer armed, on virtual machines with their exits) it cannot
-//! see. Charged at the peak rate, it would make short budgets yield less than their cap. It is measured once per machine,
-//! on a program that does nothing but look at the clock: how much shorter than the budget its runs are. Only nine tenths of
-//! what nineteen runs of twenty lose are credited, so that the bound stays one. That a stream from memory is slower at the
-//! beginning of each burst is no error of the meter, and not made up for.
+//! That is the interrupt at the end of a budget, the wake-up of the brake, and the switch back after the stop; on virtual machines
+//! their exits, too. The planner keeps periods long enough that it stays a small part of each budget. It is measured once per
+//! machine, on a program that does nothing but read the clock: how much shorter than the budget its runs are. Nine tenths of
+//! what nineteen runs of twenty lose are taken.
 
 use quell_core::backend::{Backend, BackendError, Program, Seen, SubjectSpec};
 use quell_core::cpuset::CpuId;
@@ -62,8 +60,6 @@ pub fn stop_cost(
         period: PERIOD,
         meter: Meter::Time,
         peak: rates.peak_cpu,
-        stop_cost: Nanos(0),
-        longest: Nanos::millis(5),
         pooling: None,
         split: Split::Even,
         least: Lines(0),
@@ -90,8 +86,12 @@ fn measure(
         because: "measuring what a stop costs".to_owned(),
     };
     let cpus = regulation.cpus.clone();
-    let matching = Vec::new();
-    backend.apply(&step(1, Mechanism::Cores, Setting::Gather { matching }))?;
+    let gather = Setting::Gather {
+        matching: Vec::new(),
+        low: false,
+        braked: true,
+    };
+    backend.apply(&step(1, Mechanism::Cores, gather))?;
     let regulate = Setting::Regulate(regulation);
     backend.apply(&step(2, Mechanism::Bandwidth, regulate))?;
     backend.start(&SubjectSpec {
@@ -151,12 +151,12 @@ mod tests {
     const BUDGET: Nanos = Nanos::micros(200);
 
     #[test]
-    fn nine_tenths_of_what_a_run_falls_short_are_credited() {
+    fn nine_tenths_of_what_a_run_falls_short_count() {
         assert_eq!(cost(&runs(900, 180e3), BUDGET), Some(Nanos::micros(18)));
     }
 
     #[test]
-    fn nothing_is_credited_where_nothing_was_lost_or_little_was_seen() {
+    fn nothing_is_known_where_nothing_was_lost_or_little_seen() {
         assert_eq!(cost(&runs(900, 201e3), BUDGET), None);
         assert_eq!(cost(&runs(9, 180e3), BUDGET), None);
         assert_eq!(cost("gibberish", BUDGET), None);

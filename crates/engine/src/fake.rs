@@ -20,7 +20,7 @@ use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
 use quell_core::plan::{GroupId, Observed, Plan, Pressured, Setting, Step, StepId};
 use quell_core::record::{CpuTimes, Declared, Event};
-use quell_core::units::{Bytes, Nanos, Rate, Share};
+use quell_core::units::{Bytes, Nanos, Rate};
 
 /// What a generator reports: from (its name, the steps in force, the others running beside it, its span).
 pub type Behaviour = Box<dyn Fn(&Scene<'_>) -> Measurement + Send>;
@@ -386,7 +386,7 @@ impl Backend for Fake {
                     return Err(BackendError(why.clone()));
                 }
             }
-            Action::Budget { cpus, budget } => {
+            Action::Budget { cpus, budget, .. } => {
                 self.log.push(format!("budget {cpus} {}", budget.0));
             }
             Action::Stop(id) => {
@@ -464,9 +464,8 @@ pub fn machine(cpus: u32) -> Inventory {
             workqueue_mask: false,
             meter: MeterKind::Time,
             time_meter: true,
-            realtime: Ok(()),
+            brake: Ok(()),
             cpu_max: true,
-            kernel_floor: Share::percent(5),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
         },
@@ -476,11 +475,12 @@ pub fn machine(cpus: u32) -> Inventory {
             by_operation: BTreeMap::new(),
             sustainable: Rate(15_000_000_000),
             cpus,
-            stop_cost: None,
+            stop_cost: Some(Nanos::micros(10)),
             operations: Vec::new(),
             counters: BTreeMap::new(),
             mba: None,
             within_cache: None,
+            rest: None,
             at_unix_s: 0,
             deep: None,
         }),

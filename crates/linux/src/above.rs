@@ -217,6 +217,7 @@ mod tests {
             hierarchy: hierarchy.clone(),
             dir: format!("{slice}/{name}"),
             ours: true,
+            braked: false,
         };
         let places = vec![place("app"), place("hog")];
         for above in [
@@ -311,6 +312,7 @@ mod tests {
             dir: format!("{dir}/app"),
             hierarchy: v2,
             ours: true,
+            braked: false,
         };
         fake.mkdir(&inside.dir).unwrap();
         let machine = Machine {

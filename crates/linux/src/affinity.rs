@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use quell_core::cpuset::CpuSet;
 use quell_core::journal::{TaskId, Undo};
 
-use crate::below::tasks_in;
+use crate::below::tasks;
 use crate::change::Hands;
 use crate::cpuset::Keep;
 use crate::error::{Error, Result};
@@ -90,7 +90,7 @@ pub fn confine_rest(hands: &mut Hands<'_>, keep: Keep<'_>, cpus: &CpuSet) -> Res
 fn kept(files: &dyn Files, keep: Keep<'_>) -> BTreeSet<u32> {
     let mut kept = keep.processes.clone();
     for place in keep.homes.iter().flat_map(|h| &h.places) {
-        kept.extend(tasks_in(files, &place.dir).unwrap_or_default());
+        kept.extend(tasks(files, &place.dir));
     }
     kept
 }

@@ -20,7 +20,7 @@ use crate::cgroup::{Cgroups, Controller, Hierarchy, Version, effective_cpus, eff
 use crate::change::Hands;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::home::{self, Home, Place, SLICE};
+use crate::home::{self, Home, LOW_SLICE, Place, SLICE};
 use crate::procfs;
 use crate::root::{Files, gone};
 
@@ -188,12 +188,12 @@ fn ancestors(mount: &str, dir: &str) -> Vec<String> {
 pub struct Keep<'a> {
     /// Groups with homes of their own (their cgroups are left alone).
     pub homes: &'a [&'a Home],
-    /// Processes that stay where they are: the main process, whose throttlers run on the groups' CPUs.
+    /// Processes that stay where they are: the main process, whose brakes run on the groups' CPUs.
     pub processes: &'a BTreeSet<u32>,
 }
 
 /// Lets a process of our own run on `cpus`: where the cpuset it was started in does not have them (any more), it moves
-/// to one of ours that has what the machine's top has. A throttler cannot be brought onto its CPU otherwise.
+/// to one of ours that has what the machine's top has. A brake cannot be brought onto its CPU otherwise.
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] when not even the top has them: they belong to a partition.
@@ -267,7 +267,7 @@ pub fn confine_rest(
     Ok(notes)
 }
 
-/// Narrows every cgroup directly below the root, and in `quell.slice`, that is not kept.
+/// Narrows every cgroup directly below the root, and in our slices, that is not kept.
 fn narrow_others(
     hands: &mut Hands<'_>,
     hierarchy: &Hierarchy,
@@ -275,15 +275,14 @@ fn narrow_others(
     kept: &[String],
     notes: &mut Vec<String>,
 ) -> Result<()> {
-    let slice = format!("{}/{SLICE}", hierarchy.mount);
-    let rest = format!("{slice}/{REST}");
+    let slices = [SLICE, LOW_SLICE].map(|slice| format!("{}/{slice}", hierarchy.mount));
+    let rest = format!("{}/{REST}", slices[0]);
     let mut others = children(hands.files, &hierarchy.mount)?;
-    others.retain(|d| *d != slice);
-    others.extend(
-        children(hands.files, &slice)?
-            .into_iter()
-            .filter(|d| *d != rest),
-    );
+    others.retain(|d| !slices.contains(d));
+    for slice in slices.iter().filter(|s| hands.files.exists(s)) {
+        others.extend(children(hands.files, slice)?);
+    }
+    others.retain(|d| *d != rest);
     for dir in others {
         let inside = |k: &String| k.starts_with(&format!("{dir}/"));
         if kept.iter().any(inside) && !tasks_in(hands.files, &dir).unwrap_or_default().is_empty() {

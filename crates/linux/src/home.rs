@@ -18,8 +18,15 @@ use crate::fault;
 use crate::procfs::{self, Stat};
 use crate::root::{Files, gone};
 
-/// The cgroup above all of ours.
+/// The cgroup above ours of a usual weight.
 pub const SLICE: &str = "quell.slice";
+/// The cgroup above those of groups with a low weight. It lies beside [`SLICE`]: the kernel weighs siblings, and in one slice
+/// with the critical groups a low weight would not count against programs outside.
+pub const LOW_SLICE: &str = "quell-best-effort.slice";
+/// The cgroup of a braked group's tasks, below the group's own.
+pub const WORK: &str = "work";
+/// The cgroup of its brakes, next to them.
+pub const STOP: &str = "stop";
 /// How often newborn children are looked for again before giving up: each round finds at most those born during the
 /// last, so only a fork bomb gets here.
 const ROUNDS: u32 = 50;
@@ -33,9 +40,30 @@ pub struct Place {
     pub dir: String,
     /// Made by us, and removed at the end; otherwise changed in place.
     pub ours: bool,
+    /// The group's tasks are in the child [`WORK`], next to [`STOP`].
+    pub braked: bool,
+}
+
+/// Where the cgroups of a group are made, and which.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// In [`LOW_SLICE`] instead of [`SLICE`].
+    pub low: bool,
+    /// With [`WORK`] and [`STOP`] where the `cpu` controller is.
+    pub braked: bool,
 }
 
 impl Place {
+    /// The directory that the group's tasks are in.
+    #[must_use]
+    pub fn tasks_dir(&self) -> String {
+        if self.braked {
+            format!("{}/{WORK}", self.dir)
+        } else {
+            self.dir.clone()
+        }
+    }
+
     /// Whether a directory is this one, or below it.
     #[must_use]
     pub fn holds(&self, dir: &str) -> bool {
@@ -64,23 +92,28 @@ impl Home {
         group: &str,
         controllers: &[Controller],
     ) -> Result<Self> {
-        check_name(group)?;
-        Self::build(hands, (cgroups, None), group, controllers)
+        Self::create_as(
+            hands,
+            (cgroups, None),
+            group,
+            controllers,
+            Layout::default(),
+        )
     }
 
-    /// The same, below another home in the hierarchies that it is in.
+    /// The same with a layout, below another group's home in the hierarchies that it is in, if one is given.
     ///
     /// # Errors
     /// As [`Self::create`].
-    pub fn create_below(
-        &self,
+    pub fn create_as(
         hands: &mut Hands<'_>,
-        cgroups: &Cgroups,
+        (cgroups, above): (&Cgroups, Option<&Self>),
         group: &str,
         controllers: &[Controller],
+        layout: Layout,
     ) -> Result<Self> {
         check_name(group)?;
-        Self::build(hands, (cgroups, Some(self)), group, controllers)
+        Self::build(hands, (cgroups, above), group, controllers, layout)
     }
 
     /// Makes a cgroup of our own, for no group of a policy (the main process, the watchdog, what is around all groups); its
@@ -94,7 +127,14 @@ impl Home {
         name: &str,
         controllers: &[Controller],
     ) -> Result<Self> {
-        Self::build(hands, (cgroups, None), &format!("_{name}"), controllers)
+        let layout = Layout::default();
+        Self::build(
+            hands,
+            (cgroups, None),
+            &format!("_{name}"),
+            controllers,
+            layout,
+        )
     }
 
     fn build(
@@ -102,6 +142,7 @@ impl Home {
         (cgroups, above): (&Cgroups, Option<&Self>),
         group: &str,
         controllers: &[Controller],
+        layout: Layout,
     ) -> Result<Self> {
         let mut home = Self {
             group: group.to_owned(),
@@ -111,22 +152,33 @@ impl Home {
             let Some(hierarchy) = cgroups.of(*controller) else {
                 continue;
             };
-            let slice = format!("{}/{SLICE}", hierarchy.mount);
+            let around = above.and_then(|a| a.places.iter().find(|p| p.hierarchy == *hierarchy));
+            let low = layout.low && around.is_none();
+            let slice = if low { LOW_SLICE } else { SLICE };
+            let slice = format!("{}/{slice}", hierarchy.mount);
             make(hands, hierarchy, &hierarchy.mount, &slice, *controller)?;
             let mut top = slice;
-            let around = above.and_then(|a| a.places.iter().find(|p| p.hierarchy == *hierarchy));
             if let Some(Place { dir, .. }) = around {
                 make(hands, hierarchy, &top, dir, *controller)?;
                 top.clone_from(dir);
             }
             let dir = format!("{top}/{group}");
             make(hands, hierarchy, &top, &dir, *controller)?;
+            let braked = layout.braked && cgroups.of(Controller::Cpu) == Some(hierarchy);
             if !home.places.iter().any(|p| p.dir == dir) {
                 home.places.push(Place {
                     hierarchy: hierarchy.clone(),
                     dir,
                     ours: true,
+                    braked,
                 });
+            }
+        }
+        // Every controller has to be enabled above them first.
+        for place in home.places.iter().filter(|p| p.braked) {
+            for child in [WORK, STOP] {
+                let child = format!("{}/{child}", place.dir);
+                make(hands, &place.hierarchy, &place.dir, &child, Controller::Cpu)?;
             }
         }
         Ok(home)
@@ -150,7 +202,16 @@ impl Home {
         self.places
             .iter()
             .filter(|p| p.ours)
-            .map(|p| format!("{}/cgroup.procs", p.dir))
+            .map(|p| format!("{}/cgroup.procs", p.tasks_dir()))
+            .collect()
+    }
+
+    /// The files through which a brake enters its cgroup (write `0`); none where the group has no room for brakes.
+    #[must_use]
+    pub fn stop_doors(&self) -> Vec<String> {
+        let braked = self.places.iter().filter(|p| p.braked);
+        braked
+            .map(|p| format!("{}/{STOP}/cgroup.procs", p.dir))
             .collect()
     }
 
@@ -194,6 +255,7 @@ impl Home {
                     hierarchy: hierarchy.clone(),
                     dir,
                     ours: false,
+                    braked: false,
                 });
             }
         }
@@ -291,8 +353,9 @@ fn check_name(group: &str) -> Result<()> {
 
 /// Moves processes whole into a place. Returns how many were outside.
 pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) -> Result<usize> {
-    let inside: BTreeSet<u32> = tasks_in(hands.files, &place.dir)
-        .map_err(|e| Error::file("read", &place.dir, None, e))?
+    let to = place.tasks_dir();
+    let inside: BTreeSet<u32> = tasks_in(hands.files, &to)
+        .map_err(|e| Error::file("read", &to, None, e))?
         .into_iter()
         .collect();
     let mut moving = Vec::new();
@@ -310,7 +373,7 @@ pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) ->
             let Some(from) = place
                 .hierarchy
                 .dir_of(hands.files, tid)?
-                .filter(|f| *f != place.dir)
+                .filter(|f| *f != to)
             else {
                 continue;
             };
@@ -323,7 +386,7 @@ pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) ->
             entries.push(Undo::Move {
                 task: stat.id,
                 from,
-                to: place.dir.clone(),
+                to: to.clone(),
             });
         }
         if entries.len() > before {
@@ -334,7 +397,7 @@ pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) ->
         return Ok(0);
     }
     hands.journal.record_all(&entries)?;
-    let door = format!("{}/cgroup.procs", place.dir);
+    let door = format!("{to}/cgroup.procs");
     for task in &moving {
         match hands.files.write(&door, &task.pid.to_string()) {
             Ok(()) => fault::boundary(),

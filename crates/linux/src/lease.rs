@@ -1,7 +1,7 @@
-//! The lease: a page shared by the main process, its throttlers and its watchdog, that says whether the run still holds.
+//! The lease: a page shared by the main process, its brakes and its watchdog, that says whether the run still holds.
 //!
 //! The main process holds the lease as long as it renews a heartbeat. When it does not for [`LAPSE`], nothing throttles any
-//! more (the throttlers look before every throttle) and the watchdog revokes it and undoes everything. While its main thread is held
+//! more (the brakes look before every throttle) and the watchdog revokes it and undoes everything. While its main thread is held
 //! up, another of its threads stands in for it ([`crate::deputy`]), for [`HELD_UP`] at most.
 //!
 //! The page is anonymous memory (memfd), not a file: on a disk file system a write to a mapped page may wait for
@@ -42,7 +42,7 @@ pub enum State {
     Released,
 }
 
-/// A regulated CPU's figures: what they mean is the throttler's business. One cache line, so that CPUs do not disturb
+/// A regulated CPU's figures: what they mean is the brake's business. One cache line, so that CPUs do not disturb
 /// each other.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
@@ -219,7 +219,7 @@ impl Lease {
         Nanos(self.head().beat.load(Ordering::Acquire))
     }
 
-    /// Whether what was applied still holds: not revoked, and the heartbeat is fresh. Two loads; for the throttlers.
+    /// Whether what was applied still holds: not revoked, and the heartbeat is fresh. Two loads; for the brakes.
     #[must_use]
     pub fn is_held(&self, now: Nanos) -> bool {
         self.head().state.load(Ordering::Acquire) == HELD && now.since(self.last_beat()) < LAPSE

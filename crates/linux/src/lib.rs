@@ -1,4 +1,4 @@
-//! The Linux backend: one module per kernel interface, the throttlers, and the journal with its watchdog.
+//! The Linux backend: one module per kernel interface, the brakes, and the journal with its watchdog.
 //!
 //! Every reader and writer of kernel files takes its root ([`root::Files`]), so that captured machines and models of the
 //! kernel stand where the kernel does.
@@ -7,6 +7,8 @@ pub mod above;
 pub mod affinity;
 pub mod backend;
 pub mod below;
+pub mod bpf;
+pub mod brake;
 pub mod capture;
 pub mod cgroup;
 pub mod change;
@@ -43,6 +45,7 @@ pub mod psi;
 pub mod remaining;
 pub mod resctrl;
 pub mod resident;
+pub mod rest;
 pub mod restore;
 pub mod ring;
 pub mod root;
@@ -54,14 +57,15 @@ mod spent;
 pub mod sysctl;
 pub mod tasks;
 mod tee;
-pub mod throttle;
 pub mod topology;
+mod twin;
 pub mod undo;
 mod units;
 mod value;
 pub mod vm;
 pub mod watchdog;
 pub mod ways;
+pub mod weight;
 pub mod workqueue;
 pub mod writer;
 

@@ -2,25 +2,28 @@
 //!
 //! The **time meter** counts the CPU time of the group's cgroup on that CPU (`cpu-clock`, a cgroup event) and takes every
 //! nanosecond for the machine's measured peak single-CPU rate: an upper bound of what the group can have moved, so
-//! promises held with it are `estimated`. The **event meter** counts hardware events of everything that runs on the CPU, kernel
-//! traffic included; two of them count what comes in and what is written back apart.
+//! promises held with it are `estimated`. The **event meter** counts hardware events of the group's cgroup on that CPU, what
+//! the kernel does on its account included; two of them count what comes in and what is written back. Both see what a brake
+//! stops, and nothing else.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use quell_core::control::Moved;
+use quell_core::control::bandwidth::Account;
 use quell_core::cpuset::CpuId;
 use quell_core::units::{Lines, Nanos, Rate};
 
+use crate::bpf::{Budget, Decider};
 use crate::perf::{Event, EventCode, Overflow, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
 use crate::rt;
 
 /// The shortest time the kernel's clock events can be armed with (`perf_swevent_start_hrtimer`: 10 µs).
 const SHORTEST: Nanos = Nanos::micros(10);
 
-/// The most that is credited for one overflow: twice what a reaction takes on a slow machine. If it took longer, a task of
-/// the group that goes before the throttler (a deadline task) may have run on.
-const MOST_CREDIT: Nanos = Nanos::micros(100);
+/// The smallest budget of CPU time that is decided about in the interrupt: its alarm goes on
+/// ringing while its reader is kept from running.
+const SMALLEST: Nanos = Nanos::micros(50);
 
 /// Longer than any period.
 const NEVER: u64 = u64::MAX >> 2;
@@ -28,18 +31,17 @@ const NEVER: u64 = u64::MAX >> 2;
 /// The fewest events an event meter is armed with: it wakes repeatedly, and must not do so without end.
 const FEWEST: Lines = Lines(256);
 
-/// A counter of a CPU that has not been counting for so long has been taken away: the kernel tells how long it was, to the moment it is
-/// asked.
+/// A counter of a whole CPU that has not been counting for so long has been taken away: the kernel tells how long it was, to the
+/// moment it is asked.
 const STILL: Nanos = Nanos::millis(50);
 
-/// The most events a meter may have: what a throttler polls.
+/// The most events a meter may have: what a brake polls.
 pub const MOST_EVENTS: usize = 2;
 
 /// Something that counts lines on one CPU and wakes its reader.
 pub trait Meter: Send {
-    /// Wakes pollers after so many more lines. `taken`: the CPU was taken from the group, by an overflow or a stop, and is given
-    /// back to it now; what that costs it is credited.
-    fn arm(&mut self, lines: Moved, taken: bool) -> io::Result<()>;
+    /// Wakes pollers after so many more lines.
+    fn arm(&mut self, lines: Moved) -> io::Result<()>;
     /// Wakes nobody until it is armed again.
     fn rest(&mut self) -> io::Result<()>;
     /// The reader was woken: by which overflow, if the kernel recorded one.
@@ -52,57 +54,77 @@ pub trait Meter: Send {
     fn read(&mut self) -> io::Result<(Moved, bool)>;
     /// What to poll.
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS];
+
+    /// Prepares the decision in the counter's interrupt, before anything is read or armed.
+    ///
+    /// # Errors
+    /// Where it cannot be had: the reader decides.
+    fn load(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Instead of [`Self::arm`]: the interrupt decides from now on, and wakes pollers when a budget
+    /// goes sooner than a period. False: nothing was done, the meter has to be armed.
+    fn delegate(&mut self, _account: &Account) -> io::Result<bool> {
+        Ok(false)
+    }
+    /// The reader decides from now on. Where the interrupt did until now: when the budget that the
+    /// CPU is in began, and from which reading use is charged to it.
+    fn recall(&mut self) -> io::Result<Option<(Nanos, Lines)>> {
+        Ok(None)
+    }
+    /// The next overflow wakes pollers, whatever the interrupt would say.
+    fn withhold(&self) {}
+    /// Budgets begun in the interrupt so far.
+    fn renewed(&self) -> u64 {
+        0
+    }
 }
 
 /// CPU time × peak single-CPU rate. Two events on the same clock: one counts for ever, the other wakes once each time
 /// it is armed. A clock event that wakes repeatedly would go on doing so every few microseconds while its reader is kept
 /// from running, and the interrupts alone can then fill the CPU (seen on a virtual machine, where one takes 10 µs).
+///
+/// Where the interrupt decides, the first one does wake repeatedly, once per budget, and the other
+/// rests. Its count is what the program reads, so that both charge the same nanoseconds.
 #[derive(Debug)]
 pub struct TimeMeter {
     clock: Event,
     alarm: Event,
+    /// The program of `clock`.
+    decider: Option<Decider>,
+    /// What is counted.
+    group: OwnedFd,
+    cpu: CpuId,
     peak: Rate,
-    /// CPU time with which the group is charged each time the CPU is given back to it, before it runs. Measured ([`quell_core::inventory::Measured::stop_cost`]).
-    cost: Nanos,
-    /// Both events' readings when the alarm was last armed.
-    armed: (u64, u64),
-    /// CPU time charged in which nothing can have been moved.
-    credit: u64,
 }
 
 impl TimeMeter {
     /// Counts the tasks of the cgroup `dir` on `cpu`.
-    pub fn open(dir: &OwnedFd, cpu: CpuId, peak: Rate, cost: Nanos) -> io::Result<Self> {
-        let code = EventCode {
-            kind: TYPE_SOFTWARE,
-            config: SW_CPU_CLOCK,
-        };
-        let open = |wake| Event::open(code, Scope::Cgroup(dir.as_fd(), cpu), wake);
+    pub fn open(dir: &OwnedFd, cpu: CpuId, peak: Rate) -> io::Result<Self> {
         Ok(Self {
-            clock: open(Wake::Never)?,
-            alarm: open(Wake::Once)?,
+            clock: open_clock(dir, cpu, Wake::Never)?,
+            alarm: open_clock(dir, cpu, Wake::Once)?,
+            decider: None,
+            group: dir.try_clone()?,
+            cpu,
             peak,
-            cost,
-            armed: (0, 0),
-            credit: 0,
         })
     }
 }
 
-impl TimeMeter {
-    fn readings(&self) -> io::Result<(u64, u64)> {
-        Ok((self.clock.read()?.value, self.alarm.read()?.value))
-    }
+fn open_clock(group: &OwnedFd, cpu: CpuId, wake: Wake) -> io::Result<Event> {
+    let code = EventCode {
+        kind: TYPE_SOFTWARE,
+        config: SW_CPU_CLOCK,
+    };
+    Event::open(code, Scope::Cgroup(group.as_fd(), cpu), wake)
 }
 
+/// All CPU time that the kernel charges the group counts, wake-ups of the brake included: so the limit holds by the kernel's own
+/// account, and by bytes it is an upper bound.
 impl Meter for TimeMeter {
-    /// Whether a period that begins while the group runs takes the CPU from it cannot be told from its beginning while the
-    /// group sleeps, where nothing is charged: nothing is credited then, and the bound stays one.
-    fn arm(&mut self, lines: Moved, taken: bool) -> io::Result<()> {
-        self.armed = self.readings()?;
-        let cost = if taken { self.cost } else { Nanos(0) };
-        self.credit += cost.0;
-        let span = lines.lines.time_at(self.peak).plus(cost);
+    fn arm(&mut self, lines: Moved) -> io::Result<()> {
+        let span = lines.lines.time_at(self.peak);
         self.alarm.arm(span.0.max(SHORTEST.0))
     }
 
@@ -110,17 +132,10 @@ impl Meter for TimeMeter {
         self.alarm.arm(NEVER)
     }
 
-    /// The alarm stopped counting when it rang, the clock went on until the group was switched out. If a program was
-    /// interrupted, all that lies between is the interrupt, the wake-up and the switch: no instruction of the group. If
-    /// the kernel was, it may have gone on for it (kernels preempt themselves or not), and it stays charged.
+    /// The newer one of the alarm's and the clock's: the one that woke.
     fn woken(&mut self) -> io::Result<Option<Overflow>> {
-        let overflow = self.alarm.overflow();
-        let (clock, alarm) = self.readings()?;
-        let [on, until_rung] = [clock - self.armed.0, alarm - self.armed.1];
-        if overflow.is_some_and(|o| !o.kernel) {
-            self.credit += on.saturating_sub(until_rung).min(MOST_CREDIT.0);
-        }
-        Ok(overflow)
+        let both = [self.alarm.overflow(), self.clock.overflow()];
+        Ok(both.into_iter().flatten().max_by_key(|o| o.at))
     }
 
     fn most(&self, span: Nanos) -> Option<Lines> {
@@ -129,46 +144,104 @@ impl Meter for TimeMeter {
 
     fn read(&mut self) -> io::Result<(Moved, bool)> {
         let reading = self.clock.read()?;
-        let span = Nanos(reading.value).since(Nanos(self.credit));
         // A cgroup event runs only while its group does: enabled and running differ by nature.
-        Ok((Lines::at(self.peak, span).into(), true))
+        Ok((Lines::at(self.peak, Nanos(reading.value)).into(), true))
     }
 
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
-        [Some(self.alarm.as_fd()), None]
+        let clock = self.decider.as_ref().map(|_| self.clock.as_fd());
+        [Some(self.alarm.as_fd()), clock]
+    }
+
+    fn load(&mut self) -> io::Result<()> {
+        let clock = open_clock(&self.group, self.cpu, Wake::Repeatedly)?;
+        let decider = Decider::load()?;
+        clock.decide_by(decider.as_fd())?;
+        self.clock = clock;
+        self.decider = Some(decider);
+        Ok(())
+    }
+
+    fn delegate(&mut self, account: &Account) -> io::Result<bool> {
+        let Some(decider) = &mut self.decider else {
+            return Ok(false);
+        };
+        let budget = Budget {
+            start: account.start,
+            base: account.base.time_at(self.peak).0,
+            budget: account.budget.time_at(self.peak).0,
+            period: account.period,
+        };
+        if budget.budget < SMALLEST.0 || !decider.takes(&budget, self.clock.read()?.value) {
+            return Ok(false);
+        }
+        if self.alarm.is_pending() {
+            self.alarm.arm(NEVER)?;
+        }
+        decider.delegate(&budget);
+        self.clock.arm(budget.budget)?;
+        Ok(true)
+    }
+
+    fn recall(&mut self) -> io::Result<Option<(Nanos, Lines)>> {
+        let Some((start, base)) = self.decider.as_mut().and_then(Decider::recall) else {
+            return Ok(None);
+        };
+        self.clock.arm(NEVER)?;
+        let base = Lines::at(self.peak, Nanos(base));
+        Ok(Some((start, base)))
+    }
+
+    fn withhold(&self) {
+        if let Some(decider) = &self.decider {
+            decider.withhold();
+        }
+    }
+
+    fn renewed(&self) -> u64 {
+        self.decider.as_ref().map_or(0, Decider::renewed)
     }
 }
 
-/// Hardware events of everything on one CPU; one event is one line.
+/// Hardware events on one CPU; one event is one line.
 #[derive(Debug)]
 pub struct EventMeter {
     events: Vec<Event>,
+    /// They count one cgroup, and stand still while nothing of it runs.
+    of_group: bool,
+    /// The program of the only event.
+    decider: Option<Decider>,
     /// When it was last looked at whether they count, and for how long each had been.
     looked: (Nanos, Vec<Nanos>),
 }
 
 impl EventMeter {
-    /// Counts the sum of `codes` (one or two) on `cpu`.
-    pub fn open(codes: &[EventCode], cpu: CpuId) -> io::Result<Self> {
+    /// Counts the sum of `codes` (one or two) in `scope`.
+    pub fn open(codes: &[EventCode], scope: Scope<'_>) -> io::Result<Self> {
         if !(1..=MOST_EVENTS).contains(&codes.len()) {
             return Err(io::Error::other(format!(
                 "a meter sums one or two events, not {}",
                 codes.len()
             )));
         }
-        let open = |code: &EventCode| Event::open(*code, Scope::Cpu(cpu), Wake::Repeatedly);
+        let open = |code: &EventCode| Event::open(*code, scope, Wake::Repeatedly);
         let events = codes.iter().map(open).collect::<io::Result<_>>()?;
-        Ok(Self::of(events))
+        Ok(Self::of(events, matches!(scope, Scope::Cgroup(..))))
     }
 
-    fn of(events: Vec<Event>) -> Self {
+    fn of(events: Vec<Event>, of_group: bool) -> Self {
         let looked = (rt::now(), vec![Nanos(0); events.len()]);
-        Self { events, looked }
+        Self {
+            events,
+            of_group,
+            decider: None,
+            looked,
+        }
     }
 }
 
 impl Meter for EventMeter {
-    fn arm(&mut self, lines: Moved, _: bool) -> io::Result<()> {
+    fn arm(&mut self, lines: Moved) -> io::Result<()> {
         // With several events each is armed with its part: whichever comes first, the sum is looked at and, if it
         // is not there yet, all are armed anew with what is left.
         let part = lines
@@ -194,7 +267,7 @@ impl Meter for EventMeter {
 
     fn read(&mut self) -> io::Result<(Moved, bool)> {
         let now = rt::now();
-        let due = now.since(self.looked.0) >= STILL;
+        let due = !self.of_group && now.since(self.looked.0) >= STILL;
         let mut sum = 0u64;
         let mut running = true;
         for (event, ran) in self.events.iter().zip(&mut self.looked.1) {
@@ -215,6 +288,50 @@ impl Meter for EventMeter {
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
         std::array::from_fn(|i| self.events.get(i).map(AsFd::as_fd))
     }
+
+    fn load(&mut self) -> io::Result<()> {
+        // The program sees one event, not a sum.
+        let [event] = self.events.as_slice() else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let decider = Decider::load()?;
+        event.decide_by(decider.as_fd())?;
+        self.decider = Some(decider);
+        Ok(())
+    }
+
+    fn delegate(&mut self, account: &Account) -> io::Result<bool> {
+        let (Some(decider), [event]) = (&mut self.decider, self.events.as_slice()) else {
+            return Ok(false);
+        };
+        let budget = Budget {
+            start: account.start,
+            base: account.base.0,
+            budget: account.budget.0,
+            period: account.period,
+        };
+        if budget.budget < FEWEST.0 || !decider.takes(&budget, event.read()?.value) {
+            return Ok(false);
+        }
+        decider.delegate(&budget);
+        event.arm(budget.budget)?;
+        Ok(true)
+    }
+
+    fn recall(&mut self) -> io::Result<Option<(Nanos, Lines)>> {
+        let recalled = self.decider.as_mut().and_then(Decider::recall);
+        Ok(recalled.map(|(start, base)| (start, Lines(base))))
+    }
+
+    fn withhold(&self) {
+        if let Some(decider) = &self.decider {
+            decider.withhold();
+        }
+    }
+
+    fn renewed(&self) -> u64 {
+        self.decider.as_ref().map_or(0, Decider::renewed)
+    }
 }
 
 /// Hardware events of each direction on one CPU.
@@ -225,11 +342,11 @@ pub struct ApartMeter {
 }
 
 impl ApartMeter {
-    /// Counts lines that come in by the sum of `reads`, lines that are written back by the sum of `writes`, on `cpu`.
+    /// Counts lines that come in by the sum of `reads`, lines that are written back by the sum of `writes`, in `scope`.
     ///
     /// # Errors
     /// Where an event cannot be opened, or there are more than can be polled.
-    pub fn open(reads: &[EventCode], writes: &[EventCode], cpu: CpuId) -> io::Result<Self> {
+    pub fn open(reads: &[EventCode], writes: &[EventCode], scope: Scope<'_>) -> io::Result<Self> {
         if reads.len() + writes.len() > MOST_EVENTS {
             return Err(io::Error::other(format!(
                 "a meter has {MOST_EVENTS} events at most, not {} and {}",
@@ -238,16 +355,16 @@ impl ApartMeter {
             )));
         }
         Ok(Self {
-            reads: EventMeter::open(reads, cpu)?,
-            writes: EventMeter::open(writes, cpu)?,
+            reads: EventMeter::open(reads, scope)?,
+            writes: EventMeter::open(writes, scope)?,
         })
     }
 }
 
 impl Meter for ApartMeter {
-    fn arm(&mut self, lines: Moved, taken: bool) -> io::Result<()> {
-        self.reads.arm(lines.lines.into(), taken)?;
-        self.writes.arm(lines.writes.into(), taken)
+    fn arm(&mut self, lines: Moved) -> io::Result<()> {
+        self.reads.arm(lines.lines.into())?;
+        self.writes.arm(lines.writes.into())
     }
 
     fn rest(&mut self) -> io::Result<()> {
@@ -292,13 +409,13 @@ mod tests {
         let (Ok(counting), Ok(off)) = (open(Wake::Repeatedly), open(Wake::Once)) else {
             return eprintln!("SKIPPED: events of a CPU cannot be opened (perf_event_paranoid)");
         };
-        let mut meter = EventMeter::of(vec![counting]);
+        let mut meter = EventMeter::of(vec![counting], false);
         for _ in 0..2 {
             std::thread::sleep(2 * std::time::Duration::from_nanos(STILL.0));
             assert!(meter.read().unwrap().1);
         }
         // One that nobody has enabled, as one whose CPU has gone for a moment: all the time that it was enabled it was counting.
-        let mut meter = EventMeter::of(vec![off]);
+        let mut meter = EventMeter::of(vec![off], false);
         assert!(meter.read().unwrap().1, "it is too early to tell");
         std::thread::sleep(2 * std::time::Duration::from_nanos(STILL.0));
         assert!(!meter.read().unwrap().1);

@@ -45,6 +45,7 @@ const FORMAT_TIMES: u64 = 1 | 2;
 const IOC_ENABLE: u64 = 0x2400;
 const IOC_REFRESH: u64 = 0x2402;
 const IOC_PERIOD: u64 = 0x4008_2404;
+const IOC_SET_BPF: u64 = 0x4004_2408;
 
 /// `struct perf_event_attr` up to version 5 (112 bytes), which every supported kernel accepts.
 #[repr(C)]
@@ -263,7 +264,8 @@ impl Event {
     }
 
     fn ioctl(&self, request: u64, argument: u64) -> io::Result<()> {
-        // SAFETY: both requests used take a plain number or a pointer to a u64 that outlives the call.
+        // SAFETY: the requests used take a plain number or a pointer to a u64 that outlives the
+        // call.
         let result =
             unsafe { libc::ioctl(self.fd.as_raw_fd(), request as libc::c_ulong, argument) };
         if result < 0 {
@@ -287,6 +289,20 @@ impl Event {
         } else {
             Ok(())
         }
+    }
+
+    /// Whether it was armed and has not woken anybody since, of one that wakes once.
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        let recorded = self.ring.as_ref().map(|r| r.head().load(Ordering::Acquire));
+        self.wake == Wake::Once && recorded.is_some() && self.armed.get() == recorded
+    }
+
+    /// Lets a program decide at each overflow whether pollers are woken. Not for one that wakes
+    /// once: before about Linux 6.10 an overflow that the program keeps to itself uses it up.
+    pub fn decide_by(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        let program = u64::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
+        self.ioctl(IOC_SET_BPF, program)
     }
 
     /// The last overflow, if the kernel has recorded one.

@@ -1,4 +1,4 @@
-//! What the throttlers of one hold share: the pool of budgets, and where each of them sleeps.
+//! What the brakes of one hold share: the pool of budgets, and where each of them sleeps.
 //!
 //! Whoever is stopped sees what becomes of the pool while it spins, and whoever sleeps wakes when its period ends. A period
 //! that begins early must be told to those that sleep: by one write to the descriptor that they poll, and only to those that
@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use quell_core::control::pool::{Period, Pool as _, SharedPool};
-use quell_core::cpuset::CpuId;
 use rustix::event::EventfdFlags;
 
 use crate::rt;
@@ -18,7 +17,7 @@ use crate::rt;
 /// The start of no period.
 const AWAKE: u64 = u64::MAX;
 
-/// Where one throttler sleeps.
+/// Where one brake sleeps.
 #[derive(Debug)]
 pub struct Bed {
     /// What it polls besides its meter.
@@ -59,7 +58,7 @@ impl Bed {
     }
 }
 
-/// What the throttlers of one hold share.
+/// What the brakes of one hold share.
 #[derive(Debug)]
 pub struct Pool {
     /// The budgets.
@@ -67,30 +66,43 @@ pub struct Pool {
     beds: Box<[OnceLock<Arc<Bed>>]>,
 }
 
+/// The most brakes of a hold on each of its CPUs, on average: as many groups may be regulated there.
+const PER_CPU: usize = 16;
+
 impl Pool {
-    /// For throttlers on CPUs below `cpus`; the first period begins now, the same for all.
+    /// For brakes on `cpus` CPUs; the first period begins now, the same for all.
     #[must_use]
     pub fn new(cpus: usize) -> Self {
+        let most = cpus.saturating_mul(PER_CPU);
         Self {
             budgets: SharedPool::new(rt::now()),
-            beds: (0..cpus).map(|_| OnceLock::new()).collect(),
+            beds: (0..most).map(|_| OnceLock::new()).collect(),
         }
     }
 
-    /// Where the throttler of `cpu` sleeps.
+    /// Where one more brake sleeps: a place that is new, or that nothing uses any more.
     ///
     /// # Errors
-    /// When there is no such CPU, or no descriptor is to be had.
-    pub fn bed(&self, cpu: CpuId) -> io::Result<Arc<Bed>> {
-        let number = usize::try_from(cpu).unwrap_or(usize::MAX);
-        let bed = self.beds.get(number).ok_or_else(|| {
-            io::Error::other(format!("the throttlers are for {} CPUs", self.beds.len()))
-        })?;
-        if let Some(bed) = bed.get() {
-            return Ok(Arc::clone(bed));
+    /// When there are too many, or no descriptor is to be had.
+    pub fn bed(&self) -> io::Result<Arc<Bed>> {
+        for place in &self.beds {
+            match place.get() {
+                // The pool's own is the only one.
+                Some(bed) if Arc::strong_count(bed) == 1 => {
+                    bed.heard();
+                    return Ok(Arc::clone(bed));
+                }
+                Some(_) => {}
+                None => {
+                    let new = Arc::new(Bed::new()?);
+                    return Ok(Arc::clone(place.get_or_init(|| new)));
+                }
+            }
         }
-        let new = Arc::new(Bed::new()?);
-        Ok(Arc::clone(bed.get_or_init(|| new)))
+        Err(io::Error::other(format!(
+            "there are {} brakes already",
+            self.beds.len()
+        )))
     }
 
     /// Wakes those that sleep in another period than `period`, which began before theirs was over.

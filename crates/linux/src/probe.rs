@@ -25,8 +25,6 @@ use crate::{cpuset, irq, oom, psi, resctrl, resident, rt, topology, workqueue};
 pub trait Trials {
     /// Whether we may change the machine.
     fn root(&self) -> bool;
-    /// Whether a throttler thread can be had; why not.
-    fn realtime(&self) -> std::result::Result<(), String>;
     /// Whether an event is seen to count.
     fn counts(&self, pmu: &Pmu, event: &Named) -> bool;
     /// Whether the CPU time of the cgroup in `dir` can be counted on one CPU; why not.
@@ -46,8 +44,8 @@ pub struct Tried {
     /// We may change the machine.
     #[serde(default)]
     pub root: bool,
-    /// Why no real-time thread can be had; absent: it can.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// In captures of versions that throttled with real-time threads; read and not used.
+    #[serde(default, skip_serializing)]
     pub realtime_refused: Option<String>,
     /// Why a cgroup's CPU clock cannot be opened; absent: it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,10 +67,6 @@ pub struct Tried {
 impl Trials for Tried {
     fn root(&self) -> bool {
         self.root
-    }
-
-    fn realtime(&self) -> std::result::Result<(), String> {
-        self.realtime_refused.clone().map_or(Ok(()), Err)
     }
 
     fn counts(&self, pmu: &Pmu, event: &Named) -> bool {
@@ -103,10 +97,6 @@ pub struct Live;
 impl Trials for Live {
     fn root(&self) -> bool {
         crate::is_root()
-    }
-
-    fn realtime(&self) -> std::result::Result<(), String> {
-        rt::probe()
     }
 
     fn counts(&self, pmu: &Pmu, event: &Named) -> bool {
@@ -182,7 +172,6 @@ pub fn probe(
         Err(why) => (Vec::new(), Err(why)),
     };
     let time = time_meter(trials, cgroups);
-    let realtime = trials.realtime();
     let (immunity, lock) = (trials.immunity(), trials.lock());
     let mut divides = None;
     let offer = resctrl::offer::offer(files, || {
@@ -195,7 +184,7 @@ pub fn probe(
         immunity_refused: immunity.clone().err(),
         lock_refused: lock.clone().err(),
         root,
-        realtime_refused: realtime.clone().err(),
+        realtime_refused: None,
         cgroup_clock_refused: time.clone().err(),
         divides,
         counters,
@@ -219,9 +208,8 @@ pub fn probe(
         workqueue_mask: root && workqueue::mask(files)?.is_some(),
         meter,
         time_meter: time.is_ok(),
-        realtime,
+        brake: brake(files, cgroups, &time),
         cpu_max: root && cgroups.of(Controller::Cpu).is_some(),
-        kernel_floor: topology::kernel_floor(files)?.safe,
         counter_users: topology::counter_users(files)?,
         memory: memory(files, cgroups, root, (immunity, lock)),
     };
@@ -264,6 +252,32 @@ fn time_meter(trials: &dyn Trials, cgroups: &Cgroups) -> std::result::Result<(),
     trials.cgroup_clock(&hierarchy.own_dir())
 }
 
+/// The first kernel whose cgroups can be idle.
+const IDLE_SINCE: (u32, u32) = (5, 15);
+
+/// Whether a group can be stopped without stopping its CPU.
+fn brake(
+    files: &dyn Files,
+    cgroups: &Cgroups,
+    time: &std::result::Result<(), String>,
+) -> std::result::Result<(), String> {
+    let hierarchy = cgroups
+        .of(Controller::Cpu)
+        .ok_or("no cgroup hierarchy carries the cpu controller")?;
+    let release = files.optional("/proc/sys/kernel/osrelease");
+    let release = release.ok().flatten().unwrap_or_default();
+    // A distribution may have brought it to an older kernel; v2 has no such file in the root cgroup.
+    let there = files.exists(&format!("{}/cpu.idle", hierarchy.own_dir()));
+    let new = topology::release_number(&release).is_some_and(|r| r >= IDLE_SINCE);
+    if !there && !new {
+        return Err(format!(
+            "cgroups of this kernel cannot be idle (cpu.idle came with Linux {}.{})",
+            IDLE_SINCE.0, IDLE_SINCE.1
+        ));
+    }
+    time.clone()
+}
+
 fn yes(best: Level, how: impl Into<String>) -> Availability {
     Availability::Yes {
         best,
@@ -291,7 +305,7 @@ fn mechanisms(
 ) -> BTreeMap<Mechanism, Availability> {
     let unprivileged = || {
         no(
-            "changing the machine needs root (CAP_SYS_ADMIN, CAP_SYS_NICE), outside of a container",
+            "changing the machine needs root (CAP_SYS_ADMIN), outside of a container",
             Some("run as root"),
         )
     };
@@ -313,6 +327,7 @@ fn mechanisms(
                 Mechanism::Cores
                 | Mechanism::Bandwidth
                 | Mechanism::CpuMax
+                | Mechanism::Weight
                 | Mechanism::Memory
                 | Mechanism::Stop
                     if !root =>
@@ -321,11 +336,15 @@ fn mechanisms(
                 }
                 Mechanism::Cores => cores(means),
                 Mechanism::Bandwidth => bandwidth(means, cpus),
+                Mechanism::Weight if means.cpu_max => yes(
+                    Level::Enforced,
+                    "the kernel shares a CPU by it; what nobody else wants is everybody's",
+                ),
                 Mechanism::CpuMax if means.cpu_max => yes(
                     Level::Enforced,
                     "CPU time per 100 ms; no bound within a period (periods from 1 ms)",
                 ),
-                Mechanism::CpuMax => no(
+                Mechanism::CpuMax | Mechanism::Weight => no(
                     "no cgroup hierarchy carries the cpu controller",
                     Some("mount it"),
                 ),
@@ -456,8 +475,7 @@ fn cores(means: &Means) -> Availability {
 }
 
 fn bandwidth(means: &Means, cpus: &CpuSet) -> Availability {
-    let floor = means.kernel_floor;
-    match (&means.realtime, &means.meter) {
+    match (&means.brake, &means.meter) {
         (Err(why), _) => no(format!("{why}; limits fall back to cpu-max"), None),
         (_, MeterKind::None { why }) => no(format!("{why}; limits fall back to cpu-max"), None),
         (
@@ -466,29 +484,26 @@ fn bandwidth(means: &Means, cpus: &CpuSet) -> Availability {
                 events, fills_only, ..
             },
         ) => {
-            let how = format!("throttlers on {}", events.join(" + "));
-            let least = format!("limits from {floor} of a CPU");
+            let how = format!("brakes on {}", events.join(" + "));
             if fills_only.is_empty() {
-                yes(Level::Regulated, format!("{how}; {least}"))
+                yes(Level::Regulated, how)
             } else if cpus.is_subset(fills_only) {
                 yes(
                     Level::Estimated,
-                    format!("{how}, which count no lines written back; {least}"),
+                    format!("{how}, which count no lines written back"),
                 )
             } else {
                 yes(
                     Level::Regulated,
                     format!(
-                        "{how}; estimated on CPUs {fills_only}, where lines written back are not counted; {least}"
+                        "{how}; estimated on CPUs {fills_only}, where lines written back are not counted"
                     ),
                 )
             }
         }
         (Ok(()), MeterKind::Time) => yes(
             Level::Estimated,
-            format!(
-                "throttlers on CPU time × peak rate (no hardware counter counts); limits from {floor} of a CPU"
-            ),
+            "brakes on CPU time × peak rate (no hardware counter counts)",
         ),
     }
 }

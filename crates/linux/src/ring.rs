@@ -1,4 +1,4 @@
-//! The way of a throttler's decisions into the record: a ring of fixed size per regulated CPU, made before the thread
+//! The way of a brake's decisions into the record: a ring of fixed size per regulated CPU, made before the thread
 //! starts, written by it alone and emptied by the main process with every heartbeat. Writing takes a few stores and never
 //! waits; what does not fit is counted.
 

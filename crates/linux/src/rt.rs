@@ -6,15 +6,12 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 
 use quell_core::cpuset::CpuId;
 use quell_core::units::Nanos;
 use rustix::time::Timespec;
 
-/// The throttlers' priority: above ordinary real-time work's usual 1..50, below the kernel's watchdogs at 99.
-pub const THROTTLER_PRIORITY: i32 = 80;
-/// The watchdog's priority: above the throttlers, so that it can end them.
+/// The watchdog's priority: above ordinary real-time work's usual 1..50, below the kernel's watchdogs at 99.
 pub const WATCHDOG_PRIORITY: i32 = 85;
 
 /// As the kernel takes times and spans.
@@ -46,6 +43,23 @@ pub fn fifo(priority: i32) -> io::Result<()> {
     } else {
         Ok(())
     }
+}
+
+/// Asks for an ordinary thread's slice: what wakes on its CPU waits for it no longer than that. Kernels before Linux 6.12 keep theirs
+/// (sched_setattr(2); `sched_runtime` of SCHED_OTHER, 0.1 to 100 ms).
+pub fn slice(slice: Nanos) {
+    let attributes = libc::sched_attr {
+        size: u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0),
+        sched_policy: libc::SCHED_OTHER.unsigned_abs(),
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: slice.0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: the structure is whole, states its size and outlives the call; 0 is the calling thread. A refusal changes nothing.
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
 /// Pins the calling thread to one CPU.
@@ -85,28 +99,7 @@ pub fn ticks_since_boot() -> u64 {
     part(t.tv_sec) * ticks + part(t.tv_nsec) * ticks / 1_000_000_000
 }
 
-/// Tries real-time scheduling in a thread of its own, in the cgroup we are in: what the throttlers will need.
-pub fn probe() -> Result<(), String> {
-    let (send, receive) = mpsc::channel();
-    let thread = std::thread::Builder::new()
-        .stack_size(STACK)
-        .spawn(move || {
-            let _ = send.send(fifo(THROTTLER_PRIORITY));
-        });
-    let thread = thread.map_err(|e| format!("no thread could be made: {e}"))?;
-    let tried = receive
-        .recv()
-        .map_err(|_| "the probing thread died".to_owned());
-    let _ = thread.join();
-    tried?.map_err(|e| match e.raw_os_error() {
-        Some(libc::EPERM) => "SCHED_FIFO is refused (EPERM): it needs CAP_SYS_NICE or RLIMIT_RTPRIO, and with \
-                              RT_GROUP_SCHED a cgroup that has real-time runtime (cpu.rt_runtime_us > 0)"
-            .to_owned(),
-        _ => format!("SCHED_FIFO is refused: {e}"),
-    })
-}
-
-/// The stack of a throttler thread: it calls nothing deep. Kept small because every page of it is locked.
+/// The stack of a brake: it calls nothing deep. Kept small because every page of it is locked.
 pub const STACK: usize = 64 << 10;
 
 /// Lets all threads of the process share one heap from now on: glibc reserves 64 MiB of addresses for each further one, all of
@@ -209,6 +202,10 @@ mod tests {
         give_back_code();
         let after = mapped();
         assert!(after + 512 < before, "{before} KiB, then {after}");
+    }
+
+    #[test]
+    fn a_time_has_whole_seconds() {
         assert_eq!(timespec(Nanos(1_000_000_002)).tv_sec, 1);
     }
 }

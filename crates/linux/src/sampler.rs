@@ -15,7 +15,7 @@ use quell_core::units::Nanos;
 use crate::perf::Event;
 use crate::rt;
 
-/// Above ordinary work, so that readings are on time; below the throttlers, which it must not delay.
+/// Above ordinary work, so that readings are on time.
 const PRIORITY: i32 = 40;
 
 /// A reading that took longer (something else ran in between) does not tell of a moment, and is left out.

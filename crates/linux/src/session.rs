@@ -194,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Keeps every thread of this process off these CPUs that has others: throttlers stay where they are.
+    /// Keeps every thread of this process off these CPUs that has others: brakes stay where they are.
     pub fn keep_off(&self, files: &dyn Files, cpus: &CpuSet) {
         for thread in procfs::threads(files, std::process::id()).unwrap_or_default() {
             let Ok(has) = files.affinity(thread) else {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Cache, CacheKind, Cpu, Identity, Node};
-use quell_core::units::{Bytes, LINE_BYTES, Share};
+use quell_core::units::{Bytes, LINE_BYTES};
 
 use crate::error::{Error, Result};
 use crate::root::Files;
@@ -350,71 +350,6 @@ fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
     })
 }
 
-/// The kernel's real-time limits, as far as they can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KernelFloor {
-    /// What ordinary tasks get beside a real-time spinner, before the margin.
-    pub bare: Share,
-    /// The same with a margin of a fifth: what a regulator may rely on being able to enforce.
-    pub safe: Share,
-    /// Whether the fair server's share was read or assumed.
-    pub fair_server_read: bool,
-}
-
-/// The fair server's default share: 50 ms of every second (kernel/sched/deadline.c, `fair_server_init`).
-const FAIR_SERVER: Share = Share::percent(5);
-/// The first kernel with the fair server.
-const FAIR_SERVER_SINCE: (u32, u32) = (6, 12);
-
-/// What share of a CPU the kernel gives ordinary tasks although a real-time task wants all of it: real-time
-/// throttling (`sched_rt_runtime_us` of `sched_rt_period_us`), or the fair server, whichever is more.
-///
-/// # Errors
-/// [`Error::File`], [`Error::Malformed`].
-pub fn kernel_floor(files: &dyn Files) -> Result<KernelFloor> {
-    let period = files.parsed::<u64>("/proc/sys/kernel/sched_rt_period_us", "microseconds")?;
-    let runtime = files.parsed::<i64>(
-        "/proc/sys/kernel/sched_rt_runtime_us",
-        "microseconds, or -1",
-    )?;
-    let throttling = match (period, runtime) {
-        // −1: no real-time throttling.
-        (Some(period), Some(runtime)) if period > 0 => {
-            let runtime = u64::try_from(runtime).unwrap_or(period).min(period);
-            Share::ratio(period - runtime, period)
-        }
-        _ => Share(0),
-    };
-    let (server, read) = fair_server(files)?;
-    let bare = throttling.max(server);
-    Ok(KernelFloor {
-        bare,
-        safe: Share(bare.0 + bare.0.div_ceil(5)),
-        fair_server_read: read,
-    })
-}
-
-fn fair_server(files: &dyn Files) -> Result<(Share, bool)> {
-    let dir = "/sys/kernel/debug/sched/fair_server/cpu0";
-    // debugfs is often closed even to root (lockdown): that is not an error, the default is then assumed.
-    let number = |name: &str| {
-        files
-            .parsed::<u64>(&format!("{dir}/{name}"), "nanoseconds")
-            .ok()
-            .flatten()
-    };
-    if let (Some(runtime), Some(period)) = (number("runtime"), number("period"))
-        && period > 0
-    {
-        return Ok((Share::ratio(runtime, period), true));
-    }
-    let release = files
-        .optional("/proc/sys/kernel/osrelease")?
-        .unwrap_or_default();
-    let has = release_number(&release).is_none_or(|r| r >= FAIR_SERVER_SINCE);
-    Ok((if has { FAIR_SERVER } else { Share(0) }, false))
-}
-
 /// `6.18.44-x` → (6, 18).
 pub(crate) fn release_number(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
@@ -528,43 +463,6 @@ mod tests {
         assert!(
             error.contains("cpu1/cache/index3/size reads 'lots'"),
             "{error}"
-        );
-    }
-
-    #[test]
-    fn the_floor_is_the_larger_of_both_safety_nets_plus_a_fifth() {
-        let dir = machine();
-        let floor = kernel_floor(&Kernel::at(dir.path())).unwrap();
-        assert_eq!(
-            (floor.bare, floor.safe),
-            (Share::percent(5), Share::percent(6))
-        );
-        assert!(!floor.fair_server_read);
-        write(
-            dir.path(),
-            "sys/kernel/debug/sched/fair_server/cpu0/runtime",
-            "100000000\n",
-        );
-        write(
-            dir.path(),
-            "sys/kernel/debug/sched/fair_server/cpu0/period",
-            "1000000000\n",
-        );
-        let floor = kernel_floor(&Kernel::at(dir.path())).unwrap();
-        assert_eq!(
-            (floor.safe, floor.fair_server_read),
-            (Share::percent(12), true)
-        );
-    }
-
-    #[test]
-    fn an_old_kernel_without_throttling_has_no_floor() {
-        let dir = machine();
-        write(dir.path(), "proc/sys/kernel/osrelease", "6.1.0-13-amd64\n");
-        write(dir.path(), "proc/sys/kernel/sched_rt_runtime_us", "-1\n");
-        assert_eq!(
-            kernel_floor(&Kernel::at(dir.path())).unwrap().safe,
-            Share(0)
         );
     }
 

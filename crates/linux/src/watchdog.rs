@@ -131,7 +131,7 @@ pub fn spawn(hands: &mut Hands<'_>, cgroups: &Cgroups, spec: &Spec<'_>) -> Resul
             );
             return Err(Error::refused(format!("the watchdog ({program}) {why}")));
         }
-        // Waiting for it is no hang: it must not find the heart still when it comes up, nor the throttlers meanwhile.
+        // Waiting for it is no hang: it must not find the heart still when it comes up, nor the brakes meanwhile.
         spec.lease.beat(rt::now());
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -326,6 +326,7 @@ mod tests {
             },
             dir: "/cg/a".into(),
             ours: true,
+            braked: false,
         }
     }
 

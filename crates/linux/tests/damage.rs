@@ -347,6 +347,7 @@ fn place(version: cgroup::Version) -> Place {
         hierarchy,
         dir: "/sys/fs/cgroup/a".into(),
         ours: true,
+        braked: false,
     }
 }
 
@@ -477,7 +478,6 @@ proptest! {
             }
             let _ = topology::read(&files, None);
             let _ = topology::online(&files);
-            let _ = topology::kernel_floor(&files);
             let _ = topology::counter_users(&files);
             let _ = psi::read(&files, "/proc/pressure/memory");
             let _ = psi::some_total("/x", &text);

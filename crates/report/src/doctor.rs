@@ -315,9 +315,9 @@ fn means(means: &Means) -> Vec<(&'static str, String)> {
         MeterKind::Time => "CPU time × this machine's peak rate: an upper bound".to_owned(),
         MeterKind::None { why } => format!("none: {why}"),
     };
-    let throttler = match &means.realtime {
-        Ok(()) => "a real-time thread per regulated CPU".to_owned(),
-        Err(why) => format!("no real-time thread to be had: {why}"),
+    let brake = match &means.brake {
+        Ok(()) => "stops a group and nothing else on its CPU".to_owned(),
+        Err(why) => format!("none: {why}"),
     };
     let yes = |able: bool| if able { "can be set" } else { "cannot be set" };
     let mut lines = vec![
@@ -331,14 +331,7 @@ fn means(means: &Means) -> Vec<(&'static str, String)> {
             format!("the mask of unbound work {}", yes(means.workqueue_mask)),
         ),
         ("meter", meter),
-        ("throttler", throttler),
-        (
-            "floor",
-            format!(
-                "the kernel leaves {} of a CPU to ordinary tasks; limits below it leak",
-                means.kernel_floor
-            ),
-        ),
+        ("brake", brake),
         ("cpu quota", yes(means.cpu_max).to_owned()),
     ];
     if !means.counter_users.is_empty() {

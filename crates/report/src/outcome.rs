@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use quell_core::cpuset::CpuSet;
 use quell_core::record::{Declared, Event, Record, Spent};
 
 use crate::memory::memory;
@@ -158,10 +157,7 @@ fn spent(record: &Record) -> Vec<String> {
                 faults(sum.minor_faults),
                 faults(sum.major_faults),
             );
-            let (along, stolen) = (stopped_along(record, name), stolen(record, name));
-            if along > 0 {
-                let _ = write!(text, "; its CPUs were stopped for {} because of others", ms(along));
-            }
+            let stolen = stolen(record, name);
             if stolen > 0 {
                 let _ = write!(text, "; the hypervisor took {} of its CPUs' time", ms(stolen));
             }
@@ -174,25 +170,6 @@ fn spent(record: &Record) -> Vec<String> {
         );
     }
     said
-}
-
-/// How long a group's CPUs were stopped by regulators of other groups.
-fn stopped_along(record: &Record, group: &str) -> u64 {
-    let Some(plan) = record.plans.values().next() else {
-        return 0;
-    };
-    let own = plan.cpus(group).cloned().unwrap_or_default();
-    let with = plan.groups.iter().filter(|g| {
-        let mut along = g.throttled_along.iter();
-        along.any(|name| name == group)
-    });
-    let regulated = with.fold(CpuSet::new(), |all, g| all.union(&g.cpus));
-    let stops = regulated.intersection(&own);
-    let stops = stops
-        .iter()
-        .filter_map(|cpu| record.stops.get(&cpu))
-        .flatten();
-    stops.map(|s| s.until_ns.saturating_sub(s.from_ns)).sum()
 }
 
 /// What the hypervisor took of a group's CPUs, from the first look at them to the last.
@@ -225,10 +202,9 @@ mod tests {
             minor_faults: 700,
             major_faults: 1,
         };
-        // The victim's CPU is stopped with the neighbour's, and the host takes 300 ms of it.
+        // The host takes 300 ms of the victim's CPU.
         let plan = record.plans.values_mut().next().unwrap();
         plan.groups[0].cpus = "1".parse().unwrap();
-        plan.groups[1].throttled_along = vec!["victim".into()];
         let events = [
             Event::Throttle {
                 cpu: 1,
@@ -288,8 +264,8 @@ mod tests {
             "Plan for",
             "It lasted 14.0 s.",
             "The regulator of CPU 1 stopped it 7 times, 6.50 ms in all.",
-            "victim: its threads ran 2,500 ms and waited 500 ms for a CPU, with 1,400 minor and 2 major page faults; its CPUs \
-             were stopped for 360 ms because of others; the hypervisor took 300 ms of its CPUs' time.",
+            "victim: its threads ran 2,500 ms and waited 500 ms for a CPU, with 1,400 minor and 2 major page faults; the \
+             hypervisor took 300 ms of its CPUs' time.",
             "what lived shorter, and the end of each, is missing",
             "victim ended with status 3.",
             "victim: 1,500 units of work, 3 late (0.20 %), the slowest 9.50 ms; 2 more were reported faster than they were read; what \

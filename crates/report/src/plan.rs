@@ -4,6 +4,7 @@ use quell_core::control::pressure::Allows;
 use quell_core::cpuset::CpuSet;
 use quell_core::mechanism::Level;
 use quell_core::plan::{Held, Meter, Plan, REST, Setting, StepId};
+use quell_core::policy::CpuWeight;
 use quell_core::task::TaskMatch;
 use quell_core::units::{LINE_BYTES, Lines, Nanos, Rate};
 
@@ -15,36 +16,21 @@ pub fn plan_text(plan: &Plan, style: Style) -> String {
     let mut out = style.paint(Tone::Title, &format!("Plan for '{}'", plan.policy)) + "\n";
     if !plan.groups.is_empty() {
         let mut table = Table {
-            left: vec![1, 2],
-            head: ["  group", "CPUs", ""].map(str::to_owned).to_vec(),
+            left: vec![1],
+            head: ["  group", "CPUs"].map(str::to_owned).to_vec(),
             ..Table::default()
         };
         let rest = plan.steps.iter().find_map(|step| match &step.set {
             Setting::ConfineRest { cpus } => Some(vec![
                 TableCell::new(format!("  {REST}")),
                 TableCell::new(cpus.brief()),
-                TableCell::new(String::new()),
             ]),
             _ => None,
         });
         for group in &plan.groups {
-            let along = if group.throttled_along.is_empty() {
-                String::new()
-            } else {
-                format!(
-                    "{} there {} stopped with it",
-                    list(&group.throttled_along),
-                    if group.throttled_along.len() > 1 {
-                        "are"
-                    } else {
-                        "is"
-                    }
-                )
-            };
             table.rows.push(vec![
                 TableCell::new(format!("  {}", group.name)),
                 TableCell::new(group.cpus.brief()),
-                TableCell::new(along),
             ]);
         }
         table.rows.extend(rest);
@@ -151,10 +137,10 @@ fn on(cpus: &CpuSet) -> String {
 /// A setting in words.
 pub(crate) fn describe(set: &Setting) -> String {
     match set {
-        Setting::Gather { matching } if matching.is_empty() => {
+        Setting::Gather { matching, .. } if matching.is_empty() => {
             "launch its command in a cgroup of its own".to_owned()
         }
-        Setting::Gather { matching } => {
+        Setting::Gather { matching, .. } => {
             let who: Vec<String> = matching.iter().map(matched).collect();
             if matching.iter().all(TaskMatch::in_place) {
                 format!("take as it is: {}", who.join(" or "))
@@ -208,14 +194,27 @@ pub(crate) fn describe(set: &Setting) -> String {
                 }
             };
             format!(
-                "let {}{} {what}, {meter}, and stop it for {} at most at a time",
+                "let {}{} {what}, {meter}{}",
                 if regulation.cpus.len() > 1 {
                     "each of "
                 } else {
                     ""
                 },
                 on(&regulation.cpus),
-                regulation.longest
+                if regulation.is_capped() {
+                    "; the brake stops the group, and nothing else, for the rest of the period"
+                } else {
+                    ""
+                }
+            )
+        }
+        Setting::Weight {
+            weight: CpuWeight::Idle,
+        } => "run only where nothing else wants the CPU (cpu.idle)".to_owned(),
+        Setting::Weight { weight } => {
+            format!(
+                "weigh {weight} against {} of any other cgroup",
+                CpuWeight::USUAL
             )
         }
         Setting::CpuMax { share, period } => {
@@ -426,6 +425,8 @@ mod tests {
         };
         let set = Setting::Gather {
             matching: vec![table],
+            low: false,
+            braked: false,
         };
         assert_eq!(describe(&set), "gather in a cgroup: exe=/usr/bin/x,user=y");
         let unit = TaskMatch {
@@ -434,6 +435,8 @@ mod tests {
         };
         let set = Setting::Gather {
             matching: vec![unit],
+            low: false,
+            braked: false,
         };
         assert_eq!(describe(&set), "take as it is: unit=a.service");
     }

@@ -398,12 +398,10 @@ pub(crate) fn plan() -> Plan {
             GroupPlan {
                 name: "victim".into(),
                 cpus: cpus("0"),
-                throttled_along: Vec::new(),
             },
             GroupPlan {
                 name: "neighbour".into(),
                 cpus: cpus("1"),
-                throttled_along: vec!["rest".into()],
             },
         ],
         steps: vec![
@@ -413,6 +411,8 @@ pub(crate) fn plan() -> Plan {
                 Mechanism::Cores,
                 Setting::Gather {
                     matching: Vec::new(),
+                    low: false,
+                    braked: false,
                 },
                 "its CPUs are its own",
             ),
@@ -454,8 +454,6 @@ pub(crate) fn plan() -> Plan {
                     period: Nanos::millis(1),
                     meter: Meter::Time,
                     peak: Rate(37_500_000_000),
-                    stop_cost: Nanos(0),
-                    longest: Nanos::millis(5),
                     pooling: None,
                     split: Split::Even,
                     least: Lines(0),
@@ -483,9 +481,7 @@ pub(crate) fn plan() -> Plan {
                 ),
             },
         ],
-        notes: vec![
-            "CPU 1 is shared: the tasks of rest are throttled along with neighbour.".into(),
-        ],
+        notes: vec!["CPU 1 is shared: the tasks of rest run on while neighbour is stopped.".into()],
         observed: BTreeMap::new(),
         pressure: None,
         adapts: None,

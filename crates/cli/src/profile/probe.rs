@@ -261,6 +261,7 @@ mod tests {
             counters: std::collections::BTreeMap::new(),
             mba: None,
             within_cache: None,
+            rest: None,
             at_unix_s: 0,
             deep: None,
         });

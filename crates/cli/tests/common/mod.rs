@@ -32,12 +32,18 @@ pub fn quell() -> Command {
     Command::new(env!("CARGO_BIN_EXE_quell"))
 }
 
-/// `key: N kB` of a process's status, in bytes; 0 where nobody is.
-pub fn in_status(pid: u32, key: &str) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+/// What stands behind `key:` in a process's status.
+pub fn status_of(pid: u32, key: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key));
-    let number = line.and_then(|rest| rest.trim_start_matches(':').trim().strip_suffix(" kB"));
-    number.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
+    Some(line?.strip_prefix(':')?.trim().to_owned())
+}
+
+/// The same of `key: N kB`, in bytes; 0 where nobody is.
+pub fn in_status(pid: u32, key: &str) -> u64 {
+    let text = status_of(pid, key).unwrap_or_default();
+    let number = text.strip_suffix(" kB").and_then(|n| n.parse().ok());
+    number.unwrap_or(0) << 10
 }
 
 /// What a command came to.
@@ -319,6 +325,9 @@ pub fn is_held(pid: u32) -> bool {
 
 /// Whether a process is in the cgroup of a group of that name (beginning).
 pub fn in_group(pid: u32, group: &str) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/cgroup"))
-        .is_ok_and(|text| text.contains(&format!("quell.slice/{group}")))
+    std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| {
+        ["quell.slice", "quell-best-effort.slice"]
+            .iter()
+            .any(|slice| text.contains(&format!("{slice}/{group}")))
+    })
 }

@@ -1,4 +1,4 @@
-//! The fast controller: one per regulated CPU, run inside the throttler thread or the simulated overflow handler.
+//! The fast controller: one per regulated CPU, run inside the brake thread or the simulated overflow handler.
 //!
 //! Method: MemGuard's reservation (Yun et al., RTAS 2013, section III: a budget of memory transactions per CPU and
 //! period, the CPU stopped when it is spent) refreshed lazily, as a generic cell rate algorithm does (ITU-T I.371,
@@ -43,9 +43,23 @@ impl Fast {
     }
 }
 
-/// The longest time a debt may stop a CPU. Beyond it (the throttler itself was kept from running) the rest of the
+/// The longest time a debt may stop a CPU. Beyond it (the brake itself was kept from running) the rest of the
 /// debt is forgiven and counted, so that one failure does not freeze a CPU for minutes.
 pub const LONGEST_DEBT: Nanos = Nanos::secs(1);
+
+/// The budget that a regulator is in, for a copy of it that decides elsewhere (in the counter's
+/// interrupt).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// When the budget began.
+    pub start: Nanos,
+    /// The counter's reading from which use is charged to it.
+    pub base: Lines,
+    /// Lines of this budget, at least one.
+    pub budget: Lines,
+    /// At least a nanosecond.
+    pub period: Nanos,
+}
 
 /// The regulator of one CPU: reservation only.
 #[derive(Clone, Debug)]
@@ -113,6 +127,24 @@ impl CpuRegulator {
         self.base = used.0;
         self.budget = self.next_budget;
         self.left(used)
+    }
+
+    /// The budget that it is in. `None` where the next one is another.
+    #[must_use]
+    pub fn account(&self) -> Option<Account> {
+        (self.budget == self.next_budget).then_some(Account {
+            start: self.start,
+            base: Lines(self.base),
+            budget: Lines(self.budget),
+            period: Nanos(self.period),
+        })
+    }
+
+    /// Goes on where a copy of it arrived: in a budget that began at `start`, from the counter's
+    /// reading `base`.
+    pub fn resume(&mut self, start: Nanos, base: Lines) {
+        self.start = start;
+        self.base = base.0;
     }
 
     /// After a throttle: pays for what was used with the periods that have passed, and returns what the counter is
@@ -249,6 +281,23 @@ mod tests {
         );
         assert_eq!(cpu.forgiven(), Lines(BUDGET.0 * 500));
         assert_eq!(cpu.begin(LONGEST_DEBT, used), BUDGET);
+    }
+
+    #[test]
+    fn a_resumed_regulator_decides_as_the_one_it_was_taken_from() {
+        let mut first = fresh();
+        let mut second = fresh();
+        assert_eq!(
+            first.overflow(Nanos(1_200), Lines(110)),
+            Fast::NewPeriod(Lines(90))
+        );
+        let account = first.account().unwrap();
+        assert_eq!((account.start, account.base), (Nanos(1_200), Lines(100)));
+        second.resume(account.start, account.base);
+        let at = (Nanos(1_300), Lines(205));
+        assert_eq!(second.overflow(at.0, at.1), first.overflow(at.0, at.1));
+        first.set_budget(Lines(7));
+        assert_eq!(first.account(), None);
     }
 
     /// A CPU that draws one line per `gap` whenever it is not stopped, wants `idle` pauses, and is stopped only

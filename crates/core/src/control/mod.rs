@@ -113,6 +113,14 @@ impl Regulator {
         }
     }
 
+    /// That of a CPU with one budget of its own, which may be decided about elsewhere.
+    pub fn alone(&mut self) -> Option<&mut CpuRegulator> {
+        match self {
+            Self::Alone(regulator) => Some(regulator),
+            Self::Apart(_) | Self::Pooled(_) => None,
+        }
+    }
+
     /// The CPU is regulated no more.
     pub fn leave(&mut self, pool: &impl Pool) {
         if let Self::Pooled(regulator) = self {

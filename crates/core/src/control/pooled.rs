@@ -1,4 +1,4 @@
-//! The fast controller of CPUs whose budgets are pooled: one per regulated CPU, run inside the throttler thread or the
+//! The fast controller of CPUs whose budgets are pooled: one per regulated CPU, run inside the brake thread or the
 //! simulated interrupt handler.
 //!
 //! Method: MemGuard (Yun et al., RTAS 2013, section III, and IEEE Transactions on Computers 65(2), 2016). Per CPU a budget of
@@ -25,7 +25,7 @@
 //! **Deviations from MemGuard.** After a miss it lifts the cap until the period ends; here it is lifted to the budget, so that
 //! what a miss grants twice is bounded. It leaves idle CPUs out when it asks whether all are exhausted; here an idle CPU
 //! counts as spent only when it has given all it had away, so that without reclaim nothing is shared while anybody has
-//! budget left. But no counter of an idle CPU stands still (interrupts, the throttler's own waking), so "all" is all but
+//! budget left. But no counter of an idle CPU stands still (interrupts, the brake's own waking), so "all" is all but
 //! [`NOISE`], which it keeps, and whose use wakes nobody. What is taken back grows with what has been drawn in the period (from a quantum up), so that
 //! a CPU that wakes for a moment leaves the others what they have. A CPU that is not capped (a critical group's by default) is
 //! never stopped: its reserve is what it gives from, and beyond it it runs on. Where the reserve follows a deadline it is *headroom*, room for a unit

@@ -83,6 +83,7 @@ impl Measured {
             counters: BTreeMap::new(),
             mba: None,
             within_cache: None,
+            rest: None,
             at_unix_s,
             deep: None,
         })

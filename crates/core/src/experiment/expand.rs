@@ -10,6 +10,7 @@ use super::Configuration;
 use super::check::hint;
 use super::read::{ConfigurationKeys, Keys, SUBJECT};
 use super::runs;
+use crate::mechanism::Mechanism;
 use crate::policy::{CpusWanted, FRAGMENT_KEYS, Policy, Shape, policy_of};
 use crate::text::{Path, Reader, merge, value_at};
 
@@ -347,6 +348,12 @@ fn policy(
             continue;
         }
         group.cpus.get_or_insert_with(|| open.clone());
+    }
+    // Nor does "best-effort" alone ask for a low weight: a configuration shows the mechanisms that it names.
+    if policy.groups.values().all(|g| g.cpu_weight.is_none())
+        && !policy.mechanisms.deny.contains(&Mechanism::Weight)
+    {
+        policy.mechanisms.deny.push(Mechanism::Weight);
     }
     Some(policy)
 }

@@ -11,13 +11,13 @@ use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted, Split};
 use crate::units::{LINE_BYTES, Lines, Rate, Share};
 
 use super::Draft;
-use super::bandwidth::{Limited, regulator, stops_others};
+use super::bandwidth::{Limited, regulator};
 use super::cpus::on;
 use super::deadline;
 use super::mba;
-use super::others::floor;
 use super::pooling::{self, Budget};
 use super::rates::{Wanted, about, rounded};
+use super::together::sibling_note;
 
 /// What is wanted of each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,13 +49,6 @@ impl Apart {
         let read = self.read.map(|rate| (Direction::Read, rate));
         let write = self.write.map(|rate| (Direction::Write, rate));
         read.into_iter().chain(write)
-    }
-
-    /// Whether so many CPUs can be held to it, split evenly.
-    pub(super) fn holds(self, measured: &Measured, floor: Share, cpus: u64) -> bool {
-        self.given().all(|(direction, rate)| {
-            Share::ratio(rate.0 / cpus.max(1), peak(measured, direction).0) >= floor
-        })
     }
 }
 
@@ -107,7 +100,7 @@ pub(super) fn limit(
         // Refused for its CPUs already.
         return None;
     }
-    if let Err((why, remedy)) = counted_apart(draft, name, &cpus) {
+    if let Err((why, remedy)) = counted_apart(draft, (name, group), wanted.budget, &cpus) {
         draft.refuse(key, why, Some(remedy));
         return None;
     }
@@ -135,7 +128,7 @@ pub(super) fn limit(
         .collect();
     let mut refused = false;
     for way in ways.iter().filter(|way| way.binds) {
-        if let Some((why, remedy)) = unheld(draft, name, way, &cpus) {
+        if let Some((why, remedy)) = unheld(draft, way, &cpus) {
             draft.refuse(key.clone(), why, Some(remedy));
             refused = true;
         }
@@ -191,13 +184,18 @@ fn unsuited(
 }
 
 /// Whether the counters of these CPUs tell the directions apart; if not, why, and what to do about it.
-fn counted_apart(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Result<(), (String, String)> {
+fn counted_apart(
+    draft: &Draft<'_>,
+    (name, group): (&str, &Group),
+    budget: Budget,
+    cpus: &CpuSet,
+) -> Result<(), (String, String)> {
     let one = "give one rate or percentage for both together";
     let blind = |why: String| {
         let why = format!("reads and writes are told apart by hardware counters only: {why}");
         (why, one.to_owned())
     };
-    match regulator(draft, name, cpus) {
+    match regulator(draft, name, group, budget) {
         Err(why) => Err((
             format!("only the regulator tells reads from writes: {why}"),
             one.to_owned(),
@@ -233,43 +231,12 @@ fn counted_apart(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Result<(), (St
 }
 
 /// Why a budget cannot be held, and what to do instead.
-fn unheld(draft: &Draft<'_>, name: &str, way: &Way, cpus: &CpuSet) -> Option<(String, String)> {
-    let Way {
-        direction,
-        rate,
-        each,
-        peak,
-        ..
-    } = way;
-    let floor = floor(draft.policy, draft.machine);
-    let share = Share::ratio(each.0, peak.0);
-    if share < floor {
-        let lowest = peak.part(floor).0.max(1);
-        let raised = lowest.saturating_mul(cpus.len() as u64).div_ceil(1_000_000) * 1_000_000;
-        let fewer = rate.0 / lowest;
-        let mut remedy = format!("raise it to at least {}", Rate(raised));
-        if (1..cpus.len() as u64).contains(&fewer) {
-            remedy = format!(
-                "{remedy}, or confine the group to fewer CPUs (group.{name}.cpus = {fewer})"
-            );
-        }
-        let why = format!(
-            "{rate} {direction} is {} {}: {} of its time at the peak of {} in that direction, below the floor of {floor}, \
-             which the kernel gives ordinary tasks whatever a throttler does: the limit would leak",
-            rounded(*each),
-            match cpus.len() {
-                1 => format!("on {}", on(cpus)),
-                _ => format!("for each of {}", on(cpus)),
-            },
-            about(share),
-            rounded(*peak)
-        );
-        let lower = "lower regulator.floor and write require = \"none\": nothing is promised then";
-        return Some((why, format!("{remedy}, or {lower}")));
-    }
+fn unheld(draft: &Draft<'_>, way: &Way, cpus: &CpuSet) -> Option<(String, String)> {
     (way.lines.0 == 0).then(|| {
         let why = format!(
-            "{rate} {direction} over {} CPUs is less than one line of {LINE_BYTES} bytes per {}",
+            "{} {} over {} CPUs is less than one line of {LINE_BYTES} bytes per {}",
+            way.rate,
+            way.direction,
             cpus.len(),
             draft.period
         );
@@ -318,8 +285,6 @@ fn regulate(
             period: draft.period,
             meter,
             peak: measured.map_or(Rate(0), |m| m.peak_cpu),
-            stop_cost: measured.and_then(|m| m.stop_cost).unwrap_or_default(),
-            longest: draft.policy.regulator.longest,
             pooling: None,
             split: Split::Even,
             least: Lines(0),
@@ -330,10 +295,9 @@ fn regulate(
             Setting::Regulate(regulation),
             format!("{what} {because}{origin}"),
         );
-        stops_others(draft, name, &cpus, meter);
+        sibling_note(draft, name, &cpus);
         id
     });
-    let kernel = draft.machine.means.kernel_floor;
     for way in ways {
         let (level, weakest) = if !way.binds {
             let why = format!(
@@ -347,11 +311,6 @@ fn regulate(
                 )
             );
             (Level::Estimated, Some(why))
-        } else if Share::ratio(way.each.0, way.peak.0) < kernel {
-            let why = format!(
-                "it is below the {kernel} of a CPU that the kernel gives ordinary tasks whatever we do"
-            );
-            (Level::None, Some(why))
         } else {
             (level, weakest.clone())
         };
@@ -379,7 +338,6 @@ fn regulate(
         level,
         by,
         weakest,
-        counts_all: open.is_none() && by.is_some(),
         cpus,
     }
 }
@@ -400,7 +358,7 @@ fn because(ways: &[Way], cpus: usize) -> String {
         })
         .collect();
     let both = if ways.iter().filter(|way| way.binds).count() > 1 {
-        "; whichever is used up first stops the CPU"
+        "; whichever is used up first stops the group on that CPU"
     } else {
         ""
     };

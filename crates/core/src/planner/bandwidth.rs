@@ -5,6 +5,7 @@ use crate::inventory::{Measured, MeterKind};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{Held, Meter, Promise, Regulation, Setting, Step, StepId};
 use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role, Split};
+use crate::task::TaskMatch;
 use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;
@@ -12,24 +13,24 @@ use super::apart;
 use super::cpus::on;
 use super::deadline;
 use super::mba;
-use super::others::floor;
 use super::period;
 use super::pooling::{self, Budget};
-use super::quota::{cpu_time, quota};
-use super::rates::{Wanted, about, rounded};
+use super::quota::{self, cpu_time, quota};
+use super::rates::{LEAST, Wanted, about, rounded};
 use super::reserves::{judge_reserves, reserves, spare_of};
-use super::together::{sibling_note, stopped_together, throttled_along};
+use super::together::sibling_note;
+
+/// Why the CPU-time quota comes first.
+const QUOTA_FIRST: &str =
+    "the least that is enough: CPU time is counted, and cpu.max needs no helper";
 
 /// How a group's rate was limited.
-#[derive(Clone)]
 pub(super) struct Limited {
     pub(super) group: String,
     pub(super) rate: Rate,
     pub(super) level: Level,
     pub(super) by: Option<StepId>,
     pub(super) weakest: Option<String>,
-    /// CPUs on which everybody is counted, so that nobody there can exceed the budget.
-    pub(super) counts_all: bool,
     pub(super) cpus: CpuSet,
 }
 
@@ -49,7 +50,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     });
     let together = Rate(neighbours.map(|wanted| wanted.rate.0).sum());
     let (period, why) = period::period(draft, together);
-    draft.period = period;
+    draft.period = pooled_period(draft, budgets.iter().flatten(), period);
     for ((name, group), wanted) in policy.groups.iter().zip(budgets) {
         if let Some(share) = group.limit.cpu_time {
             cpu_time(draft, name, share);
@@ -57,18 +58,10 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         if let Some(wanted) = wanted
             && let Some(done) = limit(draft, name, group, &wanted, group.limit.bandwidth)
         {
-            let along = wanted.with.iter().map(|with| Limited {
-                group: with.clone(),
-                rate: Rate(0),
-                ..done.clone()
-            });
-            let along: Vec<Limited> = along.collect();
             limited.push(done);
-            limited.extend(along);
         }
     }
-    stopped_together(draft, &limited);
-    rest_allowed(draft, &limited);
+    rest_allowed(draft);
     let regulated = |step: &Step| matches!(step.set, Setting::Regulate(_));
     if draft.steps.iter().any(regulated) {
         draft.notes.extend(why);
@@ -78,26 +71,47 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     deadline::plan(draft, &reserved, &limited);
 }
 
-/// On a CPU whose counters count everybody, unmatched tasks are regulated along; by themselves they are not.
-fn rest_allowed(draft: &mut Draft<'_>, limited: &[Limited]) {
-    let counted = limited
-        .iter()
-        .filter(|l| l.counts_all)
-        .fold(CpuSet::new(), |sum, l| sum.union(&l.cpus));
-    let open = draft.division.rest.difference(&counted);
-    // A limit that was refused would have counted them.
-    if draft.policy.rest.allow.contains(&Permission::Throttle)
-        && !open.is_empty()
-        && draft.refusals.is_empty()
-    {
+/// Budgets in one pool have one period: the longest that any of them needs.
+fn pooled_period<'w>(
+    draft: &mut Draft<'_>,
+    budgets: impl Iterator<Item = &'w Wanted>,
+    period: Nanos,
+) -> Nanos {
+    let counted = !matches!(draft.machine.means.meter, MeterKind::Time);
+    let Some(measured) = draft.machine.measured.as_ref().filter(|_| !counted) else {
+        return period;
+    };
+    let needed = budgets
+        .filter(|wanted| {
+            wanted.budget != Budget::Reserve
+                && pooling::is_pooled(&draft.policy.regulator, wanted.budget)
+        })
+        .filter_map(|wanted| {
+            let cpus = draft.division.of(&wanted.group).cpus.len().max(1) as u64;
+            let share = Share::ratio(wanted.rate.0 / cpus, measured.peak_cpu.0);
+            period::holding(draft, share, period)
+        })
+        .max();
+    let held = needed.unwrap_or(period);
+    if held > period {
+        draft.notes.push(format!(
+            "the period of the pooled budgets is {held} instead of {period}: the smallest of them would be worth less than five \
+             wake-ups of a brake"
+        ));
+    }
+    held
+}
+
+/// Unmatched tasks are in no cgroup of ours, and a limit counts and stops the tasks of a cgroup.
+fn rest_allowed(draft: &mut Draft<'_>) {
+    let allowed = draft.policy.rest.allow.contains(&Permission::Throttle);
+    // One reason is enough.
+    if allowed && !draft.division.rest.is_empty() && draft.refusals.is_empty() {
         draft.refuse(
             "rest.allow",
-            format!(
-                "not yet: unmatched tasks are regulated along where counters count everybody on a regulated CPU, not by \
-                 themselves: on {} nothing would limit them",
-                on(&open)
-            ),
-            Some("match those that must be limited in a group of their own".to_owned()),
+            "not yet: a limit counts and stops the tasks of its group only, and unmatched tasks are in no group that could be \
+             regulated",
+            Some("match the tasks that must be limited in a group of their own".to_owned()),
         );
     }
 }
@@ -178,39 +192,39 @@ fn limit(
             level: Level::Estimated,
             by: None,
             weakest: None,
-            counts_all: false,
             cpus,
         });
     }
-    match regulator(draft, name, &cpus) {
-        Ok(meter) => {
-            let done = regulate(draft, name, wanted, each, peak, share, meter, cpus)?;
-            if mechanism == BandwidthMechanism::MbaAndRegulator {
-                mba::beside(draft, name, wanted, &done);
-            }
-            Some(done)
-        }
+    let held = match regulator(draft, name, group, wanted.budget) {
+        Ok(meter) => match quota::is_enough(draft, wanted, meter) {
+            Ok(period) => Err((period, QUOTA_FIRST.to_owned())),
+            Err(why) => Ok((meter, why)),
+        },
         Err(why) if pooled => {
             draft.refuse(
                 key,
                 format!("its budget cannot be pooled: {why}"),
                 Some("leave regulator.reclaim and regulator.after out".to_owned()),
             );
-            None
+            return None;
         }
         Err(why) if mechanism.insists() => {
-            draft.refuse(
-                key,
-                why,
-                Some(
-                    "write mechanisms.bandwidth = \"any\" to accept the CPU-time quota instead"
-                        .to_owned(),
-                ),
-            );
-            None
+            let remedy =
+                "write mechanisms.bandwidth = \"any\" to accept the CPU-time quota instead";
+            draft.refuse(key, why, Some(remedy.to_owned()));
+            return None;
         }
-        Err(why) => quota(draft, name, wanted, share, &cpus, &why),
+        Err(why) => Err((quota::instead(draft), format!("no brake: {why}"))),
+    };
+    let (meter, why) = match held {
+        Ok(held) => held,
+        Err((period, why)) => return quota(draft, name, wanted, share, &cpus, (period, &why)),
+    };
+    let done = regulate(draft, name, wanted, each, peak, share, (meter, why), cpus)?;
+    if mechanism == BandwidthMechanism::MbaAndRegulator {
+        mba::beside(draft, name, wanted, &done);
     }
+    Some(done)
 }
 
 pub(super) fn limit_held(
@@ -229,8 +243,13 @@ pub(super) fn limit_held(
     }
 }
 
-/// Whether the regulator can hold a limit on these CPUs, and with which meter; or why not.
-pub(super) fn regulator(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Result<Meter, String> {
+/// Whether the brake can hold a group's budget, and with which meter; or why not.
+pub(super) fn regulator(
+    draft: &Draft<'_>,
+    name: &str,
+    group: &Group,
+    budget: Budget,
+) -> Result<Meter, String> {
     if let Some(why) = draft.unavailable(Mechanism::Bandwidth) {
         return Err(why);
     }
@@ -238,14 +257,11 @@ pub(super) fn regulator(draft: &Draft<'_>, name: &str, cpus: &CpuSet) -> Result<
         return Err("the policy switches the regulator off".to_owned());
     }
     let means = &draft.machine.means;
-    means.realtime.clone()?;
-    for (other, group) in &draft.policy.groups {
-        let shared = draft.division.of(other).cpus.intersection(cpus);
-        let slowed = group.role == Role::BestEffort && group.allows(Permission::Throttle);
-        if other != name && !slowed && !shared.is_empty() {
+    if budget != Budget::Reserve {
+        means.brake.clone()?;
+        if group.matching.iter().any(TaskMatch::in_place) {
             return Err(format!(
-                "group {other} ({}) also runs on CPU {shared}, and a throttler stops everybody on its CPU",
-                group.role.name()
+                "group {name} stays in its own cgroup, and its tasks cannot be put next to a brake there"
             ));
         }
     }
@@ -278,38 +294,12 @@ fn regulate(
     each: Rate,
     peak: Rate,
     share: Share,
-    meter: Meter,
+    (meter, why): (Meter, &str),
     cpus: CpuSet,
 ) -> Option<Limited> {
     let rate = wanted.rate;
-    let keys = &draft.policy.regulator;
-    let (period, longest) = (draft.period, keys.longest);
-    let kernel = draft.machine.means.kernel_floor;
-    let floor = floor(draft.policy, draft.machine);
     let capped = wanted.budget != Budget::Reserve;
-    if capped && share < floor {
-        draft.refuse(
-            wanted.key(),
-            format!(
-                "{rate}{origin} is {each} {places}: {part} of its time at the peak of {peak}, below the floor of \
-                 {floor}, which the kernel gives ordinary tasks whatever a throttler does: the limit would leak",
-                origin = if wanted.origin.is_empty() {
-                    String::new()
-                } else {
-                    format!("{},", wanted.origin)
-                },
-                each = rounded(each),
-                places = match cpus.len() {
-                    1 => format!("on {}", on(&cpus)),
-                    _ => format!("for each of {}", on(&cpus)),
-                },
-                part = about(share),
-                peak = rounded(peak),
-            ),
-            Some(floor_remedy(draft, name, wanted, peak, floor, &cpus)),
-        );
-        return None;
-    }
+    let period = held_period(draft, name, wanted, share, meter)?;
     let budget = Lines::at(each, period);
     if budget.0 == 0 {
         draft.refuse(
@@ -333,12 +323,6 @@ fn regulate(
         level = Level::Estimated;
         weakest = Some(weakest.map_or(doubt.clone(), |why| format!("{why}; {doubt}")));
     }
-    if capped && share < kernel {
-        level = Level::None;
-        weakest = Some(format!(
-            "{share} of a CPU is below the {kernel} that the kernel gives ordinary tasks whatever we do"
-        ));
-    }
     let because = format!(
         "{} {rate}{}{}: {} of one CPU's peak ({}){}{}",
         if wanted.budget == Budget::Limit || wanted.budget == Budget::Spare {
@@ -355,9 +339,9 @@ fn regulate(
         about(share),
         rounded(peak),
         if capped {
-            ""
+            format!("; by the brake, since {why}")
         } else {
-            "; it is counted and never stopped"
+            "; it is counted and never stopped".to_owned()
         },
         pooling::because(pooling.as_ref(), split),
     );
@@ -371,18 +355,11 @@ fn regulate(
         period,
         meter,
         peak,
-        stop_cost: draft
-            .machine
-            .measured
-            .as_ref()
-            .and_then(|m| m.stop_cost)
-            .unwrap_or_default(),
-        longest,
         pooling,
         split,
         least: match split {
             Split::Even => Lines(0),
-            Split::Demand => Lines::at(peak.part(floor), period).min(budget),
+            Split::Demand => Lines::at(peak.part(LEAST), period).min(budget),
         },
     };
     let id = draft.step(
@@ -395,7 +372,7 @@ fn regulate(
         // No limit on this group, and none that others' reserves could rest on.
         return None;
     }
-    stops_others(draft, name, &cpus, meter);
+    sibling_note(draft, name, &cpus);
     if shared {
         draft.notes.push(format!(
             "group {name} draws more than {rate} where others leave what is theirs, or all have drawn all there is: \
@@ -412,36 +389,8 @@ fn regulate(
         level,
         by: Some(id),
         weakest,
-        counts_all: meter.counts_all(),
         cpus,
     })
-}
-
-/// Who is stopped with a group that is regulated on these CPUs, and what else a stop there is to others.
-pub(super) fn stops_others(draft: &mut Draft<'_>, name: &str, cpus: &CpuSet, meter: Meter) {
-    let along = throttled_along(draft, name, cpus);
-    if !along.is_empty() {
-        draft.notes.push(format!(
-            "when group {name} has used its budget up on a CPU, everybody there stops with it: {} ({})",
-            along.join(", "),
-            if meter.counts_all() {
-                "what they move counts, too"
-            } else {
-                "what they move is not counted"
-            }
-        ));
-        if let Some(group) = draft.groups.iter_mut().find(|g| g.name == name) {
-            group.throttled_along = along;
-        }
-    }
-    let longest = draft.policy.regulator.longest;
-    if longest > Nanos::millis(5) {
-        draft.notes.push(format!(
-            "one uninterrupted stop may last {longest}: calls elsewhere that wait for this CPU's kernel workers (madvise, \
-             fadvise, memory compaction) wait that long"
-        ));
-    }
-    sibling_note(draft, name, cpus);
 }
 
 /// What a limit held by this meter on these CPUs is worth, and the weakest link.
@@ -465,47 +414,35 @@ fn worth(draft: &Draft<'_>, meter: Meter, cpus: &CpuSet) -> (Level, Option<Strin
     (Level::Estimated, Some(why))
 }
 
-/// How a limit below the floor can be had after all.
-fn floor_remedy(
-    draft: &Draft<'_>,
+/// The period with which a budget can be held, said where it is not the one wanted. `None` where there is none: refused.
+fn held_period(
+    draft: &mut Draft<'_>,
     name: &str,
     wanted: &Wanted,
-    peak: Rate,
-    floor: Share,
-    cpus: &CpuSet,
-) -> String {
-    let lowest = peak.part(floor).0.max(1);
-    let fewer = wanted.rate.0 / lowest;
-    let mut ways = Vec::new();
-    if fewer > 0 && fewer < cpus.len() as u64 {
-        ways.push(format!(
-            "confine the group to {} (group.{name}.cpus = {fewer})",
-            if fewer == 1 {
-                "one CPU".to_owned()
-            } else {
-                format!("{fewer} CPUs")
-            }
+    share: Share,
+    meter: Meter,
+) -> Option<Nanos> {
+    let period = draft.period;
+    if wanted.budget == Budget::Reserve || meter != Meter::Time {
+        return Some(period);
+    }
+    let Some(held) = period::holding(draft, share, period) else {
+        draft.refuse(
+            wanted.key(),
+            format!(
+                "{} is {} of a CPU's time: no period of a second or less makes a budget of it that a brake can hold",
+                wanted.rate,
+                about(share)
+            ),
+            Some("raise it, run the group on fewer CPUs, or limit its cpu-time".to_owned()),
+        );
+        return None;
+    };
+    if held > period {
+        draft.notes.push(format!(
+            "group {name}: the period is {held} instead of {period}: {} of {period} is less than five wake-ups of a brake",
+            about(share)
         ));
     }
-    let raised = lowest.saturating_mul(cpus.len() as u64).div_ceil(1_000_000) * 1_000_000;
-    let percent = wanted.of.map(|of| {
-        let millionths = Share::ratio(raised, of.0).0;
-        format!(" ({}%)", millionths.div_ceil(10_000))
-    });
-    ways.push(format!(
-        "raise the limit to at least {}{}",
-        Rate(raised),
-        percent.unwrap_or_default()
-    ));
-    if draft.unavailable(Mechanism::CpuMax).is_none() {
-        ways.push(format!(
-            "have it held by the CPU-time quota (mechanisms.bandwidth = \"none\"), which gives the whole group {} of one \
-             CPU's time",
-            about(Share::ratio(wanted.rate.0, peak.0))
-        ));
-    }
-    ways.push(
-        "lower regulator.floor and write require = \"none\": nothing is promised then".to_owned(),
-    );
-    ways.join(", or ")
+    Some(held)
 }

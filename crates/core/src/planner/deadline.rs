@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::cpuset::CpuSet;
 use crate::mechanism::Level;
 use crate::plan::{
     Adaptation, GroupId, Headroom, Held, Lever, Observed, Promise, Setting, Step, StepId,
@@ -16,7 +15,7 @@ use crate::units::{Nanos, Rate, Share};
 use super::Draft;
 use super::bandwidth::Limited;
 use super::cpus::on;
-use super::others::floor;
+use super::rates::LEAST;
 
 /// Whether budgets move at all.
 pub(super) fn adapts(policy: &Policy) -> bool {
@@ -254,10 +253,9 @@ fn levers(draft: &Draft<'_>, reserved: &[(String, Rate)], limited: &[Limited]) -
         let Some(Setting::Regulate(regulation)) = held else {
             continue;
         };
-        let floor = floor(draft.policy, draft.machine);
         let least = regulation
             .peak
-            .part(floor)
+            .part(LEAST)
             .0
             .saturating_mul(one.cpus.len() as u64);
         let own = reserved.iter().find(|(n, _)| *n == one.group);
@@ -296,16 +294,11 @@ fn promise(
             .unwrap_or("a loop holds it, after the fact");
         weakest = format!("the limit of group {}: {why}", worst.group);
     }
-    let counted = limited
-        .iter()
-        .filter(|l| l.counts_all)
-        .fold(CpuSet::new(), |sum, l| sum.union(&l.cpus));
-    let open = draft.division.rest.difference(&counted);
-    if level > Level::Estimated && !open.is_empty() {
+    if level > Level::Estimated && draft.rest_draws() {
         level = Level::Estimated;
         weakest = format!(
             "unmatched tasks (group rest) have no limit on {}: what they draw is taken from the others",
-            on(&open)
+            on(&draft.division.rest)
         );
     }
     draft.promises.push(Held {

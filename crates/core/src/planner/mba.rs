@@ -78,7 +78,6 @@ pub(super) fn limit(
         level: set.level,
         by: set.by,
         weakest: Some(set.weakest),
-        counts_all: false,
         cpus,
     })
 }

@@ -3,8 +3,10 @@
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
 //! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
-//! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's percentages, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around targets, [`together`] tells who
-//! stops with whom, [`sharing`] who shares a cache; [`memory`] plans who keeps memory, who is limited and who steers.
+//! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's
+//! percentages, [`quota`] into CPU time, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around targets,
+//! [`weight`] gives best-effort groups their weight, [`together`] tells which throttled groups share a core with a critical one,
+//! [`sharing`] what shares a cache; [`memory`] plans which groups keep memory, are limited and steer.
 
 mod allot;
 mod amounts;
@@ -27,6 +29,7 @@ mod rates;
 mod reserves;
 mod sharing;
 mod together;
+mod weight;
 
 use crate::cpuset::CpuSet;
 use crate::inventory::{Availability, CpusetKind, Inventory};
@@ -83,7 +86,6 @@ pub fn plan_beside(
         .map(|name| GroupPlan {
             name: name.clone(),
             cpus: division.of(name).cpus.clone(),
-            throttled_along: Vec::new(),
         })
         .collect();
     let mut draft = Draft {
@@ -104,10 +106,12 @@ pub fn plan_beside(
     draft.notes.append(&mut draft.division.notes);
     memory::bound(&mut draft);
     draft.gather();
+    weight::plan(&mut draft);
     draft.partition();
     partition::plan(&mut draft);
     deadline::check(&mut draft);
     bandwidth::plan(&mut draft);
+    draft.make_room_for_brakes();
     memory::plan(&mut draft);
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
@@ -198,14 +202,31 @@ impl Draft<'_> {
                 Mechanism::Cores,
                 Setting::Gather {
                     matching: group.matching.clone(),
+                    low: weight::of(self, group).is_some_and(weight::is_low),
+                    braked: false,
                 },
                 because,
             );
         }
     }
 
+    /// Groups that a brake may stop are gathered so that it can.
+    fn make_room_for_brakes(&mut self) {
+        let stopped = |step: &Step| match &step.set {
+            Setting::Regulate(regulation) if regulation.is_capped() => step.group.clone(),
+            _ => None,
+        };
+        let stopped: Vec<String> = self.steps.iter().filter_map(stopped).collect();
+        for step in &mut self.steps {
+            if let Setting::Gather { braked, .. } = &mut step.set {
+                *braked = step.group.as_ref().is_some_and(|g| stopped.contains(g));
+            }
+        }
+    }
+
     fn touched(&self, name: &str, group: &Group) -> bool {
         self.division.partitioned()
+            || weight::of(self, group).is_some()
             || self.division.of(name).confined
             || !group.limit.is_empty()
             || deadline::adapts(self.policy)

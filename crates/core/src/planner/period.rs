@@ -7,7 +7,7 @@
 //!   evicts all, and filling it again takes longer than the burst: half of the cache is taken to be theirs, where no part of it is;
 //! - what a predictor gets wrong costs a period, so that with `reclaim` it is as short as stops allow;
 //! - every period costs the neighbour a stop: one in a hundred of its time at most;
-//! - a stop longer than `regulator.longest` is interrupted.
+//! - a delay of more than 5 ms is felt by whatever waits for a lock that a stopped task holds.
 //!
 //! Within these a longer period is better, since a neighbour begins each burst with a cold cache; but without a deadline nobody
 //! knows what delay a critical group can take, and it is MemGuard's usual 1 ms at most. Where stops are too dear for the deadline's
@@ -15,7 +15,7 @@
 //! the deadline at most. Either goes before the cache. Bandwidth alone bounds nothing: what the neighbours may draw is the same in any period.
 
 use crate::policy::Role;
-use crate::units::{Bytes, Nanos, Rate};
+use crate::units::{Bytes, Nanos, Rate, Share};
 
 use super::Draft;
 
@@ -23,6 +23,19 @@ use super::Draft;
 const USUAL: Nanos = Nanos::millis(1);
 
 const SHORTEST: Nanos = Nanos::micros(100);
+
+/// The longest that is derived.
+const LONGEST: Nanos = Nanos::millis(5);
+
+/// The longest that the language has.
+const MOST: Nanos = Nanos::secs(1);
+
+/// A budget is worth so many stops of its brake: what the kernel does between the group and the brake is no part of the meter, some
+/// 6 µs of a virtual machine's 30.
+const WAKE_UPS: u64 = 5;
+
+/// What a wake-up is taken to cost where no stop was measured.
+const WAKE_UP: Nanos = Nanos::micros(30);
 
 /// A deadline is worth so many periods.
 const PER_DEADLINE: u64 = 10;
@@ -47,8 +60,6 @@ struct Bounds {
     room: Option<(Nanos, Bytes)>,
     /// What a stop costs, where that was measured.
     stop: Option<Nanos>,
-    /// The longest stop.
-    longest: Nanos,
 }
 
 /// The period for neighbours that may draw `together`, and a note on how it came about if the policy does not say it.
@@ -63,13 +74,31 @@ pub(super) fn period(draft: &Draft<'_>, together: Rate) -> (Nanos, Option<String
         reclaim: keys.reclaim,
         room: room(draft, together),
         stop: measured.and_then(|m| m.stop_cost),
-        longest: keys.longest,
     });
     let note = format!("the regulation period is {period}: {why} (regulator.period overrides it)");
     (period, Some(note))
 }
 
-fn deadline(draft: &Draft<'_>) -> Option<Nanos> {
+/// The period with which a share of a CPU's time can be held: the one wanted, or a longer one where the budget would be worth less
+/// than [`WAKE_UPS`]. `None` where no period that the language has is long enough.
+pub(super) fn holding(draft: &Draft<'_>, share: Share, wanted: Nanos) -> Option<Nanos> {
+    if draft.machine.simulated.is_some() {
+        // A brake of the simulated machine is there at once.
+        return Some(wanted);
+    }
+    let measured = draft.machine.measured.as_ref();
+    let wake_up = measured.and_then(|m| m.stop_cost).unwrap_or(WAKE_UP);
+    let budget = u128::from(wake_up.0.saturating_mul(WAKE_UPS));
+    let least = (budget * u128::from(Share::WHOLE.0)).div_ceil(u128::from(share.0.max(1)));
+    let least = Nanos(u64::try_from(least).unwrap_or(u64::MAX));
+    if least <= wanted {
+        return Some(wanted);
+    }
+    (least <= MOST).then(|| rounded_up(least).min(MOST))
+}
+
+/// The shortest deadline of a critical group.
+pub(super) fn deadline(draft: &Draft<'_>) -> Option<Nanos> {
     let critical = draft.policy.groups.iter();
     let critical = critical.filter(|(_, group)| group.role == Role::Critical);
     critical
@@ -97,9 +126,9 @@ fn derive(bounds: &Bounds) -> (Nanos, String) {
         Some(deadline) => format!("a tenth of the deadline of {deadline}, rounded"),
         None => "the usual one, since no deadline is stated".to_owned(),
     };
-    if bounds.longest < period {
-        period = bounds.longest;
-        why = "the longest stop".to_owned();
+    if LONGEST < period {
+        period = LONGEST;
+        why = "what waits for a lock of a stopped task waits for no longer".to_owned();
     }
     if let Some((takes, half)) = bounds.room
         && takes < period
@@ -120,8 +149,8 @@ fn derive(bounds: &Bounds) -> (Nanos, String) {
         Some(deadline) => between(dear, Nanos(deadline.0 / PER_DEADLINE)),
         None => dear,
     };
-    if dear.min(bounds.longest) > period {
-        period = rounded_up(dear).min(bounds.longest);
+    if dear.min(LONGEST) > period {
+        period = rounded_up(dear).min(LONGEST);
         if let Some(deadline) = bounds.deadline {
             period = period.min(Nanos(deadline.0 / FEWEST_PER_DEADLINE));
         }
@@ -171,7 +200,6 @@ mod tests {
         reclaim: false,
         room: None,
         stop: Some(Nanos::micros(1)),
-        longest: Nanos::millis(5),
     };
 
     fn length(bounds: Bounds) -> Nanos {
@@ -254,19 +282,17 @@ mod tests {
             reclaim in any::<bool>(),
             room in prop::option::of(0u64..1 << 34),
             stop in prop::option::of(0u64..1 << 24),
-            longest in 100_000u64..1 << 30,
         ) {
             let period = length(Bounds {
                 deadline: deadline.map(Nanos),
                 reclaim,
                 room: room.map(|takes| (Nanos(takes), Bytes(1))),
                 stop: stop.map(Nanos),
-                longest: Nanos(longest),
             });
-            prop_assert!(period >= SHORTEST && period.0 <= longest.max(SHORTEST.0));
+            prop_assert!(period >= SHORTEST && period <= LONGEST);
             if deadline.is_none() {
                 let stops = stop.unwrap_or(STOP.0) * PER_STOP;
-                prop_assert!(period.0 >= stops.min(longest));
+                prop_assert!(period.0 >= stops.min(LONGEST.0));
             }
             if let Some(deadline) = deadline {
                 prop_assert!(period == SHORTEST || period.0 <= deadline / FEWEST_PER_DEADLINE);

@@ -9,6 +9,9 @@ use super::apart::Apart;
 use super::cpus::on;
 use super::pooling::Budget;
 
+/// The share of a CPU that a loop or a split by demand leaves every CPU of a group: below, its programs stand still.
+pub(super) const LEAST: Share = Share::percent(5);
+
 /// A rate for a group, and how it came about.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
@@ -18,8 +21,6 @@ pub(super) struct Wanted {
     pub(super) origin: String,
     /// The rate that a percentage was given of.
     pub(super) of: Option<Rate>,
-    /// Groups that have this limit together with the first.
-    pub(super) with: Vec<String>,
     pub(super) budget: Budget,
     /// The same by direction, where each is to have its own; then `rate` is the sum.
     pub(super) apart: Option<Apart>,
@@ -72,7 +73,6 @@ pub(super) fn resolve(
                 rate,
                 origin: String::new(),
                 of: None,
-                with: Vec::new(),
                 budget: Budget::Limit,
                 apart,
             });
@@ -91,7 +91,6 @@ pub(super) fn resolve(
                 format!(", {share} of the {rate} that {on} can draw")
             },
             of: Some(rate),
-            with: Vec::new(),
             budget: Budget::Limit,
             apart,
         }),

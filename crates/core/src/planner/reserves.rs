@@ -1,6 +1,5 @@
 //! Reserves: whether they fit, what they leave to the others, and what each is worth in the end.
 
-use crate::cpuset::CpuSet;
 use crate::inventory::Measured;
 use crate::mechanism::Level;
 use crate::plan::{Held, Promise, StepId};
@@ -14,7 +13,6 @@ use super::cpus::on;
 use super::deadline;
 use super::pooling::Budget;
 use super::rates::{Wanted, resolve, rounded};
-use super::together::counted_as_one;
 
 pub(super) fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {
     let policy = draft.policy;
@@ -77,66 +75,106 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
             None => kept(name),
         })
         .sum();
-    let spare = total.0.saturating_sub(fixed);
+    let rest = draft.kept_for_rest().unwrap_or_default();
+    let spare = total.0.saturating_sub(fixed).saturating_sub(rest.0);
     let weights: u64 = open.iter().map(|(_, g)| u64::from(g.weight())).sum();
-    let mut parts: Vec<Part> = Vec::new();
-    for (name, group) in open {
-        let one = Part {
-            names: vec![name.clone()],
-            weight: u64::from(group.weight()),
-            kept: kept(name),
-        };
-        match parts
-            .iter_mut()
-            .find(|p| counted_as_one(draft, &p.names[0], name))
-        {
-            Some(part) => part.add(one),
-            None => parts.push(one),
-        }
-    }
-    let wanted = |part: Part| {
-        let extra = u128::from(spare) * u128::from(part.weight) / u128::from(weights.max(1));
+    let wanted = |(name, group): (&String, &Group)| {
+        let weight = u64::from(group.weight());
+        let extra = u128::from(spare) * u128::from(weight) / u128::from(weights.max(1));
         let extra = u64::try_from(extra).unwrap_or(u64::MAX);
-        let of = format!("what reserves and limits leave of {}", rounded(total));
-        let origin = match part.names.as_slice() {
-            [_] if part.weight == weights => format!(", {of}"),
-            [_] => format!(", its part (weight {} of {weights}) of {of}", part.weight),
-            names if part.weight == weights => {
-                format!(", for {} together, {of}", names.join(" and "))
-            }
-            names => format!(
-                ", for {} together, their part (weight {} of {weights}) of {of}",
-                names.join(" and "),
-                part.weight
+        let of = match rest {
+            Rate(0) => format!("what reserves and limits leave of {}", rounded(total)),
+            rest => format!(
+                "what reserves, limits and {} for unmatched tasks leave of {}",
+                rounded(rest),
+                rounded(total)
             ),
         };
-        let mut names = part.names.into_iter();
         Wanted {
-            group: names.next().unwrap_or_default(),
-            rate: rounded(Rate(part.kept.saturating_add(extra))),
-            origin,
+            group: name.clone(),
+            rate: rounded(Rate(kept(name).saturating_add(extra))),
+            origin: if weight == weights {
+                format!(", {of}")
+            } else {
+                format!(", its part (weight {weight} of {weights}) of {of}")
+            },
             of: None,
-            with: names.collect(),
             budget: Budget::Spare,
             apart: None,
         }
     };
-    Some(parts.into_iter().map(wanted).collect())
+    Some(open.into_iter().map(wanted).collect())
 }
 
-/// What one budget is for: a group, or several that cannot be told apart where they run.
-struct Part {
-    names: Vec<String>,
-    weight: u64,
-    kept: u64,
-}
+/// How often the rate is kept for unmatched tasks that they were measured to draw: nothing stops them at it.
+const MARGIN: u64 = 2;
 
-impl Part {
-    fn add(&mut self, other: Self) {
-        self.names.extend(other.names);
-        self.weight += other.weight;
-        self.kept += other.kept;
+impl Draft<'_> {
+    /// What is kept for unmatched tasks, which nothing regulates. `None` where it has not been measured what they draw.
+    fn kept_for_rest(&self) -> Option<Rate> {
+        if self.division.rest.is_empty() {
+            return Some(Rate(0));
+        }
+        let measured = self.machine.measured.as_ref()?.rest?;
+        Some(Rate(measured.0.saturating_mul(MARGIN)))
     }
+
+    /// Whether unmatched tasks may draw anything.
+    pub(super) fn rest_draws(&self) -> bool {
+        self.kept_for_rest() != Some(Rate(0))
+    }
+}
+
+/// What unmatched tasks, which nothing regulates, leave of a reserve's worth. `None` where they do not weaken it.
+fn beside_rest(
+    draft: &Draft<'_>,
+    reserved: &[(String, Rate)],
+    limited: &[Limited],
+) -> Option<(Level, String)> {
+    let Some(rest) = draft.kept_for_rest() else {
+        let why = "unmatched tasks (group rest) have no limit, and what they draw has not been measured (`quell doctor --deep`)";
+        return Some((Level::None, why.to_owned()));
+    };
+    let total = draft.sustainable(&draft.machine.cpu_set())?;
+    let budgets = budgets(draft, reserved, limited);
+    if budgets.0.saturating_add(rest.0) > total.0 {
+        let why = if rest == Rate(0) {
+            format!(
+                "the budgets come to {}, more than the {} that the CPUs sustain together",
+                rounded(budgets),
+                rounded(total)
+            )
+        } else {
+            format!(
+                "unmatched tasks (group rest) have no limit: the budgets come to {}, with {MARGIN} x the {} that these tasks were \
+                 measured to draw to {}, more than the {} that the CPUs sustain together",
+                rounded(budgets),
+                rounded(Rate(rest.0 / MARGIN)),
+                rounded(Rate(budgets.0.saturating_add(rest.0))),
+                rounded(total)
+            )
+        };
+        return Some((Level::None, why));
+    }
+    (rest != Rate(0)).then(|| {
+        let why = format!(
+            "unmatched tasks (group rest) have no limit: {MARGIN} x the {} that they were measured to draw is kept for them",
+            rounded(Rate(rest.0 / MARGIN))
+        );
+        (Level::Estimated, why)
+    })
+}
+
+/// What all groups may draw together: of each its limit or its reserve, whichever is more.
+fn budgets(draft: &Draft<'_>, reserved: &[(String, Rate)], limited: &[Limited]) -> Rate {
+    let of = |name: &String| {
+        let limit = limited.iter().find(|l| l.group == *name);
+        let kept = reserved.iter().find(|(n, _)| n == name);
+        let kept = kept.map_or(0, |(_, rate)| rate.0);
+        limit.map_or(0, |l| l.rate.0).max(kept)
+    };
+    let all = draft.policy.groups.keys().map(of);
+    Rate(all.fold(0, u64::saturating_add))
 }
 
 /// The rate of the machine is that of all memory nodes together. A reserve lives in the nodes of its group, and the
@@ -231,7 +269,7 @@ fn not_for_all(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option<String>
     })
 }
 
-/// A reserve is worth what the weakest limit on everyone else is worth.
+/// A reserve is worth what the weakest limit is worth on everything else that may draw: other groups and unmatched tasks.
 pub(super) fn judge_reserves(
     draft: &mut Draft<'_>,
     reserved: &[(String, Rate)],
@@ -281,22 +319,8 @@ pub(super) fn judge_reserves(
                 None => weaken(Level::None, format!("group {other} has no limit")),
             }
         }
-        let counted = limited
-            .iter()
-            .filter(|l| l.counts_all)
-            .fold(CpuSet::new(), |sum, l| sum.union(&l.cpus));
-        if !draft.division.rest.is_subset(&counted) {
-            weaken(
-                Level::None,
-                if counted.is_empty() {
-                    "unmatched tasks (group rest) have no limit".to_owned()
-                } else {
-                    format!(
-                        "unmatched tasks (group rest) have no limit on {}",
-                        on(&draft.division.rest.difference(&counted))
-                    )
-                },
-            );
+        if let Some((bound, why)) = beside_rest(draft, reserved, limited) {
+            weaken(bound, why);
         }
         let measured = draft.machine.measured.as_ref();
         if let Some(doubt) = measured.and_then(Measured::doubt) {

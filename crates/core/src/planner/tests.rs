@@ -18,6 +18,7 @@ mod memory;
 mod parts;
 mod pooling;
 mod stranger;
+mod throttle;
 
 /// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20 GB/s together.
 pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
@@ -63,9 +64,8 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             workqueue_mask: true,
             meter: MeterKind::Time,
             time_meter: true,
-            realtime: Ok(()),
+            brake: Ok(()),
             cpu_max: true,
-            kernel_floor: Share::percent(6),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
         },
@@ -75,11 +75,12 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             by_operation: BTreeMap::new(),
             sustainable: Rate(20_000_000_000),
             cpus: cores * threads,
-            stop_cost: None,
+            stop_cost: Some(Nanos::micros(10)),
             operations: Vec::new(),
             counters: BTreeMap::new(),
             mba: None,
             within_cache: None,
+            rest: Some(Rate(0)),
             at_unix_s: 0,
             deep: None,
         }),
@@ -105,6 +106,8 @@ fn refused(text: &str, machine: &Inventory) -> String {
         .collect::<Vec<_>>()
         .join("\n")
 }
+
+const BRAKE: &str = "mechanisms.bandwidth = 'regulator'\n";
 
 const PAIR: &str = "
 [group.victim]
@@ -201,21 +204,21 @@ fn a_core_partition_moves_everybody_and_everything_else_away() {
 
 #[test]
 fn a_limit_becomes_a_budget_per_cpu_and_period() {
-    let plan = planned(&format!("{PAIR}limit.bandwidth = '10%'\n"), &machine(2, 1));
+    let text = format!("{BRAKE}{PAIR}limit.bandwidth = '10%'\n");
+    let plan = planned(&text, &machine(2, 1));
     let r = regulation(&plan);
     // 10 % of 10 GB/s for 1 ms: 1 MB, 15625 lines.
     assert_eq!(
         (r.budget, r.period, r.meter),
         (Lines(15_625), Nanos::millis(1), Meter::Time)
     );
-    assert_eq!(plan.groups[1].throttled_along, ["rest"]);
     assert_eq!(plan.level(), Level::Estimated);
 }
 
 #[test]
 fn a_group_on_several_cpus_begins_with_an_even_part_on_each() {
     let plan = planned(
-        &format!("{PAIR}limit.bandwidth = '6GB/s'\n"),
+        &format!("{BRAKE}{PAIR}limit.bandwidth = '6GB/s'\n"),
         &machine(4, 1),
     );
     let r = regulation(&plan);
@@ -271,72 +274,13 @@ fn a_reserve_beside_uncounted_writes_is_an_estimate_too() {
 }
 
 #[test]
-fn a_limit_below_the_kernels_floor_is_refused_with_the_floor() {
-    let text = refused(&format!("{PAIR}limit.bandwidth = '2%'\n"), &machine(2, 1));
-    assert!(
-        text.contains("below the floor of 6%") && text.contains("at least 600MB/s"),
-        "{text}"
-    );
-}
-
-#[test]
-fn lowering_the_floor_buys_level_none() {
-    let text = format!("require = 'none'\nregulator.floor = '1%'\n{PAIR}limit.bandwidth = '2%'\n");
-    let plan = planned(&text, &machine(2, 1));
-    assert_eq!(held(&plan, "noise").level, Level::None);
-}
-
-#[test]
-fn without_real_time_the_quota_stands_in_and_says_so() {
-    let mut machine = machine(2, 1);
-    machine.means.realtime = Err("SCHED_FIFO is refused".to_owned());
-    let plan = planned(&format!("{PAIR}limit.bandwidth = '20%'\n"), &machine);
-    let step = plan
-        .steps
-        .iter()
-        .find(|s| s.mechanism == Mechanism::CpuMax)
-        .expect("a quota");
-    assert_eq!(
-        step.set,
-        Setting::CpuMax {
-            share: Share::percent(20),
-            period: Nanos::millis(100)
-        }
-    );
-    assert!(step.because.contains("SCHED_FIFO is refused"));
-    let text = format!("mechanisms.bandwidth = 'regulator'\n{PAIR}limit.bandwidth = '20%'\n");
-    assert!(refused(&text, &machine).contains("SCHED_FIFO is refused"));
-}
-
-#[test]
-fn an_exempt_group_on_the_same_cpu_is_never_throttled_along() {
-    let text = format!(
-        "{PAIR}limit.bandwidth = '20%'\n[group.radio]\nrole = 'exempt'\nmatch = [{{ comm = 'radio' }}]\n"
-    );
-    let plan = planned(&text, &machine(2, 1));
-    let step = plan
-        .steps
-        .iter()
-        .find(|s| s.mechanism == Mechanism::CpuMax)
-        .expect("a quota");
-    assert!(
-        step.because
-            .contains("group radio (exempt) also runs on CPU 0"),
-        "{}",
-        step.because
-    );
-}
-
-#[test]
 fn a_reserve_is_worth_its_weakest_link() {
     let mut narrow = machine(2, 1);
     narrow.measured.as_mut().unwrap().sustainable = Rate(11_000_000_000);
-    let text = refused(RESERVE, &narrow);
-    assert!(
-        text.contains("unmatched tasks (group rest) have no limit"),
-        "{text}"
-    );
-    // With counters that see everybody on the regulated CPUs, rest included, the loop holds it.
+    let plan = planned(RESERVE, &narrow);
+    let weakest = plan.promises.last().unwrap().weakest.clone().unwrap();
+    assert!(weakest.starts_with("the limit of group noise"), "{weakest}");
+    // Counters of the group's lines, and unmatched tasks that draw nothing: the loop holds it.
     let mut counted = counted(machine(2, 1), "");
     counted.measured.as_mut().unwrap().sustainable = Rate(11_000_000_000);
     let plan = planned(RESERVE, &counted);
@@ -351,6 +295,96 @@ fn a_reserve_is_worth_its_weakest_link() {
         regulation(&plan).budget,
         Lines::at(Rate(9_000_000_000), Nanos::millis(1))
     );
+}
+
+/// Four CPUs with counters, on which unmatched tasks were measured to draw so much.
+fn with_rest(rest: Option<Rate>) -> Inventory {
+    let mut machine = counted(machine(4, 1), "");
+    machine.measured.as_mut().unwrap().rest = rest;
+    machine
+}
+
+/// What the reserve of the victim is worth, and why.
+fn reserve_beside(limit: &str, rest: Option<Rate>) -> (Level, String) {
+    let text = format!("require = 'none'\n{RESERVE}{limit}");
+    let plan = planned(&text, &with_rest(rest));
+    let held = plan.promises.last().unwrap();
+    (held.level, held.weakest.clone().unwrap_or_default())
+}
+
+#[test]
+fn unmatched_tasks_that_were_not_measured_void_a_reserve() {
+    let (level, why) = reserve_beside("", None);
+    assert_eq!(level, Level::None);
+    assert!(
+        why.contains("group rest") && why.contains("not been measured (`quell doctor --deep`)"),
+        "{why}"
+    );
+    let text = refused(RESERVE, &with_rest(None));
+    assert!(text.contains("group rest"), "{text}");
+}
+
+#[test]
+fn twice_what_unmatched_tasks_draw_must_fit_beside_the_budgets() {
+    let rest = Some(Rate(1_500_000_000));
+    // 2 + 15 + 2 x 1.5 = 20 GB/s is what there is.
+    let (level, why) = reserve_beside("limit.bandwidth = '15GB/s'\n", rest);
+    assert_eq!(level, Level::Estimated, "{why}");
+    assert!(why.contains("2 x the 1.5GB/s"), "{why}");
+    let (level, why) = reserve_beside("limit.bandwidth = '15.1GB/s'\n", rest);
+    assert_eq!(level, Level::None);
+    for figure in [
+        "group rest",
+        "the budgets come to 17.1GB/s",
+        "2 x the 1.5GB/s",
+        "to 20.1GB/s, more than the 20GB/s",
+    ] {
+        assert!(why.contains(figure), "{figure}: {why}");
+    }
+    // Without unmatched tasks the budgets still have to fit.
+    let nothing = Some(Rate(0));
+    let (level, why) = reserve_beside("limit.bandwidth = '18GB/s'\n", nothing);
+    assert_eq!(level, Level::Regulated, "{why}");
+    let (level, why) = reserve_beside("limit.bandwidth = '18.1GB/s'\n", nothing);
+    assert_eq!(level, Level::None);
+    assert!(
+        why.contains("the budgets come to 20.1GB/s, more than the 20GB/s"),
+        "{why}"
+    );
+}
+
+#[test]
+fn what_reserves_leave_is_divided_without_what_unmatched_tasks_draw() {
+    let plan = planned(RESERVE, &with_rest(Some(Rate(1_000_000_000))));
+    // 20 - 2 - 2 x 1 GB/s, over three CPUs.
+    let limit = held(&plan, "noise");
+    assert_eq!(
+        limit.promise,
+        Promise::LimitBandwidth {
+            rate: Rate(16_000_000_000)
+        }
+    );
+    assert_eq!(plan.promises.last().unwrap().level, Level::Estimated);
+    let because = plan.steps.iter().map(|s| s.because.as_str());
+    assert!(
+        because
+            .clone()
+            .any(|b| b.contains("what reserves, limits and 2GB/s for unmatched tasks leave")),
+        "{:?}",
+        because.collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn unmatched_tasks_cannot_be_regulated_and_that_is_refused() {
+    let text = format!("{PAIR}limit.bandwidth = '20%'\n[rest]\nallow = ['throttle']\n");
+    for machine in [machine(2, 1), counted(machine(2, 1), "")] {
+        let why = refused(&text, &machine);
+        assert!(
+            why.contains("rest.allow: not yet") && why.contains("in a group of their own"),
+            "{why}"
+        );
+    }
 }
 
 #[test]
@@ -524,19 +558,6 @@ fn interrupts_go_to_every_cpu_that_is_not_critical() {
 }
 
 #[test]
-fn a_limit_spread_too_thin_names_the_cpus_that_would_hold_it() {
-    let text = refused(
-        &format!("{PAIR}limit.bandwidth = '1GB/s'\ncpus = 'remaining'\n"),
-        &machine(8, 1),
-    );
-    assert!(
-        text.contains("142.857MB/s for each of CPUs 0-6: 1.4%")
-            && text.contains("group.noise.cpus = 1"),
-        "{text}"
-    );
-}
-
-#[test]
 fn an_exempt_group_is_not_said_to_run_on_critical_cpus() {
     let text = format!("{PAIR}[group.radio]\nrole = 'exempt'\nmatch = [{{ comm = 'radio' }}]\n");
     let plan = planned(&text, &machine(2, 1));
@@ -545,16 +566,6 @@ fn an_exempt_group_is_not_said_to_run_on_critical_cpus() {
         Some("0")
     );
     assert!(told(&plan, "stays off CPU 1"), "{:?}", plan.notes);
-}
-
-#[test]
-fn a_refused_limit_is_not_held_against_the_reserve_as_well() {
-    let text = refused(
-        "[group.victim]\nrole='critical'\ncommand=['a']\ncpus=1\nreserve.bandwidth='2GB/s'\n\
-         [group.noise]\nrole='best-effort'\ncommand=['b']\nlimit.bandwidth='1%'\n",
-        &machine(2, 1),
-    );
-    assert_eq!(text.lines().count(), 1, "{text}");
 }
 
 #[test]

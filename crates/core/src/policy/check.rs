@@ -14,7 +14,7 @@ use crate::units::{Bytes, Nanos, Rate, Share};
 
 /// The longest name of a group: it becomes part of a cgroup's directory.
 const LONGEST_NAME: usize = 64;
-/// The regulation period's bounds. Below, throttlers cannot keep up; above, a budget no longer bounds a burst.
+/// The regulation period's bounds. Below, brakes cannot keep up; above, a budget no longer bounds a burst.
 const PERIOD: (Nanos, Nanos) = (Nanos::micros(100), Nanos::secs(1));
 /// The shortest interval of a slow controller.
 const SHORTEST_INTERVAL: Nanos = Nanos::millis(10);
@@ -433,16 +433,6 @@ fn regulator(found: &mut Found, keys: &RegulatorKeys) {
             None,
         );
     }
-    if keys.longest < PERIOD.0 || keys.longest > PERIOD.1 {
-        found.say(
-            at.key("longest"),
-            format!(
-                "{} is not between {} and {}",
-                keys.longest, PERIOD.0, PERIOD.1
-            ),
-            Some("it bounds one uninterrupted throttle; default 5ms"),
-        );
-    }
     if keys.predictor.is_some_and(|p| !(0.0..=1.0).contains(&p)) {
         found.say(at.key("predictor"), "a weight is between 0 and 1", None);
     }
@@ -458,13 +448,6 @@ fn regulator(found: &mut Found, keys: &RegulatorKeys) {
             at.key("sustainable"),
             "a machine without bandwidth cannot be shared",
             None,
-        );
-    }
-    if keys.floor >= Share::WHOLE {
-        found.say(
-            at.key("floor"),
-            format!("{} leaves nothing to regulate", keys.floor),
-            Some("below 100%; default 5%"),
         );
     }
 }

@@ -29,7 +29,9 @@ pub use sections::{
     Pressure, PressureController, RegulatorKeys, Reserve, Split, Target, WaysKept,
 };
 pub use source::{NumberPattern, Pattern, Source};
-pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
+pub use values::{
+    Bandwidth, Banks, CacheForm, CacheWanted, CpuWeight, CpusWanted, MemoryWanted, Sustainable,
+};
 pub(crate) use values::{NoTable, Spelled, Spelling, no_table, spelled};
 
 /// The format version this program reads.
@@ -242,6 +244,10 @@ pub struct Group {
     /// At most this.
     #[serde(default, skip_serializing_if = "Limit::is_empty")]
     pub limit: Limit,
+    /// Its weight where other programs want the same CPU: 1 to 10000, or "idle"; the kernel gives every cgroup 100. Default for
+    /// best-effort: 10, so that it takes a tenth of a CPU from a busy program and all that nobody else wants. For others: as found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_weight: Option<CpuWeight>,
     /// Its share of the spare, among best-effort groups. Default 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
@@ -267,6 +273,7 @@ impl Group {
             target: None,
             reserve: Reserve::default(),
             limit: Limit::default(),
+            cpu_weight: None,
             weight: None,
             allow: None,
             coloured: None,
@@ -317,7 +324,7 @@ impl Group {
 pub struct Rest {
     /// Its CPUs.
     pub cpus: CpusWanted,
-    /// What may be done to it. Beside a regulated group it is stopped along in any case; "throttle" demands that all its CPUs are regulated.
+    /// What may be done to it. It is neither counted nor stopped with a group that is regulated on its CPUs.
     pub allow: Vec<Permission>,
 }
 

@@ -4,10 +4,23 @@ use toml::Spanned;
 use toml::de::DeTable;
 
 use super::{Policy, check};
-use crate::text::{Origin, Path, Problem, Reader};
+use crate::text::{Origin, Path, Problem, Reader, remove, value_at};
 
 /// Sections of the language that are reserved: what they will hold is decided when they are built.
 const RESERVED: [&str; 2] = ["scheduler", "windows"];
+
+/// Keys of earlier versions that are gone, and what serves instead.
+const REMOVED: [(&[&str], &str); 2] = [
+    (
+        &["regulator", "floor"],
+        "remove it: a limit stops its group only, so that the kernel's floor for ordinary tasks does not apply; small limits get a \
+         longer period",
+    ),
+    (
+        &["regulator", "longest"],
+        "remove it: a stop holds nothing else up; write regulator.period for shorter stops",
+    ),
+];
 
 /// The top-level keys of a policy that a configuration of an experiment may hold.
 pub(crate) const FRAGMENT_KEYS: [&str; 9] = [
@@ -102,6 +115,14 @@ pub(crate) fn policy_of(
             let why = format!("[{section}] is reserved and not built yet");
             reader.report(root.get_ref(), &path, &why, Some("remove it".into()));
             root.get_mut().remove(section);
+        }
+    }
+    for (keys, instead) in REMOVED {
+        let path = Path::of(keys);
+        if value_at(root.get_ref(), &path).is_some() {
+            let why = format!("{path} went with the real-time throttler");
+            reader.report_key(root.get_ref(), &path, &why, Some(instead.to_owned()));
+            remove(root.get_mut(), &path);
         }
     }
     let policy = reader.read::<Policy>(&root)?;

@@ -4,7 +4,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use super::source::{NumberPattern, Source};
 use super::values::{
-    Bandwidth, Banks, CacheWanted, CpusWanted, MemoryWanted, Spelled, Sustainable,
+    Bandwidth, Banks, CacheWanted, CpuWeight, CpusWanted, MemoryWanted, Spelled, Sustainable,
 };
 
 /// The schema of a value whose spellings are listed: built by hand beside its reader.
@@ -86,6 +86,16 @@ schema!(
 schema!(
     Sustainable,
     json_schema!({ "description": Sustainable::WANTED, "type": "string" })
+);
+schema!(
+    CpuWeight,
+    json_schema!({
+        "description": CpuWeight::WANTED,
+        "anyOf": [
+            { "type": "integer", "minimum": 1, "maximum": 10000 },
+            { "type": "string", "enum": ["idle"] },
+        ],
+    })
 );
 schema!(
     Source,

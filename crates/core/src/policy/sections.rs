@@ -264,8 +264,6 @@ pub struct RegulatorKeys {
     /// last-level cache and what a stop costs; 1ms where nothing is known. The plan says which and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period: Option<Nanos>,
-    /// The longest uninterrupted throttle.
-    pub longest: Nanos,
     /// Whether budget that a CPU is predicted not to draw is given to the others; it comes back when it is needed. Among groups with
     /// a reserve and those that get what reserves leave; a limit that is written stays one. False = reservation only.
     pub reclaim: bool,
@@ -295,15 +293,12 @@ pub struct RegulatorKeys {
     /// that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quantum: Option<Bytes>,
-    /// CPU time that every regulated CPU keeps; limits below it are refused unless it is lowered.
-    pub floor: Share,
 }
 
 impl Default for RegulatorKeys {
     fn default() -> Self {
         Self {
             period: None,
-            longest: Nanos::millis(5),
             reclaim: false,
             after: After::Wait,
             adapt: Adapt::Off,
@@ -313,7 +308,6 @@ impl Default for RegulatorKeys {
             sustainable: Sustainable::Auto,
             predictor: None,
             quantum: None,
-            floor: Share::percent(5),
         }
     }
 }

@@ -92,7 +92,8 @@ spelled!(
     CacheWanted,
     Banks,
     MemoryWanted,
-    Sustainable
+    Sustainable,
+    CpuWeight
 );
 
 pub(crate) fn no_table<T>(table: NoTable) -> Result<T, String> {
@@ -479,6 +480,56 @@ impl Serialize for Sustainable {
             Self::Auto => s.serialize_str("auto"),
             Self::Machine => s.serialize_str("machine"),
             Self::Rate(rate) => rate.serialize(s),
+        }
+    }
+}
+
+/// The weight of a group where several cgroups want the same CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuWeight {
+    /// Runs only where nothing of another weight wants to (`cpu.idle`).
+    Idle,
+    /// 1 to 10000; 100 is what the kernel gives every cgroup.
+    Of(u32),
+}
+
+impl CpuWeight {
+    /// What the kernel gives every cgroup.
+    pub const USUAL: Self = Self::Of(100);
+}
+
+impl fmt::Display for CpuWeight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Idle => f.write_str("idle"),
+            Self::Of(weight) => write!(f, "{weight}"),
+        }
+    }
+}
+
+impl Spelled for CpuWeight {
+    const WANTED: &'static str =
+        "a weight from 1 to 10000 (100 is the kernel's default), or \"idle\"";
+    type Table = NoTable;
+    fn integer(n: u32) -> Option<Self> {
+        (1..=10_000).contains(&n).then_some(Self::Of(n))
+    }
+    fn text(text: &str) -> Result<Self, String> {
+        match text {
+            "idle" => Ok(Self::Idle),
+            _ => Err(wanted::<Self>(text)),
+        }
+    }
+    fn table(table: NoTable) -> Result<Self, String> {
+        no_table(table)
+    }
+}
+
+impl Serialize for CpuWeight {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Idle => s.serialize_str("idle"),
+            Self::Of(weight) => s.serialize_u32(*weight),
         }
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn key_at(root: &DeTable<'_>, path: &Path) -> Option<usize> {
 }
 
 /// Leaves out the value at `path`. `None` if it is the root or not there.
-pub(super) fn remove(root: &mut DeTable<'_>, path: &Path) -> Option<()> {
+pub(crate) fn remove(root: &mut DeTable<'_>, path: &Path) -> Option<()> {
     let (last, way) = path.0.split_last()?;
     let Some((Step::Key(first), way)) = way.split_first() else {
         let Step::Key(key) = last else { return None };

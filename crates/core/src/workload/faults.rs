@@ -5,8 +5,7 @@ use crate::units::{LINE_BYTES, Nanos, Rate};
 
 /// More lists side by side than any core follows at once.
 pub const MOST_LISTS: u32 = 64;
-/// The highest priority of a periodic task: the regulator's throttlers run at 80, and a task above them could not be
-/// throttled.
+/// The highest priority of a periodic task: below Quell's watchdog, which has to run whatever the task does.
 pub const MOST_PRIORITY: u32 = 79;
 
 /// Why a generator with these parameters cannot be.
@@ -89,7 +88,7 @@ impl<S> Workload<S> {
             } if !(1..=MOST_PRIORITY).contains(priority) => fault(
                 "priority",
                 &format!("{priority} is not between 1 and {MOST_PRIORITY}"),
-                "stay below the regulator's throttlers (SCHED_FIFO 80), or they could not stop it",
+                "stay below Quell's watchdog (SCHED_FIFO 85)",
             ),
             Self::FramesCall { frame, .. } | Self::FramesDisplay { frame, .. }
                 if !(16 << 10..=64 << 20).contains(&frame.0) =>

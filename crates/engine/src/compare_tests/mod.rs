@@ -74,8 +74,6 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
                 period: Nanos::millis(1),
                 meter: quell_core::plan::Meter::Time,
                 peak: Rate(10_000_000_000),
-                stop_cost: Nanos(0),
-                longest: Nanos::millis(5),
                 pooling: None,
                 split: Split::Even,
                 least: Lines(0),
@@ -91,7 +89,6 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
         plan.groups.push(GroupPlan {
             name: name.clone(),
             cpus: cpus.clone(),
-            throttled_along: Vec::new(),
         });
         plan.promises
             .extend(promises.into_iter().map(|(promise, level, id)| Held {

@@ -198,7 +198,10 @@ fn the_real_planner_confines_groups_to_where_their_subjects_run() {
         }
         let regulated = of(&result, "regulated@10%");
         let achieved = &regulated.subject("neighbour").unwrap().metrics["achieved_of_cap"];
-        assert!((achieved.value.unwrap() - 0.99).abs() < 0.01);
+        assert!(
+            (achieved.value.unwrap() - 0.99).abs() < 0.01,
+            "{achieved:?}"
+        );
     }
 }
 

@@ -56,6 +56,7 @@ pub(super) mod tests {
                 hierarchy,
                 dir: dir.into(),
                 ours: false,
+                braked: false,
             }],
         }
     }

@@ -195,7 +195,7 @@ impl Watch {
                 Some(place) => Kept::open(files, &format!("{}/{name}", place.dir)),
                 None => Ok(None),
             };
-            let tasks = v2.or(memory.as_ref()).map(|p| p.dir.clone());
+            let tasks = v2.or(memory.as_ref()).map(Place::tasks_dir);
             for place in &home.places {
                 not_ours(files, group, place)?;
             }

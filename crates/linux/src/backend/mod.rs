@@ -7,6 +7,7 @@ mod locked;
 mod measure;
 mod memory;
 mod parts;
+mod regulated;
 mod stays;
 mod steps;
 mod watch;
@@ -16,21 +17,19 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use quell_client::layout::VARIABLE;
 use quell_core::backend::{
     Action, Backend, BackendError, Observation, Own, Probe, Program, SubjectId, SubjectSpec, Undone,
 };
 use quell_core::control::pressure::Look;
-use quell_core::control::split::ByDemand;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Inventory, Measured};
-use quell_core::plan::{GroupId, Observed, Plan, Pressured, Regulation, Step};
+use quell_core::plan::{GroupId, Observed, Plan, Pressured, Step};
 use quell_core::policy::{OnDrift, Source};
-use quell_core::record::{CpuTimes, Decision, Declared, Pooled};
+use quell_core::record::{CpuTimes, Declared};
 use quell_core::task::TaskMatch;
-use quell_core::units::{Bytes, Lines, Nanos};
+use quell_core::units::{Bytes, Nanos};
 use quell_core::workload::{Caches, Workload};
 
 use crate::cgroup::Cgroups;
@@ -38,16 +37,17 @@ use crate::change::Hands;
 use crate::children::{Birth, Subject};
 use crate::clients::Clients;
 use crate::error::{Error, Result};
-use crate::home::Home;
+use crate::home::{Home, Layout};
 use crate::pmu::{Counting, Traffic};
 use crate::pool::Pool;
 use crate::resident::{Keeper, KeeperCommand};
 use crate::root::Kernel;
 use crate::session::{Session, WatchdogCommand};
 use crate::spent::Ledger;
-use crate::throttle::Throttler;
 use crate::units::Units;
 use crate::{oom, own, probe, procfs, rt, signals};
+
+use regulated::{Absent, Regulated, Splits};
 
 /// What the backend needs of the rest of the program.
 pub struct Tools {
@@ -71,6 +71,7 @@ const NEVER: Nanos = Nanos(u64::MAX);
 
 struct Group {
     home: Home,
+    layout: Layout,
     matching: Vec<TaskMatch>,
     cpus: CpuSet,
     /// Its programs are immune from the OOM killer.
@@ -90,80 +91,6 @@ struct Bound {
     loose: Home,
 }
 
-/// A regulated CPU.
-struct Regulated {
-    group: String,
-    throttler: Throttler,
-    /// What it was started with.
-    regulation: Regulation,
-    /// What the record has been told of it: overflows, throttles, time, lines.
-    told: [u64; 4],
-    told_pooled: Pooled,
-    /// Decisions taken out of its ring and not told yet, and how many were told to be lost.
-    decisions: Vec<Decision>,
-    missed: u64,
-}
-
-impl Regulated {
-    /// Empties the ring.
-    fn take(&mut self) {
-        self.throttler.stats().decisions.drain(&mut self.decisions);
-    }
-
-    fn totals(&self) -> [u64; 4] {
-        let stats = self.throttler.stats();
-        [
-            &stats.overflows,
-            &stats.throttles,
-            &stats.throttled_ns,
-            &stats.lines,
-        ]
-        .map(|v| v.load(Ordering::Relaxed))
-    }
-}
-
-/// A group's budget that is split again by what its CPUs draw.
-struct Splits {
-    cpus: CpuSet,
-    by: ByDemand,
-}
-
-impl Splits {
-    fn new(regulation: &Regulation, now: Nanos) -> Self {
-        let cpus = regulation.cpus.clone();
-        let total = Lines(regulation.budget.0.saturating_mul(cpus.len() as u64));
-        let used = vec![Lines(0); cpus.len()];
-        let by = ByDemand::new(total, regulation.least, regulation.period, now, used);
-        Self { cpus, by }
-    }
-
-    /// So many lines for each CPU, which together are what is split from the next time on.
-    fn set_budget(&mut self, each: Lines) {
-        let total = each.0.saturating_mul(self.cpus.len() as u64);
-        self.by.set_total(Lines(total));
-    }
-
-    /// Splits it, when it is time. A CPU that has not used a budget up since it was last looked at has drawn nothing, as far
-    /// as is known.
-    fn again(&mut self, throttlers: &[Regulated], now: Nanos) {
-        if now < self.by.next() {
-            return;
-        }
-        let of = |cpu| {
-            throttlers
-                .iter()
-                .map(|r| &r.throttler)
-                .find(|t| t.cpu == cpu)
-        };
-        let throttlers: Vec<&Throttler> = self.cpus.iter().filter_map(of).collect();
-        let used = throttlers.iter().map(|t| t.lines()).collect();
-        let budgets: Vec<Lines> = throttlers.iter().map(|t| t.budget()).collect();
-        for (throttler, part) in throttlers.iter().zip(self.by.step(now, used, &budgets)) {
-            throttler.set_budget(part);
-        }
-    }
-}
-
 /// This machine.
 pub struct Linux {
     files: Kernel,
@@ -181,7 +108,9 @@ pub struct Linux {
     bound: Option<Bound>,
     /// Where tasks of no group are confined to, while they are.
     rest: Option<CpuSet>,
-    throttlers: Vec<Regulated>,
+    brakes: Vec<Regulated>,
+    /// Where there is none for now.
+    absent: Vec<Absent>,
     /// What they share.
     pool: Option<Arc<Pool>>,
     splits: Vec<Splits>,
@@ -229,7 +158,8 @@ impl Linux {
             groups: BTreeMap::new(),
             bound: None,
             rest: None,
-            throttlers: Vec::new(),
+            brakes: Vec::new(),
+            absent: Vec::new(),
             pool: None,
             splits: Vec::new(),
             subjects: Vec::new(),
@@ -280,9 +210,10 @@ impl Linux {
         }
     }
 
-    /// Ends throttlers and programs.
+    /// Ends brakes and programs.
     fn release(&mut self) {
-        self.throttlers.clear();
+        self.brakes.clear();
+        self.absent.clear();
         self.splits.clear();
         self.pool = None;
         if let (Some(mut watch), Some(session)) = (self.watch.take(), self.session.as_mut()) {
@@ -342,7 +273,7 @@ impl Linux {
         if self.session.is_none() {
             if !crate::is_root() {
                 return Err(Error::refused_with(
-                    "changing the machine needs root (CAP_SYS_ADMIN for cgroups, CAP_SYS_NICE for throttlers)",
+                    "changing the machine needs root (CAP_SYS_ADMIN for cgroups)",
                     "run it with sudo",
                 ));
             }
@@ -534,21 +465,26 @@ impl Backend for Linux {
                 let line = format!("go {} {}\n", warmup.0, duration.0);
                 self.subject(*subject)?.say(&line)?;
             }
-            // One whose throttler has ended is not moved: that was told when it was found.
-            Action::Budget { cpus, budget } => {
-                let mut apart = self.throttlers.iter().map(|r| &r.throttler);
-                if let Some(one) = apart.find(|t| t.apart && cpus.contains(t.cpu)) {
+            // One whose brake has ended is not moved: that was told when it was found.
+            Action::Budget {
+                group,
+                cpus,
+                budget,
+            } => {
+                let of_group = |r: &&Regulated| r.group == *group && cpus.contains(r.brake.cpu);
+                let brakes = || self.brakes.iter().filter(of_group);
+                let mut apart = brakes().map(|r| &r.brake);
+                if let Some(one) = apart.find(|t| t.apart) {
                     return Err(BackendError(format!(
                         "CPU {} has a budget of reads and one of writes: neither is moved by one for both",
                         one.cpu
                     )));
                 }
-                for regulated in &self.throttlers {
-                    if cpus.contains(regulated.throttler.cpu) {
-                        regulated.throttler.set_budget(*budget);
-                    }
+                for regulated in brakes() {
+                    regulated.brake.set_budget(*budget);
                 }
-                for splits in self.splits.iter_mut().filter(|s| s.cpus == *cpus) {
+                let split = |s: &&mut Splits| s.group == *group && s.cpus == *cpus;
+                for splits in self.splits.iter_mut().filter(split) {
                     splits.set_budget(*budget);
                 }
             }

@@ -1,6 +1,7 @@
 //! Steps become changes of the machine, each recorded first.
 
 use std::collections::BTreeSet;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,13 +13,15 @@ use quell_core::task::TaskMatch;
 use quell_core::units::Bytes;
 
 use super::{Bound, Group, Linux, Regulated, Splits};
+use crate::brake::Brake;
 use crate::cgroup::Controller;
 use crate::change::Hands;
 use crate::cpuset::Keep;
 use crate::error::{Error, Result};
-use crate::home::{Home, Place};
+use crate::home::{Home, Layout, Place};
 use crate::memory::Memory;
 use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
+use crate::perf::Scope;
 use crate::pmu::{self, Counting};
 use crate::pool::Pool;
 use crate::resident::Keeper;
@@ -26,8 +29,7 @@ use crate::root::Files;
 use crate::session::Session;
 use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
-use crate::throttle::Throttler;
-use crate::{below, cpumax, cpuset, irq, oom, perf, remaining, rt, sysctl, workqueue};
+use crate::{below, cpumax, cpuset, irq, oom, perf, remaining, rt, sysctl, weight, workqueue};
 
 /// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
 const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
@@ -38,7 +40,22 @@ impl Linux {
         let (_, mut notes) = self.session()?;
         let group = step.group.as_deref().unwrap_or(REST);
         match &step.set {
-            Setting::Gather { matching } => notes.extend(self.gather(group, matching)?),
+            Setting::Gather {
+                matching,
+                low,
+                braked,
+            } => {
+                let layout = Layout {
+                    low: *low,
+                    braked: *braked,
+                };
+                notes.extend(self.gather(group, matching, layout)?);
+            }
+            Setting::Weight { weight } => {
+                let home = self.group(group)?.home.clone();
+                let cgroups = self.cgroups.clone();
+                notes.extend(weight::give(&mut self.hands()?, &cgroups, &home, *weight)?);
+            }
             Setting::Confine {
                 cpus,
                 mems,
@@ -156,9 +173,10 @@ impl Linux {
         let cgroups = self.cgroups.clone();
         let group = self.group(name)?;
         let (mut home, matching) = (group.home.clone(), group.matching.clone());
+        let layout = group.layout;
         let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
         if in_place.is_empty() {
-            let more = self.home(name, controllers)?;
+            let more = self.home(name, controllers, layout)?;
             for place in more.places {
                 if !home.places.contains(&place) {
                     home.places.push(place);
@@ -175,14 +193,17 @@ impl Linux {
     }
 
     /// Makes cgroups for a group: below what is around all of them, if anything is.
-    fn home(&mut self, name: &str, controllers: &[Controller]) -> Result<Home> {
+    fn home(&mut self, name: &str, controllers: &[Controller], layout: Layout) -> Result<Home> {
         let cgroups = self.cgroups.clone();
         let above = self.bound.as_ref().map(|b| b.home.clone());
         let mut hands = self.hands()?;
-        match above {
-            Some(above) => above.create_below(&mut hands, &cgroups, name, controllers),
-            None => Home::create(&mut hands, &cgroups, name, controllers),
-        }
+        Home::create_as(
+            &mut hands,
+            (&cgroups, above.as_ref()),
+            name,
+            controllers,
+            layout,
+        )
     }
 
     /// Puts a limit around all groups that are gathered from now on, and programs of none.
@@ -194,7 +215,8 @@ impl Linux {
             return Err(Error::refused("no hierarchy carries the memory controller"));
         };
         Memory::of(place).bound(&mut hands, most)?;
-        let loose = home.create_below(&mut hands, &cgroups, REST, &BOUND)?;
+        let within = (&cgroups, Some(&home));
+        let loose = Home::create_as(&mut hands, within, REST, &BOUND, Layout::default())?;
         self.bound = Some(Bound { home, loose });
         Ok(())
     }
@@ -214,7 +236,7 @@ impl Linux {
         let Some(group) = self.groups.get(name).filter(|g| g.immune) else {
             return Ok(());
         };
-        let dirs: Vec<String> = group.home.places.iter().map(|p| p.dir.clone()).collect();
+        let dirs: Vec<String> = group.home.places.iter().map(Place::tasks_dir).collect();
         let Some(dir) = dirs.first().cloned() else {
             return Ok(());
         };
@@ -241,7 +263,7 @@ impl Linux {
         let places = &self.group(name)?.home.places;
         let doors: Vec<String> = places
             .iter()
-            .map(|p| format!("{}/cgroup.procs", p.dir))
+            .map(|p| format!("{}/cgroup.procs", p.tasks_dir()))
             .collect();
         let (session, _) = self.session()?;
         let lease = Arc::clone(session.lease());
@@ -259,7 +281,12 @@ impl Linux {
         Ok(note)
     }
 
-    fn gather(&mut self, name: &str, matching: &[TaskMatch]) -> Result<Vec<String>> {
+    fn gather(
+        &mut self,
+        name: &str,
+        matching: &[TaskMatch],
+        layout: Layout,
+    ) -> Result<Vec<String>> {
         let mut controllers = vec![Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
         controllers.extend(self.bound.iter().flat_map(|_| BOUND));
         let cgroups = self.cgroups.clone();
@@ -267,7 +294,7 @@ impl Linux {
         let mut notes = Vec::new();
         let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
         let mut home = if in_place.is_empty() {
-            self.home(name, &controllers)?
+            self.home(name, &controllers, layout)?
         } else {
             Home {
                 group: name.to_owned(),
@@ -278,6 +305,7 @@ impl Linux {
             name.to_owned(),
             Group {
                 home: home.clone(),
+                layout,
                 matching: matching.to_vec(),
                 cpus,
                 immune: false,
@@ -312,12 +340,11 @@ impl Linux {
             .collect()
     }
 
+    /// Processes of ours that no group gets, whatever it matches.
     fn never(&self) -> BTreeSet<u32> {
-        self.session
-            .as_ref()
-            .and_then(Session::watchdog_pid)
-            .into_iter()
-            .collect()
+        let watchdog = self.session.as_ref().and_then(Session::watchdog_pid);
+        let brakes = self.brakes.iter().filter_map(|r| r.brake.pid());
+        watchdog.into_iter().chain(brakes).collect()
     }
 
     fn assigned(&self) -> Result<tasks::Assigned> {
@@ -385,7 +412,7 @@ impl Linux {
         };
         let mut notes = cpuset::confine_rest(&mut self.hands()?, &cgroups, keep, cpus)?;
         self.rest = Some(cpus.clone());
-        // Our own process stays free, so that throttlers can be pinned anywhere; this thread keeps off.
+        // Our own process stays free, so that brakes can be pinned anywhere; this thread keeps off.
         if let Some(session) = &self.session {
             session.stay_on(&self.files, cpus);
         }
@@ -394,7 +421,7 @@ impl Linux {
         // Who was put there is not left there.
         let mut except = processes;
         for place in homes.iter().flat_map(|h| &h.places) {
-            except.extend(below::tasks_in(&self.files, &place.dir).unwrap_or_default());
+            except.extend(below::tasks(&self.files, &place.dir));
         }
         notes.extend(remaining::remaining_on(&self.files, &quiet, &except)?.sentences(&quiet));
         Ok(notes)
@@ -409,16 +436,26 @@ impl Linux {
             std::process::id(),
             &regulation.cpus,
         )?;
+        let home = self.group(name)?.home.clone();
+        if regulation.is_capped() {
+            if home.stop_doors().is_empty() {
+                return Err(Error::refused_with(
+                    format!("group {name}: its cgroup has no room for a brake"),
+                    "hold its limit by cpu.max (mechanisms.bandwidth = \"none\")",
+                ));
+            }
+            weight::under_the_brake(&mut self.hands()?, &home)?;
+        }
         for cpu in regulation.cpus.iter() {
             self.throttle(name, regulation, cpu)?;
         }
         if regulation.split == Split::Demand {
-            self.splits.push(Splits::new(regulation, rt::now()));
+            self.splits.push(Splits::new(name, regulation, rt::now()));
         }
         Ok(())
     }
 
-    /// Starts the throttler of one of a group's CPUs.
+    /// Starts the brake of one of a group's CPUs.
     pub(super) fn throttle(
         &mut self,
         name: &str,
@@ -426,9 +463,14 @@ impl Linux {
         cpu: CpuId,
     ) -> Result<()> {
         let home = &self.group(name)?.home;
+        let doors = if regulation.is_capped() {
+            home.stop_doors()
+        } else {
+            Vec::new()
+        };
         let dirs: Vec<String> = home
             .dirs(&self.cgroups, Controller::PerfEvent)
-            .map(|p| p.dir.clone())
+            .map(Place::tasks_dir)
             .collect();
         let failed = |what: &str, e: std::io::Error| {
             Error::refused_with(
@@ -436,34 +478,34 @@ impl Linux {
                 "quell doctor tells what is missing; mechanisms.bandwidth = \"none\" uses cpu-max instead",
             )
         };
+        let [dir] = dirs.as_slice() else {
+            return Err(Error::refused_with(
+                format!(
+                    "group {name} lives in {} cgroups that carry perf_event; what it draws is counted in one",
+                    dirs.len()
+                ),
+                "match it by something else than its cgroup, or limit cpu-time",
+            ));
+        };
+        let dir = perf::cgroup_dir(Path::new(dir))
+            .map_err(|e| failed("its cgroup cannot be opened", e))?;
         let meter: Box<dyn Meter> = match regulation.meter {
             MeterKind::Time => {
-                let [dir] = dirs.as_slice() else {
-                    return Err(Error::refused_with(
-                        format!(
-                            "group {name} lives in {} cgroups that carry perf_event; CPU time is counted in one",
-                            dirs.len()
-                        ),
-                        "match it by something else than its cgroup, or limit cpu-time",
-                    ));
-                };
-                let dir = perf::cgroup_dir(Path::new(dir))
-                    .map_err(|e| failed("its cgroup cannot be opened", e))?;
-                let meter = TimeMeter::open(&dir, cpu, regulation.peak, regulation.stop_cost);
+                let meter = TimeMeter::open(&dir, cpu, regulation.peak);
                 Box::new(meter.map_err(|e| failed("its CPU clock cannot be counted", e))?)
             }
             hardware => self
-                .event_meter(hardware, cpu)
+                .event_meter(hardware, Scope::Cgroup(dir.as_fd(), cpu), cpu)
                 .map_err(|e| failed("its counters cannot be opened", e))?,
         };
         let pool = self.pool()?;
         let lease = Arc::clone(self.session()?.0.lease());
         let permit = Arc::new(move |now| lease.is_held(now));
-        let throttler = Throttler::start(cpu, regulation, meter, permit, &pool)
-            .map_err(|e| failed("no throttler", e))?;
-        self.throttlers.push(Regulated {
+        let brake = Brake::start(cpu, regulation, meter, (permit, doors), &pool)
+            .map_err(|e| failed("no brake", e))?;
+        self.brakes.push(Regulated {
             group: name.to_owned(),
-            throttler,
+            brake,
             regulation: regulation.clone(),
             told: [0; 4],
             told_pooled: Pooled::default(),
@@ -473,24 +515,29 @@ impl Linux {
         Ok(())
     }
 
-    /// Hardware events of a CPU, as the meter wants them.
-    fn event_meter(&self, wanted: MeterKind, cpu: CpuId) -> std::io::Result<Box<dyn Meter>> {
+    /// Hardware events in `scope`, as the meter wants them.
+    fn event_meter(
+        &self,
+        wanted: MeterKind,
+        scope: Scope<'_>,
+        cpu: CpuId,
+    ) -> std::io::Result<Box<dyn Meter>> {
         let counting = pmu::of_cpu(&self.counting, cpu);
         let [reads, writes] = counting.map(Counting::codes_apart).unwrap_or_default();
         let meter = match wanted {
             MeterKind::Apart { .. } => {
-                return Ok(Box::new(ApartMeter::open(&reads, &writes, cpu)?));
+                return Ok(Box::new(ApartMeter::open(&reads, &writes, scope)?));
             }
-            MeterKind::Reads => EventMeter::open(&reads, cpu),
-            MeterKind::Writes => EventMeter::open(&writes, cpu),
+            MeterKind::Reads => EventMeter::open(&reads, scope),
+            MeterKind::Writes => EventMeter::open(&writes, scope),
             MeterKind::Hardware | MeterKind::Time => {
-                EventMeter::open(&[reads, writes].concat(), cpu)
+                EventMeter::open(&[reads, writes].concat(), scope)
             }
         };
         Ok(Box::new(meter?))
     }
 
-    /// What the throttlers of this hold share.
+    /// What the brakes of this hold share.
     fn pool(&mut self) -> Result<Arc<Pool>> {
         if let Some(pool) = &self.pool {
             return Ok(Arc::clone(pool));

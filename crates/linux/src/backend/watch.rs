@@ -1,9 +1,10 @@
-//! Waiting, and what a hold does meanwhile: the heartbeat, newborn tasks, drift, the throttlers' figures.
+//! Waiting, and what a hold does meanwhile: the heartbeat, newborn tasks, drift, the brakes' figures.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use quell_core::backend::{Observation, Seen};
+use quell_core::cpuset::CpuId;
 use quell_core::mechanism::Level;
 use quell_core::plan::{GroupId, Meter, Regulation, Setting, Step, StepId};
 use quell_core::policy::OnDrift;
@@ -11,19 +12,20 @@ use quell_core::record::{Declared, Event, Spent};
 use quell_core::units::Nanos;
 use rustix::event::{PollFd, PollFlags};
 
-use super::{Linux, NEVER, Regulated};
+use super::{Absent, Linux, NEVER, Regulated};
+use crate::brake::Lost;
 use crate::clients::{self, Clients, Membership};
 use crate::error::{Error, Result};
+use crate::home::Place;
 use crate::resident::Keeper;
 use crate::session::Session;
 use crate::tasks::Matcher;
-use crate::throttle::Lost;
 use crate::units::Units;
 use crate::{drift, rt, signals};
 
 /// How often the heartbeat is renewed.
 const BEAT: Nanos = Nanos::millis(100);
-/// How often newborn tasks, drift and the throttlers are looked after.
+/// How often newborn tasks, drift and the brakes are looked after.
 const LOOK: Nanos = Nanos::secs(1);
 
 impl Linux {
@@ -36,25 +38,25 @@ impl Linux {
         let Some(session) = self.session.as_mut() else {
             return Ok(None);
         };
-        publish(session, &self.throttlers);
-        self.throttlers.iter_mut().for_each(Regulated::take);
+        publish(session, &self.brakes);
+        self.brakes.iter_mut().for_each(Regulated::take);
         for splits in &mut self.splits {
-            splits.again(&self.throttlers, now);
+            splits.again(&self.brakes, now);
         }
         session.beat(&self.files, &self.cgroups, now)
     }
 
-    /// Tells what the throttlers did since the last time, before anything else seen meanwhile.
+    /// Tells what the brakes did since the last time, before anything else seen meanwhile.
     fn account(&mut self, seen: &mut Observation) {
-        for regulated in &mut self.throttlers {
+        for regulated in &mut self.brakes {
             let now = regulated.totals();
             let [overflows, throttles, throttled_ns, lines] =
                 std::array::from_fn(|i| now[i] - regulated.told[i]);
             regulated.told = now;
-            let did = regulated.throttler.pooled();
+            let did = regulated.brake.pooled();
             let before = std::mem::replace(&mut regulated.told_pooled, did.unwrap_or_default());
             let event = Event::Throttle {
-                cpu: regulated.throttler.cpu,
+                cpu: regulated.brake.cpu,
                 group: regulated.group.clone(),
                 overflows,
                 throttles,
@@ -64,11 +66,11 @@ impl Linux {
             };
             seen.insert(0, Seen::Event(event));
             regulated.take();
-            let missed = regulated.throttler.stats().decisions.missed();
+            let missed = regulated.brake.stats().decisions.missed();
             let lost = missed - std::mem::replace(&mut regulated.missed, missed);
             if lost > 0 || !regulated.decisions.is_empty() {
                 let decisions = std::mem::take(&mut regulated.decisions);
-                seen.push(Seen::Decisions(regulated.throttler.cpu, decisions, lost));
+                seen.push(Seen::Decisions(regulated.brake.cpu, decisions, lost));
             }
         }
     }
@@ -79,7 +81,7 @@ impl Linux {
             let Some(ledger) = group.ledger.as_mut() else {
                 continue;
             };
-            let dirs: Vec<String> = group.home.places.iter().map(|p| p.dir.clone()).collect();
+            let dirs: Vec<String> = group.home.places.iter().map(Place::tasks_dir).collect();
             match ledger.look(&self.files, &dirs) {
                 // Nobody is there.
                 Ok(Some(spent)) if spent == Spent::default() => {}
@@ -101,13 +103,14 @@ impl Linux {
         }
     }
 
-    /// The slow duties of a hold: newborn tasks, drift, throttlers that ended.
+    /// The slow duties of a hold: newborn tasks, drift, brakes that ended.
     fn look(&mut self, seen: &mut Observation) -> Result<()> {
         let finding =
             |what: String, group: Option<String>| Seen::Event(Event::Finding { what, group });
         self.account(seen);
         self.tell_spent(seen);
         self.replace_ended(seen);
+        self.brake_again(seen);
         let matched: Vec<String> = self
             .groups
             .iter()
@@ -138,36 +141,51 @@ impl Linux {
         Ok(())
     }
 
-    /// Throttlers that ended by themselves, each told. One whose counter was taken away is followed by one that counts CPU time.
+    /// Brakes that ended by themselves, each told. One whose counter was taken away is followed by one that counts CPU time.
     fn replace_ended(&mut self, seen: &mut Observation) {
-        let all = std::mem::take(&mut self.throttlers).into_iter();
-        let (ended, going): (Vec<Regulated>, Vec<Regulated>) =
-            all.partition(|r| r.throttler.lost().is_some());
-        self.throttlers = going;
+        let all = std::mem::take(&mut self.brakes).into_iter();
+        let (ended, mut going): (Vec<Regulated>, Vec<Regulated>) =
+            all.partition(|r| r.brake.lost().is_some());
+        let pooled = |r: &Regulated| r.regulation.pooling.is_some();
+        let killed = |r: &Regulated| r.brake.lost() == Some(Lost::Killed);
+        if ended.iter().any(|r| pooled(r) && killed(r)) {
+            // It could not leave the pool, where the others would wait for it: all begin anew in another one.
+            let (anew, stay) = going.into_iter().partition(pooled);
+            going = stay;
+            self.pool = None;
+            let anew: Vec<Regulated> = anew;
+            let absent = anew.into_iter().map(|r| Absent::of(r, self.plan.as_ref()));
+            self.absent.extend(absent);
+        }
+        self.brakes = going;
         // The last that `quell status` hears of them.
         if let Some(session) = self.session.as_ref().filter(|_| !ended.is_empty()) {
             publish(session, &ended);
         }
         for Regulated {
             group,
-            throttler,
+            brake,
             regulation,
             ..
         } in ended
         {
-            let (cpu, budget) = (throttler.cpu, throttler.budget());
-            let Some(why) = throttler.lost() else {
+            let (cpu, budget) = (brake.cpu, brake.budget());
+            let Some(why) = brake.lost() else {
                 continue;
             };
-            drop(throttler);
+            drop(brake);
             // What is left of a group's CPUs keeps what it has.
-            self.splits.retain(|s| !s.cpus.contains(cpu));
+            self.splits
+                .retain(|s| s.group != group || !s.cpus.contains(cpu));
+            let regulation = Regulation {
+                budget,
+                ..regulation
+            };
             let counted = why == Lost::Meter && regulation.meter == Meter::Hardware;
             let by_time = counted.then(|| {
                 let regulation = Regulation {
-                    budget,
                     meter: Meter::Time,
-                    ..regulation
+                    ..regulation.clone()
                 };
                 self.throttle(&group, &regulation, cpu)
             });
@@ -192,7 +210,39 @@ impl Linux {
                     Level::None,
                 ),
             };
+            if matches!(why, Lost::WrongCpu | Lost::Killed) {
+                let promises = self.plan.as_ref().map(|p| p.promises.clone());
+                self.absent.push(Absent {
+                    group: group.clone(),
+                    regulation,
+                    cpu,
+                    promises: promises.unwrap_or_default(),
+                });
+            }
             self.downgrade(&group, level, &what);
+            seen.push(Seen::Event(Event::Finding {
+                what,
+                group: Some(group),
+            }));
+        }
+    }
+
+    /// Brakes where they were killed, and for CPUs that were taken away and are back.
+    fn brake_again(&mut self, seen: &mut Observation) {
+        for absent in std::mem::take(&mut self.absent) {
+            let (cpu, group) = (absent.cpu, absent.group.clone());
+            if self.throttle(&group, &absent.regulation, cpu).is_err() {
+                self.absent.push(absent);
+                continue;
+            }
+            let what = format!("CPU {cpu} is regulated again for group {group}");
+            if let (Some(plan), true) = (self.plan.as_mut(), self.absent.is_empty()) {
+                plan.promises = absent.promises;
+                if let Some(session) = &self.session {
+                    // It is reported in any case.
+                    let _ = session.describe(plan);
+                }
+            }
             seen.push(Seen::Event(Event::Finding {
                 what,
                 group: Some(group),
@@ -367,7 +417,7 @@ impl Linux {
                 Err(_) if self.revoked => {}
                 Err(e) => {
                     self.revoked = true;
-                    self.throttlers.clear();
+                    self.brakes.clear();
                     // The watchdog has undone it, but perhaps not a change we were in the middle of.
                     if let Some(session) = self.session.as_mut() {
                         session.undo(&self.files);
@@ -415,17 +465,23 @@ impl Linux {
     }
 }
 
-/// Writes what the throttlers did into the lease's page, for `quell status`.
-fn publish(session: &Session, throttlers: &[Regulated]) {
-    for regulated in throttlers {
-        if let Some(record) = session.lease().record(regulated.throttler.cpu as usize) {
-            for (slot, value) in record.0.iter().zip(regulated.totals()) {
+/// Writes what the brakes did into the lease's page, for `quell status`.
+fn publish(session: &Session, brakes: &[Regulated]) {
+    // Of several groups on a CPU the sums.
+    let mut of_cpu: BTreeMap<CpuId, ([u64; 4], bool)> = BTreeMap::new();
+    for regulated in brakes {
+        let (sums, all) = of_cpu.entry(regulated.brake.cpu).or_insert(([0; 4], true));
+        for (sum, value) in sums.iter_mut().zip(regulated.totals()) {
+            *sum += value;
+        }
+        *all &= regulated.brake.lost().is_none();
+    }
+    for (cpu, (sums, all)) in of_cpu {
+        if let Some(record) = session.lease().record(cpu as usize) {
+            for (slot, value) in record.0.iter().zip(sums) {
                 slot.store(value, Ordering::Relaxed);
             }
-            record.0[4].store(
-                u64::from(regulated.throttler.lost().is_none()),
-                Ordering::Relaxed,
-            );
+            record.0[4].store(u64::from(all), Ordering::Relaxed);
         }
     }
 }

@@ -132,6 +132,7 @@ mod tests {
             hierarchy,
             dir,
             ours: true,
+            braked: false,
         };
         let home = Home {
             group: "g".to_owned(),

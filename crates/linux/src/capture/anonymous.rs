@@ -25,11 +25,12 @@ const CPUINFO: [&str; 15] = [
 ];
 
 /// Cgroups whose names say nothing about a host.
-const COMMON: [&str; 6] = [
+const COMMON: [&str; 7] = [
     "system.slice",
     "user.slice",
     "init.scope",
     "quell.slice",
+    "quell-best-effort.slice",
     "docker",
     "kubepods.slice",
 ];

@@ -248,7 +248,10 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 pub fn members(kernel: &Kernel, controller: Controller, group: &str) -> Vec<u32> {
     let cgroups = Cgroups::discover(kernel).unwrap();
     let hierarchy = cgroups.of(controller).unwrap();
-    tasks_in(kernel, &format!("{}/quell.slice/{group}", hierarchy.mount)).unwrap_or_default()
+    let of = |slice| tasks_in(kernel, &format!("{}/{slice}/{group}", hierarchy.mount));
+    let found =
+        ["quell.slice", "quell-best-effort.slice"].map(|slice| of(slice).unwrap_or_default());
+    found.concat()
 }
 
 pub fn set(text: &str) -> CpuSet {

@@ -4,16 +4,17 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use quell_core::cpuset::CpuSet;
+use quell_core::policy::CpuWeight;
 use quell_core::task::TaskMatch;
 use quell_core::units::{Nanos, Share};
 use quell_linux::below::{door, tasks_in};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
 use quell_linux::cpuset::confine;
-use quell_linux::home::{Home, SLICE};
+use quell_linux::home::{Home, LOW_SLICE, Layout, SLICE};
 use quell_linux::root::Files;
 use quell_linux::tasks::{Matcher, assign};
-use quell_linux::{affinity, cgroup, cpumax, irq, procfs, undo, workqueue};
+use quell_linux::{affinity, cgroup, cpumax, irq, procfs, undo, weight, workqueue};
 
 use crate::arms::{Arm, Held};
 
@@ -183,6 +184,102 @@ pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
     held.journal.undo_all(files);
     drop(held);
     assert_eq!(arm.differences(), none());
+}
+
+/// What the cpu controller says of a cgroup: its weight and whether it is idle.
+fn weighs(files: &dyn Files, dir: &str) -> (String, String) {
+    let read = |names: &[&str]| {
+        let mut texts = names.iter().map(|n| files.read(&format!("{dir}/{n}")));
+        let found = texts.find_map(Result::ok).unwrap_or_default();
+        found.trim().to_owned()
+    };
+    (read(&["cpu.weight", "cpu.shares"]), read(&["cpu.idle"]))
+}
+
+pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
+    let pid = arm.start(1);
+    arm.remember();
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let cpu = cgroups.of(Controller::Cpu).unwrap();
+    let v2 = cpu.version == Version::V2;
+    if !files.exists(&format!("{}/cpu.idle", cpu.mount)) && !v2 {
+        return eprintln!("SKIPPED: cgroups of this kernel cannot be idle");
+    }
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let layout = Layout {
+        low: true,
+        braked: true,
+    };
+    let home = Home::create_as(&mut hands, (&cgroups, None), GROUP, &ALL, layout).unwrap();
+    home.gather(&mut hands, &mut |files| family(files, pid))
+        .unwrap();
+    weight::give(&mut hands, &cgroups, &home, CpuWeight::Of(5)).unwrap();
+    weight::under_the_brake(&mut hands, &home).unwrap();
+    let slice = format!("{}/{LOW_SLICE}", cpu.mount);
+    let group = format!("{slice}/{GROUP}");
+    let (five, highest) = if v2 { ("5", "10000") } else { ("51", "262144") };
+    assert_eq!(weighs(files, &slice), (five.into(), "0".into()));
+    assert_eq!(weighs(files, &group), (five.into(), "0".into()));
+    assert_eq!(
+        weighs(files, &format!("{group}/stop")),
+        (highest.into(), "0".into())
+    );
+    assert_eq!(weighs(files, &format!("{group}/work")).1, "1");
+    let inside = tasks_in(files, &format!("{group}/work")).unwrap();
+    assert!(inside.contains(&pid), "{inside:?}");
+    assert_eq!(home.stop_doors(), [format!("{group}/stop/cgroup.procs")]);
+    // A larger weight of another group is the slice's, a smaller one is not.
+    for (other, weight, slices) in [
+        ("a", 20, if v2 { "20" } else { "205" }),
+        ("b", 2, if v2 { "20" } else { "205" }),
+    ] {
+        let home = Home::create_as(&mut hands, (&cgroups, None), other, &ALL, layout).unwrap();
+        weight::give(&mut hands, &cgroups, &home, CpuWeight::Of(weight)).unwrap();
+        assert_eq!(weighs(files, &slice).0, slices);
+    }
+    held.journal.undo_all(files);
+    drop(held);
+    assert_eq!(arm.differences(), none());
+}
+
+pub fn a_weight_in_place_goes_back_and_an_idle_cgroup_is_left(arm: &mut dyn Arm) {
+    arm.start(0);
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let cpu = cgroups.of(Controller::Cpu).unwrap();
+    let mut made = Held::new(files);
+    let mut hands = Hands::new(files, &mut made.journal);
+    // A cgroup that stands for somebody else's.
+    let theirs = Home::create(&mut hands, &cgroups, GROUP, &[Controller::Cpu]).unwrap();
+    let dir = theirs.places[0].dir.clone();
+    let path = dir.strip_prefix(&cpu.mount).unwrap().to_owned();
+    let mut held = Held::new(files);
+    let mut hands = Hands::new(files, &mut held.journal);
+    let mut home = Home {
+        group: GROUP.to_owned(),
+        places: Vec::new(),
+    };
+    home.adopt(&mut hands, &cgroups, &path, &[Controller::Cpu])
+        .unwrap();
+    let before = weighs(files, &dir);
+    weight::give(&mut hands, &cgroups, &home, CpuWeight::Of(5)).unwrap();
+    assert_ne!(weighs(files, &dir), before);
+    // To make it idle would lose its weight.
+    let why = weight::give(&mut hands, &cgroups, &home, CpuWeight::Idle).unwrap_err();
+    assert!(why.to_string().contains("would lose the weight"), "{why}");
+    held.journal.undo_all(files);
+    assert_eq!(weighs(files, &dir), before);
+    if files.exists(&format!("{dir}/cpu.idle")) {
+        files.write(&format!("{dir}/cpu.idle"), "1").unwrap();
+        let mut hands = Hands::new(files, &mut held.journal);
+        let notes = weight::give(&mut hands, &cgroups, &home, CpuWeight::Of(5)).unwrap();
+        assert!(notes[0].contains("idle already"), "{notes:?}");
+        assert_eq!(weighs(files, &dir).1, "1");
+    }
+    drop(held);
+    made.journal.undo_all(files);
 }
 
 pub fn what_somebody_else_has_changed_since_is_left(arm: &mut dyn Arm) {

@@ -5,16 +5,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use quell_core::cpuset::CpuSet;
 use quell_core::partition::Mask;
+use quell_core::policy::CpuWeight;
 use quell_core::units::{Bytes, Nanos, Share};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
 use quell_linux::cpuset::{Keep, confine, confine_rest};
 use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
 use quell_linux::freezer::Freezer;
+use quell_linux::home::{Home, Layout};
 use quell_linux::memory::Memory;
 use quell_linux::resctrl::{self, Info, Mode, Resctrl, Schemata};
 use quell_linux::root::Files;
-use quell_linux::{cpumax, fault, irq, journal, oom, pidfd, procfs, sysctl, undo, workqueue};
+use quell_linux::{
+    cpumax, fault, irq, journal, oom, pidfd, procfs, sysctl, undo, weight, workqueue,
+};
 
 use crate::arms::{Held, compare, furnished};
 use crate::bodies::{ALL, ends, gather};
@@ -94,6 +98,13 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     )
     .unwrap();
     assert_eq!(files.affinity(victim).unwrap(), last);
+    let layout = Layout {
+        low: true,
+        braked: true,
+    };
+    let noise = Home::create_as(&mut hands, (&cgroups, None), "noise", &ALL, layout).unwrap();
+    weight::give(&mut hands, &cgroups, &noise, CpuWeight::Of(5)).unwrap();
+    weight::under_the_brake(&mut hands, &noise).unwrap();
     memory(&mut hands, &cgroups, victim);
     if files.exists("/proc/filesystems") {
         let resctrl = Resctrl::adopt_or_mount(&mut hands, "").unwrap();

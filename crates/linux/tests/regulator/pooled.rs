@@ -10,9 +10,9 @@ use quell_core::plan::{Pooling, Regulation};
 use quell_core::policy::After;
 use quell_core::record::Pooled;
 use quell_core::units::{Lines, Nanos, Share};
-use quell_linux::throttle::{Lost, Throttler};
+use quell_linux::brake::{Brake, Lost};
 
-use crate::{Busy, pool, throttler_goes_to};
+use crate::{Busy, pool};
 
 /// Of each CPU's time.
 const BUDGET: f64 = 0.1;
@@ -33,7 +33,7 @@ impl Pair {
         })
     }
 
-    fn throttle(&self, reclaim: bool, after: After) -> [Throttler; 2] {
+    fn throttle(&self, reclaim: bool, after: After) -> [Brake; 2] {
         let pool = pool();
         [&self.sleeper, &self.neighbour].map(|busy| {
             let regulation = Regulation {
@@ -48,14 +48,7 @@ impl Pair {
                 }),
                 ..busy.regulation(Share::percent(10), Nanos::millis(5))
             };
-            Throttler::start(
-                busy.cpu,
-                &regulation,
-                busy.meter(),
-                Arc::new(|_| true),
-                &pool,
-            )
-            .unwrap()
+            busy.brake(&regulation, busy.meter(), Arc::new(|_| true), &pool)
         })
     }
 
@@ -64,10 +57,10 @@ impl Pair {
         self.sleeper.signal(rustix::process::Signal::STOP);
         let mut found = f64::NAN;
         for _ in 0..5 {
-            let throttlers = self.throttle(reclaim, after);
+            let brakes = self.throttle(reclaim, after);
             sleep(Duration::from_millis(100));
             found = self.neighbour.share_over(SPAN);
-            assert!(throttlers.iter().all(|t| t.lost().is_none()));
+            assert!(brakes.iter().all(|t| t.lost().is_none()));
             if (wanted.0..=wanted.1).contains(&found) {
                 break;
             }
@@ -113,21 +106,21 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let mut seen = Vec::new();
     let held = (0..5).any(|_| {
         // What others leave it of the budget, whoever may give what.
-        let throttlers = pair.throttle(false, After::Wait);
+        let brakes = pair.throttle(false, After::Wait);
         let alone = pair.sleeper.share_over(SPAN);
-        drop(throttlers);
+        drop(brakes);
         pair.sleeper.signal(rustix::process::Signal::STOP);
-        let throttlers = pair.throttle(true, After::Wait);
+        let brakes = pair.throttle(true, After::Wait);
         sleep(Duration::from_millis(200));
         pair.sleeper.signal(rustix::process::Signal::CONT);
-        let before = throttlers.each_ref().map(|t| t.pooled().unwrap());
+        let before = brakes.each_ref().map(|t| t.pooled().unwrap());
         let had = [&pair.sleeper, &pair.neighbour].map(Busy::cpu_time);
         let began = quell_linux::rt::now();
         sleep(SPAN);
         let wall = quell_linux::rt::now().since(began).as_secs_f64();
         let shares = [(&pair.sleeper, had[0]), (&pair.neighbour, had[1])]
             .map(|(busy, had)| busy.cpu_time().since(had).as_secs_f64() / wall);
-        let did: Pooled = throttlers[0].pooled().unwrap().less(before[0]);
+        let did: Pooled = brakes[0].pooled().unwrap().less(before[0]);
         let twice = did.granted_twice as f64 / 1e9 / wall;
         seen.push((alone, shares, did));
         assert!(
@@ -143,22 +136,22 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     eprintln!("awake: {:?}", seen.last());
 }
 
-/// One whose throttler ends leaves the pool: the other does not wait for it to spend a budget that nobody holds any more.
+/// One whose brake ends leaves the pool: the other does not wait for it to spend a budget that nobody holds any more.
 #[test]
 fn nobody_waits_for_a_cpu_that_is_regulated_no_more() {
     let Some(pair) = Pair::start("leave") else {
         return;
     };
     pair.sleeper.signal(rustix::process::Signal::STOP);
-    let throttlers = pair.throttle(false, After::Proportional);
+    let brakes = pair.throttle(false, After::Proportional);
     sleep(Duration::from_millis(50));
     // It has its whole budget left, and what is not drawn is not shared without reclaim.
     let held = pair.neighbour.share_over(SPAN);
     assert!(held < 1.1 * BUDGET, "{held}");
-    throttler_goes_to(pair.sleeper.cpu, pair.neighbour.cpu as usize);
+    let _exile = pair.sleeper.exile_brake(pair.neighbour.cpu as usize);
     let free = pair.neighbour.share_above(2.0 * held, SPAN);
-    assert_eq!(throttlers[0].lost(), Some(Lost::WrongCpu));
-    assert_eq!(throttlers[1].lost(), None);
+    assert_eq!(brakes[0].lost(), Some(Lost::WrongCpu));
+    assert_eq!(brakes[1].lost(), None);
     pair.sleeper.signal(rustix::process::Signal::CONT);
     assert!(free > 2.0 * held, "held {held}, free {free}");
 }

@@ -13,7 +13,7 @@ use quell_core::inventory::{
 };
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
-use quell_core::units::{Bytes, Rate, Share};
+use quell_core::units::{Bytes, Rate};
 
 use super::cpus;
 
@@ -73,7 +73,7 @@ pub(crate) fn machine() -> Inventory {
                 Mechanism::Bandwidth,
                 yes(
                     Level::Estimated,
-                    "a real-time throttler per CPU; CPU time × peak rate as the meter, since no counter counts",
+                    "brakes on CPU time × peak rate (no hardware counter counts)",
                 ),
             ),
             (
@@ -92,9 +92,8 @@ pub(crate) fn machine() -> Inventory {
             workqueue_mask: true,
             meter: MeterKind::Time,
             time_meter: true,
-            realtime: Ok(()),
+            brake: Ok(()),
             cpu_max: true,
-            kernel_floor: Share::percent(5),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
         },
@@ -109,6 +108,7 @@ pub(crate) fn machine() -> Inventory {
             counters: BTreeMap::new(),
             mba: None,
             within_cache: None,
+            rest: None,
             at_unix_s: 0,
             deep: None,
         }),

@@ -9,7 +9,7 @@ use quell_core::inventory::{
 };
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::{Apart, Colouring, Mask, Partitions, WayPartition};
-use quell_core::units::{Bytes, Share};
+use quell_core::units::Bytes;
 
 use quell_model::address::Colours;
 use quell_model::address::gf2::Space;
@@ -63,9 +63,8 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             workqueue_mask: true,
             meter: meter(profile, &all),
             time_meter: false,
-            realtime: Ok(()),
+            brake: Ok(()),
             cpu_max: profile.mechanisms.available.contains(&Mechanism::CpuMax),
-            kernel_floor: Share(0),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
         },
@@ -164,7 +163,9 @@ fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availabil
             Level::Enforced,
             "the simulated scheduler stops a group that has used its time",
         ),
-        Mechanism::Memory | Mechanism::Stop | Mechanism::Placement => return no("not yet built"),
+        Mechanism::Memory | Mechanism::Stop | Mechanism::Placement | Mechanism::Weight => {
+            return no("not yet built");
+        }
     };
     if !has {
         return no(&format!("the profile {} does not have it", profile.name));

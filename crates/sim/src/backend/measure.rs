@@ -7,7 +7,7 @@
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::deep::{MbaCurve, Runs, Streams};
 use quell_core::inventory::Measured;
-use quell_core::units::{LINE_BYTES, Nanos};
+use quell_core::units::{LINE_BYTES, Nanos, Rate};
 use quell_core::workload::Operation;
 
 use crate::board::Board;
@@ -162,6 +162,8 @@ pub(super) fn rates(
     let mut measured = Measured::of_streams(&measured, all.len(), 0)
         .ok_or_else(|| BackendError("rates of no CPU were asked for".to_owned()))?;
     measured.stop_cost = Some(board.stop_cost());
+    // Every task here is a generator of some group.
+    measured.rest = Some(Rate(0));
     let Some(bounds) = &board.profile.mechanisms.mba else {
         return Ok(measured);
     };

@@ -24,7 +24,7 @@ use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::demand::{Drawn, WorkingSet};
 use quell_core::inventory::Inventory;
 use quell_core::plan::{GroupId, Meter, Observed, REST, Regulation, Setting, Step};
-use quell_core::record::Event;
+use quell_core::record::{Decision, Event};
 use quell_core::units::{LINE_BYTES, Nanos};
 
 use crate::board::Board;
@@ -64,8 +64,8 @@ pub struct Sim {
     groups: BTreeMap<String, Group>,
     rest: Group,
     changes: u32,
-    /// Regulated CPU → its group, and what the record has been told of it.
-    regulated: BTreeMap<CpuId, (String, Throttled)>,
+    /// Regulated CPU and group → what the record has of its regulator.
+    regulated: BTreeMap<(CpuId, GroupId), Throttled>,
     /// Groups whose units are told of.
     observed: BTreeSet<GroupId>,
     /// What the record was told of ways.
@@ -148,12 +148,19 @@ impl Sim {
                     .to_owned(),
             ));
         }
-        self.os.regulate(regulation);
+        self.group(group)?;
+        let class = self.class(group)?;
+        self.os.regulate(class, regulation);
         for cpu in regulation.cpus.iter() {
-            self.regulated
-                .insert(cpu, (group.to_owned(), Throttled::default()));
+            let regulated = (cpu, group.to_owned());
+            self.regulated.insert(regulated, Throttled::default());
         }
         Ok(())
+    }
+
+    fn class(&mut self, group: &str) -> Result<u8, BackendError> {
+        let class = self.os.class(group);
+        class.map_err(|e| BackendError(e.to_string()))
     }
 
     fn birth(&mut self, spec: &SubjectSpec) -> Result<SubjectId, BackendError> {
@@ -247,9 +254,12 @@ impl Sim {
     /// What the regulators did since the last time.
     fn account(&mut self, seen: &mut Observation) {
         let booted = self.booted;
-        for (cpu, (group, told)) in &mut self.regulated {
+        let mut decided: BTreeMap<CpuId, Vec<Decision>> = BTreeMap::new();
+        for ((cpu, group), told) in &mut self.regulated {
             let core = usize::try_from(*cpu).unwrap_or(usize::MAX);
-            let Some((now, mut decisions)) = self.os.throttled(core) else {
+            let class = self.os.class(group).ok();
+            let Some((now, decisions)) = class.and_then(|class| self.os.throttled(core, class))
+            else {
                 continue;
             };
             let before = std::mem::replace(told, now);
@@ -264,12 +274,17 @@ impl Sim {
                     .pooled
                     .map(|all| all.less(before.pooled.unwrap_or_default())),
             }));
+            decided.entry(*cpu).or_default().extend(decisions);
+        }
+        for (cpu, mut decisions) in decided {
+            // Of several groups on the CPU.
+            decisions.sort_by_key(|decision| decision.at);
             for decision in &mut decisions {
                 decision.at = booted.plus(decision.at);
                 decision.what = decision.what.on_clock(|at| booted.plus(at));
             }
             if !decisions.is_empty() {
-                seen.push(Seen::Decisions(*cpu, decisions, 0));
+                seen.push(Seen::Decisions(cpu, decisions, 0));
             }
         }
     }
@@ -361,7 +376,7 @@ impl Backend for Sim {
         }
         let name = step.group.as_deref().unwrap_or(REST);
         match &step.set {
-            Setting::Gather { matching } => {
+            Setting::Gather { matching, .. } => {
                 if !matching.is_empty() {
                     return Err(BackendError(format!(
                         "group {name}: there are no tasks to be found on a simulated machine, only generators that are started"
@@ -395,7 +410,8 @@ impl Backend for Sim {
             | Setting::SteerMemory { .. }
             | Setting::MountApart { .. }
             | Setting::WaysApart { .. }
-            | Setting::Sysctls { .. } => {
+            | Setting::Sysctls { .. }
+            | Setting::Weight { .. } => {
                 return Err(BackendError(format!(
                     "{} is not built for simulated machines",
                     step.mechanism
@@ -463,18 +479,25 @@ impl Backend for Sim {
                     "the memory of a simulated machine cannot be steered".to_owned(),
                 ));
             }
-            Action::Budget { cpus, budget } => {
-                let free = cpus.iter().find(|cpu| !self.regulated.contains_key(cpu));
-                if let Some(cpu) = free {
-                    return Err(BackendError(format!("CPU {cpu} is not regulated")));
-                }
-                let apart = |cpu: &CpuId| self.os.regulated_apart(*cpu as usize);
-                if let Some(cpu) = cpus.iter().find(apart) {
+            Action::Budget {
+                group,
+                cpus,
+                budget,
+            } => {
+                let free = |cpu: &CpuId| !self.regulated.contains_key(&(*cpu, group.clone()));
+                if let Some(cpu) = cpus.iter().find(free) {
                     return Err(BackendError(format!(
-                        "CPU {cpu} has a budget of reads and one of writes: neither is moved by one for both"
+                        "group {group} is not regulated on CPU {cpu}"
                     )));
                 }
-                self.os.set_budget(cpus, *budget);
+                let class = self.class(group)?;
+                let apart = |cpu: &CpuId| self.os.regulated_apart(*cpu as usize, class);
+                if let Some(cpu) = cpus.iter().find(apart) {
+                    return Err(BackendError(format!(
+                        "group {group} has a budget of reads and one of writes on CPU {cpu}: neither is moved by one for both"
+                    )));
+                }
+                self.os.set_budget(class, cpus, *budget);
             }
             Action::Stop(subject) => {
                 let generator = self
@@ -497,10 +520,7 @@ impl Backend for Sim {
     }
 
     fn drawn_by(&mut self, group: &str) -> Result<Option<u64>, BackendError> {
-        let class = self
-            .os
-            .class(group)
-            .map_err(|e| BackendError(e.to_string()))?;
+        let class = self.class(group)?;
         self.sample();
         Ok(Some(self.os.drawn_by(class)))
     }

@@ -6,7 +6,7 @@
 //! on the answer or as many misses are outstanding as it can have. Before an access that begins a unit of work it waits for all
 //! misses; the unit before has ended then, and where the new one is not due the machine says until when ([`Raised::Waits`]).
 //!
-//! Whoever runs programs on the cores ([`crate::os`]) puts them there and takes them away, stops cores, and arms their
+//! Whoever runs programs on the cores ([`crate::os`]) puts them there, takes them away, and arms the cores'
 //! counters; [`Machine::run`] returns as soon as a counter overflows or a program has done what it was to do.
 //!
 //! With a TLB, an access whose page's translation is not at hand waits for the walk first, dependent or not: one walk at a time. With a
@@ -93,6 +93,28 @@ impl CoreCounts {
     pub fn moved(&self) -> u64 {
         self.lines() + self.writebacks
     }
+
+    /// These and `more`.
+    #[must_use]
+    pub fn plus(self, more: Self) -> Self {
+        Self {
+            accesses: self.accesses + more.accesses,
+            reads: self.reads + more.reads,
+            prefetches: self.prefetches + more.prefetches,
+            writebacks: self.writebacks + more.writebacks,
+        }
+    }
+
+    /// What was counted since the same core's counters read `before`.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            accesses: self.accesses - before.accesses,
+            reads: self.reads - before.reads,
+            prefetches: self.prefetches - before.prefetches,
+            writebacks: self.writebacks - before.writebacks,
+        }
+    }
 }
 
 /// After so many more lines a core's counters overflow: read, written back, of both together. Absent: never.
@@ -151,8 +173,6 @@ enum State {
 #[derive(Clone, Debug)]
 struct Core {
     state: State,
-    /// Stopped from outside: does not act, whatever its state.
-    halted: bool,
     time: Picos,
     /// Since when its program has been going on.
     since: Picos,
@@ -266,7 +286,6 @@ impl Machine {
         latencies.push(latencies.last().copied().unwrap_or(0));
         let core = |n: usize| Core {
             state: State::Idle,
-            halted: false,
             time: 0,
             since: 0,
             program: None,
@@ -375,9 +394,7 @@ impl Machine {
     pub fn program_counts(&self, core: usize, now: Picos) -> Option<Counts> {
         let core = &self.cores[core];
         let mut counts = core.program.as_ref()?.counts();
-        if !core.halted {
-            counts.active += now.saturating_sub(core.since);
-        }
+        counts.active += now.saturating_sub(core.since);
         Some(counts)
     }
 
@@ -391,20 +408,6 @@ impl Machine {
                 core.time = core.time.max(at);
             }
         }
-    }
-
-    /// Stops `core` at `at`; what it has asked for still arrives.
-    pub fn halt(&mut self, core: usize, at: Picos) {
-        let core = &mut self.cores[core];
-        core.suspend(at);
-        core.halted = true;
-    }
-
-    /// Lets `core` go on at `at`.
-    pub fn resume(&mut self, core: usize, at: Picos) {
-        let core = &mut self.cores[core];
-        core.halted = false;
-        core.proceed(at);
     }
 
     /// Keeps `core` busy with something else until `at`.
@@ -514,7 +517,7 @@ impl Core {
 
     /// When it acts next if nothing comes to it: never, where it waits.
     fn acts(&self) -> Picos {
-        if self.state == State::Ready && !self.halted {
+        if self.state == State::Ready {
             self.time
         } else {
             Picos::MAX
@@ -523,9 +526,6 @@ impl Core {
 
     /// What its program computes stops at `at`, and the time it has been active is told.
     fn suspend(&mut self, at: Picos) {
-        if self.halted {
-            return;
-        }
         if let Some(program) = &mut self.program {
             program.counts.active += at.saturating_sub(self.since);
             if program.pending.is_some() && self.time > at {
@@ -537,9 +537,6 @@ impl Core {
 
     /// Its program goes on at `at`.
     fn proceed(&mut self, at: Picos) {
-        if self.halted {
-            return;
-        }
         self.time = self.time.max(at);
         self.since = self.time;
         if let Some(program) = &mut self.program {

@@ -25,7 +25,7 @@ pub struct Counts {
     pub walks: u64,
     /// Lines that its accesses pushed out to DRAM.
     pub writebacks: u64,
-    /// Time on its core, stops of the core left out.
+    /// Time on its core.
     pub active: Picos,
 }
 

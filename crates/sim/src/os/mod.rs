@@ -2,16 +2,14 @@
 //! handler.
 //!
 //! Method: a queue of tasks per core, served in turn by time slices; tasks with a priority go before those without and
-//! run until they sleep, as SCHED_FIFO does. The regulators are those of the core, as Linux' throttlers run them: a
-//! core's counter is armed with what is left of the budget; when it overflows an interrupt comes after a delay, in which
-//! the core goes on (so that overshoot is there, as on hardware); its handler asks the regulator and stops the core. A task whose next
-//! unit of work is not due sleeps until it is, without the latency of a timer.
+//! run until they sleep, as SCHED_FIFO does. A task whose next unit of work is not due sleeps until it is, without the
+//! latency of a timer. How groups are regulated: [`regulator`].
 //!
-//! Deviations from Linux: a task stays on the core it was started on (the one of those it may use that has the fewest
-//! tasks); slices are equal whatever a task has had before; who wakes goes before those without a priority at once; there
-//! is no other kernel work, and the only interrupts are those of the counters. A stop is not broken by pauses for kernel workers
-//! (`regulator.longest`): there are none. Where budgets are pooled, a period begins on all their cores in the same instant, each losing
-//! the time of an interrupt; so do cores that are stopped and let go by another one.
+//! Deviations from Linux:
+//! - A task stays on the core it was started on: of those it may use, the one with the fewest tasks.
+//! - Slices are equal whatever a task has had before.
+//! - A task that wakes preempts one without a priority at once.
+//! - There is no other kernel work, and the only interrupts are those of the counters.
 
 mod classes;
 mod quota;
@@ -68,8 +66,8 @@ pub enum Notice {
 /// The order of the variants is that of events at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
-    Interrupt(usize),
-    Release(usize),
+    Interrupt(usize, u8),
+    Release(usize, u8),
     Period,
     Split(usize),
     Wake(TaskId),
@@ -89,6 +87,8 @@ struct Task {
     watched: bool,
     /// Until when it sleeps because its next unit of work is not due.
     wakes: Option<Picos>,
+    /// How long it has run of its slice, until it was taken off its core last.
+    ran: Picos,
     /// Bytes of its memory that are locked, and the cache level (from 0).
     locked: Option<(u64, usize)>,
 }
@@ -100,9 +100,12 @@ struct Core {
     last: Option<TaskId>,
     queue: VecDeque<TaskId>,
     sliced: bool,
+    /// When its current task was put on it.
+    began: Picos,
     /// Until when its current task's time has been charged to a quota.
     charged: Picos,
-    regulated: Option<Regulated>,
+    /// The groups that are regulated here, by class.
+    regulated: BTreeMap<u8, Regulated>,
     tasks: u32,
 }
 
@@ -198,6 +201,7 @@ impl Os {
                 program: Some(program),
                 watched: false,
                 wakes: None,
+                ran: 0,
                 locked: None,
             },
         );
@@ -267,13 +271,16 @@ impl Os {
         program.map(Program::take_units).unwrap_or_default()
     }
 
-    /// Whether a task is on its core and the core is not stopped.
+    /// Whether a task is on its core.
     #[must_use]
     pub fn runs(&self, id: TaskId) -> bool {
-        self.tasks.get(&id).is_some_and(|task| {
-            let core = &self.cores[task.core];
-            core.current == Some(id) && !core.regulated.as_ref().is_some_and(Regulated::stops)
-        })
+        let task = self.tasks.get(&id);
+        task.is_some_and(|task| self.cores[task.core].current == Some(id))
+    }
+
+    /// Whether neither a quota nor a stop of its group keeps a task from running.
+    fn may_run(&self, id: TaskId) -> bool {
+        self.within_quota(id) && !self.is_stopped(id)
     }
 
     /// Wakes a task, or tells one that has finished, to go on until it has done `until` accesses.
@@ -370,8 +377,7 @@ impl Os {
             match self.machine.run(end) {
                 Some(Raised::Overflow { core, at }) => {
                     self.now = self.now.max(at);
-                    let at = self.now + self.costs.interrupt_delay.0 * PS;
-                    self.events.push(Reverse((at, Due::Interrupt(core))));
+                    self.overflowed(core);
                 }
                 Some(Raised::Finished { core, at }) => {
                     self.now = self.now.max(at);
@@ -398,8 +404,8 @@ impl Os {
 
     fn happen(&mut self, due: Due) {
         match due {
-            Due::Interrupt(core) => self.interrupt(core),
-            Due::Release(core) => self.release(core),
+            Due::Interrupt(core, class) => self.interrupt(core, class),
+            Due::Release(core, class) => self.release(core, class),
             Due::Period => self.period(),
             Due::Split(which) => self.split(which),
             Due::Quota(class) => self.quota_used(class),
@@ -411,20 +417,30 @@ impl Os {
                 }
             }
             Due::Alarm(key) => self.notices.push_back(Notice::Alarm(key)),
-            Due::Slice(core) => {
-                self.cores[core].sliced = false;
-                let mut queue = self.cores[core].queue.iter();
-                let next = queue.find(|id| self.may_run(**id));
-                let equal = next.and_then(|id| self.tasks.get(id)).map(|t| t.priority);
-                let current = self.cores[core].current.and_then(|id| self.tasks.get(&id));
-                // First in, first out: equals do not take turns.
-                if equal == Some(None) && current.is_some_and(|t| t.priority.is_none()) {
-                    self.take_off(core, true);
-                    self.dispatch(core);
-                }
-                self.slice(core);
-            }
+            Due::Slice(core) => self.slice_over(core),
         }
+    }
+
+    /// The slice of a core's current task may be over.
+    fn slice_over(&mut self, core: usize) {
+        self.cores[core].sliced = false;
+        let this = &self.cores[core];
+        let mut queue = this.queue.iter();
+        let next = queue.find(|id| self.may_run(**id));
+        let equal = next.and_then(|id| self.tasks.get(id)).map(|t| t.priority);
+        let current = this.current.and_then(|id| self.tasks.get(&id));
+        let ran = current.map_or(0, |task| task.ran + (self.now - this.began));
+        let left = (self.costs.slice.0.max(1) * PS).saturating_sub(ran);
+        // Tasks of one priority do not take turns.
+        if equal == Some(None) && current.is_some_and(|t| t.priority.is_none()) {
+            if left > 0 {
+                self.slice_in(core, left);
+                return;
+            }
+            self.take_off(core, true);
+            self.dispatch(core);
+        }
+        self.slice(core);
     }
 
     /// The current task of a core sleeps until its next unit of work is due.
@@ -442,27 +458,48 @@ impl Os {
 
     /// Has the tasks of a core take turns as long as any waits.
     fn slice(&mut self, core: usize) {
-        let this = &mut self.cores[core];
-        if !this.sliced && !this.queue.is_empty() {
-            this.sliced = true;
-            let at = self.now + self.costs.slice.0.max(1) * PS;
+        if !self.cores[core].queue.is_empty() {
+            self.slice_in(core, self.costs.slice.0.max(1) * PS);
+        }
+    }
+
+    fn slice_in(&mut self, core: usize, left: Picos) {
+        if !std::mem::replace(&mut self.cores[core].sliced, true) {
+            let at = self.now + left;
             self.events.push(Reverse((at, Due::Slice(core))));
         }
     }
 
-    /// Takes the current task off its core, and to the end of the queue if it has more to do.
+    /// Takes the current task off its core, and to the end of the queue if it has more to do. Its slice is over.
     fn take_off(&mut self, core: usize, more: bool) {
         self.charge(core);
-        let Some(id) = self.cores[core].current.take() else {
+        let Some(id) = self.cores[core].current else {
             return;
         };
+        self.stop_counting(core, id);
         let this = &mut self.cores[core];
+        this.current = None;
         if more {
             this.queue.push_back(id);
         }
         let program = self.machine.switch(core, None, self.now);
         if let Some(task) = self.tasks.get_mut(&id) {
             task.program = program;
+            task.ran = 0;
+        }
+    }
+
+    /// Takes the current task off its core for tasks that go before it; the rest of its slice comes after them.
+    fn preempt(&mut self, core: usize) {
+        let Some(id) = self.cores[core].current else {
+            return;
+        };
+        let ran = self.now - self.cores[core].began;
+        let ran = ran + self.tasks.get(&id).map_or(0, |task| task.ran);
+        self.take_off(core, false);
+        self.cores[core].queue.push_front(id);
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.ran = ran;
         }
     }
 
@@ -488,15 +525,16 @@ impl Os {
             self.costs.switch.0 * PS
         };
         (this.current, this.last) = (Some(id), Some(id));
-        this.charged = self.now;
+        (this.began, this.charged) = (self.now, self.now);
         let program = self.tasks.get_mut(&id).and_then(|t| t.program.take());
         self.machine.switch(core, program, self.now + switch);
+        self.start_counting(core, id);
         self.expect_quota(core);
         self.tell_running(core);
         self.slice(core);
     }
 
-    /// Whoever is watched and runs again on this core is told.
+    /// Reports the task that runs again on this core, if it is watched.
     fn tell_running(&mut self, core: usize) {
         let Some(id) = self.cores[core].current.filter(|id| self.runs(*id)) else {
             return;

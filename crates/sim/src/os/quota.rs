@@ -43,14 +43,14 @@ impl Os {
     }
 
     /// Whether no quota keeps a task from running.
-    pub(super) fn may_run(&self, id: TaskId) -> bool {
+    pub(super) fn within_quota(&self, id: TaskId) -> bool {
         let quota = self.tasks.get(&id).and_then(|t| self.quotas.get(&t.class));
         quota.is_none_or(|quota| !quota.stopped)
     }
 
-    /// The class of what runs on `core`, if anything does and the core is not stopped.
-    fn running(&self, core: usize) -> Option<u8> {
-        let id = self.cores[core].current.filter(|id| self.runs(*id))?;
+    /// The class of the task on `core`, if there is one.
+    pub(super) fn running(&self, core: usize) -> Option<u8> {
+        let id = self.cores[core].current?;
         Some(self.tasks.get(&id)?.class)
     }
 
@@ -87,10 +87,7 @@ impl Os {
     pub(super) fn quota_used(&mut self, class: u8) {
         (0..self.cores.len()).for_each(|core| self.charge(core));
         let on: Vec<usize> = (0..self.cores.len())
-            .filter(|core| {
-                let id = self.cores[*core].current;
-                id.and_then(|id| self.tasks.get(&id)).map(|t| t.class) == Some(class)
-            })
+            .filter(|core| self.running(*core) == Some(class))
             .collect();
         let Some(quota) = self.quotas.get_mut(&class) else {
             return;

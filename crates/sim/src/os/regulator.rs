@@ -1,4 +1,21 @@
-//! The regulators' side of the operating system: budgets, the counters' interrupts, the timer of pooled budgets, stopped cores.
+//! The regulators of the operating system: budgets, counters and their interrupts, the timer of pooled budgets, stopped
+//! groups.
+//!
+//! Method: a regulator belongs to one group on one core, so that several groups can be regulated on the same core. It
+//! counts what the group's tasks move there: the counters are saved and restored as tasks change, as perf does for the
+//! events of a cgroup. They are armed with what is left of the budget. After an overflow the interrupt comes with a delay,
+//! in which the core goes on, so there is overshoot as on hardware. Its handler asks the regulator and stops the group:
+//! the group's tasks leave the core and stay off it until the stop is over. Other tasks of the core run meanwhile.
+//!
+//! Deviations from Linux, where a thread of the group takes the core from the group's tasks:
+//! - The group stops when the handler decides: no thread has to wake up, and no task is inside a system call.
+//! - A stopped group does not use up its share of the core: other tasks have all of the time of the stop.
+//! - A task of the group with a priority is stopped, too.
+//! - When a stop is over, one of the group's tasks preempts the current task if that has no priority. The preempted
+//!   task runs next, for the rest of its slice.
+//! - A stop is not interrupted for kernel workers (`regulator.longest`): there are none.
+//! - A period of pooled budgets begins on all their cores in the same instant. Each core loses the time of an interrupt
+//!   for each of its groups.
 
 use std::cmp::Reverse;
 
@@ -12,15 +29,15 @@ use quell_core::policy::Split;
 use quell_core::record::{Decision, Pooled};
 use quell_core::units::{Lines, Nanos};
 
-use super::{Due, Os, PS};
-use crate::machine::Armed;
+use super::{Due, Os, PS, TaskId};
+use crate::machine::{Armed, CoreCounts};
 
-/// What the regulator of a core has done since it began.
+/// What the regulator of a group on a core has done since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttled {
     /// Budgets used up.
     pub overflows: u64,
-    /// Times the core was stopped.
+    /// Times the group was stopped.
     pub throttles: u64,
     /// Time stopped, in nanoseconds.
     pub throttled_ns: u64,
@@ -30,111 +47,165 @@ pub struct Throttled {
     pub pooled: Option<Pooled>,
 }
 
-/// A regulated core.
+/// A group that is regulated on a core.
 #[derive(Debug)]
 pub(super) struct Regulated {
     regulator: Regulator,
     meter: Meter,
     /// Since when it has been stopped.
     stopped: Option<Nanos>,
+    /// What its tasks did on the core until the last of them was taken off it.
+    counts: CoreCounts,
+    /// The core's counters when one of its tasks was put on it; absent while none is.
+    since: Option<CoreCounts>,
+    /// At which of its own counts an interrupt comes.
+    armed: Armed,
     did: Throttled,
     decisions: Vec<Decision>,
 }
 
 impl Regulated {
-    pub(super) fn stops(&self) -> bool {
-        self.stopped.is_some()
+    /// What its tasks did on a core whose counters read `now`.
+    fn counts(&self, now: CoreCounts) -> CoreCounts {
+        let running = self.since.map(|since| now.since(since));
+        self.counts.plus(running.unwrap_or_default())
     }
 }
 
-/// A budget that is split again by demand.
+/// A budget that is split again by demand over the cores of a group.
 #[derive(Debug)]
 pub(super) struct Splits {
+    class: u8,
     cores: Vec<usize>,
     by: ByDemand,
 }
 
 impl Os {
-    /// Regulates the cores of `regulation` from now on; one that is regulated already, by the new budget.
-    pub fn regulate(&mut self, regulation: &Regulation) {
+    /// Regulates the tasks of `class` on the cores of `regulation` from now on; where they are regulated already, by the new
+    /// budget.
+    pub fn regulate(&mut self, class: u8, regulation: &Regulation) {
         let now = self.now();
-        let cores: Vec<usize> = regulation
-            .cpus
-            .iter()
-            .filter_map(|cpu| usize::try_from(cpu).ok())
-            .filter(|core| *core < self.cores.len())
-            .collect();
-        let first = self.pooled_cores().is_empty();
+        let cores = self.cores_of(&regulation.cpus);
+        let first = self.pooled().is_empty();
         for core in cores.iter().copied() {
-            let used = self.counted(core, regulation.meter);
-            self.leave(core);
-            self.cores[core].regulated = Some(Regulated {
-                regulator: Regulator::new(regulation, now, used),
+            self.leave(core, class);
+            let counts = self.machine.counts(core);
+            let regulated = Regulated {
+                regulator: Regulator::new(regulation, now, Moved::default()),
                 meter: regulation.meter,
                 stopped: None,
+                counts: CoreCounts::default(),
+                since: (self.running(core) == Some(class)).then_some(counts),
+                armed: Armed::default(),
                 did: Throttled::default(),
                 decisions: Vec::new(),
-            });
+            };
+            self.cores[core].regulated.insert(class, regulated);
             if regulation.pooling.is_none() {
-                self.arm(core, regulation.meter, regulation.budgets());
+                self.arm(core, class, Some(regulation.budgets()));
             }
         }
         if regulation.pooling.is_some() {
             if first {
                 self.events.push(Reverse((self.now, Due::Period)));
             }
-            cores.iter().for_each(|core| self.join(*core));
+            cores.iter().for_each(|core| self.join(*core, class));
         }
         if regulation.split == Split::Demand && cores.len() > 1 {
             let total = Lines(regulation.budget.0.saturating_mul(cores.len() as u64));
-            let used = cores.iter().map(|core| self.used(*core).lines).collect();
+            let used = cores.iter().map(|core| self.used(*core, class).lines);
+            let used = used.collect();
             let by = ByDemand::new(total, regulation.least, regulation.period, now, used);
             let due = Due::Split(self.splits.len());
             self.events.push(Reverse((by.next().0 * PS, due)));
-            self.splits.push(Splits { cores, by });
+            self.splits.push(Splits { class, cores, by });
         }
     }
 
-    /// Each of these cores may move so many lines per period from now on; what splits their sum by demand splits the new one.
-    pub fn set_budget(&mut self, cpus: &CpuSet, budget: Lines) {
-        let cores: Vec<usize> = cpus
-            .iter()
-            .filter_map(|cpu| usize::try_from(cpu).ok())
-            .collect();
+    /// `class` may move so many lines per period on each of these cores from now on. What splits their sum by demand splits the
+    /// new one.
+    pub fn set_budget(&mut self, class: u8, cpus: &CpuSet, budget: Lines) {
+        let cores = self.cores_of(cpus);
         for core in &cores {
-            let regulated = self.cores.get_mut(*core).and_then(|c| c.regulated.as_mut());
-            if let Some(regulated) = regulated {
+            if let Some(regulated) = self.cores[*core].regulated.get_mut(&class) {
                 regulated.regulator.set_budget(budget.into());
             }
         }
-        for splits in self.splits.iter_mut().filter(|s| s.cores == cores) {
+        let splits = self.splits.iter_mut();
+        for splits in splits.filter(|s| s.class == class && s.cores == cores) {
             let total = budget.0.saturating_mul(cores.len() as u64);
             splits.by.set_total(Lines(total));
         }
     }
 
-    /// A core's regulator, if it has one, makes way for another.
-    fn leave(&mut self, core: usize) {
-        if let Some(old) = &mut self.cores[core].regulated {
-            old.regulator.leave(&self.pool);
+    fn cores_of(&self, cpus: &CpuSet) -> Vec<usize> {
+        let cores = cpus.iter().filter_map(|cpu| usize::try_from(cpu).ok());
+        cores.filter(|core| *core < self.cores.len()).collect()
+    }
+
+    /// The regulator of a group on a core, if there is one, makes way for another. Its stop is over.
+    fn leave(&mut self, core: usize, class: u8) {
+        let Some(mut old) = self.cores[core].regulated.remove(&class) else {
+            return;
+        };
+        old.regulator.leave(&self.pool);
+        if old.stopped.is_some() {
+            self.put_back(core, class);
         }
     }
 
-    fn pooled_cores(&self) -> Vec<usize> {
-        (0..self.cores.len())
-            .filter(|core| self.is_pooled(*core))
+    /// Whether a task's group is stopped on its core.
+    pub(super) fn is_stopped(&self, id: TaskId) -> bool {
+        let regulated = self.tasks.get(&id).and_then(|task| {
+            let core = &self.cores[task.core];
+            core.regulated.get(&task.class)
+        });
+        regulated.is_some_and(|r| r.stopped.is_some())
+    }
+
+    /// A task has been put on a core: its group's counters count.
+    pub(super) fn start_counting(&mut self, core: usize, id: TaskId) {
+        let now = self.machine.counts(core);
+        let class = self.tasks.get(&id).map(|task| task.class);
+        let regulated = class.and_then(|class| self.cores[core].regulated.get_mut(&class));
+        let armed = regulated.map(|regulated| {
+            regulated.since = Some(now);
+            let counts = regulated.counts;
+            let left = |at: Option<u64>, now: u64| at.map(|at| at.saturating_sub(now));
+            Armed {
+                read: left(regulated.armed.read, counts.lines()),
+                written: left(regulated.armed.written, counts.writebacks),
+                moved: left(regulated.armed.moved, counts.moved()),
+            }
+        });
+        self.machine.arm(core, armed.unwrap_or_default());
+    }
+
+    /// A task is taken off a core: its group's counters stop.
+    pub(super) fn stop_counting(&mut self, core: usize, id: TaskId) {
+        let now = self.machine.counts(core);
+        let class = self.tasks.get(&id).map(|task| task.class);
+        if let Some(regulated) = class.and_then(|class| self.cores[core].regulated.get_mut(&class))
+        {
+            regulated.counts = regulated.counts(now);
+            regulated.since = None;
+        }
+        self.machine.arm(core, Armed::default());
+    }
+
+    /// The groups whose budgets are pooled, each with its core.
+    fn pooled(&self) -> Vec<(usize, u8)> {
+        let all = self.cores.iter().enumerate();
+        let all = all.flat_map(|(core, this)| this.regulated.iter().map(move |r| (core, r)));
+        let pooled = |r: &Regulated| matches!(r.regulator, Regulator::Pooled(_));
+        all.filter_map(|(core, (class, r))| pooled(r).then_some((core, *class)))
             .collect()
     }
 
-    fn is_pooled(&self, core: usize) -> bool {
-        let regulated = self.cores[core].regulated.as_ref();
-        regulated.is_some_and(|r| matches!(r.regulator, Regulator::Pooled(_)))
-    }
-
-    /// What the regulator of a core has done, and its decisions since the last time they were taken.
-    pub fn throttled(&mut self, core: usize) -> Option<(Throttled, Vec<Decision>)> {
+    /// What the regulator of `class` on a core has done, and its decisions since the last time they were taken.
+    pub fn throttled(&mut self, core: usize, class: u8) -> Option<(Throttled, Vec<Decision>)> {
         let now = self.now();
-        let regulated = self.cores.get_mut(core)?.regulated.as_mut()?;
+        let regulated = self.cores.get_mut(core)?.regulated.get_mut(&class)?;
         let mut did = regulated.did;
         if let Some(since) = regulated.stopped {
             did.throttled_ns += now.since(since).0;
@@ -143,23 +214,22 @@ impl Os {
         Some((did, std::mem::take(&mut regulated.decisions)))
     }
 
-    /// Whether reads and writes of a core have a budget each.
+    /// Whether reads and writes of `class` have a budget each on a core.
     #[must_use]
-    pub fn regulated_apart(&self, core: usize) -> bool {
-        let regulated = self.cores.get(core).and_then(|c| c.regulated.as_ref());
+    pub fn regulated_apart(&self, core: usize, class: u8) -> bool {
+        let core = self.cores.get(core);
+        let regulated = core.and_then(|core| core.regulated.get(&class));
         regulated.is_some_and(|r| matches!(r.regulator, Regulator::Apart(_)))
     }
 
-    /// What the counters of a core read that its regulator looks at.
-    fn used(&self, core: usize) -> Moved {
-        let regulated = self.cores[core].regulated.as_ref();
-        self.counted(core, regulated.map_or(Meter::Hardware, |r| r.meter))
-    }
-
-    fn counted(&self, core: usize, meter: Meter) -> Moved {
-        let counts = self.machine.counts(core);
+    /// What the counters of a group on a core read that its regulator looks at.
+    fn used(&self, core: usize, class: u8) -> Moved {
+        let Some(regulated) = self.cores[core].regulated.get(&class) else {
+            return Moved::default();
+        };
+        let counts = regulated.counts(self.machine.counts(core));
         let (read, written) = (Lines(counts.lines()), Lines(counts.writebacks));
-        match meter {
+        match regulated.meter {
             Meter::Apart { .. } => Moved {
                 lines: read,
                 writes: written,
@@ -170,25 +240,54 @@ impl Os {
         }
     }
 
-    /// Arms what a meter counts.
-    fn arm(&mut self, core: usize, meter: Meter, lines: Moved) {
-        let (first, writes) = (Some(lines.lines.0), Some(lines.writes.0));
+    /// Has an interrupt come when the group's tasks have moved so much more on a core; without `lines`, never.
+    fn arm(&mut self, core: usize, class: u8, lines: Option<Moved>) {
+        let counts_writes = self.counts_writes;
+        let now = self.machine.counts(core);
+        let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
+            return;
+        };
+        let first = lines.map(|lines| lines.lines.0);
         let mut armed = Armed::default();
-        match meter {
-            Meter::Apart { .. } => (armed.read, armed.written) = (first, writes),
+        match regulated.meter {
+            Meter::Apart { .. } => {
+                (armed.read, armed.written) = (first, lines.map(|lines| lines.writes.0));
+            }
             Meter::Writes => armed.written = first,
-            Meter::Hardware if self.counts_writes => armed.moved = first,
+            Meter::Hardware if counts_writes => armed.moved = first,
             Meter::Hardware | Meter::Time | Meter::Reads => armed.read = first,
         }
-        self.machine.arm(core, armed);
+        let counts = regulated.counts(now);
+        let at = |lines: Option<u64>, now: u64| lines.map(|lines| now.saturating_add(lines.max(1)));
+        regulated.armed = Armed {
+            read: at(armed.read, counts.lines()),
+            written: at(armed.written, counts.writebacks),
+            moved: at(armed.moved, counts.moved()),
+        };
+        if regulated.since.is_some() {
+            self.machine.arm(core, armed);
+        }
+    }
+
+    /// A counter of the group on a core has overflowed: its interrupt is on the way.
+    pub(super) fn overflowed(&mut self, core: usize) {
+        let class = self.running(core);
+        let Some(class) = class.filter(|c| self.cores[core].regulated.contains_key(c)) else {
+            return;
+        };
+        if let Some(regulated) = self.cores[core].regulated.get_mut(&class) {
+            regulated.armed = Armed::default();
+        }
+        let at = self.now + self.costs.interrupt_delay.0 * PS;
+        self.events.push(Reverse((at, Due::Interrupt(core, class))));
     }
 
     /// The handler of a counter's interrupt.
-    pub(super) fn interrupt(&mut self, core: usize) {
+    pub(super) fn interrupt(&mut self, core: usize, class: u8) {
         self.charge(core);
-        let (now, used) = (self.now(), self.used(core));
+        let (now, used) = (self.now(), self.used(core, class));
         let delay = self.costs.interrupt_delay;
-        let Some(regulated) = &mut self.cores[core].regulated else {
+        let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
             return;
         };
         regulated.did.overflows += 1;
@@ -201,80 +300,103 @@ impl Os {
             what,
             reaction: Some((delay, false)),
         });
-        self.follow(core, what);
-        let alone = !self.is_pooled(core);
+        let alone = !matches!(regulated.regulator, Regulator::Pooled(_));
+        self.follow(core, class, what);
         let period = self.pool.period();
         if !alone && (period != before || self.pool.is_free(period)) {
-            for other in self.pooled_cores() {
-                if other != core {
-                    self.join(other);
+            for other in self.pooled() {
+                if other != (core, class) {
+                    self.join(other.0, other.1);
                 }
             }
         }
     }
 
     /// Does what a regulator has decided.
-    fn follow(&mut self, core: usize, what: Fast) {
-        let (now, used) = (self.now(), self.used(core));
+    fn follow(&mut self, core: usize, class: u8, what: Fast) {
+        let (now, used) = (self.now(), self.used(core, class));
         let busy = self.now + self.costs.interrupt.0 * PS;
-        let Some(regulated) = &mut self.cores[core].regulated else {
+        let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
             return;
         };
         let lines = match what {
             Fast::Rearm(lines) | Fast::NewPeriod(lines) => Some(lines),
             Fast::RunFreeUntil(_) => None,
             Fast::ThrottleUntil(until) => {
+                // A pooled budget is continued by the pool.
+                if !matches!(regulated.regulator, Regulator::Pooled(_)) {
+                    let at = (until.0 * PS).max(busy);
+                    self.events.push(Reverse((at, Due::Release(core, class))));
+                }
                 if regulated.stopped.is_none() {
                     regulated.did.throttles += 1;
                     regulated.stopped = Some(now);
-                    self.machine.halt(core, self.now);
+                    self.leave_core(core, class);
                 }
-                // Who is in the pool is let go by that.
-                if !matches!(regulated.regulator, Regulator::Pooled(_)) {
-                    let at = (until.0 * PS).max(busy);
-                    self.events.push(Reverse((at, Due::Release(core))));
-                }
+                self.machine.delay(core, busy);
                 return;
             }
         };
-        let meter = regulated.meter;
-        match lines.map(|lines| regulated.regulator.armed(lines, used)) {
-            Some(lines) => self.arm(core, meter, lines),
-            None => self.machine.arm(core, Armed::default()),
+        let lines = lines.map(|lines| regulated.regulator.armed(lines, used));
+        let stopped = regulated.stopped.take();
+        if let Some(since) = stopped {
+            regulated.did.throttled_ns += now.since(since).0;
         }
-        let Some(regulated) = &mut self.cores[core].regulated else {
-            return;
-        };
-        let Some(since) = regulated.stopped.take() else {
+        self.arm(core, class, lines);
+        if stopped.is_some() {
+            self.put_back(core, class);
+        } else {
             self.machine.delay(core, busy);
-            return;
-        };
-        regulated.did.throttled_ns += now.since(since).0;
-        self.machine.resume(core, self.now);
-        self.cores[core].charged = self.now;
-        self.expect_quota(core);
-        self.tell_running(core);
+        }
     }
 
-    /// A core's stop is over.
-    pub(super) fn release(&mut self, core: usize) {
-        let (now, used) = (self.now(), self.used(core));
-        let Some(regulated) = &mut self.cores[core].regulated else {
+    /// A group is stopped on a core: its task, if one is there, makes way for tasks of other groups.
+    fn leave_core(&mut self, core: usize, class: u8) {
+        if self.running(core) == Some(class) {
+            self.take_off(core, true);
+            self.dispatch(core);
+        }
+    }
+
+    /// A group's stop is over: the first of its tasks that wait for the core goes on.
+    fn put_back(&mut self, core: usize, class: u8) {
+        let current = self.cores[core].current.and_then(|id| self.tasks.get(&id));
+        let preempts = current.is_some_and(|t| t.class != class && t.priority.is_none());
+        let mut queue = self.cores[core].queue.iter();
+        let of_class = |id: &&TaskId| self.tasks.get(id).is_some_and(|t| t.class == class);
+        let first = queue.find(|id| of_class(id) && self.may_run(**id)).copied();
+        if let Some(first) = first.filter(|_| preempts) {
+            self.preempt(core);
+            let queue = &mut self.cores[core].queue;
+            queue.retain(|id| *id != first);
+            queue.push_front(first);
+        }
+        if self.cores[core].current.is_none() {
+            self.dispatch(core);
+        } else {
+            self.slice(core);
+        }
+    }
+
+    /// The stop of a group on a core is over.
+    pub(super) fn release(&mut self, core: usize, class: u8) {
+        let (now, used) = (self.now(), self.used(core, class));
+        let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
             return;
         };
         let what = regulated.regulator.begin(now, used, &self.pool);
-        self.follow(core, what);
+        self.follow(core, class, what);
     }
 
-    /// A core sees what has become of the period: a new one has begun, or all may run.
-    fn join(&mut self, core: usize) {
+    /// A pooled group sees on a core what has become of the period: a new one has begun, or all may run.
+    fn join(&mut self, core: usize, class: u8) {
         self.charge(core);
-        let (now, used) = (self.now(), self.used(core));
-        let Some(regulated) = &mut self.cores[core].regulated else {
+        let (now, used) = (self.now(), self.used(core, class));
+        let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
             return;
         };
         let what = regulated.regulator.begin(now, used, &self.pool);
-        // For the record a period is news only where it ends or begins a stop.
+        // The record has a period only where it ends or begins a stop.
         if regulated.stopped.is_some() || !matches!(what, Fast::Rearm(_) | Fast::NewPeriod(_)) {
             regulated.decisions.push(Decision {
                 at: now,
@@ -283,21 +405,21 @@ impl Os {
                 reaction: None,
             });
         }
-        self.follow(core, what);
+        self.follow(core, class, what);
     }
 
     /// The timer of the pool: a period is over, unless one has begun early meanwhile.
     pub(super) fn period(&mut self) {
         let now = self.now();
-        let cores = self.pooled_cores();
+        let pooled = self.pooled();
         let end = |os: &Self| {
-            let first = cores.first().copied();
-            let regulated = os.cores[first?].regulated.as_ref()?;
+            let (core, class) = pooled.first()?;
+            let regulated = os.cores[*core].regulated.get(class)?;
             regulated.regulator.period().map(|(_, end)| end)
         };
         if end(self).is_some_and(|end| now >= end) {
-            for core in &cores {
-                self.join(*core);
+            for (core, class) in &pooled {
+                self.join(*core, *class);
             }
         }
         if let Some(end) = end(self) {
@@ -312,20 +434,21 @@ impl Os {
         let Some(splits) = self.splits.get(which) else {
             return;
         };
+        let class = splits.class;
         let used = splits
             .cores
             .iter()
-            .map(|core| self.used(*core).lines)
-            .collect();
+            .map(|core| self.used(*core, class).lines);
+        let used = used.collect();
         let budget = |core: &usize| {
-            let regulated = self.cores[*core].regulated.as_ref();
+            let regulated = self.cores[*core].regulated.get(&class);
             regulated.map_or(Lines(0), |r| r.regulator.budget().lines)
         };
         let budgets: Vec<Lines> = splits.cores.iter().map(budget).collect();
         let splits = &mut self.splits[which];
         let parts = splits.by.step(now, used, &budgets);
         for (core, part) in splits.cores.iter().zip(parts) {
-            if let Some(regulated) = &mut self.cores[*core].regulated {
+            if let Some(regulated) = self.cores[*core].regulated.get_mut(&class) {
                 regulated.regulator.set_budget(part.into());
             }
         }

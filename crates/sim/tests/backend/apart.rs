@@ -155,12 +155,13 @@ fn one_budget_does_not_move_two() {
     let limit = apart(Rate(1_000_000_000), Rate(1_000_000_000), "1");
     sim.apply(&step("noise", Setting::Regulate(limit))).unwrap();
     let moved = Action::Budget {
+        group: "noise".to_owned(),
         cpus: cpus("1"),
         budget: Lines(100),
     };
     let refused = sim.act(&moved).unwrap_err().to_string();
     assert!(
-        refused.contains("CPU 1 has a budget of reads and one of writes"),
+        refused.contains("a budget of reads and one of writes on CPU 1"),
         "{refused}"
     );
 }

@@ -14,6 +14,7 @@ mod generators;
 mod partition;
 mod pooling;
 mod regulation;
+mod scoped;
 
 use std::collections::BTreeMap;
 
@@ -49,8 +50,15 @@ pub(crate) fn step(group: &str, set: Setting) -> Step {
 /// A group of programs that will be started, with the CPUs to itself if `exclusive`.
 pub(crate) fn group(sim: &mut Sim, name: &str, on: &str, exclusive: bool) {
     let matching = Vec::new();
-    sim.apply(&step(name, Setting::Gather { matching }))
-        .unwrap();
+    sim.apply(&step(
+        name,
+        Setting::Gather {
+            matching,
+            low: false,
+            braked: false,
+        },
+    ))
+    .unwrap();
     let set = Setting::Confine {
         cpus: cpus(on),
         mems: cpus("0"),

@@ -129,7 +129,14 @@ fn commands_and_tasks_to_be_found_are_refused() {
     );
     let matching = vec![TaskMatch::default()];
     let error = sim
-        .apply(&step("db", Setting::Gather { matching }))
+        .apply(&step(
+            "db",
+            Setting::Gather {
+                matching,
+                low: false,
+                braked: false,
+            },
+        ))
         .unwrap_err()
         .to_string();
     assert!(error.contains("no tasks to be found"), "{error}");

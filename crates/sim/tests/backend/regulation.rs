@@ -19,8 +19,6 @@ pub(crate) fn regulation(limit: Rate, on: &str) -> Regulation {
         period: PERIOD,
         meter: Meter::Hardware,
         peak: Rate(8_000_000_000),
-        stop_cost: Nanos(0),
-        longest: Nanos::millis(5),
         pooling: None,
         split: Split::Even,
         least: Lines(0),
@@ -82,6 +80,7 @@ fn a_changed_limit_holds_from_the_next_periods_on() {
     let noise = sim.start(&stream).unwrap();
     for limit in limits {
         sim.act(&Action::Budget {
+            group: "noise".to_owned(),
             cpus: cpus("1"),
             budget: Lines::at(limit, PERIOD),
         })

@@ -27,12 +27,12 @@ fn without_a_reserve_the_others_begin_with_all_that_their_cpus_draw() {
     assert_eq!(observed.deadline, Some(Nanos::millis(8)));
     assert_eq!(observed.percentile, Share::percent(99));
     assert_eq!(adapts.sustainable, Rate(20_000_000_000));
-    // Three CPUs with a floor of a fifth above the kernel's, and what all CPUs sustain.
+    // A twentieth of each of three CPUs, and what all CPUs sustain.
     let [lever] = adapts.levers.as_slice() else {
         panic!("{:?}", adapts.levers)
     };
     assert_eq!(lever.most, Rate(20_000_000_000));
-    assert_eq!(lever.least, Rate(3 * 600_000_000));
+    assert_eq!(lever.least, Rate(3 * 500_000_000));
     let step = plan.steps.iter().find(|s| s.id == lever.step).unwrap();
     assert!(matches!(&step.set, Setting::Regulate(r) if r.cpus.len() == 3));
     assert_eq!(plan.observed["victim"].source, Source::Client);

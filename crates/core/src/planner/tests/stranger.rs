@@ -82,124 +82,61 @@ fn unmatched_tasks_are_not_put_beside_a_critical_group() {
 }
 
 #[test]
-fn a_limited_group_with_cpus_of_its_own_stops_nobody_else() {
+fn a_limited_group_with_cpus_of_its_own_keeps_no_other_group_off() {
     let text = TWO.replace("['b']", "['b']\ncpus = 2\nlimit.bandwidth = '4GB/s'");
-    let plan = planned(&text, &machine(8, 1));
+    let plan = planned(&format!("{BRAKE}{text}"), &machine(8, 1));
     assert_eq!(
         (cpus(&plan, "first"), cpus(&plan, "second")),
-        ("0-1".into(), "2-6".into())
+        ("0-1".into(), "0-6".into())
     );
-    assert!(
-        plan.groups[1].throttled_along.is_empty(),
-        "{:?}",
-        plan.groups
-    );
-    // Where nothing else is left, and where no throttler comes, nobody is kept off.
-    assert_eq!(cpus(&planned(&text, &machine(3, 1)), "second"), "0-1");
-    let quota = format!("mechanisms.bandwidth = 'none'\n{text}");
-    assert_eq!(cpus(&planned(&quota, &machine(8, 1)), "second"), "0-6");
 }
 
 #[test]
-fn a_small_limit_takes_the_cpus_it_can_be_held_on() {
-    // 1 GB/s over 7 CPUs would be 1.4 % of each; one CPU's floor is 600 MB/s.
-    let limited = format!("{PAIR}limit.bandwidth = '1GB/s'\n");
+fn a_small_limit_is_held_on_all_cpus_that_are_left() {
+    // 1 GB/s over 7 CPUs is 1.4 % of each.
+    let limited = format!("{BRAKE}{PAIR}limit.bandwidth = '1GB/s'\n");
     let plan = planned(&limited, &machine(8, 1));
-    assert_eq!(cpus(&plan, "noise"), "0");
-    assert_eq!(
-        regulation(&plan).budget,
-        Lines::at(Rate(1_000_000_000), Nanos::millis(1))
-    );
-    assert!(
-        told(&plan, "runs on CPU 0 of the 7 left"),
-        "{:?}",
-        plan.notes
-    );
-    // 10 % of the 20 GB/s there are: three times the floor.
-    let plan = planned(&format!("{PAIR}limit.bandwidth = '10%'\n"), &machine(8, 1));
-    assert_eq!(cpus(&plan, "noise"), "0-2");
-    // What the policy says is not changed.
-    let asked = format!("{limited}cpus = 'remaining'\n");
-    assert!(refused(&asked, &machine(8, 1)).contains("below the floor"));
+    assert_eq!(cpus(&plan, "noise"), "0-6");
+    let held = regulation(&plan);
+    assert!(held.period > Nanos::millis(3), "{}", held.period);
+    assert_eq!(held.budget, Lines::at(Rate(1_000_000_000 / 7), held.period));
 }
 
 #[test]
-fn a_way_out_of_the_floor_tells_what_it_costs() {
-    let text = refused(
-        &format!("{PAIR}limit.bandwidth = '10%'\ncpus = 'remaining'\n"),
-        &machine(8, 1),
-    );
-    for way in [
-        "group.noise.cpus = 3",
-        "at least 4.2GB/s (21%)",
-        "gives the whole group 20% of one CPU's time",
-        "require = \"none\": nothing is promised then",
+fn groups_on_the_same_cpus_have_a_budget_each() {
+    let text = TWO
+        .replace("cpus = 1", "cpus = 1\nreserve.bandwidth = '2GB/s'")
+        .replace("['b']", "['b']\nweight = 200");
+    for (machine, level) in [
+        (counted(machine(4, 1), ""), Level::Regulated),
+        (machine(4, 1), Level::Estimated),
     ] {
-        assert!(text.contains(way), "{way}: {text}");
+        let plan = planned(&text, &machine);
+        let budgets: Vec<Lines> = plan
+            .steps
+            .iter()
+            .filter_map(|s| match &s.set {
+                Setting::Regulate(r) => Some(r.budget),
+                _ => None,
+            })
+            .collect();
+        // The 20 - 2 GB/s by weight, 2 to 1, each over the same three CPUs.
+        let rates = [4_000_000_000, 2_000_000_000];
+        let each = rates.map(|rate| Lines::at(Rate(rate), Nanos::millis(1)));
+        assert_eq!(budgets, each);
+        assert_eq!(plan.level(), level);
     }
 }
 
 #[test]
-fn groups_that_counters_cannot_tell_apart_have_one_budget() {
-    let text = TWO
-        .replace("cpus = 1", "cpus = 1\nreserve.bandwidth = '2GB/s'")
-        .replace("['b']", "['b']\nweight = 200");
-    let plan = planned(&text, &counted(machine(4, 1), ""));
-    let budgets: Vec<Lines> = plan
-        .steps
-        .iter()
-        .filter_map(|s| match &s.set {
-            Setting::Regulate(r) => Some(r.budget),
-            _ => None,
-        })
-        .collect();
-    // All of the 20 - 2 GB/s, over three CPUs; the smaller of two budgets would have left a third of it.
-    assert_eq!(budgets, [Lines::at(Rate(6_000_000_000), Nanos::millis(1))]);
-    assert!(told(&plan, "have one budget together"), "{:?}", plan.notes);
-    assert_eq!(plan.level(), Level::Regulated);
-    let apart = text
-        .replace("['c']", "['c']\ncpus = '0'")
-        .replace("['b']", "['b']\ncpus = '1-2'");
-    let steps = planned(
-        &format!("require='none'\n{apart}"),
-        &counted(machine(4, 1), ""),
-    )
-    .steps;
-    let regulated = |s: &&Step| matches!(s.set, Setting::Regulate(_));
-    assert_eq!(
-        steps.iter().filter(regulated).count(),
-        2,
-        "told apart by CPU"
-    );
-}
-
-#[test]
-fn limits_on_the_same_cpus_tell_what_both_get() {
-    let text = TWO
-        .replace("['b']", "['b']\nlimit.bandwidth = '6GB/s'")
-        .replace("['c']", "['c']\nlimit.bandwidth = '3GB/s'");
-    let plan = planned(&text, &counted(machine(4, 1), ""));
-    assert!(
-        told(
-            &plan,
-            "on the same CPUs 0-2: the counters count both, so that together they get no more than the smaller budget, 1GB/s for each CPU"
-        ),
-        "{:?}",
-        plan.notes
-    );
-    // With one CPU for both there are none to be given.
-    let plan = planned(&text, &machine(2, 1));
-    assert!(
-        told(&plan, "on the same CPU 0") && !told(&plan, "of its own"),
-        "{:?}",
-        plan.notes
-    );
-}
-
-#[test]
 fn what_the_others_cannot_draw_needs_no_limit() {
+    let unmeasured = |cores| {
+        let mut machine = machine(cores, 1);
+        machine.measured.as_mut().unwrap().rest = None;
+        machine
+    };
     // One CPU for the others: 10 of 20 GB/s, though nothing limits unmatched tasks.
-    let plan = planned(RESERVE, &machine(2, 1));
+    let plan = planned(RESERVE, &unmeasured(2));
     let held = plan.promises.last().unwrap();
     assert_eq!(held.level, Level::Estimated);
     let weakest = held.weakest.clone().unwrap();
@@ -208,7 +145,7 @@ fn what_the_others_cannot_draw_needs_no_limit() {
         "{weakest}"
     );
     // Three of them can draw it all.
-    assert!(refused(RESERVE, &machine(4, 1)).contains("unmatched tasks"));
+    assert!(refused(RESERVE, &unmeasured(4)).contains("unmatched tasks"));
 }
 
 #[test]

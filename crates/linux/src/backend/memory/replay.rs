@@ -232,6 +232,7 @@ impl Scene {
                 hierarchy: hierarchy.clone(),
                 dir: dir(group),
                 ours: false,
+                braked: false,
             };
             let home = Home {
                 group: group.to_owned(),

@@ -1,4 +1,4 @@
-//! What a throttler's thread does: it sleeps, asks the regulator, and does as it says.
+//! What a brake's thread does: it sleeps, asks the regulator, and does as it says.
 
 use std::io;
 use std::sync::Arc;
@@ -13,10 +13,13 @@ use quell_core::record::Decision;
 use quell_core::units::{Lines, Nanos};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::{BREATH, LOOK, Lost, Permit, Shared};
+use super::{LOOK, Lost, Permit, Shared};
 use crate::meter::{MOST_EVENTS, Meter};
 use crate::pool::{Bed, Pool};
 use crate::rt;
+
+/// The slice of a brake: a program that wakes next to it waits no longer, as long as the group's weight lets it go first.
+const SLICE: Nanos = Nanos::micros(100);
 
 /// Why a thread that slept or stopped its CPU goes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,7 +34,7 @@ enum Woken {
     ByPool,
 }
 
-/// A CPU that is stopped.
+/// A group that is stopped.
 struct Stopped {
     since: Nanos,
     until: Nanos,
@@ -39,8 +42,9 @@ struct Stopped {
 
 pub(super) struct Task {
     pub(super) cpu: CpuId,
+    /// What it writes `0` to, to enter its cgroup.
+    pub(super) doors: Vec<String>,
     pub(super) regulator: Regulator,
-    pub(super) longest: Nanos,
     /// The most that the meter can count in a period: a budget of that much is no limit.
     pub(super) most: Option<Lines>,
     /// Nothing is counted, because the budget is no limit.
@@ -68,21 +72,19 @@ impl Task {
         let ended = self.regulate();
         self.regulator.leave(&self.pool.budgets);
         if let Err(lost) = ended {
-            let code = match lost {
-                Lost::WrongCpu => 1,
-                Lost::NotPermitted => 2,
-                Lost::Meter => 3,
-            };
-            self.shared.stats.lost.store(code, Ordering::Release);
+            self.shared.stats.lost.store(lost.code(), Ordering::Release);
         }
     }
 
     fn prepare(&self) -> io::Result<()> {
+        for door in &self.doors {
+            std::fs::write(door, "0")?;
+        }
+        rt::slice(SLICE);
         rt::pin(self.cpu)?;
-        rt::fifo(rt::THROTTLER_PRIORITY)?;
         if rt::current_cpu() != self.cpu {
             return Err(io::Error::other(format!(
-                "the throttler could not be brought onto CPU {}",
+                "the brake could not be brought onto CPU {}",
                 self.cpu
             )));
         }
@@ -99,12 +101,15 @@ impl Task {
 
     fn regulate(&mut self) -> Result<(), Lost> {
         self.read()?;
+        // What the group drew while its brake was started is not paid for.
+        self.regulator.restart(rt::now(), self.used);
         let budgets = &self.pool.budgets;
         let mut what = self.regulator.begin(rt::now(), self.used, budgets);
         let mut stopped: Option<Stopped> = None;
         let mut woken = Woken::ByTime;
         loop {
             let taken = woken == Woken::ByCounter || stopped.is_some();
+            let after_stop = stopped.is_some();
             woken = match what {
                 Fast::ThrottleUntil(until) => {
                     let now = rt::now();
@@ -117,7 +122,7 @@ impl Task {
                     self.free = self.no_limit();
                     if self.free {
                         self.rest()?;
-                    } else {
+                    } else if after_stop || !self.delegate(what)? {
                         self.arm(lines, taken)?;
                     }
                     self.sleep()?
@@ -141,6 +146,7 @@ impl Task {
             Woken::ByCounter => self.meter.woken().map_err(|_| Lost::Meter)?,
             _ => None,
         };
+        self.take_over()?;
         self.read()?;
         let (now, used) = (rt::now(), self.used);
         let lines = self.budget();
@@ -174,6 +180,7 @@ impl Task {
         if woken == Woken::ByCounter {
             stats.overflows.fetch_add(1, Ordering::Relaxed);
         }
+        self.tell_renewed();
         if stopped.is_none() && what.stops() {
             stats.throttles.fetch_add(1, Ordering::Relaxed);
         }
@@ -219,9 +226,47 @@ impl Task {
         // Of a CPU that drew nothing since, nothing has to be changed.
         if taken || self.armed != Some(arm) {
             self.armed = Some(arm);
-            self.meter.arm(lines, taken).map_err(|_| Lost::Meter)?;
+            self.meter.arm(lines).map_err(|_| Lost::Meter)?;
         }
         Ok(())
+    }
+
+    /// Leaves it to the counter's interrupt to begin further budgets, where it can. A CPU that was
+    /// stopped is counted by the thread until a budget has lasted a period: what it owes is then
+    /// paid for exactly.
+    fn delegate(&mut self, what: Fast) -> Result<bool, Lost> {
+        let account = match what {
+            Fast::NewPeriod(_) => self.regulator.alone().and_then(|r| r.account()),
+            _ => None,
+        };
+        let Some(account) = account else {
+            return Ok(false);
+        };
+        let delegated = self.meter.delegate(&account).map_err(|_| Lost::Meter)?;
+        if delegated {
+            self.armed = None;
+        }
+        Ok(delegated)
+    }
+
+    /// Goes on where the counter's interrupt arrived, if it decided until now.
+    fn take_over(&mut self) -> Result<(), Lost> {
+        if let Some((start, base)) = self.meter.recall().map_err(|_| Lost::Meter)?
+            && let Some(regulator) = self.regulator.alone()
+        {
+            regulator.resume(start, base);
+        }
+        Ok(())
+    }
+
+    /// What the counter's interrupt did since it was last asked.
+    fn tell_renewed(&self) {
+        let stats = &self.shared.stats;
+        let renewed = self.meter.renewed();
+        let before = stats.renewed.swap(renewed, Ordering::Relaxed);
+        stats
+            .overflows
+            .fetch_add(renewed.saturating_sub(before), Ordering::Relaxed);
     }
 
     /// Whether the period that this CPU is in goes on.
@@ -236,9 +281,12 @@ impl Task {
             if let Some(woken) = self.doze()? {
                 return Ok(woken);
             }
-            let Ok((_, true)) = self.meter.read() else {
+            let Ok((moved, true)) = self.meter.read() else {
                 return Err(Lost::Meter);
             };
+            let lines = moved.sum().0;
+            self.shared.stats.lines.store(lines, Ordering::Relaxed);
+            self.tell_renewed();
         }
     }
 
@@ -291,8 +339,11 @@ impl Task {
                     }
                     if bell[0].revents().contains(PollFlags::IN) {
                         self.bed.heard();
-                        if self.free && self.budget() != self.regulator.budget().lines {
-                            return Ok(Some(Woken::ByTime));
+                        if self.budget() != self.regulator.budget().lines {
+                            if self.free {
+                                return Ok(Some(Woken::ByTime));
+                            }
+                            self.meter.withhold();
                         }
                     }
                     if meters.iter().any(|w| w.revents().contains(PollFlags::IN)) {
@@ -303,9 +354,10 @@ impl Task {
         }
     }
 
-    /// Where it should be.
+    /// Whether it is where it should be. One whose affinity was changed from outside goes back, as long as it may.
     fn here(&self) -> Result<(), Lost> {
-        if rt::current_cpu() == self.cpu {
+        let there = || rt::current_cpu() == self.cpu;
+        if there() || (rt::pin(self.cpu).is_ok() && there()) {
             Ok(())
         } else {
             Err(Lost::WrongCpu)
@@ -315,23 +367,12 @@ impl Task {
     /// Keeps the CPU until `until`, or until there is news.
     fn stop_until(&self, until: Nanos) -> Result<Woken, Lost> {
         let began = rt::now();
-        let woken = self.keep_until(until);
+        let woken = self.spin_until(until);
         self.shared
             .stats
             .throttled_ns
             .fetch_add(rt::now().since(began).0, Ordering::Relaxed);
         woken
-    }
-
-    fn keep_until(&self, until: Nanos) -> Result<Woken, Lost> {
-        loop {
-            let leg = until.min(rt::now().plus(self.longest));
-            let woken = self.spin_until(leg)?;
-            if woken != Woken::ByTime || leg == until {
-                return Ok(woken);
-            }
-            std::thread::sleep(std::time::Duration::from_nanos(BREATH.0));
-        }
     }
 
     fn spin_until(&self, until: Nanos) -> Result<Woken, Lost> {

@@ -1,19 +1,25 @@
-//! The throttlers: one real-time thread per regulated CPU, pinned to it, asleep until the CPU's budget is used up or, where
-//! budgets are pooled, the period ends.
+//! Brakes: one ordinary thread per regulated CPU, asleep until the CPU's budget is spent or, where budgets are pooled, the
+//! period ends.
 //!
-//! What to do is decided by [`Regulator`]; this module only waits for the counter, asks, and keeps the CPU from
-//! everybody else until the time the regulator names, by running on it at real-time priority (`task`). It guards against what
-//! such a thread can do wrong on a stock kernel:
+//! A group's tasks are in the cgroup `work`, which is `cpu.idle`; its brakes are in `stop` next to it, which has the highest
+//! weight. A brake that runs takes the group's own share of its CPU, and the kernel prefers it to `work`. So it stops the
+//! group's tasks there and nothing else: other programs and the kernel's threads run on, and get no less than next to the
+//! unthrottled group. What to do is decided by [`Regulator`]; this module waits for the counter, asks, and runs
+//! until the time the regulator names (`task`).
 //!
-//! * It can find itself on another CPU (hot-unplug, a shrunk cpuset). The CPU is checked before and during every stop,
-//!   and every [`LOOK`] while the thread sleeps: the counter of a CPU that went away is silent for ever. On a mismatch
-//!   the thread ends and says so.
-//! * It keeps per-CPU kernel workers from running, and calls elsewhere that wait for them. One uninterrupted stop
-//!   is therefore at most [`Regulation::longest`]; a longer one is broken by [`BREATH`], whose use is debited.
+//! cgroup v2 keeps the threads of a process in one cgroup, so that each brake is a process of its own, which shares this
+//! process's memory ([`crate::twin`]).
+//!
+//! What can go wrong, and what is done about it:
+//!
+//! * It finds itself on another CPU (hot-unplug, a shrunk cpuset). The CPU is checked before and during every stop,
+//!   and every [`LOOK`] while it sleeps: the counter of a CPU that went away is silent for ever. On a mismatch it
+//!   ends and reports that.
 //! * It outlives its permission: when the lease is revoked or its heartbeat is late, it ends.
-//! * Its counter can be taken away: it then wakes nobody, so that the meter is asked every [`LOOK`], too, and the thread ends.
+//! * Its counter is taken away: it then wakes nothing, so that the meter is read every [`LOOK`], too, and the brake ends.
+//! * It is killed: that is reported, and the backend starts it anew; pooled ones all, in another pool, which it could not leave.
 //!
-//! However it ends, it leaves the pool, so that the others do not wait for it.
+//! However else it ends, it leaves the pool, so that other CPUs do not wait for it.
 
 mod task;
 
@@ -22,11 +28,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::thread::JoinHandle;
 
 use quell_core::control::Regulator;
 use quell_core::cpuset::CpuId;
 use quell_core::plan::{Meter as Wanted, Regulation};
+use quell_core::policy::Split;
 use quell_core::record::Pooled;
 use quell_core::units::{Lines, Nanos};
 
@@ -34,23 +40,23 @@ use crate::meter::Meter;
 use crate::pool::{Bed, Pool};
 use crate::ring::Ring;
 use crate::rt;
+use crate::twin::Twin;
 use task::Task;
 
-/// The pause in a stop longer than the longest allowed: long enough for a waiting kernel worker to be scheduled.
-pub const BREATH: Nanos = Nanos::micros(100);
-
-/// How long a throttler sleeps at most before it looks where it is.
+/// How long a brake sleeps at most before it looks where it is.
 pub const LOOK: Nanos = Nanos::millis(250);
 
 /// Says whether throttling is still permitted at a time: the lease is held and its heartbeat fresh.
 pub type Permit = Arc<dyn Fn(Nanos) -> bool + Send + Sync>;
 
-/// What a throttler did since it started; written by its thread alone, read by anybody.
+/// What a brake did since it started; written by its thread alone, read by anybody.
 #[derive(Debug)]
 pub struct Stats {
-    /// Times the counter woke the thread.
+    /// Times the counter overflowed.
     pub overflows: AtomicU64,
-    /// Times the CPU was stopped.
+    /// Of these, those that were decided in its interrupt and did not wake the brake.
+    pub renewed: AtomicU64,
+    /// Times the group was stopped there.
     pub throttles: AtomicU64,
     /// Time stopped.
     pub throttled_ns: AtomicU64,
@@ -69,6 +75,7 @@ impl Default for Stats {
     fn default() -> Self {
         Self {
             overflows: AtomicU64::new(0),
+            renewed: AtomicU64::new(0),
             throttles: AtomicU64::new(0),
             throttled_ns: AtomicU64::new(0),
             lines: AtomicU64::new(0),
@@ -88,7 +95,7 @@ impl Stats {
     }
 }
 
-/// Why a throttler ended before it was told to.
+/// Why a brake ended before it was told to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
     /// Its thread ran on another CPU.
@@ -97,6 +104,22 @@ pub enum Lost {
     NotPermitted,
     /// The counter stopped counting, or could not be read or armed.
     Meter,
+    /// Its process was killed.
+    Killed,
+}
+
+impl Lost {
+    const ALL: [Self; 4] = [
+        Self::WrongCpu,
+        Self::NotPermitted,
+        Self::Meter,
+        Self::Killed,
+    ];
+
+    /// As [`Stats`] keeps it; 0 is none.
+    const fn code(self) -> u32 {
+        self as u32 + 1
+    }
 }
 
 impl fmt::Display for Lost {
@@ -107,11 +130,21 @@ impl fmt::Display for Lost {
             }
             Self::NotPermitted => "the lease on the machine was lost",
             Self::Meter => "its counter stopped counting (another user took it?)",
+            Self::Killed => "its process was killed",
         })
     }
 }
 
-/// What a throttler's thread and its owner share.
+/// Where it is decided whether a budget lasted a period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decides {
+    /// In the counter's interrupt ([`crate::bpf`]): the thread is woken only where it did not.
+    Interrupt,
+    /// In the thread, which is woken each time.
+    Thread,
+}
+
+/// What a brake's thread and its owner share.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
@@ -120,47 +153,59 @@ struct Shared {
     stats: Stats,
 }
 
-/// A running throttler.
-pub struct Throttler {
+/// A running brake.
+pub struct Brake {
     /// The regulated CPU.
     pub cpu: CpuId,
     /// Reads and writes have a budget each.
     pub apart: bool,
+    /// Where it is decided.
+    pub decides: Decides,
     pooled: bool,
     shared: Arc<Shared>,
     bed: Arc<Bed>,
-    thread: Option<JoinHandle<()>>,
+    twin: Option<Twin>,
 }
 
-impl fmt::Debug for Throttler {
+impl fmt::Debug for Brake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Throttler")
+        f.debug_struct("Brake")
             .field("cpu", &self.cpu)
             .field("stats", self.stats())
             .finish_non_exhaustive()
     }
 }
 
-impl Throttler {
-    /// Starts regulating `cpu`. The thread is pinned, real-time and seen to be on its CPU before this returns.
+impl Brake {
+    /// Starts regulating `cpu`. The brake has entered its cgroup through `doors` and is seen to be on its CPU before this
+    /// returns.
     pub fn start(
         cpu: CpuId,
         regulation: &Regulation,
         mut meter: Box<dyn Meter>,
-        permit: Permit,
+        (permit, doors): (Permit, Vec<String>),
         pool: &Arc<Pool>,
     ) -> io::Result<Self> {
+        let decides = match regulation.meter {
+            _ if regulation.pooling.is_some() => Decides::Thread,
+            Wanted::Apart { .. } => Decides::Thread,
+            // Of several CPUs that share a budget by demand, what each draws has to be known at
+            // every budget.
+            _ if regulation.split == Split::Demand => Decides::Thread,
+            _ if meter.load().is_ok() => Decides::Interrupt,
+            _ => Decides::Thread,
+        };
         let (used, _) = meter.read()?;
         let shared = Arc::new(Shared {
             budget: AtomicU64::new(regulation.budget.0),
             ..Shared::default()
         });
-        let bed = pool.bed(cpu)?;
+        let bed = pool.bed()?;
         let (ready, started) = mpsc::channel();
         let task = Task {
             cpu,
+            doors,
             regulator: Regulator::new(regulation, rt::now(), used),
-            longest: regulation.longest,
             // Of several CPUs that share a budget by demand, what each draws has to be known.
             most: meter
                 .most(regulation.period)
@@ -174,28 +219,45 @@ impl Throttler {
             pool: Arc::clone(pool),
             bed: Arc::clone(&bed),
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("quell/{cpu}"))
-            .stack_size(rt::STACK)
-            .spawn(move || task.run(&ready))?;
+        let ended = Arc::clone(&shared);
+        let twin = Twin::start(
+            &format!("quell/{cpu}"),
+            move || task.run(&ready),
+            move |killed| {
+                if killed {
+                    ended
+                        .stats
+                        .lost
+                        .store(Lost::Killed.code(), Ordering::Release);
+                }
+            },
+        )?;
         let started = started
             .recv()
-            .map_err(|_| io::Error::other("the throttler thread died while starting"))?;
-        let throttler = Self {
+            .map_err(|_| io::Error::other("the brake was killed while it started"))?;
+        let brake = Self {
             cpu,
             apart: matches!(regulation.meter, Wanted::Apart { .. }),
+            decides,
             pooled: regulation.pooling.is_some(),
             shared,
             bed,
-            thread: Some(thread),
+            twin: Some(twin),
         };
-        started.map(|()| throttler)
+        started.map(|()| brake)
     }
 
     /// What it did so far.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.shared.stats
+    }
+
+    /// The brake's process, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        let pid = self.twin.as_ref()?.pid()?;
+        u32::try_from(pid.as_raw_nonzero().get()).ok()
     }
 
     /// What went through the pool since it started, where its budget is in one.
@@ -227,21 +289,17 @@ impl Throttler {
     /// Why it ended by itself, if it did.
     #[must_use]
     pub fn lost(&self) -> Option<Lost> {
-        match self.stats().lost.load(Ordering::Acquire) {
-            1 => Some(Lost::WrongCpu),
-            2 => Some(Lost::NotPermitted),
-            3 => Some(Lost::Meter),
-            _ => None,
-        }
+        let code = self.stats().lost.load(Ordering::Acquire);
+        Lost::ALL.into_iter().find(|lost| lost.code() == code)
     }
 }
 
-impl Drop for Throttler {
+impl Drop for Brake {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.bed.ring();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        if let Some(twin) = self.twin.take() {
+            twin.end();
         }
     }
 }

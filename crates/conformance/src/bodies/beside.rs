@@ -1,0 +1,87 @@
+//! What runs on the CPU of a limited group: a program without a limit, and a group with its own.
+
+use super::*;
+
+/// A program without a limit runs on the CPU of a limited group. A stop of the group does not stop the program: beside the
+/// limited group it does at least the work that half of the CPU gives it. The group stays within its limit.
+pub fn a_program_beside_a_limited_group_runs_on(arm: &mut dyn Arm) {
+    let Some(meter) = arm.meter() else { return };
+    if !offers(arm, Mechanism::Bandwidth) {
+        return;
+    }
+    let (first, _) = divided(arm);
+    let (warmup, duration) = arm.spans();
+    let span = Nanos(4 * duration.0);
+    for part in [0.2, 0.5] {
+        let mut of_limit = 0.0;
+        let what = format!("a program beside a group with a limit of {part}, of its rate alone");
+        within(arm, &what, (0.45, 1.05), &mut |arm| {
+            confined(arm, "a", &first, None);
+            let id = streaming(arm, "a", &first);
+            let free = rate(&measured(arm, id, warmup, span));
+            arm.backend().undo().unwrap();
+            confined(arm, "b", &first, None);
+            arm.prefer();
+            let id = started(arm, &subject("b", BUSY, Some(&first)));
+            let alone = rate(&measured(arm, id, warmup, span));
+            arm.backend().undo().unwrap();
+            let limit = regulation(&first, meter, of(free * part), of(free));
+            confined(arm, "a", &first, Some(limit));
+            confined(arm, "b", &first, None);
+            let program = started(arm, &subject("b", BUSY, Some(&first)));
+            let stream = streaming(arm, "a", &first);
+            let both = measured_together(arm, [stream, program], warmup, span);
+            arm.backend().undo().unwrap();
+            let [stream, program] = both.map(|measured| rate(&measured));
+            of_limit = stream / (free * part);
+            println!(
+                "limit {part}: the group {of_limit:.3} of it, the program {:.3}",
+                program / alone
+            );
+            program / alone
+        });
+        let most = 1.05 + arm.noise().0;
+        assert!(
+            (0.0..=most).contains(&of_limit),
+            "limit {part}: {of_limit} of it"
+        );
+    }
+}
+
+/// Two groups are regulated on the same CPU. Neither exceeds its own limit, and neither is held to the other's.
+pub fn two_limited_groups_on_a_cpu_have_a_budget_each(arm: &mut dyn Arm) {
+    let Some(meter) = arm.meter() else { return };
+    if !offers(arm, Mechanism::Bandwidth) {
+        return;
+    }
+    let (first, _) = divided(arm);
+    let (warmup, duration) = arm.spans();
+    let span = Nanos(4 * duration.0);
+    let parts = [0.15, 0.3];
+    let mut of_limits = [0.0; 2];
+    let what = "the stream with the larger limit, of it";
+    within(arm, what, (0.75, 1.05), &mut |arm| {
+        confined(arm, "a", &first, None);
+        let id = streaming(arm, "a", &first);
+        let free = rate(&measured(arm, id, warmup, span));
+        arm.backend().undo().unwrap();
+        let names = ["a", "b"];
+        for (name, part) in names.iter().zip(parts) {
+            let limit = regulation(&first, meter, of(free * part), of(free));
+            confined(arm, name, &first, Some(limit));
+        }
+        let both = names.map(|name| streaming(arm, name, &first));
+        let both = measured_together(arm, both, warmup, span);
+        arm.backend().undo().unwrap();
+        for (found, (measured, part)) in of_limits.iter_mut().zip(both.iter().zip(parts)) {
+            *found = rate(measured) / (free * part);
+        }
+        println!("of their limits {parts:?}: {of_limits:.3?}");
+        of_limits[1]
+    });
+    let (noise, _) = arm.noise();
+    assert!(
+        (0.5 - noise..=1.05 + noise).contains(&of_limits[0]),
+        "the smaller limit: {of_limits:?}"
+    );
+}

@@ -1,0 +1,129 @@
+//! What holds a limit: the weight, the CPU-time quota, or the brake.
+
+use super::*;
+
+#[test]
+fn a_budget_of_less_than_five_wake_ups_gets_a_longer_period() {
+    let text = format!("{BRAKE}{PAIR}limit.bandwidth = '2%'\n");
+    let plan = planned(&text, &machine(2, 1));
+    // Five stops of 10 us at 2 %.
+    assert_eq!(regulation(&plan).period, Nanos::micros(2_500));
+    assert!(
+        told(&plan, "the period is 2.5ms instead of 1ms"),
+        "{:?}",
+        plan.notes
+    );
+    let text = refused(&text.replace("2%", "0.001%"), &machine(2, 1));
+    assert!(text.contains("no period of a second or less"), "{text}");
+}
+
+#[test]
+fn a_limit_is_held_by_the_quota_where_that_is_enough() {
+    let quota = |text: &str| {
+        let plan = planned(text, &machine(2, 1));
+        plan.steps.iter().find_map(|s| match s.set {
+            Setting::CpuMax { share, period } => Some((share, period)),
+            _ => None,
+        })
+    };
+    let text = format!("{PAIR}limit.bandwidth = '20%'\n");
+    assert_eq!(quota(&text), Some((Share::percent(20), Nanos::millis(20))));
+    let slow = format!("regulator.period = '50ms'\n{text}");
+    assert_eq!(quota(&slow), Some((Share::percent(20), Nanos::millis(50))));
+    let late = text.replace("cpus = 1", "cpus = 1\ntarget.deadline = '80ms'");
+    assert_eq!(quota(&late), Some((Share::percent(20), Nanos::millis(8))));
+    // Bytes, a short period, a budget for each CPU, a close deadline, a reserve, or the policy's word need the brake.
+    for keys in [
+        "regulator.period = '1ms'\n",
+        "regulator.split = 'even'\n",
+        "mechanisms.bandwidth = 'regulator'\n",
+    ] {
+        assert_eq!(quota(&format!("{keys}{text}")), None, "{keys}");
+    }
+    let soon = text.replace("cpus = 1", "cpus = 1\ntarget.deadline = '16ms'");
+    assert_eq!(quota(&soon), None);
+    assert_eq!(quota(&format!("require = 'none'\n{RESERVE}")), None);
+    let plan = planned(&text, &counted(machine(2, 1), ""));
+    assert_eq!(regulation(&plan).meter, Meter::Hardware);
+}
+
+#[test]
+fn best_effort_groups_get_a_low_weight_where_the_machine_has_weights() {
+    let mut machine = machine(2, 1);
+    machine.mechanisms.insert(
+        Mechanism::Weight,
+        Availability::Yes {
+            best: Level::Enforced,
+            how: String::new(),
+        },
+    );
+    let of = |text: &str| {
+        let plan = planned(text, &machine);
+        let weights = plan.steps.iter().filter_map(|s| match s.set {
+            Setting::Weight { weight } => Some((s.group.clone().unwrap(), weight.to_string())),
+            _ => None,
+        });
+        let low = plan.steps.iter().filter_map(|s| match s.set {
+            Setting::Gather { low: true, .. } => s.group.clone(),
+            _ => None,
+        });
+        (weights.collect::<Vec<_>>(), low.collect::<Vec<_>>())
+    };
+    let noise = |weight: &str| vec![("noise".to_owned(), weight.to_owned())];
+    let low = vec!["noise".to_owned()];
+    assert_eq!(of(PAIR), (noise("10"), low.clone()));
+    assert_eq!(
+        of(&format!("{PAIR}cpu-weight = 'idle'\n")),
+        (noise("idle"), low)
+    );
+    assert_eq!(
+        of(&format!("{PAIR}cpu-weight = 200\n")),
+        (noise("200"), vec![])
+    );
+    let denied = format!("mechanisms.deny = ['weight']\n{PAIR}");
+    assert_eq!(of(&denied), (vec![], vec![]));
+    let text = refused(&format!("{denied}cpu-weight = 7\n"), &machine);
+    assert!(
+        text.contains("group.noise.cpu-weight") && text.contains("denies weight"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_group_in_its_own_cgroup_is_held_by_the_quota() {
+    let text = PAIR.replace("command = ['b']", "match = [{ cgroup = '/batch.slice' }]");
+    let text = format!("{text}limit.bandwidth = '20%'\n");
+    let counts = counted(machine(2, 1), "");
+    let plan = planned(&text, &counts);
+    let step = plan.steps.last().unwrap();
+    assert!(matches!(step.set, Setting::CpuMax { .. }), "{step:?}");
+    assert!(
+        step.because.contains("stays in its own cgroup"),
+        "{}",
+        step.because
+    );
+    let insists = refused(&format!("{BRAKE}{text}"), &counts);
+    assert!(insists.contains("stays in its own cgroup"), "{insists}");
+}
+
+#[test]
+fn without_a_brake_the_quota_stands_in_and_says_so() {
+    let mut machine = machine(2, 1);
+    machine.means.brake = Err("cgroups cannot be idle".to_owned());
+    let plan = planned(&format!("{PAIR}limit.bandwidth = '20%'\n"), &machine);
+    let step = plan
+        .steps
+        .iter()
+        .find(|s| s.mechanism == Mechanism::CpuMax)
+        .expect("a quota");
+    assert_eq!(
+        step.set,
+        Setting::CpuMax {
+            share: Share::percent(20),
+            period: Nanos::millis(20)
+        }
+    );
+    assert!(step.because.contains("cgroups cannot be idle"));
+    let text = format!("mechanisms.bandwidth = 'regulator'\n{PAIR}limit.bandwidth = '20%'\n");
+    assert!(refused(&text, &machine).contains("cgroups cannot be idle"));
+}

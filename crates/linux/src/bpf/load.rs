@@ -1,0 +1,130 @@
+//! `bpf(2)`: an array map that is mapped into this process, and a program that uses it.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use super::insn::Insn;
+
+const MAP_CREATE: libc::c_int = 0;
+const PROG_LOAD: libc::c_int = 5;
+/// `BPF_MAP_TYPE_ARRAY`.
+const ARRAY: u32 = 2;
+/// `BPF_F_MMAPABLE` (Linux 5.5).
+const MMAPABLE: u32 = 1 << 10;
+/// `BPF_PROG_TYPE_PERF_EVENT`.
+const PERF_EVENT: u32 = 7;
+/// Both helpers are for programs whose licence agrees with the kernel's.
+const LICENSE: &std::ffi::CStr = c"Dual MIT/GPL";
+
+/// `union bpf_attr` for `BPF_MAP_CREATE`, up to what is needed.
+#[repr(C)]
+struct MapAttr {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    entries: u32,
+    flags: u32,
+}
+
+/// `union bpf_attr` for `BPF_PROG_LOAD`, up to what is needed.
+#[repr(C)]
+struct ProgramAttr {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+}
+
+fn bpf<T>(command: libc::c_int, attr: &T) -> io::Result<OwnedFd> {
+    // SAFETY: `attr` is plain data of the size that is stated, with pointers to what outlives the
+    // call. What lies behind it in the kernel's union is taken for zero.
+    let raw = unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_ref(attr), size_of::<T>()) };
+    match i32::try_from(raw) {
+        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        Ok(raw) if raw >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(raw) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// One value of a type that is zero at first, in an array map, shared with the kernel.
+#[derive(Debug)]
+pub(super) struct Map<T> {
+    fd: OwnedFd,
+    value: ptr::NonNull<T>,
+}
+
+// SAFETY: the mapping has one owner, who alone unmaps it; what is in it is only touched through a
+// shared reference.
+unsafe impl<T: Sync> Send for Map<T> {}
+
+impl<T> Map<T> {
+    /// A new one. `T` is made of atomic integers, for which all bits zero are a value.
+    ///
+    /// # Safety
+    /// `T` fits on a page, may be zero, and may be written by the kernel at any time.
+    pub(super) unsafe fn new() -> io::Result<Self> {
+        let attr = MapAttr {
+            kind: ARRAY,
+            key_size: 4,
+            value_size: u32::try_from(size_of::<T>()).unwrap_or(u32::MAX),
+            entries: 1,
+            flags: MMAPABLE,
+        };
+        let fd = bpf(MAP_CREATE, &attr)?;
+        // SAFETY: a fresh mapping of the map's one page, at an address the kernel chooses.
+        let address = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                rustix::param::page_size(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let value = ptr::NonNull::new(address.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { fd, value })
+    }
+
+    pub(super) fn get(&self) -> &T {
+        // SAFETY: the page is mapped for as long as `self` lives and begins with a `T`, as `new`
+        // demands.
+        unsafe { self.value.as_ref() }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl<T> Drop for Map<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `new` and nobody else unmaps it.
+        unsafe {
+            libc::munmap(self.value.as_ptr().cast(), rustix::param::page_size());
+        }
+    }
+}
+
+/// Loads a program for `PERF_EVENT_IOC_SET_BPF`.
+pub(super) fn program(code: &[Insn]) -> io::Result<OwnedFd> {
+    bpf(
+        PROG_LOAD,
+        &ProgramAttr {
+            kind: PERF_EVENT,
+            instructions: u32::try_from(code.len()).unwrap_or(u32::MAX),
+            code: code.as_ptr() as u64,
+            license: LICENSE.as_ptr() as u64,
+            log_level: 0,
+            log_size: 0,
+            log: 0,
+        },
+    )
+}

@@ -1,0 +1,251 @@
+//! A thread of ours that is a process of its own: it shares memory and descriptors with this process, and can be in another
+//! cgroup.
+//!
+//! cgroup v2 keeps all threads of a process in one (domain) cgroup (cgroup-v2.rst, "Threads"); a brake has to be in its group's. So it
+//! is made by clone(2) with `CLONE_VM` and without `CLONE_THREAD`. It runs on a stack of its own and uses the thread-local
+//! storage of the thread that made it, as a child of vfork(2) does: that thread does nothing but wait for it, by a system call that touches
+//! neither memory nor `errno`. It dies with this process (`PR_SET_PDEATHSIG`), is not stopped or frozen with it, and leaves no
+//! zombie.
+
+use std::ffi::CString;
+use std::io;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+
+use crate::rt;
+
+/// The lowest page of a stack: whatever runs past the end of the stack faults.
+const GUARD: usize = 4096;
+/// How long one that is told to end may take before it is killed: a brake looks every 250 ms.
+const PATIENCE: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(1);
+/// `__WALL` of waitid(2): children that report their end by no signal, too.
+const ANY_CHILD: WaitIdOptions = WaitIdOptions::from_bits_retain(0x4000_0000);
+
+/// A running one.
+#[derive(Debug)]
+pub struct Twin {
+    /// Its process; 0 until it is made, and once it has ended.
+    pid: Arc<AtomicI32>,
+    waiter: JoinHandle<()>,
+}
+
+/// What it is started with.
+struct Start {
+    parent: Pid,
+    name: CString,
+    made: Sender<io::Result<()>>,
+    body: Box<dyn FnOnce() + Send>,
+}
+
+impl Twin {
+    /// Runs `body` in a process called `name`. `ended` is called when it has ended; `true`: it was killed.
+    ///
+    /// # Errors
+    /// When neither a thread nor a process can be had.
+    pub fn start(
+        name: &str,
+        body: impl FnOnce() + Send + 'static,
+        ended: impl FnOnce(bool) + Send + 'static,
+    ) -> io::Result<Self> {
+        let (made, told) = std::sync::mpsc::channel();
+        let start = Start {
+            parent: rustix::process::getpid(),
+            name: CString::new(name)?,
+            made,
+            body: Box::new(body),
+        };
+        let pid = Arc::new(AtomicI32::new(0));
+        let child = Arc::clone(&pid);
+        let waiter = std::thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(rt::STACK)
+            .spawn(move || {
+                if let Some(killed) = clone_and_wait(Box::new(start), &child) {
+                    ended(killed);
+                }
+            })?;
+        let failed = match told.recv() {
+            Ok(Ok(())) => return Ok(Self { pid, waiter }),
+            Ok(Err(e)) => e,
+            Err(_) => io::Error::other("the process was killed while it started"),
+        };
+        let _ = waiter.join();
+        Err(failed)
+    }
+
+    /// Its process, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<Pid> {
+        Pid::from_raw(self.pid.load(Ordering::Acquire))
+    }
+
+    /// Waits for its end. One that has been told to end and does not (it is frozen with its cgroup, or never gets its CPU) is
+    /// killed.
+    pub fn end(self) {
+        let mut waited = Duration::ZERO;
+        while !self.waiter.is_finished() && waited < PATIENCE {
+            std::thread::sleep(LOOK);
+            waited += LOOK;
+        }
+        if let Some(pid) = self.pid().filter(|_| !self.waiter.is_finished()) {
+            // Its number is not given away before the waiter has seen its end.
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        let _ = self.waiter.join();
+    }
+}
+
+/// A stack with a page below it that faults.
+struct Stack {
+    base: *mut std::ffi::c_void,
+}
+
+impl Stack {
+    fn new() -> io::Result<Self> {
+        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+        // SAFETY: a fresh private mapping at an address that the kernel chooses.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                GUARD + rt::STACK,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )?
+        };
+        let stack = Self { base };
+        // SAFETY: the first page of the mapping just made, which nothing uses.
+        unsafe { rustix::mm::mprotect(base, GUARD, MprotectFlags::empty())? };
+        Ok(stack)
+    }
+
+    /// Just past its highest byte.
+    fn top(&self) -> *mut std::ffi::c_void {
+        self.base.wrapping_byte_add(GUARD + rt::STACK)
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`; what ran on it has ended.
+        let _ = unsafe { rustix::mm::munmap(self.base, GUARD + rt::STACK) };
+    }
+}
+
+/// No handler may run on the waiting thread, whose storage is in use, nor in the process, which inherits the mask.
+fn block_signals() {
+    let mut all = std::mem::MaybeUninit::uninit();
+    // SAFETY: sigfillset initializes the set, which outlives both calls.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// Starts the process, whose number goes to `pid`, and waits for its end: whether it was killed. `None`: it was not started,
+/// which has been told.
+fn clone_and_wait(start: Box<Start>, pid: &AtomicI32) -> Option<bool> {
+    let stack = match Stack::new() {
+        Ok(stack) => stack,
+        Err(e) => {
+            let _ = start.made.send(Err(e));
+            return None;
+        }
+    };
+    block_signals();
+    let argument = Box::into_raw(start);
+    let flags = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_PARENT_SETTID;
+    // SAFETY: the stack is aligned to a page, outlives the process (this function waits for it) and is used by it alone; the
+    // argument is owned by it from here on; the kernel writes its number to `pid`. Thread-local storage is left to the process:
+    // until it has ended, this thread does nothing but the system call below, made without the C library.
+    let child = unsafe { libc::clone(enter, stack.top(), flags, argument.cast(), pid.as_ptr()) };
+    let Some(child) = Pid::from_raw(child).filter(|_| child > 0) else {
+        let error = io::Error::last_os_error();
+        // SAFETY: nothing was started, so that the argument is ours again.
+        let start = unsafe { Box::from_raw(argument) };
+        let _ = start.made.send(Err(error));
+        return None;
+    };
+    let status = loop {
+        match rustix::process::waitid(WaitId::Pid(child), WaitIdOptions::EXITED | ANY_CHILD) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other,
+        }
+    };
+    pid.store(0, Ordering::Release);
+    Some(!matches!(status, Ok(Some(status)) if status.exit_status() == Some(0)))
+}
+
+extern "C" fn enter(argument: *mut std::ffi::c_void) -> libc::c_int {
+    // SAFETY: `clone` passes what it got from Box::into_raw, to this one call.
+    let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
+    let Start {
+        parent,
+        name,
+        made,
+        body,
+    } = *start;
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    // A parent that died before that sends no signal any more.
+    if rustix::process::getppid() != Some(parent) {
+        return 1;
+    }
+    let _ = rustix::thread::set_name(&name);
+    let _ = made.send(Ok(()));
+    drop((name, made));
+    match std::panic::catch_unwind(AssertUnwindSafe(body)) {
+        Ok(()) => 0,
+        Err(_) => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn it_is_a_process_of_its_own_and_shares_memory() {
+        let seen = Arc::new(AtomicI32::new(0));
+        let killed = Arc::new(AtomicBool::new(true));
+        let (tell, told) = (Arc::clone(&seen), Arc::clone(&killed));
+        let twin = Twin::start(
+            "quell/test",
+            move || {
+                tell.store(
+                    rustix::process::getpid().as_raw_nonzero().get(),
+                    Ordering::Release,
+                )
+            },
+            move |was| told.store(was, Ordering::Release),
+        )
+        .unwrap();
+        twin.end();
+        let pid = seen.load(Ordering::Acquire);
+        assert!(pid > 0 && pid != rustix::process::getpid().as_raw_nonzero().get());
+        assert!(!killed.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn one_that_does_not_end_is_killed_and_reported() {
+        let killed = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&killed);
+        let twin = Twin::start(
+            "quell/test",
+            || loop {
+                std::thread::sleep(Duration::from_secs(1));
+            },
+            move |was| told.store(was, Ordering::Release),
+        )
+        .unwrap();
+        assert!(twin.pid().is_some());
+        twin.end();
+        assert!(killed.load(Ordering::Acquire));
+    }
+}

@@ -1,0 +1,160 @@
+//! The weight of a cgroup's CPU time: `cpu.weight` (v2) or `cpu.shares` (v1), and `cpu.idle` (both, since Linux 5.15).
+//! cgroup-v2.rst, "CPU Interface Files"; sched-design-CFS.rst.
+//!
+//! Setting `cpu.idle` loses the weight, and clearing it leaves the default one. So `cpu.idle` is set in cgroups of ours only,
+//! which go as a whole.
+
+use quell_core::policy::CpuWeight;
+
+use crate::cgroup::{Cgroups, Controller, Version};
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::home::{Home, LOW_SLICE, Place, STOP, WORK};
+use crate::root::Files;
+
+/// `cpu.shares` of the kernel's default weight, 100.
+const USUAL_SHARES: u64 = 1024;
+/// The least and the most that `cpu.shares` takes.
+const SHARES: (u64, u64) = (2, 1 << 18);
+/// The highest weight.
+const HIGHEST: u32 = 10_000;
+
+/// The file and the value of a weight.
+fn setting(version: Version, dir: &str, weight: u32) -> (String, u64) {
+    match version {
+        Version::V2 => (format!("{dir}/cpu.weight"), u64::from(weight)),
+        Version::V1 => {
+            let shares = match weight {
+                HIGHEST => SHARES.1,
+                weight => (u64::from(weight) * USUAL_SHARES + 50) / 100,
+            };
+            (
+                format!("{dir}/cpu.shares"),
+                shares.clamp(SHARES.0, SHARES.1),
+            )
+        }
+    }
+}
+
+fn set(hands: &mut Hands<'_>, version: Version, dir: &str, weight: u32) -> Result<()> {
+    let (path, value) = setting(version, dir, weight);
+    hands.set(&path, &value.to_string()).map(|_| ())
+}
+
+/// Gives a group its weight. Returns what a person should know.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Refused`] where a cgroup that is not ours is to be idle.
+pub fn give(
+    hands: &mut Hands<'_>,
+    cgroups: &Cgroups,
+    home: &Home,
+    weight: CpuWeight,
+) -> Result<Vec<String>> {
+    let places: Vec<Place> = home.dirs(cgroups, Controller::Cpu).cloned().collect();
+    if places.is_empty() {
+        return Ok(vec![format!(
+            "group {}: its tasks are in no cgroup of the cpu controller, so that its weight stays as it is",
+            home.group
+        )]);
+    }
+    let mut notes = Vec::new();
+    for place in &places {
+        let (version, dir) = (place.hierarchy.version, &place.dir);
+        if place.ours {
+            raise_slice(hands, place, weight)?;
+        }
+        match weight {
+            CpuWeight::Of(_) if !place.ours && is_idle(hands.files, dir)? => notes.push(format!(
+                "group {}: {dir} is idle already (cpu.idle), which is less than any weight: left as it is",
+                home.group
+            )),
+            CpuWeight::Of(weight) => set(hands, version, dir, weight)?,
+            CpuWeight::Idle if place.ours => idle(hands, dir)?,
+            CpuWeight::Idle => {
+                return Err(Error::refused_with(
+                    format!(
+                        "group {}: {dir} is not ours, and making it idle would lose the weight that it has",
+                        home.group
+                    ),
+                    "give it a number (cpu-weight = 1), or match its tasks by something else than their cgroup",
+                ));
+            }
+        }
+    }
+    Ok(notes)
+}
+
+/// The slice of low weights gets the largest weight of the groups in it.
+fn raise_slice(hands: &mut Hands<'_>, place: &Place, weight: CpuWeight) -> Result<()> {
+    let slice = format!("{}/{LOW_SLICE}", place.hierarchy.mount);
+    if !place.dir.starts_with(&format!("{slice}/")) {
+        return Ok(());
+    }
+    let (path, usual) = setting(place.hierarchy.version, &slice, 100);
+    let was_idle = is_idle(hands.files, &slice)?;
+    let now: u64 = hands.files.text(&path)?.parse().unwrap_or(u64::MAX);
+    // The first group finds the default there, which is more than any low weight.
+    let first = !was_idle && now >= usual;
+    match weight {
+        CpuWeight::Idle if first => idle(hands, &slice),
+        CpuWeight::Idle => Ok(()),
+        CpuWeight::Of(weight) => {
+            let (_, value) = setting(place.hierarchy.version, &slice, weight);
+            if was_idle {
+                hands.set(&format!("{slice}/cpu.idle"), "0")?;
+            }
+            if was_idle || first || now < value {
+                hands.set(&path, &value.to_string())?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn is_idle(files: &dyn Files, dir: &str) -> Result<bool> {
+    let text = files.optional(&format!("{dir}/cpu.idle"))?;
+    Ok(text.is_some_and(|text| text.trim() == "1"))
+}
+
+fn idle(hands: &mut Hands<'_>, dir: &str) -> Result<()> {
+    let path = format!("{dir}/cpu.idle");
+    if !hands.files.exists(&path) {
+        return Err(Error::refused_with(
+            format!("{path} is not there: cgroups can be idle since Linux 5.15"),
+            "write cpu-weight = 1 instead, or have limits held by cpu.max (mechanisms.bandwidth = \"none\")",
+        ));
+    }
+    hands.set(&path, "1").map(|_| ())
+}
+
+/// Makes a group that was gathered with room for brakes one that they can stop: its tasks run only while no brake does.
+///
+/// # Errors
+/// As [`give`].
+pub fn under_the_brake(hands: &mut Hands<'_>, home: &Home) -> Result<()> {
+    for place in home.places.iter().filter(|p| p.braked) {
+        let (stop, work) = (
+            format!("{}/{STOP}", place.dir),
+            format!("{}/{WORK}", place.dir),
+        );
+        set(hands, place.hierarchy.version, &stop, HIGHEST)?;
+        idle(hands, &work)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_of_both_versions() {
+        let of = |version, weight| setting(version, "/g", weight);
+        assert_eq!(of(Version::V2, 5), ("/g/cpu.weight".to_owned(), 5));
+        assert_eq!(of(Version::V1, 5), ("/g/cpu.shares".to_owned(), 51));
+        assert_eq!(of(Version::V1, 100).1, 1024);
+        assert_eq!(of(Version::V1, 1).1, 10);
+        assert_eq!(of(Version::V1, 10_000).1, 1 << 18);
+    }
+}

@@ -1,0 +1,63 @@
+//! A time meter whose decisions can be kept in the thread.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use quell_core::control::Moved;
+use quell_core::control::bandwidth::Account;
+use quell_core::units::{Lines, Nanos};
+use quell_linux::brake::Decides;
+use quell_linux::meter::{MOST_EVENTS, Meter, TimeMeter};
+use quell_linux::perf::Overflow;
+
+/// A time meter for which no budget is too large to be counted, and which may be kept from deciding
+/// in the interrupt.
+pub struct Counted {
+    pub meter: TimeMeter,
+    pub decides: Decides,
+}
+
+impl Meter for Counted {
+    fn arm(&mut self, lines: Moved) -> io::Result<()> {
+        self.meter.arm(lines)
+    }
+
+    fn rest(&mut self) -> io::Result<()> {
+        self.meter.rest()
+    }
+
+    fn woken(&mut self) -> io::Result<Option<Overflow>> {
+        self.meter.woken()
+    }
+
+    fn read(&mut self) -> io::Result<(Moved, bool)> {
+        self.meter.read()
+    }
+
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS] {
+        self.meter.descriptors()
+    }
+
+    fn load(&mut self) -> io::Result<()> {
+        match self.decides {
+            Decides::Interrupt => self.meter.load(),
+            Decides::Thread => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn delegate(&mut self, account: &Account) -> io::Result<bool> {
+        self.meter.delegate(account)
+    }
+
+    fn recall(&mut self) -> io::Result<Option<(Nanos, Lines)>> {
+        self.meter.recall()
+    }
+
+    fn withhold(&self) {
+        self.meter.withhold();
+    }
+
+    fn renewed(&self) -> u64 {
+        self.meter.renewed()
+    }
+}
