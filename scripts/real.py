@@ -83,7 +83,9 @@ HERE = f'cpus = "{CLIENT_CPU}"'
 PERIODIC = {
     "none": None,
     "weight": row(None, HERE, "cpu-weight = 10"),
+    "cpu-max@20": row(None, HERE, *cpu_max(20)["group"], mechanisms=cpu_max(20)["mechanisms"]),
     "brake@20": row(None, HERE, *brake(20)["group"], mechanisms=brake(20)["mechanisms"]),
+    "brake@20-weight10": row(None, HERE, "cpu-weight = 10", *brake(20)["group"], mechanisms=brake(20)["mechanisms"]),
     "brake@20-equal": row(None, HERE, "cpu-weight = 100", *brake(20)["group"], mechanisms=brake(20)["mechanisms"]),
 }
 

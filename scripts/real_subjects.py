@@ -21,7 +21,7 @@ MEASURE_S = 3
 REQUESTS = 200_000  # of a closed-loop cell: 1.3 s alone
 CLIENTS = 20
 TRANSACTIONS = 150  # of an sqlite3 cell, 20,000 inserts and one commit each
-PERIOD = "5ms"  # of the periodic program
+PERIOD = "5.137ms"  # of the periodic program: no multiple of a tick or of a regulator's period, so that no phase is kept
 
 CPUS = sorted(os.sched_getaffinity(0))
 CLIENT_CPU, SERVER_CPU = CPUS[0], CPUS[-1]
@@ -280,7 +280,7 @@ class Postgres:
 
 
 class Periodic:
-    """An ordinary task that works for 200 us every 5 ms, on the neighbour's CPU. Latency: from the release to its running."""
+    """An ordinary task that works for 200 us every 5.137 ms, on the neighbour's CPU. Latency: from the release to its running."""
 
     def __init__(self, bench):
         self.bench, self.match = bench, None

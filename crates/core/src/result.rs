@@ -204,8 +204,7 @@ pub struct Totals {
     pub reaction_kernel: Option<Reaction>,
 }
 
-/// How long it took from a counter's overflow, as the kernel recorded it, to the decision to throttle, made by the thread
-/// that from then on keeps the CPU.
+/// How long it took from a counter's overflow, as the kernel recorded it, to the brake's decision to stop its group.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reaction {

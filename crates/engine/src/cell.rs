@@ -85,7 +85,7 @@ pub struct Throttling {
     pub reactions_user: Vec<f64>,
     /// The same, where the kernel was.
     pub reactions_kernel: Vec<f64>,
-    /// When each CPU was stopped.
+    /// When the regulated group was stopped, by CPU.
     pub stops: Vec<Stop>,
 }
 

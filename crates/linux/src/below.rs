@@ -39,6 +39,20 @@ pub fn tasks(files: &dyn Files, dir: &str) -> Vec<u32> {
     all
 }
 
+/// The threads of all of them; none of those that are gone.
+#[must_use]
+pub fn threads(files: &dyn Files, dir: &str) -> Vec<u32> {
+    let mut all = Vec::new();
+    for dir in tree(files, dir) {
+        // The first is of v1, the second of v2.
+        let lists = ["tasks", "cgroup.threads"].map(|name| files.read(&format!("{dir}/{name}")));
+        if let Some(text) = lists.into_iter().find_map(Result::ok) {
+            all.extend(listed(&text));
+        }
+    }
+    all
+}
+
 /// The processes of all of them; none of those that are gone.
 pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
     for dir in tree(files, dir) {

@@ -121,7 +121,7 @@ fn remedy(path: &str, source: &io::Error) -> Option<String> {
         libc::ENOSPC => "free space on that file system",
         libc::EINVAL if path.ends_with("/cgroup.procs") || path.ends_with("/tasks") => {
             "the kernel does not let this task in: a v1 cpu cgroup takes real-time tasks only with a cpu.rt_runtime_us of \
-             its own (CONFIG_RT_GROUP_SCHED), and bound kernel threads stay where they are"
+             its own (make the task ordinary first: chrt --other --pid 0 TASK), and bound kernel threads stay where they are"
         }
         libc::EOPNOTSUPP if cgroup => {
             "a cgroup in thread mode (cgroup.type) holds threads of its domain alone: use one outside of it"

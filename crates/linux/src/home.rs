@@ -206,6 +206,12 @@ impl Home {
             .collect()
     }
 
+    /// The cgroups that its tasks are in.
+    #[must_use]
+    pub fn tasks_dirs(&self) -> Vec<String> {
+        self.places.iter().map(Place::tasks_dir).collect()
+    }
+
     /// The files through which a brake enters its cgroup (write `0`); none where the group has no room for brakes.
     #[must_use]
     pub fn stop_doors(&self) -> Vec<String> {

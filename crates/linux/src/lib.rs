@@ -19,6 +19,7 @@ pub mod cpuset;
 mod deputy;
 mod drift;
 pub mod error;
+pub mod fair;
 #[cfg(feature = "fake")]
 pub mod fake;
 pub mod fault;

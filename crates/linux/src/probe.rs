@@ -19,7 +19,7 @@ use crate::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cg
 use crate::pmu::{self, Counting, Named, Pmu};
 use crate::resctrl::offer::Offer;
 use crate::root::Files;
-use crate::{cpuset, irq, oom, psi, resctrl, resident, rt, topology, workqueue};
+use crate::{cpuset, fair, irq, oom, psi, resctrl, resident, rt, topology, workqueue};
 
 /// What no file tells: it has to be tried. Answered by the machine we run on ([`Live`]) or by a capture ([`Tried`]).
 pub trait Trials {
@@ -320,9 +320,22 @@ fn mechanisms(
                     .is_some_and(|l| l.split_whitespace().any(|f| f == flag))
             })
     };
+    let replaced = fair::replaced_by(files);
+    let by_another = |scheduler: &String| {
+        no(
+            format!(
+                "the sched_ext scheduler '{scheduler}' schedules ordinary tasks here: it may not heed weights, cpu.max and cpu.idle"
+            ),
+            Some("end that scheduler, or leave limits out and have CPUs divided alone"),
+        )
+    };
     Mechanism::ALL
         .into_iter()
         .map(|mechanism| {
+            let scheduled = [Mechanism::Bandwidth, Mechanism::CpuMax, Mechanism::Weight];
+            if let Some(scheduler) = replaced.as_ref().filter(|_| scheduled.contains(&mechanism)) {
+                return (mechanism, by_another(scheduler));
+            }
             let found = match mechanism {
                 Mechanism::Cores
                 | Mechanism::Bandwidth

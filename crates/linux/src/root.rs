@@ -45,6 +45,8 @@ pub trait Files: Send + Sync {
     fn affinity(&self, tid: u32) -> io::Result<CpuSet>;
     /// Sets the CPUs a thread may run on.
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()>;
+    /// The number of a thread's scheduling policy (sched(7)).
+    fn scheduler(&self, tid: u32) -> io::Result<i32>;
     /// Sends a signal to this process and to no later one of the same number (ESRCH).
     fn signal(&self, task: TaskId, signal: i32) -> io::Result<()>;
     /// Mounts a file system of this kind.
@@ -301,6 +303,17 @@ impl Files for Kernel {
         }
         let bits = (0..=MAX_CPU).filter(|cpu| words[(cpu / 64) as usize] & (1 << (cpu % 64)) != 0);
         Ok(bits.collect::<CpuSet>())
+    }
+
+    fn scheduler(&self, tid: u32) -> io::Result<i32> {
+        self.need_live()?;
+        // SAFETY: no pointers.
+        let policy = unsafe { libc::sched_getscheduler(pid(tid)?) };
+        if policy < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // Set beside the policy where children do not inherit it.
+        Ok(policy & !libc::SCHED_RESET_ON_FORK)
     }
 
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()> {

@@ -45,23 +45,6 @@ pub fn fifo(priority: i32) -> io::Result<()> {
     }
 }
 
-/// Asks for an ordinary thread's slice: what wakes on its CPU waits for it no longer than that. Kernels before Linux 6.12 keep theirs
-/// (sched_setattr(2); `sched_runtime` of SCHED_OTHER, 0.1 to 100 ms).
-pub fn slice(slice: Nanos) {
-    let attributes = libc::sched_attr {
-        size: u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0),
-        sched_policy: libc::SCHED_OTHER.unsigned_abs(),
-        sched_flags: 0,
-        sched_nice: 0,
-        sched_priority: 0,
-        sched_runtime: slice.0,
-        sched_deadline: 0,
-        sched_period: 0,
-    };
-    // SAFETY: the structure is whole, states its size and outlives the call; 0 is the calling thread. A refusal changes nothing.
-    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-}
-
 /// Pins the calling thread to one CPU.
 pub fn pin(cpu: CpuId) -> io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();

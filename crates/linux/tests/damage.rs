@@ -327,6 +327,9 @@ impl Files for Everywhere {
     fn affinity(&self, _: u32) -> io::Result<CpuSet> {
         Ok(CpuSet::default())
     }
+    fn scheduler(&self, _: u32) -> io::Result<i32> {
+        Ok(0)
+    }
     fn set_affinity(&self, _: u32, _: &CpuSet) -> io::Result<()> {
         Err(io::ErrorKind::PermissionDenied.into())
     }

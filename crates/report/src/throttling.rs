@@ -1,4 +1,4 @@
-//! What the regulators did: how often and how long they stopped a CPU, and how soon after its budget was used up.
+//! What the regulators did: how often and how long they stopped a group, and how soon after its budget was used up.
 
 use std::collections::BTreeSet;
 

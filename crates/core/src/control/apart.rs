@@ -2,7 +2,7 @@
 //!
 //! Method: two counters, two budgets, as MemGuard has them since Bechtel and Yun, "Denial-of-Service Attacks on Shared Cache in
 //! Multicore: Analysis and Prevention" (RTAS 2019): lines that are written back hurt others far more than lines that come in, so that
-//! one budget for the sum is too large for who writes or too small for who reads. The CPU is stopped when either is used up, and
+//! one budget for the sum is too large for who writes or too small for who reads. The group is stopped on that CPU when either is used up, and
 //! goes on when both allow it. Each is a [`CpuRegulator`] with its own lazily refreshed periods, and pays its own debts: what a stop for
 //! one direction leaves of the other's budget stays there, and a direction that is not drawn changes nothing.
 //!
@@ -62,7 +62,7 @@ impl ApartRegulator {
         Lines(self.reads.forgiven().0 + self.writes.forgiven().0)
     }
 
-    /// A stop is over: the directions that asked for it pay. What came in meanwhile can stop the CPU again at once.
+    /// A stop is over: the directions that asked for it pay. What came in meanwhile can stop it again at once.
     pub fn begin(&mut self, now: Nanos, used: Moved) -> Fast {
         let [reads, writes] = self.stopped;
         if reads {

@@ -3,7 +3,7 @@
 //! Method: MemGuard's reservation (Yun et al., RTAS 2013, section III: a budget of memory transactions per CPU and
 //! period, the CPU stopped when it is spent) refreshed lazily, as a generic cell rate algorithm does (ITU-T I.371,
 //! annex A): nothing happens at the start of a period. Only when a budget has been used up is it asked whether that took
-//! at least a period; if so a new budget begins on the spot, if not the CPU is stopped until the period is over. A CPU
+//! at least a period; if so a new budget begins on the spot, if not the group is stopped there until the period is over. A CPU
 //! that stays below its budget is therefore never stopped, and looked at once per budget, not once per period. What ran past the budget before the stop took
 //! hold is debited from the periods that follow, so that the average holds whatever the reaction time.
 //!
@@ -18,7 +18,7 @@ pub enum Fast {
     Rearm(Lines),
     /// The budget lasted at least a period: a new one begins now, with so many lines.
     NewPeriod(Lines),
-    /// The budget went sooner than a period: stop the CPU until then, and call [`CpuRegulator::begin`].
+    /// The budget went sooner than a period: stop the group on this CPU until then, and call [`CpuRegulator::begin`].
     ThrottleUntil(Nanos),
     /// All that may be drawn has been, by everybody in the pool, or this CPU has no cap: run on uncounted until then, and
     /// call [`PooledRegulator::begin`](super::pooled::PooledRegulator::begin).
@@ -43,7 +43,7 @@ impl Fast {
     }
 }
 
-/// The longest time a debt may stop a CPU. Beyond it (the brake itself was kept from running) the rest of the
+/// The longest time a debt may stop a group on a CPU. Beyond it (the brake itself was kept from running) the rest of the
 /// debt is forgiven and counted, so that one failure does not freeze a CPU for minutes.
 pub const LONGEST_DEBT: Nanos = Nanos::secs(1);
 

@@ -12,6 +12,18 @@ use super::Draft;
 /// answers as alone (`docs/results/2026-11-23-brake.md`).
 pub(super) const LOW: CpuWeight = CpuWeight::Of(10);
 
+/// The same of a group that a brake stops. Chosen as the largest of 1, 2, 5 and 10 next to which a periodic program wakes as
+/// next to the weight alone: the group's tasks run in short bursts, and what wakes early in one waits for its end the more
+/// rarely the smaller the weight.
+const UNDER_A_BRAKE: CpuWeight = CpuWeight::Of(2);
+
+/// That weight, and why.
+pub(super) fn under_a_brake() -> (CpuWeight, String) {
+    let because = "a best-effort group that a brake stops takes a fiftieth of a CPU from a busy program, and all of its limit where \
+        nobody else wants the CPU";
+    (UNDER_A_BRAKE, because.to_owned())
+}
+
 /// The weight a group is to have, if it is to have one of its own.
 pub(super) fn wanted(policy: &Policy, group: &Group) -> Option<CpuWeight> {
     let allowed = !policy.mechanisms.deny.contains(&Mechanism::Weight);

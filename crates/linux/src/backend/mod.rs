@@ -76,6 +76,8 @@ struct Group {
     cpus: CpuSet,
     /// Its programs are immune from the OOM killer.
     immune: bool,
+    /// Its limit was found not to hold all of its tasks.
+    exempt: bool,
     /// How long they wait for memory is looked at.
     watched: bool,
     /// What keeps its files in memory.

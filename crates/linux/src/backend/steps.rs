@@ -13,7 +13,7 @@ use quell_core::task::TaskMatch;
 use quell_core::units::Bytes;
 
 use super::{Bound, Group, Linux, Regulated, Splits};
-use crate::brake::Brake;
+use crate::brake::{Brake, Decides};
 use crate::cgroup::Controller;
 use crate::change::Hands;
 use crate::cpuset::Keep;
@@ -29,7 +29,9 @@ use crate::root::Files;
 use crate::session::Session;
 use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
-use crate::{below, cpumax, cpuset, irq, oom, perf, remaining, rt, sysctl, weight, workqueue};
+use crate::{
+    below, cpumax, cpuset, fair, irq, oom, perf, remaining, rt, sysctl, weight, workqueue,
+};
 
 /// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
 const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
@@ -55,6 +57,10 @@ impl Linux {
                 let home = self.group(group)?.home.clone();
                 let cgroups = self.cgroups.clone();
                 notes.extend(weight::give(&mut self.hands()?, &cgroups, &home, *weight)?);
+                let exempt = fair::exempt(&self.files, &home.tasks_dirs());
+                notes.extend(
+                    exempt.map(|task| format!("group {group}: {task}: no weight holds it")),
+                );
             }
             Setting::Confine {
                 cpus,
@@ -69,8 +75,12 @@ impl Linux {
             Setting::WorkqueueMask { cpus } => {
                 workqueue::confine(&mut self.hands()?, cpus)?;
             }
-            Setting::Regulate(regulation) => self.regulate(group, regulation)?,
+            Setting::Regulate(regulation) => {
+                self.all_fair(group)?;
+                notes.extend(self.regulate(group, regulation)?);
+            }
             Setting::CpuMax { share, period } => {
+                self.all_fair(group)?;
                 let home = self.group(group)?.home.clone();
                 let cgroups = self.cgroups.clone();
                 notes.extend(cpumax::limit(
@@ -236,7 +246,7 @@ impl Linux {
         let Some(group) = self.groups.get(name).filter(|g| g.immune) else {
             return Ok(());
         };
-        let dirs: Vec<String> = group.home.places.iter().map(Place::tasks_dir).collect();
+        let dirs = group.home.tasks_dirs();
         let Some(dir) = dirs.first().cloned() else {
             return Ok(());
         };
@@ -309,6 +319,7 @@ impl Linux {
                 matching: matching.to_vec(),
                 cpus,
                 immune: false,
+                exempt: false,
                 watched: false,
                 keeper: None,
                 ledger: Some(Ledger::new(rt::ticks_since_boot())),
@@ -427,7 +438,21 @@ impl Linux {
         Ok(notes)
     }
 
-    fn regulate(&mut self, name: &str, regulation: &Regulation) -> Result<()> {
+    /// Refuses a group with a task that no limit of CPU time and no brake holds.
+    fn all_fair(&self, name: &str) -> Result<()> {
+        match fair::exempt(&self.files, &self.group(name)?.home.tasks_dirs()) {
+            None => Ok(()),
+            Some(task) => Err(Error::refused_with(
+                format!("group {name}: {task}: its limit would not hold that"),
+                format!(
+                    "make it ordinary (chrt --other --pid 0 {}), or leave its process out of the group",
+                    task.task
+                ),
+            )),
+        }
+    }
+
+    fn regulate(&mut self, name: &str, regulation: &Regulation) -> Result<Option<String>> {
         let cgroups = self.cgroups.clone();
         self.cached_inventory()?;
         cpuset::reach(
@@ -452,7 +477,14 @@ impl Linux {
         if regulation.split == Split::Demand {
             self.splits.push(Splits::new(name, regulation, rt::now()));
         }
-        Ok(())
+        let woken = |r: &&Regulated| r.group == name && r.brake.decides == Decides::Thread;
+        let woken = self.brakes.iter().filter(woken).count();
+        Ok((woken > 0 && !Decides::needs_the_thread(regulation)).then(|| {
+            format!(
+                "group {name}: its brakes are woken at every budget, which costs it 20 to 40 µs each: the kernel loads no program \
+                 for the counter's interrupt (CAP_BPF and CAP_PERFMON)"
+            )
+        }))
     }
 
     /// Starts the brake of one of a group's CPUs.

@@ -16,12 +16,11 @@ use super::{Absent, Linux, NEVER, Regulated};
 use crate::brake::Lost;
 use crate::clients::{self, Clients, Membership};
 use crate::error::{Error, Result};
-use crate::home::Place;
 use crate::resident::Keeper;
 use crate::session::Session;
 use crate::tasks::Matcher;
 use crate::units::Units;
-use crate::{drift, rt, signals};
+use crate::{drift, fair, rt, signals};
 
 /// How often the heartbeat is renewed.
 const BEAT: Nanos = Nanos::millis(100);
@@ -81,7 +80,7 @@ impl Linux {
             let Some(ledger) = group.ledger.as_mut() else {
                 continue;
             };
-            let dirs: Vec<String> = group.home.places.iter().map(Place::tasks_dir).collect();
+            let dirs = group.home.tasks_dirs();
             match ledger.look(&self.files, &dirs) {
                 // Nobody is there.
                 Ok(Some(spent)) if spent == Spent::default() => {}
@@ -125,6 +124,7 @@ impl Linux {
                 seen.push(finding(e.to_string(), Some(name)));
             }
         }
+        self.find_exempt(seen);
         self.look_after_memory(seen);
         for (group, what) in self.look_after_parts() {
             seen.push(finding(what, Some(group)));
@@ -139,6 +139,40 @@ impl Linux {
             }
         }
         Ok(())
+    }
+
+    /// Tasks of limited groups that the fair scheduler does not schedule: they turned so, or were born so. A group's promise is
+    /// lost with the first, and stays lost: what such a task ran was not limited.
+    fn find_exempt(&mut self, seen: &mut Observation) {
+        let steps = self.plan.iter().flat_map(|plan| &plan.steps);
+        let limited =
+            steps.filter(|s| matches!(s.set, Setting::Regulate(_) | Setting::CpuMax { .. }));
+        let mut limited: Vec<GroupId> = limited.filter_map(|s| s.group.clone()).collect();
+        limited.dedup();
+        let replaced = fair::replaced_by(&self.files);
+        for name in limited {
+            let Some(group) = self.groups.get_mut(&name) else {
+                continue;
+            };
+            if group.exempt {
+                continue;
+            }
+            let why = match &replaced {
+                Some(scheduler) => format!("the sched_ext scheduler '{scheduler}' was loaded"),
+                None => match fair::exempt(&self.files, &group.home.tasks_dirs()) {
+                    Some(task) => task.to_string(),
+                    None => continue,
+                },
+            };
+            group.exempt = true;
+            let what =
+                format!("group {name}: {why}, which no limit holds: its limit is at level none");
+            self.downgrade(&name, Level::None, &what);
+            seen.push(Seen::Event(Event::Finding {
+                what,
+                group: Some(name),
+            }));
+        }
     }
 
     /// Brakes that ended by themselves, each told. One whose counter was taken away is followed by one that counts CPU time.
@@ -250,15 +284,17 @@ impl Linux {
         }
     }
 
-    /// Writes into the plan that `quell status` reads what promises are worth that the regulation of a group holds. A reserve of others
+    /// Writes into the plan that `quell status` reads what promises are worth that the limit of a group holds. A reserve of others
     /// is worth nothing where not everybody is counted any more.
     fn downgrade(&mut self, group: &str, level: Level, why: &str) {
         let Some(plan) = self.plan.as_mut() else {
             return;
         };
-        let regulates =
-            |s: &&Step| s.group.as_deref() == Some(group) && matches!(s.set, Setting::Regulate(_));
-        let steps: Vec<StepId> = plan.steps.iter().filter(regulates).map(|s| s.id).collect();
+        let limits = |s: &&Step| {
+            s.group.as_deref() == Some(group)
+                && matches!(s.set, Setting::Regulate(_) | Setting::CpuMax { .. })
+        };
+        let steps: Vec<StepId> = plan.steps.iter().filter(limits).map(|s| s.id).collect();
         for held in &mut plan.promises {
             if held.held_by.iter().any(|by| steps.contains(by)) {
                 let own = held.group == group;

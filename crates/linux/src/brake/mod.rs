@@ -144,6 +144,17 @@ pub enum Decides {
     Thread,
 }
 
+impl Decides {
+    /// Whether the interrupt's program cannot decide by itself: of pooled budgets, of two directions, and of CPUs that share a
+    /// budget by demand, where what each draws has to be known at every budget.
+    #[must_use]
+    pub fn needs_the_thread(regulation: &Regulation) -> bool {
+        regulation.pooling.is_some()
+            || matches!(regulation.meter, Wanted::Apart { .. })
+            || regulation.split == Split::Demand
+    }
+}
+
 /// What a brake's thread and its owner share.
 #[derive(Default)]
 struct Shared {
@@ -186,14 +197,9 @@ impl Brake {
         (permit, doors): (Permit, Vec<String>),
         pool: &Arc<Pool>,
     ) -> io::Result<Self> {
-        let decides = match regulation.meter {
-            _ if regulation.pooling.is_some() => Decides::Thread,
-            Wanted::Apart { .. } => Decides::Thread,
-            // Of several CPUs that share a budget by demand, what each draws has to be known at
-            // every budget.
-            _ if regulation.split == Split::Demand => Decides::Thread,
-            _ if meter.load().is_ok() => Decides::Interrupt,
-            _ => Decides::Thread,
+        let decides = match Decides::needs_the_thread(regulation) || meter.load().is_err() {
+            true => Decides::Thread,
+            false => Decides::Interrupt,
         };
         let (used, _) = meter.read()?;
         let shared = Arc::new(Shared {

@@ -18,8 +18,9 @@ use crate::meter::{MOST_EVENTS, Meter};
 use crate::pool::{Bed, Pool};
 use crate::rt;
 
-/// The slice of a brake: a program that wakes next to it waits no longer, as long as the group's weight lets it go first.
-const SLICE: Nanos = Nanos::micros(100);
+/// How often a brake that spins gives way. Otherwise a program that wakes on its CPU waits until the brake sleeps or the
+/// scheduler's tick, where the group's deadline happens to be the earlier one.
+const GIVE_WAY: Nanos = Nanos::micros(20);
 
 /// Why a thread that slept or stopped its CPU goes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -80,7 +81,6 @@ impl Task {
         for door in &self.doors {
             std::fs::write(door, "0")?;
         }
-        rt::slice(SLICE);
         rt::pin(self.cpu)?;
         if rt::current_cpu() != self.cpu {
             return Err(io::Error::other(format!(
@@ -364,7 +364,7 @@ impl Task {
         }
     }
 
-    /// Keeps the CPU until `until`, or until there is news.
+    /// Keeps the group stopped until `until`, or until there is news.
     fn stop_until(&self, until: Nanos) -> Result<Woken, Lost> {
         let began = rt::now();
         let woken = self.spin_until(until);
@@ -376,8 +376,15 @@ impl Task {
     }
 
     fn spin_until(&self, until: Nanos) -> Result<Woken, Lost> {
+        let mut gave_way = rt::now();
         loop {
-            let now = rt::now();
+            let mut now = rt::now();
+            if now.since(gave_way) >= GIVE_WAY {
+                // The kernel asks again who runs: a program outside the group, if one woke, and never the group's tasks.
+                std::thread::yield_now();
+                now = rt::now();
+                gave_way = now;
+            }
             if now >= until {
                 return Ok(Woken::ByTime);
             }

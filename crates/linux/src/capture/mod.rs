@@ -348,6 +348,10 @@ impl Files for Machine {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
 
+    fn scheduler(&self, _: u32) -> io::Result<i32> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+
     fn set_affinity(&self, _: u32, _: &CpuSet) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
@@ -424,6 +428,10 @@ impl Files for Recorder<'_> {
 
     fn affinity(&self, tid: u32) -> io::Result<CpuSet> {
         self.kernel.affinity(tid)
+    }
+
+    fn scheduler(&self, tid: u32) -> io::Result<i32> {
+        self.kernel.scheduler(tid)
     }
 
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()> {

@@ -339,6 +339,15 @@ impl Machine {
         Ok(task.allowed.clone())
     }
 
+    pub(crate) fn scheduler(&self, tid: u32) -> Answer<i32> {
+        let tid = if tid == 0 { std::process::id() } else { tid };
+        let task = self.tasks.get(&tid).ok_or(libc::ESRCH)?;
+        Ok(match task.realtime {
+            true => libc::SCHED_FIFO,
+            false => libc::SCHED_OTHER,
+        })
+    }
+
     pub(crate) fn set_affinity(&mut self, tid: u32, cpus: &CpuSet) -> Answer<()> {
         let tid = if tid == 0 { std::process::id() } else { tid };
         let task = self.tasks.get(&tid).ok_or(libc::ESRCH)?;

@@ -212,6 +212,11 @@ impl Files for Fake {
         self.ask(Op::Read, &path, "", |m, _| m.affinity(tid))
     }
 
+    fn scheduler(&self, tid: u32) -> io::Result<i32> {
+        let path = format!("/proc/{tid}/scheduler");
+        self.ask(Op::Read, &path, "", |m, _| m.scheduler(tid))
+    }
+
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()> {
         let path = format!("/proc/{tid}/affinity");
         self.ask(Op::Write, &path, &cpus.to_string(), |m, _| {

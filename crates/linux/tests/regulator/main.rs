@@ -286,6 +286,8 @@ fn a_braked_process_gets_its_cap() {
         let period = held_by(share, period);
         // A period more or less may fall into the span; the host may take the CPU, so that too little says nothing.
         let (least, most) = (0.95 - period.as_secs_f64(), 1.05 + period.as_secs_f64());
+        // Of a hundredth of a CPU the switches to the task, which its clock does not count, are the larger part.
+        let most = if permille <= 10 { 1.6 } else { most };
         let mut seen = Vec::new();
         for _ in 0..5 {
             let brake = busy.throttle(share, period);

@@ -1,4 +1,4 @@
-//! The whole run in time: each cell's median, when CPUs were stopped, what the host took and what interrupts cost. Of the
+//! The whole run in time: each cell's median, when groups were stopped, what the host took and what interrupts cost. Of the
 //! record of a single run this is the main figure.
 
 use std::collections::BTreeMap;
@@ -63,10 +63,10 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     }
     let compared = page.result().is_some();
     let shows = if compared {
-        "The whole experiment in time: the protected subject's median in every cell, when the regulator stopped a CPU, and \
+        "The whole experiment in time: the protected subject's median in every cell, when the regulator stopped a group, and \
          what the host (steal) and interrupts took of the subjects' CPUs."
     } else {
-        "The whole run in time: when the regulator stopped a CPU, what was counted there, and what the host (steal) and \
+        "The whole run in time: when the regulator stopped a group, what was counted there, and what the host (steal) and \
          interrupts took."
     };
     let reading = if compared {

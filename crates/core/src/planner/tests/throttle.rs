@@ -80,6 +80,13 @@ fn best_effort_groups_get_a_low_weight_where_the_machine_has_weights() {
         of(&format!("{PAIR}cpu-weight = 200\n")),
         (noise("200"), vec![])
     );
+    // Under a brake less, so that what wakes next to one of its bursts goes first.
+    let limited = format!("mechanisms.bandwidth = 'regulator'\n{PAIR}limit.bandwidth = '20%'\n");
+    assert_eq!(of(&limited).0, noise("2"));
+    assert_eq!(
+        of(&limited.replace("limit.", "cpu-weight = 7\nlimit.")).0,
+        noise("7")
+    );
     let denied = format!("mechanisms.deny = ['weight']\n{PAIR}");
     assert_eq!(of(&denied), (vec![], vec![]));
     let text = refused(&format!("{denied}cpu-weight = 7\n"), &machine);

@@ -1,0 +1,162 @@
+//! Limits at their edges: tasks that no limit holds, limits that are very small or no limit, groups of many tasks.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{
+    Machine, Program, Running, busy, cpu_share, eventually, in_group, is_held, machine, quell, run,
+    status,
+};
+use quell_linux::procfs;
+use quell_linux::root::Kernel;
+use rustix::process::Signal;
+
+/// A limit by `cpu.max`, and one by the brake.
+const LIMITS: [(&str, &str); 2] = [
+    ("cpu-time = \"20%\"", "none"),
+    ("bandwidth = \"20%\"", "regulator"),
+];
+
+/// A policy that limits one process, by `cpu.max` or by the brake.
+fn policy(machine: &Machine, program: &Program, limit: &str, mechanism: &str) -> String {
+    let text = format!(
+        "quell = 1\nname = \"limits\"\n[group.batch]\nrole = \"best-effort\"\nmatch = [{{ pid = {} }}]\nlimit = {{ {limit} }}\n\
+         [mechanisms]\nbandwidth = \"{mechanism}\"\n",
+        program.pid()
+    );
+    machine.file("limits.toml", &text)
+}
+
+fn chrt(args: &[&str], program: &Program) -> bool {
+    let pid = program.pid().to_string();
+    let done = Command::new("chrt").args(args).arg(&pid).output().unwrap();
+    done.status.success()
+}
+
+#[test]
+fn a_real_time_task_in_a_limited_group_is_refused() {
+    let Some(mut machine) = machine("a real-time task in a limited group") else {
+        return;
+    };
+    let other = busy();
+    assert!(chrt(&["--fifo", "--pid", "10"], &other));
+    machine.remember();
+    for (limit, mechanism) in LIMITS {
+        let policy = policy(&machine, &other, limit, mechanism);
+        let done = run(&["run", &policy]);
+        // Where cgroups have real-time budgets of their own, the kernel refuses it first.
+        let said = done.err.contains("SCHED_FIFO") || done.err.contains("real-time");
+        assert!(
+            done.code != 0 && said && done.err.contains("chrt"),
+            "{done:?}"
+        );
+        machine.unchanged("after the refusal");
+    }
+}
+
+/// The kernel lets deadline tasks into every cgroup, and takes a task of any cgroup among them.
+#[test]
+fn a_task_that_turns_so_while_it_is_limited_costs_the_promise() {
+    let Some(mut machine) = machine("a task that becomes a deadline task") else {
+        return;
+    };
+    let other = busy();
+    machine.remember();
+    let policy = policy(&machine, &other, "cpu-time = \"20%\"", "none");
+    let held = Running::start(quell().args(["run", &policy]));
+    eventually("it is held", || is_held(other.pid()));
+    let deadline = [
+        "--deadline",
+        "--sched-runtime",
+        "1000000",
+        "--sched-deadline",
+        "10000000",
+    ];
+    let period = ["--sched-period", "10000000", "--pid", "0"];
+    if chrt(&[&deadline[..], &period[..]].concat(), &other) {
+        eventually("its promise is lost", || {
+            let promises = status()[0]["plan"]["promises"].clone();
+            promises
+                .as_array()
+                .is_some_and(|all| all.iter().any(|p| p["level"] == "none"))
+        });
+    } else {
+        eprintln!("SKIPPED the rest: this kernel admits no deadline task here");
+    }
+    held.signal(Signal::TERM);
+    let done = held.wait();
+    assert!(done.err.contains("SCHED_DEADLINE"), "{done:?}");
+    machine.unchanged("after the run");
+}
+
+#[test]
+fn a_limit_of_a_thousandth_and_one_above_the_peak_work() {
+    let Some(mut machine) = machine("limits of 0.1 % and 400 %") else {
+        return;
+    };
+    let other = busy();
+    machine.remember();
+    for (limit, mechanism, least, most) in [
+        ("cpu-time = \"0.1%\"", "none", 0.0, 0.01),
+        ("bandwidth = \"0.1%\"", "regulator", 0.0, 0.01),
+        ("cpu-time = \"6400%\"", "none", 0.5, 1.01),
+        ("bandwidth = \"1000GB/s\"", "regulator", 0.5, 1.01),
+    ] {
+        let policy = policy(&machine, &other, limit, mechanism);
+        let held = Running::start(quell().args(["run", &policy]));
+        eventually("it is held", || status()[0]["holds"] == true);
+        // What it drew before is not in the first period.
+        std::thread::sleep(Duration::from_secs(1));
+        let share = cpu_share(other.pid(), Duration::from_secs(3));
+        held.signal(Signal::TERM);
+        let done = held.wait();
+        assert_eq!(done.code, 0, "{limit}: {done:?}");
+        assert!((least..most).contains(&share), "{limit}: {share}: {done:?}");
+        machine.unchanged(limit);
+    }
+    let policy = policy(&machine, &other, "bandwidth = \"400%\"", "regulator");
+    run(&["run", &policy]).fails(2, &["limit.bandwidth: 400% is more than the machine has"]);
+}
+
+/// Every task is moved, also those that are born meanwhile, and none is left behind.
+#[test]
+fn thousands_of_tasks_and_tasks_that_fork_are_limited_and_let_go() {
+    let Some(machine) = machine("thousands of tasks") else {
+        return;
+    };
+    let many = "i=0; while [ $i -lt 2000 ]; do sleep 300 & i=$((i+1)); done; echo done >&2; \
+        while :; do /bin/true; done";
+    let other = Program::start(&["sh", "-c", many]);
+    let sleepers = || {
+        let all = procfs::processes(&Kernel::new().unwrap()).unwrap();
+        let ours = all
+            .iter()
+            .filter(|s| s.parent == other.pid() && s.comm == "sleep");
+        ours.map(|s| s.id.pid).collect::<Vec<u32>>()
+    };
+    eventually("they run", || sleepers().len() == 2000);
+    for (limit, mechanism) in LIMITS {
+        let policy = policy(&machine, &other, limit, mechanism);
+        let begun = Instant::now();
+        let held = Running::start(quell().args(["run", &policy]));
+        eventually("all are held", || {
+            sleepers().iter().all(|pid| in_group(*pid, "batch"))
+        });
+        eprintln!(
+            "{mechanism}: 2,000 tasks were held after {:?}",
+            begun.elapsed()
+        );
+        held.signal(Signal::TERM);
+        let done = held.wait();
+        assert_eq!(done.code, 0, "{done:?}");
+        assert!(!sleepers().iter().any(|pid| is_held(*pid)));
+    }
+}

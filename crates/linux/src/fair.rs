@@ -1,0 +1,94 @@
+//! What the kernel's fair scheduler does not schedule. A weight, `cpu.max` and `cpu.idle` do not hold that.
+//!
+//! Real-time and deadline tasks have schedulers of their own (sched(7)). Where a sched_ext scheduler is loaded, it schedules
+//! ordinary tasks, too (Documentation/scheduler/sched-ext.rst), and heeds these values or not.
+
+use std::fmt;
+
+use crate::below;
+use crate::procfs;
+use crate::root::Files;
+
+/// `SCHED_DEADLINE` and `SCHED_EXT`, which the C library's headers name only in part (linux/sched.h).
+const DEADLINE: i32 = 6;
+const EXT: i32 = 7;
+
+/// A task that the fair scheduler does not schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exempt {
+    /// Its thread number.
+    pub task: u32,
+    /// Its name.
+    pub comm: String,
+    /// The name of its scheduling policy, as sched(7) has it.
+    pub policy: &'static str,
+}
+
+impl fmt::Display for Exempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "task {} ({}) is {}", self.task, self.comm, self.policy)
+    }
+}
+
+/// The first such task in these cgroups and those below them. A task that has gone is none.
+#[must_use]
+pub fn exempt(files: &dyn Files, dirs: &[String]) -> Option<Exempt> {
+    let found = dirs.iter().find_map(|dir| {
+        let mut tasks = below::threads(files, dir).into_iter();
+        tasks.find_map(|task| Some((task, policy(files.scheduler(task).ok()?)?)))
+    });
+    let (task, policy) = found?;
+    let stat = procfs::stat(files, task).ok().flatten()?;
+    Some(Exempt {
+        task,
+        comm: stat.comm,
+        policy,
+    })
+}
+
+/// The name of a policy that is not the fair scheduler's.
+const fn policy(number: i32) -> Option<&'static str> {
+    Some(match number {
+        libc::SCHED_FIFO => "SCHED_FIFO",
+        libc::SCHED_RR => "SCHED_RR",
+        DEADLINE => "SCHED_DEADLINE",
+        EXT => "SCHED_EXT",
+        _ => return None,
+    })
+}
+
+/// The name of the loaded sched_ext scheduler.
+#[must_use]
+pub fn replaced_by(files: &dyn Files) -> Option<String> {
+    let read = |name| files.optional(&format!("/sys/kernel/sched_ext/{name}"));
+    let state = read("state").ok().flatten()?;
+    if state.trim() == "disabled" {
+        return None;
+    }
+    let name = read("root/ops").ok().flatten().unwrap_or_default();
+    Some(match name.trim() {
+        "" => "unnamed".to_owned(),
+        name => name.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn a_loaded_scheduler_is_known_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        assert_eq!(replaced_by(&kernel), None, "a kernel without sched_ext");
+        let at = dir.path().join("sys/kernel/sched_ext");
+        std::fs::create_dir_all(at.join("root")).unwrap();
+        std::fs::write(at.join("state"), "disabled\n").unwrap();
+        assert_eq!(replaced_by(&kernel), None);
+        std::fs::write(at.join("state"), "enabled\n").unwrap();
+        assert_eq!(replaced_by(&kernel).as_deref(), Some("unnamed"));
+        std::fs::write(at.join("root/ops"), "rusty_1.0\n").unwrap();
+        assert_eq!(replaced_by(&kernel).as_deref(), Some("rusty_1.0"));
+    }
+}
