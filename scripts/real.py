@@ -67,22 +67,23 @@ ROWS = {
     "none": None,
     "nice-19": ["nice", "-n", "19"],
     "chrt-idle": ["chrt", "-i", "0"],
-    "weight": row("any", "cpu-weight = 10"),
-    "group-idle": row("any", 'cpu-weight = "idle"'),
+    "weight10": row("any", "cpu-weight = 10"),
+    "weight": row("any"),  # the default: the group is cpu.idle
     "cores": row(OWN, mechanisms=('deny = ["weight"]',)),
-    "weight-cores": row(OWN, "cpu-weight = 10"),
+    "weight-cores": row(OWN),
     "cpu-max@20": cpu_max(20),
     "brake@20": brake(20),
     "chosen@20": row(OWN, 'limit.bandwidth = "20%"'),
 }
 # From these the default weight is chosen: next to the server on any CPU, and next to its client where the server has its own.
-WEIGHTS = {f"weight-cores@{w}": row(OWN, f"cpu-weight = {w}") for w in (1, 2, 5, 20)}
+WEIGHTS = {f"weight-cores@{w}": row(OWN, f"cpu-weight = {w}") for w in (1, 2, 5, 10, 20)}
 SWEEP = ROWS | WEIGHTS | {f"cpu-max@{c}": cpu_max(c) for c in CAPS} | {f"brake@{c}": brake(c) for c in CAPS}
 # The neighbour is pinned to the periodic program's CPU in all of these, and nothing is critical.
 HERE = f'cpus = "{CLIENT_CPU}"'
 PERIODIC = {
     "none": None,
-    "weight": row(None, HERE, "cpu-weight = 10"),
+    "weight": row(None, HERE),
+    "weight10": row(None, HERE, "cpu-weight = 10"),
     "cpu-max@20": row(None, HERE, *cpu_max(20)["group"], mechanisms=cpu_max(20)["mechanisms"]),
     "brake@20": row(None, HERE, *brake(20)["group"], mechanisms=brake(20)["mechanisms"]),
     "brake@20-weight10": row(None, HERE, "cpu-weight = 10", *brake(20)["group"], mechanisms=brake(20)["mechanisms"]),

@@ -8,7 +8,7 @@ import os
 import statistics
 
 # Rows as they are printed; each @ stands for every cap, in ascending order.
-ORDER = ("alone", "none", "nice-19", "chrt-idle", "weight", "group-idle", "cores", "weight-cores", "cpu-max@", "brake@", "chosen@")
+ORDER = ("alone", "none", "nice-19", "chrt-idle", "weight", "weight10", "cores", "weight-cores", "cpu-max@", "brake@", "chosen@")
 COLUMNS = (("p50 ms", "p50_ms", 3), ("p99 ms", "p99_ms", 3), ("longest ms", "longest_ms", 1), ("per second", "throughput", 0),
            ("run s", "run_s", 2))
 # Student's t, two-sided 95 %, for 1, 2, … degrees of freedom.

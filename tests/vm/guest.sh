@@ -137,7 +137,7 @@ same "the critical task is in its cgroup" "$(home "$victim")" /quell.slice/criti
 same "the critical task has its CPU" "$(allowed "$victim")" 3
 same "everybody else does not" "$(allowed 1)" 0-2
 same "cpuset.mems is set" "$(cat $SLICE/critical/cpuset.mems)" 0
-same "a best-effort group has a low weight" "$(cat $LOW/batch/cpu.weight) $(cat $LOW/cpu.weight)" "10 10"
+same "a best-effort group is idle, and so is its slice" "$(cat $LOW/batch/cpu.idle) $(cat $LOW/cpu.idle)" "1 1"
 same "cpu.max has the quota" "$(cat $LOW/batch/cpu.max)" "40000 100000"
 same "the limited task is in its cgroup" "$(home "$noise")" /quell-best-effort.slice/batch
 holds "the kernel throttles it" within 20 eval "[ \$(stat_of $LOW/batch nr_throttled) -gt 0 ]"

@@ -4,7 +4,8 @@
 # the machine it runs on (taking a CPU away).
 #
 #   tests/vm/run.sh            6.12: remote partitions
-#   tests/vm/run.sh all        also 6.1: everybody else is narrowed
+#   tests/vm/run.sh all        also 6.12 and 7.2 fully preemptible, 7.2 as Debian has it (lazily), and 6.1, where all other
+#                              cpusets are narrowed; the first of these with two threads per core
 #
 # Exit 0: every check passed, or the lab cannot be had here (the reason is printed). Exit 1: a check failed, the guest did not
 # come up, or did not finish in time.
@@ -38,23 +39,26 @@ done
 # util-linux's: busybox's cannot take a capability away.
 if setpriv --help 2>/dev/null | grep -q bounding-set; then with+=(--with "$(command -v setpriv)=/bin/setpriv.full"); fi
 
-kernels=(6.12)
-[ "${1:-}" != all ] || kernels+=(6.1)
+# A kernel, and options of `quell lab`.
+variants=(6.12)
+[ "${1:-}" != all ] || variants+=("6.12 --append preempt=full --smt" 7.2 "7.2 --append preempt=full" 6.1)
 failed=0
-for kernel in "${kernels[@]}"; do
+for variant in "${variants[@]}"; do
+    read -ra options <<<"$variant"
+    kernel=${options[0]}
     status=0
     "$quell" lab --build --kernel "$kernel" 2>&1 || status=$?
     case $status in
     0) ;;
     # What cannot be had here, as `quell lab` says it; the reason stands above.
-    125) echo "SKIPPED tests/vm, Linux $kernel: no lab here"; continue ;;
-    *) echo "FAILED tests/vm, Linux $kernel: the lab could not be built (status $status)"; failed=1; continue ;;
+    125) echo "SKIPPED tests/vm, Linux $variant: no lab here"; continue ;;
+    *) echo "FAILED tests/vm, Linux $variant: the lab could not be built (status $status)"; failed=1; continue ;;
     esac
     began=$SECONDS
-    if "$quell" lab --kernel "$kernel" --cpus 4 --memory 2GiB --timeout $bound "${with[@]}" -- sh /tests/guest.sh; then
-        echo "== passed in $((SECONDS - began)) s"
+    if "$quell" lab --kernel "${options[@]}" --cpus 4 --memory 2GiB --timeout $bound "${with[@]}" -- sh /tests/guest.sh; then
+        echo "== Linux $variant: passed in $((SECONDS - began)) s"
     else
-        echo "FAILED tests/vm, Linux $kernel"
+        echo "FAILED tests/vm, Linux $variant"
         failed=1
     fi
 done

@@ -7,7 +7,7 @@ use quell_core::backend::{Program, SubjectSpec};
 use quell_core::cpuset::CpuId;
 use quell_core::inventory::Inventory;
 use quell_core::lab::Guest;
-use quell_core::plan::Plan;
+use quell_core::plan::{GroupId, Plan};
 use quell_core::policy::{Adapt, Group, Policy, Role};
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
@@ -416,8 +416,8 @@ impl Sink for Told {
         self.folder.put(at, event);
     }
 
-    fn decisions(&mut self, cpu: CpuId, decisions: &[Decision], missed: u64) {
-        self.folder.decisions(cpu, decisions, missed);
+    fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
+        self.folder.decisions(group, cpu, decisions, missed);
     }
 
     fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {

@@ -26,6 +26,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::CpuId;
+use crate::plan::GroupId;
 use crate::result::Better;
 use crate::stats::median;
 
@@ -110,9 +111,11 @@ pub struct Account {
 }
 
 /// A brake stopped its group on a CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
-    /// Which.
+    /// Which group.
+    pub group: GroupId,
+    /// On which CPU.
     pub cpu: CpuId,
     /// Since when, in nanoseconds on the backend's clock.
     pub from_ns: u64,

@@ -68,6 +68,7 @@ fn waiting_to_run_is_throttling_along_as_far_as_a_stop_covers_it() {
         ..unit(3)
     };
     let stop = |cpu| Stop {
+        group: "victim".to_owned(),
         cpu,
         from_ns: 3 * MS + MS / 4,
         until_ns: 3 * MS + MS / 2,

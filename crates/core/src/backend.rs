@@ -71,8 +71,8 @@ pub enum Seen {
     Declared(GroupId, Declared),
     /// Something for the record: throttling, findings.
     Event(Event),
-    /// What the regulator of a CPU decided since the last time, and how many decisions were lost on the way.
-    Decisions(CpuId, Vec<Decision>, u64),
+    /// What the regulator of a group decided on a CPU since the last time, and how many decisions were lost on the way.
+    Decisions(GroupId, CpuId, Vec<Decision>, u64),
     /// The user or the system wants the run to end (SIGINT, SIGTERM, SIGHUP): the signal's number.
     Stop(i32),
     /// The backend's hold on the machine was revoked (its watchdog undid everything): nothing is held any more.

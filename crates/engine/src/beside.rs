@@ -15,6 +15,7 @@ use std::vec;
 
 use quell_core::backend::Backend;
 use quell_core::cpuset::CpuId;
+use quell_core::plan::GroupId;
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
 
@@ -36,7 +37,7 @@ struct Tape(Vec<(Nanos, Entry)>);
 
 enum Entry {
     Event(Event),
-    Decisions(CpuId, Vec<Decision>, u64),
+    Decisions(GroupId, CpuId, Vec<Decision>, u64),
     CpuTimes(Vec<CpuTimes>),
 }
 
@@ -45,8 +46,8 @@ impl Sink for Tape {
         self.0.push((at, Entry::Event(event.clone())));
     }
 
-    fn decisions(&mut self, cpu: CpuId, decisions: &[Decision], missed: u64) {
-        let entry = Entry::Decisions(cpu, decisions.to_vec(), missed);
+    fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
+        let entry = Entry::Decisions(group.clone(), cpu, decisions.to_vec(), missed);
         self.0.push((Nanos(0), entry));
     }
 
@@ -66,12 +67,12 @@ impl Tape {
             match entry {
                 Entry::Event(event) => sink.put(on_record(at), &event),
                 Entry::CpuTimes(times) => sink.cpu_times(on_record(at), &times),
-                Entry::Decisions(cpu, mut decisions, missed) => {
+                Entry::Decisions(group, cpu, mut decisions, missed) => {
                     for decision in &mut decisions {
                         decision.at = on_record(decision.at);
                         decision.what = decision.what.on_clock(&on_record);
                     }
-                    sink.decisions(cpu, &decisions, missed);
+                    sink.decisions(&group, cpu, &decisions, missed);
                 }
             }
         }

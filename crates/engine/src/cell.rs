@@ -17,6 +17,7 @@ use quell_core::backend::{Action, Measurement, Program, Seen, SubjectId, Subject
 use quell_core::control::bandwidth::Fast;
 use quell_core::cpuset::CpuId;
 use quell_core::experiment::RUN_TIME;
+use quell_core::plan::GroupId;
 use quell_core::policy::NumberPattern;
 use quell_core::record::{Decision, Event, Pooled};
 use quell_core::units::Nanos;
@@ -85,7 +86,7 @@ pub struct Throttling {
     pub reactions_user: Vec<f64>,
     /// The same, where the kernel was.
     pub reactions_kernel: Vec<f64>,
-    /// When the regulated group was stopped, by CPU.
+    /// When regulated groups were stopped.
     pub stops: Vec<Stop>,
 }
 
@@ -107,16 +108,17 @@ impl Throttling {
         }
     }
 
-    fn decided(&mut self, cpu: CpuId, decision: &Decision) {
+    fn decided(&mut self, group: &GroupId, cpu: CpuId, decision: &Decision) {
         if !decision.what.stops() {
             // Where budgets are pooled a stop may end before its time.
-            let last = self.stops.iter_mut().rev().find(|stop| stop.cpu == cpu);
-            if let Some(stop) = last {
+            let own = |stop: &&mut Stop| stop.cpu == cpu && stop.group == *group;
+            if let Some(stop) = self.stops.iter_mut().rev().find(own) {
                 stop.until_ns = stop.until_ns.min(decision.at.0);
             }
         }
         if let Fast::ThrottleUntil(until) = decision.what {
             self.stops.push(Stop {
+                group: group.clone(),
                 cpu,
                 from_ns: decision.at.0,
                 until_ns: until.0,
@@ -484,9 +486,9 @@ impl Script for Cell {
                 sum.throttled_ns += throttled_ns;
                 sum.pool(pooled);
             }
-            Seen::Decisions(cpu, decisions, _) => {
+            Seen::Decisions(group, cpu, decisions, _) => {
                 let sum = self.throttling.get_or_insert_default();
-                decisions.iter().for_each(|d| sum.decided(cpu, d));
+                decisions.iter().for_each(|d| sum.decided(&group, cpu, d));
             }
             Seen::Event(_)
             | Seen::Units(..)

@@ -1,7 +1,6 @@
 //! Keeps what every cell measured, and makes the result of it.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use quell_core::attribution::{Account, Attribution, Stop, Sum, reference};
 use quell_core::backend::Measurement;
@@ -51,7 +50,8 @@ struct Taken {
 struct Accounted {
     values: Vec<f64>,
     account: Account,
-    stops: Rc<[Stop]>,
+    /// Of its own group.
+    stops: Vec<Stop>,
 }
 
 /// Everything measured so far.
@@ -98,9 +98,9 @@ impl<'s> Collected<'s> {
     ) {
         let setup = self.setup;
         *self.cells.entry(configuration).or_default() += 1;
-        let mut stops: Rc<[Stop]> = Rc::new([]);
+        let mut stops: Vec<Stop> = Vec::new();
         if let Some(mut new) = throttling {
-            stops = std::mem::take(&mut new.stops).into();
+            stops = std::mem::take(&mut new.stops);
             self.throttling.entry(configuration).or_default().add(new);
         }
         let prepared = setup.prepared.get(configuration);
@@ -130,7 +130,11 @@ impl<'s> Collected<'s> {
                     .map(|(v, a)| Accounted {
                         values: v.clone(),
                         account: a.clone(),
-                        stops: Rc::clone(&stops),
+                        stops: stops
+                            .iter()
+                            .filter(|s| s.group == *group)
+                            .cloned()
+                            .collect(),
                     });
                 *last = Some(Taken {
                     shared,

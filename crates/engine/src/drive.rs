@@ -7,7 +7,7 @@
 use quell_core::backend::{Action, Backend, Observation, Seen, SubjectId, SubjectSpec, Undone};
 use quell_core::cpuset::CpuId;
 use quell_core::demand::{Drawn, WorkingSet};
-use quell_core::plan::Plan;
+use quell_core::plan::{GroupId, Plan};
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
 
@@ -20,7 +20,7 @@ pub trait Sink {
     /// Takes one event; `at` is the backend's time.
     fn put(&mut self, at: Nanos, event: &Event);
     /// Takes what a regulator decided.
-    fn decisions(&mut self, _cpu: CpuId, _decisions: &[Decision], _missed: u64) {}
+    fn decisions(&mut self, _group: &GroupId, _cpu: CpuId, _decisions: &[Decision], _missed: u64) {}
     /// Takes how the CPUs' time was spent until `at`.
     fn cpu_times(&mut self, _at: Nanos, _times: &[CpuTimes]) {}
     /// Whether [`Self::cpu_times`] does anything with it: asking costs the kernel a walk over its counters.
@@ -44,9 +44,9 @@ impl<S: Sink> Sink for Option<S> {
         }
     }
 
-    fn decisions(&mut self, cpu: CpuId, decisions: &[Decision], missed: u64) {
+    fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
         if let Some(sink) = self {
-            sink.decisions(cpu, decisions, missed);
+            sink.decisions(group, cpu, decisions, missed);
         }
     }
 
@@ -280,9 +280,10 @@ fn hold(
                     sink.put(now, &event);
                     script.seen(now, Seen::Event(event), &mut orders)?;
                 }
-                Seen::Decisions(cpu, decisions, missed) => {
-                    sink.decisions(cpu, &decisions, missed);
-                    script.seen(now, Seen::Decisions(cpu, decisions, missed), &mut orders)?;
+                Seen::Decisions(group, cpu, decisions, missed) => {
+                    sink.decisions(&group, cpu, &decisions, missed);
+                    let seen = Seen::Decisions(group, cpu, decisions, missed);
+                    script.seen(now, seen, &mut orders)?;
                 }
                 other => script.seen(now, other, &mut orders)?,
             }

@@ -13,6 +13,7 @@ use quell_core::backend::Measurement;
 use quell_core::calendar;
 use quell_core::control::bandwidth::Fast;
 use quell_core::cpuset::CpuId;
+use quell_core::plan::GroupId;
 use quell_core::record::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
 use quell_core::units::Nanos;
 
@@ -25,6 +26,9 @@ const MOST_DECISIONS: u64 = 1_000_000;
 const MOST_TIMES: u64 = 1_000_000;
 /// The first line of `samples/decisions-cpuN.csv`.
 pub(crate) const DECISIONS_HEAD: &str =
+    "at_ns,used_lines,decision,lines,until_ns,reaction_ns,interrupted,group";
+/// The same of versions in which a CPU had one regulator.
+pub(crate) const DECISIONS_HEAD_1: &str =
     "at_ns,used_lines,decision,lines,until_ns,reaction_ns,interrupted";
 /// The first line of `samples/machine.csv`.
 pub(crate) const TIMES_HEAD: &str = "at_ns,cpu,busy_ns,irq_ns,softirq_ns,steal_ns,idle_ns";
@@ -338,7 +342,13 @@ impl Folder {
         self.failed.get_or_insert(FolderError { path, why });
     }
 
-    fn decide(&mut self, cpu: CpuId, decisions: &[Decision]) -> std::io::Result<()> {
+    fn decide(
+        &mut self,
+        group: &GroupId,
+        cpu: CpuId,
+        decisions: &[Decision],
+    ) -> std::io::Result<()> {
+        let group = plain(group);
         let (file, rows) = match self.decisions.entry(cpu) {
             Entry::Occupied(there) => there.into_mut(),
             Entry::Vacant(free) => {
@@ -365,9 +375,9 @@ impl Folder {
                 }
             }
             match decision.reaction {
-                Some((late, true)) => writeln!(file, "{},kernel", late.0)?,
-                Some((late, false)) => writeln!(file, "{},program", late.0)?,
-                None => writeln!(file, ",")?,
+                Some((late, true)) => writeln!(file, "{},kernel,{group}", late.0)?,
+                Some((late, false)) => writeln!(file, "{},program,{group}", late.0)?,
+                None => writeln!(file, ",,{group}")?,
             }
         }
         Ok(())
@@ -408,11 +418,11 @@ impl Sink for Folder {
         }
     }
 
-    fn decisions(&mut self, cpu: CpuId, decisions: &[Decision], missed: u64) {
+    fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
         if missed > 0 {
             *self.missing.entry(cpu).or_default() += missed;
         }
-        if let Err(why) = self.decide(cpu, decisions) {
+        if let Err(why) = self.decide(group, cpu, decisions) {
             self.fail(&decisions_name(cpu), why);
         }
     }

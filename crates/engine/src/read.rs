@@ -18,7 +18,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::folder::{
-    COURSE_HEAD, DECISIONS_HEAD, SAMPLES_HEAD, TIMES, TIMES_HEAD, course_name, samples_name,
+    COURSE_HEAD, DECISIONS_HEAD, DECISIONS_HEAD_1, SAMPLES_HEAD, TIMES, TIMES_HEAD, course_name,
+    samples_name,
 };
 
 /// Why a record cannot be read.
@@ -355,16 +356,21 @@ fn decisions(folder: &Path) -> Result<Vec<(CpuId, PathBuf)>, ReadError> {
 
 fn stops(path: &Path, text: &str) -> Result<Vec<Stop>, ReadError> {
     let mut all: Vec<Stop> = Vec::new();
-    for (line, row) in rows(path, text, |head| head == DECISIONS_HEAD)? {
+    // Of each group the last stop, by its place.
+    let mut last: BTreeMap<Option<&str>, usize> = BTreeMap::new();
+    let known = |head: &str| [DECISIONS_HEAD, DECISIONS_HEAD_1].contains(&head);
+    for (line, row) in rows(path, text, known)? {
+        let group = row.get(7).copied();
         match row[..] {
             [at, _, "throttle", _, until, ..] => {
                 let [from_ns, until_ns] = numbers(path, line, &[at, until])?;
+                last.insert(group, all.len());
                 all.push(Stop { from_ns, until_ns });
             }
             // Where budgets are pooled a stop may end before its time.
             [at, _, "rearm" | "new-period" | "free", ..] => {
                 let [at] = numbers(path, line, &[at])?;
-                if let Some(last) = all.last_mut() {
+                if let Some(last) = last.get(&group).and_then(|at| all.get_mut(*at)) {
                     last.until_ns = last.until_ns.min(at);
                 }
             }
@@ -486,13 +492,15 @@ mod tests {
         );
         assert_eq!((all[1].round, all[1].at_ns.as_ref()), (1, None));
         assert!(spans(path, "round,window,latency_ns\n0,0,1\n", "none", "victim").is_err());
-        let text = format!("{DECISIONS_HEAD}\n1,2,rearm,3,,,\n4,9,throttle,,8,30,kernel\n");
+        let text = format!("{DECISIONS_HEAD_1}\n1,2,rearm,3,,,\n4,9,throttle,,8,30,kernel\n");
         let stop = Stop {
             from_ns: 4,
             until_ns: 8,
         };
         assert_eq!(stops(path, &text).unwrap(), [stop]);
         // Let go before its time, by a period that began early; what comes later changes nothing.
+        let two = format!("{DECISIONS_HEAD}\n4,9,throttle,,8,30,kernel,a\n6,9,rearm,5,,,,b\n");
+        assert_eq!(stops(path, &two).unwrap(), [stop], "of another group");
         let let_go = format!("{text}6,9,rearm,5,,,\n20,14,free,,30,,\n");
         let stop = Stop {
             until_ns: 6,

@@ -210,7 +210,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Groups that a brake may stop are gathered so that it can, and get the weight for that.
+    /// Groups that a brake may stop are gathered so that it can.
     fn make_room_for_brakes(&mut self) {
         let stopped = |step: &Step| match &step.set {
             Setting::Regulate(regulation) if regulation.is_capped() => step.group.clone(),
@@ -218,15 +218,8 @@ impl Draft<'_> {
         };
         let stopped: Vec<String> = self.steps.iter().filter_map(stopped).collect();
         for step in &mut self.steps {
-            let group = step.group.as_ref().filter(|g| stopped.contains(g));
-            match (&mut step.set, group) {
-                (Setting::Gather { braked, .. }, Some(_)) => *braked = true,
-                (Setting::Weight { weight }, Some(group))
-                    if self.policy.groups[group].cpu_weight.is_none() =>
-                {
-                    (*weight, step.because) = weight::under_a_brake();
-                }
-                _ => {}
+            if let Setting::Gather { braked, .. } = &mut step.set {
+                *braked = step.group.as_ref().is_some_and(|g| stopped.contains(g));
             }
         }
     }

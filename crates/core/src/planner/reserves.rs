@@ -75,8 +75,11 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
             None => kept(name),
         })
         .sum();
+    let left = total.0.saturating_sub(fixed);
+    // Not more than half: what they drew for a moment must not leave nothing to a group. The promise says what that is worth.
     let rest = draft.kept_for_rest().unwrap_or_default();
-    let spare = total.0.saturating_sub(fixed).saturating_sub(rest.0);
+    let rest = Rate(rest.0.min(left / 2));
+    let spare = left - rest.0;
     let weights: u64 = open.iter().map(|(_, g)| u64::from(g.weight())).sum();
     let wanted = |(name, group): (&String, &Group)| {
         let weight = u64::from(group.weight());

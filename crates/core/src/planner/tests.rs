@@ -354,6 +354,19 @@ fn twice_what_unmatched_tasks_draw_must_fit_beside_the_budgets() {
 }
 
 #[test]
+fn unmatched_tasks_take_half_of_what_reserves_leave_at_most() {
+    let text = format!("require = 'none'\n{RESERVE}");
+    let plan = planned(&text, &with_rest(Some(Rate(15_000_000_000))));
+    // (20 - 2) / 2, not 20 - 2 - 2 x 15.
+    let rate = Rate(9_000_000_000);
+    assert_eq!(
+        held(&plan, "noise").promise,
+        Promise::LimitBandwidth { rate }
+    );
+    assert_eq!(plan.promises.last().unwrap().level, Level::None);
+}
+
+#[test]
 fn what_reserves_leave_is_divided_without_what_unmatched_tasks_draw() {
     let plan = planned(RESERVE, &with_rest(Some(Rate(1_000_000_000))));
     // 20 - 2 - 2 x 1 GB/s, over three CPUs.

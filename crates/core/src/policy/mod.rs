@@ -245,8 +245,8 @@ pub struct Group {
     #[serde(default, skip_serializing_if = "Limit::is_empty")]
     pub limit: Limit,
     /// Its weight where other programs want the same CPU: 1 to 10000, or "idle"; the kernel gives every cgroup 100. Default for
-    /// best-effort: 10, so that it takes a tenth of a CPU from a busy program and all that nobody else wants; 2
-    /// where a brake holds its limit. For others: as found.
+    /// best-effort: "idle", so that it has what no other program wants and hardly anything next to a busy one; 2 in cgroups
+    /// that are changed in place. For others: as found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_weight: Option<CpuWeight>,
     /// Its share of the spare, among best-effort groups. Default 100.

@@ -69,7 +69,8 @@ impl Linux {
             let lost = missed - std::mem::replace(&mut regulated.missed, missed);
             if lost > 0 || !regulated.decisions.is_empty() {
                 let decisions = std::mem::take(&mut regulated.decisions);
-                seen.push(Seen::Decisions(regulated.brake.cpu, decisions, lost));
+                let group = regulated.group.clone();
+                seen.push(Seen::Decisions(group, regulated.brake.cpu, decisions, lost));
             }
         }
     }

@@ -139,8 +139,8 @@ fn lanes(page: &Page<'_>) -> Vec<Lane> {
         cpus.extend(record.cpu_times.keys());
         lanes.extend(adapted(record));
         let counted = rates(record).into_iter().take(MOST_CPUS);
-        lanes.extend(counted.map(|(cpu, rate)| {
-            let what = format!("CPU {cpu}: traffic as the meter counts it, MB/s");
+        lanes.extend(counted.map(|((cpu, group), rate)| {
+            let what = format!("CPU {cpu}, {group}: traffic as the meter counts it, MB/s");
             Lane::Line(what, rate)
         }));
     }
@@ -194,18 +194,22 @@ fn adapted(record: &Record) -> Vec<Lane> {
 }
 
 /// What regulators counted, in MB/s over the time between two of their reports.
-fn rates(record: &Record) -> BTreeMap<CpuId, Vec<(f64, f64)>> {
-    let mut last: BTreeMap<CpuId, u64> = BTreeMap::new();
-    let mut all: BTreeMap<CpuId, Vec<(f64, f64)>> = BTreeMap::new();
+fn rates(record: &Record) -> BTreeMap<(CpuId, &str), Vec<(f64, f64)>> {
+    let mut last: BTreeMap<(CpuId, &str), u64> = BTreeMap::new();
+    let mut all: BTreeMap<(CpuId, &str), Vec<(f64, f64)>> = BTreeMap::new();
     for stamped in &record.events {
-        let Event::Throttle { cpu, lines, .. } = &stamped.event else {
+        let Event::Throttle {
+            cpu, group, lines, ..
+        } = &stamped.event
+        else {
             continue;
         };
-        if let Some(before) = last.insert(*cpu, stamped.at_ns) {
+        let of = (*cpu, group.as_str());
+        if let Some(before) = last.insert(of, stamped.at_ns) {
             let ns = stamped.at_ns.saturating_sub(before);
             if ns > 0 {
                 let rate = lines.saturating_mul(LINE_BYTES) as f64 / ns as f64 * 1e3;
-                all.entry(*cpu)
+                all.entry(of)
                     .or_default()
                     .push((stamped.at_ns as f64 / 1e9, rate));
             }

@@ -254,7 +254,7 @@ impl Sim {
     /// What the regulators did since the last time.
     fn account(&mut self, seen: &mut Observation) {
         let booted = self.booted;
-        let mut decided: BTreeMap<CpuId, Vec<Decision>> = BTreeMap::new();
+        let mut decided: Vec<(GroupId, CpuId, Vec<Decision>)> = Vec::new();
         for ((cpu, group), told) in &mut self.regulated {
             let core = usize::try_from(*cpu).unwrap_or(usize::MAX);
             let class = self.os.class(group).ok();
@@ -274,17 +274,15 @@ impl Sim {
                     .pooled
                     .map(|all| all.less(before.pooled.unwrap_or_default())),
             }));
-            decided.entry(*cpu).or_default().extend(decisions);
+            decided.push((group.clone(), *cpu, decisions));
         }
-        for (cpu, mut decisions) in decided {
-            // Of several groups on the CPU.
-            decisions.sort_by_key(|decision| decision.at);
+        for (group, cpu, mut decisions) in decided {
             for decision in &mut decisions {
                 decision.at = booted.plus(decision.at);
                 decision.what = decision.what.on_clock(|at| booted.plus(at));
             }
             if !decisions.is_empty() {
-                seen.push(Seen::Decisions(cpu, decisions, 0));
+                seen.push(Seen::Decisions(group, cpu, decisions, 0));
             }
         }
     }

@@ -106,7 +106,7 @@ pub(crate) fn measure(sim: &mut Sim, all: &[SubjectId], warmup: Nanos, duration:
                 Seen::Result(id, measured) => {
                     outcome.results.insert(id, measured);
                 }
-                Seen::Decisions(_, mut decisions, _) => outcome.decisions.append(&mut decisions),
+                Seen::Decisions(_, _, mut decisions, _) => outcome.decisions.append(&mut decisions),
                 Seen::Event(Event::Throttle { throttles, .. }) => outcome.throttles += throttles,
                 _ => {}
             }

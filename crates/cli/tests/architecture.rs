@@ -1,0 +1,344 @@
+//! The rules of the architecture, over the `use` lines of the sources, and the specification's word that its tests exist.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What some sources do not import.
+struct Rule {
+    says: &'static str,
+    /// Beginnings of their paths below `crates`.
+    of: &'static [&'static str],
+    /// Beginnings of the paths that they do not import.
+    never: &'static [&'static str],
+    /// Where it is broken today: a source, and what it imports. This list only becomes shorter.
+    broken: &'static [(&'static str, &'static str)],
+}
+
+const RULES: [Rule; 7] = [
+    Rule {
+        says: "kernel readers know no journal",
+        of: &[
+            "linux/src/above.rs",
+            "linux/src/below.rs",
+            "linux/src/cgroup.rs",
+            "linux/src/cpuset.rs",
+            "linux/src/fair.rs",
+            "linux/src/io.rs",
+            "linux/src/irq.rs",
+            "linux/src/kept.rs",
+            "linux/src/memory.rs",
+            "linux/src/oom.rs",
+            "linux/src/own.rs",
+            "linux/src/perf.rs",
+            "linux/src/pidfd.rs",
+            "linux/src/pmu.rs",
+            "linux/src/procfs.rs",
+            "linux/src/psi.rs",
+            "linux/src/resctrl/",
+            "linux/src/root.rs",
+            "linux/src/rt.rs",
+            "linux/src/sampler.rs",
+            "linux/src/sysctl.rs",
+            "linux/src/topology.rs",
+            "linux/src/workqueue.rs",
+        ],
+        never: &[
+            "crate::journal",
+            "crate::change",
+            "crate::session",
+            "crate::undo",
+        ],
+        broken: &[
+            ("linux/src/cpuset.rs", "crate::change::Hands"),
+            ("linux/src/irq.rs", "crate::change::Hands"),
+            ("linux/src/memory.rs", "crate::change::Hands"),
+            ("linux/src/oom.rs", "crate::change::Hands"),
+            ("linux/src/pidfd.rs", "crate::change::Hands"),
+            ("linux/src/resctrl/change.rs", "crate::change::Hands"),
+            ("linux/src/resctrl/locked.rs", "crate::change::Hands"),
+            ("linux/src/sysctl.rs", "crate::change::Hands"),
+            ("linux/src/workqueue.rs", "crate::change::Hands"),
+        ],
+    },
+    Rule {
+        says: "the policy knows no plan",
+        of: &["core/src/policy/"],
+        never: &["crate::plan", "crate::planner"],
+        broken: &[
+            ("core/src/policy/check.rs", "crate::plan::REST"),
+            ("core/src/policy/mod.rs", "crate::plan::GroupId"),
+        ],
+    },
+    Rule {
+        says: "the plan knows no controller's internals",
+        of: &["core/src/plan.rs", "core/src/planner/"],
+        never: &["crate::control"],
+        broken: &[
+            ("core/src/plan.rs", "crate::control::Moved"),
+            ("core/src/plan.rs", "crate::control::pressure::Allows"),
+            (
+                "core/src/planner/following.rs",
+                "crate::control::ways::Boundary",
+            ),
+            (
+                "core/src/planner/memory.rs",
+                "crate::control::pressure::Allows",
+            ),
+        ],
+    },
+    Rule {
+        says: "controllers know no plan and no record",
+        of: &["core/src/control/"],
+        never: &["crate::plan", "crate::planner", "crate::record"],
+        broken: &[
+            ("core/src/control/mod.rs", "crate::plan::Meter"),
+            ("core/src/control/mod.rs", "crate::plan::Regulation"),
+            ("core/src/control/mod.rs", "crate::record::Pooled"),
+            ("core/src/control/pooled.rs", "crate::plan::Pooling"),
+            ("core/src/control/pooled.rs", "crate::record::Pooled"),
+        ],
+    },
+    Rule {
+        says: "the backend knows no policy",
+        of: &["core/src/backend.rs", "linux/src/", "sim/src/"],
+        never: &["crate::policy", "quell_core::policy"],
+        broken: &[
+            (
+                "linux/src/backend/memory.rs",
+                "quell_core::policy::PressureController",
+            ),
+            ("linux/src/backend/mod.rs", "quell_core::policy::OnDrift"),
+            ("linux/src/backend/mod.rs", "quell_core::policy::Source"),
+            ("linux/src/backend/steps.rs", "quell_core::policy::Split"),
+            ("linux/src/backend/watch.rs", "quell_core::policy::OnDrift"),
+            ("linux/src/brake/mod.rs", "quell_core::policy::Split"),
+            ("linux/src/clients.rs", "quell_core::policy::Source"),
+            ("linux/src/drift.rs", "quell_core::policy::OnDrift"),
+            ("linux/src/units.rs", "quell_core::policy::Pattern"),
+            ("linux/src/units.rs", "quell_core::policy::Source"),
+            ("linux/src/weight.rs", "quell_core::policy::CpuWeight"),
+            ("sim/src/os/regulator.rs", "quell_core::policy::Split"),
+        ],
+    },
+    Rule {
+        says: "generators know no backend",
+        of: &["workload/src/"],
+        never: &["quell_core::backend"],
+        broken: &[
+            (
+                "workload/src/frames/call.rs",
+                "quell_core::backend::Measurement",
+            ),
+            (
+                "workload/src/frames/display.rs",
+                "quell_core::backend::Measurement",
+            ),
+            (
+                "workload/src/frames/work.rs",
+                "quell_core::backend::Measurement",
+            ),
+            (
+                "workload/src/generator.rs",
+                "quell_core::backend::Measurement",
+            ),
+            (
+                "workload/src/periodic.rs",
+                "quell_core::backend::Measurement",
+            ),
+            (
+                "workload/src/pressure/anon.rs",
+                "quell_core::backend::Measurement",
+            ),
+            (
+                "workload/src/pressure/detector.rs",
+                "quell_core::backend::Measurement",
+            ),
+            (
+                "workload/src/pressure/file.rs",
+                "quell_core::backend::Measurement",
+            ),
+            (
+                "workload/src/pressure/progress.rs",
+                "quell_core::backend::Measurement",
+            ),
+        ],
+    },
+    Rule {
+        says: "nothing below the command line knows the reports",
+        of: &[
+            "client/src/",
+            "conformance/src/",
+            "core/src/",
+            "engine/src/",
+            "lab/src/",
+            "linux/src/",
+            "model/src/",
+            "sim/src/",
+            "workload/src/",
+        ],
+        never: &["quell_report"],
+        broken: &[],
+    },
+];
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The Rust sources below a folder: paths below `crates`, and texts.
+fn sources(below: &Path) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(below).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let name = path.strip_prefix(crates()).unwrap().display().to_string();
+            all.push((name, fs::read_to_string(&path).unwrap()));
+        }
+    }
+    all
+}
+
+/// A source without its comments and without the tests at its end.
+fn program(text: &str) -> String {
+    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    let lines = text
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or(line));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The paths of a use tree: `a::{b, c::d}` is `a::b` and `a::c::d`.
+fn paths(tree: &str, before: &str, found: &mut BTreeSet<String>) {
+    let Some((head, rest)) = tree.trim().split_once('{') else {
+        let path = tree.split(" as ").next().unwrap_or(tree).trim();
+        found.insert(format!("{before}{}", path.trim_end_matches("::self")));
+        return;
+    };
+    let before = format!("{before}{}", head.trim());
+    let (mut depth, mut branch) = (0, String::new());
+    for c in rest.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                paths(&std::mem::take(&mut branch), &before, found);
+                continue;
+            }
+            _ => {}
+        }
+        branch.push(c);
+    }
+    if !branch.trim().is_empty() {
+        paths(&branch, &before, found);
+    }
+}
+
+/// What a source imports or names in full, of its own crate and of others.
+fn imports(text: &str) -> BTreeSet<String> {
+    let text = program(text);
+    let mut found = BTreeSet::new();
+    for part in text.split("use ").skip(1) {
+        if let Some((tree, _)) = part.split_once(';') {
+            paths(tree, "", &mut found);
+        }
+    }
+    for beginning in ["crate::", "quell_core::", "quell_report::"] {
+        for (at, _) in text.match_indices(beginning) {
+            let rest = &text[at..];
+            let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
+            let path = &rest[..end.unwrap_or(rest.len())];
+            // What goes on with a brace is a use tree.
+            if !path.ends_with("::") {
+                found.insert(path.to_owned());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_layers_import_downwards() {
+    let all = sources(&crates());
+    for rule in &RULES {
+        let mut broken = BTreeSet::new();
+        for (name, text) in &all {
+            if !rule.of.iter().any(|of| name.starts_with(of)) || name.contains("test") {
+                continue;
+            }
+            for path in imports(text) {
+                let within = |never: &&str| {
+                    path.strip_prefix(*never)
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+                };
+                if rule.never.iter().any(within) {
+                    broken.insert((name.clone(), path));
+                }
+            }
+        }
+        let known = rule
+            .broken
+            .iter()
+            .map(|(name, path)| ((*name).to_owned(), (*path).to_owned()));
+        let known: BTreeSet<(String, String)> = known.collect();
+        let more: Vec<_> = broken.difference(&known).collect();
+        assert!(more.is_empty(), "{}, but: {more:?}", rule.says);
+        let mended: Vec<_> = known.difference(&broken).collect();
+        assert!(
+            mended.is_empty(),
+            "{}: no longer broken, so take it off the list: {mended:?}",
+            rule.says
+        );
+    }
+}
+
+#[test]
+fn a_use_tree_is_read_to_its_leaves() {
+    let text = "use crate::a::{self, b, c::{D, e as f}};\n// use crate::x;\nfn g() { crate::h::i() }\n\
+        #[cfg(test)]\nmod tests { use crate::y; }\n";
+    let found: Vec<String> = imports(text).into_iter().collect();
+    assert_eq!(
+        found,
+        [
+            "crate::a::b",
+            "crate::a::c::D",
+            "crate::a::c::e",
+            "crate::a::self",
+            "crate::h::i"
+        ]
+    );
+}
+
+/// Names of three words and more in backquotes; a star stands for the rest of a name.
+#[test]
+fn the_tests_that_the_specification_names_exist() {
+    let text = fs::read_to_string(crates().join("../docs/specification.md")).unwrap();
+    let all: String = sources(&crates())
+        .into_iter()
+        .map(|(_, text)| text)
+        .collect();
+    let is_test = |name: &&str| {
+        name.matches('_').count() >= 3
+            && name
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_*".contains(c))
+    };
+    let named: BTreeSet<&str> = text.split('`').skip(1).step_by(2).filter(is_test).collect();
+    assert!(named.len() > 100, "{}", named.len());
+    let there = |name: &&&str| {
+        let ends = if name.ends_with('*') { "" } else { "(" };
+        let name = name.trim_end_matches('*');
+        all.contains(&format!("fn {name}{ends}")) || all.contains(&format!("mod {name} {{"))
+    };
+    let missing: Vec<&&str> = named.iter().filter(|name| !there(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
