@@ -10,6 +10,7 @@ mod apart;
 mod counted;
 mod interrupt;
 mod lost;
+mod many;
 mod pooled;
 
 use std::fs;
