@@ -39,12 +39,16 @@ home() { sed -n 's/^0:://p' "/proc/$1/cgroup"; }
 cpu_time() { cut -d' ' -f1 "/proc/$1/schedstat"; }
 # runs PID: it gets CPU time now
 runs() { a=$(cpu_time "$1"); within 10 eval "[ \$(cpu_time $1) -gt $a ]"; }
+# shares PID…: their CPU time together, in percent of a CPU, over five seconds
+all_time() { sum=0; for pid in "$@"; do sum=$((sum + $(cpu_time "$pid"))); done; echo $sum; }
+hundredths() { cut -d' ' -f1 /proc/uptime | tr -d .; }
+shares() { a=$(all_time "$@"); t=$(hundredths); sleep 5; echo $((($(all_time "$@") - a) / 100000 / ($(hundredths) - t))); }
 stat_of() { sed -n "s/^$2 //p" "$1/cpu.stat"; }
 
 # Everything a run may change: settings of every cgroup, who is where, interrupts, kernel work.
 picture() {
     find $CG -type d | sort | while read -r dir; do
-        for file in cgroup.subtree_control cpuset.cpus cpuset.mems cpuset.cpus.exclusive cpuset.cpus.partition \
+        for file in cgroup.type cgroup.subtree_control cpuset.cpus cpuset.mems cpuset.cpus.exclusive cpuset.cpus.partition \
             cpuset.cpus.effective cpu.max cpu.weight cpu.idle memory.min memory.low memory.high memory.max cgroup.freeze; do
             [ -e "$dir/$file" ] && echo "$dir/$file $(cat "$dir/$file")"
         done
@@ -398,8 +402,82 @@ POLICY
 else
     skipped "without CAP_SYS_NICE" "util-linux's setpriv was not at hand"
 fi
+
+# A group that stays in its own cgroup is braked there where the policy insists: by threaded children.
+policy /tmp/o.toml '{ cgroup = "/batch" }' 'cpus = "1"
+limit.bandwidth = "20%"' '[mechanisms]
+bandwidth = "regulator"
+[regulator]
+period = "20ms"'
+echo "$noise" >$CG/batch/cgroup.procs
+before
+hold /tmp/o.toml /user.slice/x
+same "own cgroup: it has threaded children" \
+    "$(cat $CG/batch/cgroup.type), $(cat $CG/batch/work/cgroup.type), $(cat $CG/batch/stop/cgroup.type)" "domain threaded, threaded, threaded"
+same "own cgroup: its tasks run only while no brake does" \
+    "$(home "$noise") $(home "$inplace") $(cat $CG/batch/work/cpu.idle) $(cat $CG/batch/stop/cpu.weight)" "/batch/work /batch/work 1 10000"
+same "own cgroup: a brake is next to them" "$(wc -l <$CG/batch/stop/cgroup.threads)" 1
+quell status >/tmp/status 2>&1
+same "own cgroup: status says it holds" "$?" 0
+found=$(shares "$noise")
+holds "own cgroup: a busy task is held to 20 % of its CPU (found $found)" [ "$found" -ge 5 -a "$found" -le 40 ]
+sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 & second=$!
+echo "$second" >$CG/batch/cgroup.procs
+holds "own cgroup: a program that enters it follows" within 10 eval '[ "$(home "$second")" = /batch/work ]'
+found=$(shares "$noise" "$second")
+holds "own cgroup: and is stopped along with it (found $found)" [ "$found" -ge 5 -a "$found" -le 40 ]
+quell status >/tmp/status 2>&1
+same "own cgroup: status says it holds still" "$?" 0
+let_go TERM
+same "own cgroup: what entered it stays in it" "$(home "$second")" /batch
+kill -9 "$second"; wait "$second" 2>/dev/null
+holds "own cgroup: nothing is called another program's change" not grep -q "somebody" /tmp/quell.out
+same "own cgroup: its children are gone" "$(find $CG/batch -mindepth 1 -type d)" ""
+same "own cgroup: it is a domain again" "$(cat $CG/batch/cgroup.type)" domain
+restored "own cgroup: everything is as before, subtree_control included"
+
+hold /tmp/o.toml /user.slice/x
+let_go KILL
+holds "own cgroup, SIGKILL: the watchdog removes its children" within 20 eval "gone $CG/batch/work && gone $CG/batch/stop"
+sweep
+within 20 gone $LOW
+restored "own cgroup, SIGKILL: everything is as before"
+hold /tmp/o.toml /user.slice/x
+kill -STOP "$quell"
+kill -9 $(watchdog)
+let_go KILL
+holds "own cgroup, both killed: its tasks are next to nobody" [ "$(home "$noise")" = /batch/work ]
+holds "own cgroup, both killed: restore succeeds" quell restore >/tmp/quell.out 2>&1
+sweep
+restored "own cgroup, both killed: restore suffices"
+
+# What its owner does to it meanwhile.
+hold /tmp/o.toml /user.slice/x
+echo "-cpu" >$CG/batch/cgroup.subtree_control
+holds "own cgroup: the cpu controller is taken from it: it is said, with level none" \
+    within 20 grep -q "cpu.idle.*level none" /tmp/quell.out
+holds "own cgroup: status says it does not hold" within 10 eval 'quell status >/tmp/status 2>&1; [ $? = 3 ]'
+let_go TERM
+restored "own cgroup: everything is as before all the same"
+mkdir $CG/batch/child
+before
+rm -f /tmp/held
+quell run /tmp/o.toml </dev/null >/tmp/quell.out 2>&1
+holds "own cgroup: with a child cgroup it is refused" [ "$?" != 0 -a ! -e /tmp/held ]
+holds "own cgroup: with the reason" grep -q "$CG/batch has child cgroups (child)" /tmp/quell.out
+restored "own cgroup: refused, everything is as before"
+rmdir $CG/batch/child
+hold /tmp/o.toml /user.slice/x
+kill -9 "$noise" "$inplace"; wait "$noise" "$inplace" 2>/dev/null
+holds "own cgroup: once its programs have ended its owner can remove it" \
+    within 20 eval "rmdir $CG/batch/work; rmdir $CG/batch/stop; rmdir $CG/batch; gone $CG/batch"
+sleep 2
+holds "own cgroup: the run goes on" kill -0 "$quell"
+let_go TERM
+holds "own cgroup: and ends as usual" gone $SLICE
+
 done_with_all
-rmdir $CG/user.slice/x $CG/user.slice $CG/batch
+rmdir $CG/user.slice/x $CG/user.slice
 echo "-cpu -cpuset" >$CG/cgroup.subtree_control
 
 # tests/regulator is not among them: the shares it judges need real time, which this machine may not have.

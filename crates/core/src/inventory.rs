@@ -232,6 +232,10 @@ pub struct Means {
     /// Whether a group can be stopped without stopping its CPU (`cpu.idle`, a cgroup's CPU clock); why not.
     #[serde(default = "unknown_brake")]
     pub brake: Result<(), String>,
+    /// Whether a group that stays in its own cgroup can be stopped there (threaded children of
+    /// cgroup v2); why not.
+    #[serde(default = "unknown_brake")]
+    pub brake_in_place: Result<(), String>,
     /// The CPU-time quota (`cpu.max` or `cpu.cfs_quota_us`) can be written.
     pub cpu_max: bool,
     /// Others who hold hardware counters (for example the NMI watchdog).

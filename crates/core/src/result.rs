@@ -381,7 +381,7 @@ mod tests {
                 "cpus": [{"id": 0, "siblings": "0", "package": 0, "node": 0}],
                 "caches": [], "nodes": [], "mechanisms": {},
                 "means": {"cpuset": "v1", "movable-irqs": 0, "fixed-irqs": 0, "workqueue-mask": false,
-                    "meter": {"kind": "time"}, "time-meter": true, "brake": {"Ok": null}, "cpu-max": true, "counter-users": []}},
+                    "meter": {"kind": "time"}, "time-meter": true, "brake": {"Ok": null}, "brake-in-place": {"Ok": null}, "cpu-max": true, "counter-users": []}},
             "rounds": 3, "rounds_shared": 2,
             "configurations": [
                 {"name": "regulated@10%", "axes": {"cap": "10%"}, "mechanisms": ["cores", "bandwidth"],

@@ -465,6 +465,7 @@ pub fn machine(cpus: u32) -> Inventory {
             meter: MeterKind::Time,
             time_meter: true,
             brake: Ok(()),
+            brake_in_place: Ok(()),
             cpu_max: true,
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),

@@ -1,7 +1,9 @@
 //! Who is in a cgroup, and the cgroups below it: whoever runs in a group that is changed in place may have made cgroups of his own.
 
+use std::collections::BTreeSet;
 use std::io;
 
+use crate::procfs;
 use crate::root::{Files, gone};
 
 /// Deeper, and more in all, than anybody has who does not mean harm: bounds, so that a hostile tree ends.
@@ -56,8 +58,17 @@ pub fn threads(files: &dyn Files, dir: &str) -> Vec<u32> {
 /// The processes of all of them; none of those that are gone.
 pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
     for dir in tree(files, dir) {
-        let text = files.read(&format!("{dir}/cgroup.procs"));
-        listed(&text.unwrap_or_default()).for_each(&mut each);
+        match files.read(&format!("{dir}/cgroup.procs")) {
+            Ok(text) => listed(&text).for_each(&mut each),
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                let threads = tasks_in(files, &dir).unwrap_or_default().into_iter();
+                let of = threads.filter_map(|tid| procfs::process_of(files, tid).ok().flatten());
+                of.collect::<BTreeSet<u32>>()
+                    .into_iter()
+                    .for_each(&mut each);
+            }
+            Err(_) => {}
+        }
     }
 }
 

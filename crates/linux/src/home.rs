@@ -54,6 +54,12 @@ pub struct Layout {
 }
 
 impl Place {
+    /// Whether the group's tasks are moved: into it, or, where it is not ours, within it.
+    #[must_use]
+    pub const fn collects(&self) -> bool {
+        self.ours || self.braked
+    }
+
     /// The directory that the group's tasks are in.
     #[must_use]
     pub fn tasks_dir(&self) -> String {
@@ -281,7 +287,7 @@ impl Home {
         for _ in 0..ROUNDS {
             let found = find(hands.files)?;
             let mut outside = 0;
-            for place in self.places.iter().filter(|p| p.ours) {
+            for place in self.places.iter().filter(|p| p.collects()) {
                 outside += enter(hands, place, &found)?;
             }
             if outside == 0 {
@@ -357,9 +363,14 @@ fn check_name(group: &str) -> Result<()> {
     Ok(())
 }
 
-/// Moves processes whole into a place. Returns how many were outside.
+/// Moves processes whole into a place, and into one that is not ours only those that are next to
+/// [`WORK`]. Returns how many were outside.
 pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) -> Result<usize> {
     let to = place.tasks_dir();
+    if !place.ours && !hands.files.exists(&to) {
+        // Its owner has removed it, which is reported elsewhere.
+        return Ok(0);
+    }
     let inside: BTreeSet<u32> = tasks_in(hands.files, &to)
         .map_err(|e| Error::file("read", &to, None, e))?
         .into_iter()
@@ -379,16 +390,13 @@ pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) ->
             let Some(from) = place
                 .hierarchy
                 .dir_of(hands.files, tid)?
-                .filter(|f| *f != to)
+                .filter(|f| *f != to && (place.ours || *f == place.dir))
             else {
                 continue;
             };
-            entries.extend(custom_affinity(
-                hands.files,
-                &place.hierarchy,
-                &from,
-                stat.id,
-            ));
+            let affinity = || custom_affinity(hands.files, &place.hierarchy, &from, stat.id);
+            // Within a cgroup it stays as it is.
+            entries.extend(place.ours.then(affinity).flatten());
             entries.push(Undo::Move {
                 task: stat.id,
                 from,

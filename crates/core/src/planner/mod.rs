@@ -39,6 +39,7 @@ use crate::plan::{
     StepId,
 };
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
+use crate::task::TaskMatch;
 use crate::units::Nanos;
 use cpus::Division;
 pub use deadline::{Solo, Solos};
@@ -218,8 +219,22 @@ impl Draft<'_> {
         };
         let stopped: Vec<String> = self.steps.iter().filter_map(stopped).collect();
         for step in &mut self.steps {
-            if let Setting::Gather { braked, .. } = &mut step.set {
-                *braked = step.group.as_ref().is_some_and(|g| stopped.contains(g));
+            let Setting::Gather {
+                braked, matching, ..
+            } = &mut step.set
+            else {
+                continue;
+            };
+            let Some(name) = step.group.as_ref().filter(|g| stopped.contains(g)) else {
+                continue;
+            };
+            *braked = true;
+            if matching.iter().any(TaskMatch::in_place) {
+                self.notes.push(format!(
+                    "group {name}: its cgroup has the threaded children work and stop until the \
+                     end: a program that enters it is limited within a second, and a cgroup that \
+                     is made in it takes no program"
+                ));
             }
         }
     }

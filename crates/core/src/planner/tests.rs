@@ -65,6 +65,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             meter: MeterKind::Time,
             time_meter: true,
             brake: Ok(()),
+            brake_in_place: Ok(()),
             cpu_max: true,
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),

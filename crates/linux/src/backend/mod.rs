@@ -3,6 +3,7 @@
 
 mod apart;
 mod curve;
+mod in_place;
 mod locked;
 mod measure;
 mod memory;

@@ -30,7 +30,7 @@ use crate::session::Session;
 use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
 use crate::{
-    below, cpumax, cpuset, fair, irq, oom, perf, remaining, rt, sysctl, weight, workqueue,
+    below, cpumax, cpuset, fair, irq, oom, perf, remaining, rt, sysctl, threaded, weight, workqueue,
 };
 
 /// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
@@ -329,8 +329,16 @@ impl Linux {
             return Ok(notes);
         }
         let found = self.assigned()?.remove(name).unwrap_or_default();
-        for cgroup in tasks::cgroups_of(&self.files, &in_place, &found)? {
+        let named = tasks::cgroups_of(&self.files, &in_place, &found)?;
+        let within = layout.braked && !in_place.is_empty();
+        if within {
+            self.check_in_place(name, &named)?;
+        }
+        for cgroup in named {
             home.adopt(&mut self.hands()?, &cgroups, &cgroup, &controllers)?;
+        }
+        if within {
+            threaded::divide(&mut self.hands()?, &cgroups, &mut home)?;
         }
         if let Some(group) = self.groups.get_mut(name) {
             group.home = home;
@@ -365,7 +373,7 @@ impl Linux {
     /// Moves the tasks of a group that are still outside into its cgroups.
     pub(super) fn collect(&mut self, name: &str) -> Result<()> {
         let home = self.group(name)?.home.clone();
-        if !home.places.iter().any(|p| p.ours) {
+        if !home.places.iter().any(Place::collects) {
             return Ok(());
         }
         let (matchers, never) = (self.matchers()?, self.never());

@@ -20,7 +20,7 @@ use crate::resident::Keeper;
 use crate::session::Session;
 use crate::tasks::Matcher;
 use crate::units::Units;
-use crate::{drift, fair, rt, signals};
+use crate::{drift, fair, rt, signals, threaded};
 
 /// How often the heartbeat is renewed.
 const BEAT: Nanos = Nanos::millis(100);
@@ -110,6 +110,7 @@ impl Linux {
         self.account(seen);
         self.tell_spent(seen);
         self.replace_ended(seen);
+        self.leave_vacant(seen);
         self.brake_again(seen);
         let matched: Vec<String> = self
             .groups
@@ -142,8 +143,9 @@ impl Linux {
         Ok(())
     }
 
-    /// Tasks of limited groups that the fair scheduler does not schedule: they turned so, or were born so. A group's promise is
-    /// lost with the first, and stays lost: what such a task ran was not limited.
+    /// Tasks of limited groups that the fair scheduler does not schedule (they turned so, or were
+    /// born so), and cgroups of braked groups that others changed. A group's promise is lost with
+    /// the first, and stays lost: what ran was not limited.
     fn find_exempt(&mut self, seen: &mut Observation) {
         let steps = self.plan.iter().flat_map(|plan| &plan.steps);
         let limited =
@@ -159,15 +161,25 @@ impl Linux {
                 continue;
             }
             let why = match &replaced {
-                Some(scheduler) => format!("the sched_ext scheduler '{scheduler}' was loaded"),
+                Some(scheduler) => {
+                    format!(
+                        "the sched_ext scheduler '{scheduler}' was loaded, which no limit holds"
+                    )
+                }
                 None => match fair::exempt(&self.files, &group.home.tasks_dirs()) {
-                    Some(task) => task.to_string(),
-                    None => continue,
+                    Some(task) => format!("{task}, which no limit holds"),
+                    None => match threaded::lost(&self.files, &group.home) {
+                        Some(why) => why,
+                        None => continue,
+                    },
                 },
             };
+            // What the watchdog has taken back was changed by nobody else.
+            if !self.session.as_ref().is_some_and(Session::still_held) {
+                return;
+            }
             group.exempt = true;
-            let what =
-                format!("group {name}: {why}, which no limit holds: its limit is at level none");
+            let what = format!("group {name}: {why}: its limit is at level none");
             self.downgrade(&name, Level::None, &what);
             seen.push(Seen::Event(Event::Finding {
                 what,
@@ -266,7 +278,8 @@ impl Linux {
     fn brake_again(&mut self, seen: &mut Observation) {
         for absent in std::mem::take(&mut self.absent) {
             let (cpu, group) = (absent.cpu, absent.group.clone());
-            if self.throttle(&group, &absent.regulation, cpu).is_err() {
+            let vacant = self.groups.get(&group).is_some_and(|g| self.is_vacant(g));
+            if vacant || self.throttle(&group, &absent.regulation, cpu).is_err() {
                 self.absent.push(absent);
                 continue;
             }

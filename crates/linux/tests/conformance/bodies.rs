@@ -66,7 +66,7 @@ pub fn ends(files: &dyn Files) -> (CpuSet, CpuSet) {
     (CpuSet::from_iter(all.first()), CpuSet::from_iter([last]))
 }
 
-fn none() -> Vec<String> {
+pub fn none() -> Vec<String> {
     Vec::new()
 }
 
@@ -187,7 +187,7 @@ pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
 }
 
 /// What the cpu controller says of a cgroup: its weight and whether it is idle.
-fn weighs(files: &dyn Files, dir: &str) -> (String, String) {
+pub fn weighs(files: &dyn Files, dir: &str) -> (String, String) {
     let read = |names: &[&str]| {
         let mut texts = names.iter().map(|n| files.read(&format!("{dir}/{n}")));
         let found = texts.find_map(Result::ok).unwrap_or_default();

@@ -22,6 +22,7 @@ use quell_linux::{
 
 use crate::arms::{Held, compare, furnished};
 use crate::bodies::{ALL, ends, gather};
+use crate::in_place::braked_in_place;
 
 /// A machine with a service in a cgroup of its own, a process with threads and children, and one that is pinned.
 fn busy(spec: &Spec) -> (Fake, u32) {
@@ -105,6 +106,9 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     let noise = Home::create_as(&mut hands, (&cgroups, None), "noise", &ALL, layout).unwrap();
     weight::give(&mut hands, &cgroups, &noise, CpuWeight::Of(5)).unwrap();
     weight::under_the_brake(&mut hands, &noise).unwrap();
+    if cgroups.of(Controller::Cpu).unwrap().version == Version::V2 {
+        braked_in_place(&mut hands, &cgroups, "/service");
+    }
     memory(&mut hands, &cgroups, victim);
     if files.exists("/proc/filesystems") {
         let resctrl = Resctrl::adopt_or_mount(&mut hands, "").unwrap();

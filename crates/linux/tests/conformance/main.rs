@@ -13,6 +13,7 @@ mod bodies;
 #[path = "../common/mod.rs"]
 mod common;
 mod deaths;
+mod in_place;
 mod interference;
 mod lab;
 mod locked;
@@ -68,6 +69,10 @@ on_every_arm! { bodies:
     a_child_born_in_a_home_goes_where_its_parent_came_from
     a_cgroup_is_confined_in_place_and_nobody_is_moved
     the_hierarchies_are_found
+}
+
+on_every_arm! { in_place:
+    a_cgroup_is_braked_in_place_and_put_back
 }
 
 on_every_arm! { memory:

@@ -93,6 +93,7 @@ pub(crate) fn machine() -> Inventory {
             meter: MeterKind::Time,
             time_meter: true,
             brake: Ok(()),
+            brake_in_place: Ok(()),
             cpu_max: true,
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),

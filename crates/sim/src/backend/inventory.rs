@@ -64,6 +64,7 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             meter: meter(profile, &all),
             time_meter: false,
             brake: Ok(()),
+            brake_in_place: Ok(()),
             cpu_max: profile.mechanisms.available.contains(&Mechanism::CpuMax),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),

@@ -103,8 +103,37 @@ fn a_group_in_its_own_cgroup_is_held_by_the_quota() {
         "{}",
         step.because
     );
-    let insists = refused(&format!("{BRAKE}{text}"), &counts);
-    assert!(insists.contains("stays in its own cgroup"), "{insists}");
+    let pooled = format!("require = 'none'\nregulator.reclaim = true\n{RESERVE}");
+    let own = "match = [{ cgroup = '/batch.slice' }]";
+    let pooled = refused(&pooled.replace("command = ['b']", own), &counts);
+    assert!(pooled.contains("cannot be pooled"), "{pooled}");
+}
+
+#[test]
+fn a_group_in_its_own_cgroup_is_braked_where_asked_for() {
+    let own = |tables: &str| {
+        let text = PAIR.replace("command = ['b']", &format!("match = [{tables}]"));
+        format!("{BRAKE}{text}limit.bandwidth = '20%'\n")
+    };
+    let text = own("{ cgroup = '/batch.slice' }");
+    let mut machine = machine(2, 1);
+    let plan = planned(&text, &machine);
+    assert_eq!(regulation(&plan).meter, Meter::Time);
+    let gathered = plan.steps.iter().find_map(|s| match &s.set {
+        Setting::Gather { braked, .. } if s.group.as_deref() == Some("noise") => Some(*braked),
+        _ => None,
+    });
+    assert_eq!(gathered, Some(true));
+    assert!(told(&plan, "threaded children"), "{:?}", plan.notes);
+    // A brake holds one cgroup.
+    let mixed = refused(&own("{ cgroup = '/a' }, { comm = 'b' }"), &machine);
+    assert!(mixed.contains("others elsewhere"), "{mixed}");
+    machine.means.brake_in_place = Err("cgroup v1 has no threaded children".to_owned());
+    let v1 = refused(&text, &machine);
+    assert!(v1.contains("stays in its own cgroup: cgroup v1"), "{v1}");
+    assert!(v1.contains("mechanisms.bandwidth = \"any\""), "{v1}");
+    machine.means.brake = Err("cgroups cannot be idle".to_owned());
+    assert!(refused(&text, &machine).contains("cgroups cannot be idle"));
 }
 
 #[test]

@@ -1,0 +1,115 @@
+//! Room for brakes in a cgroup that is not ours: threaded children of it. cgroup-v2.rst, "Threads".
+//!
+//! ```text
+//! G           of its owner, which sees it become "domain threaded"
+//! ├── work    threaded, cpu.idle = 1: all threads of G's programs
+//! └── stop    threaded, the highest weight: the brakes
+//! ```
+//!
+//! A domain with processes of its own can have threaded children and no others. A program that
+//! enters G later lies in G itself, next to `work`, until [`Home::gather`] moves it.
+
+use crate::cgroup::{Cgroups, Controller};
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::fair;
+use crate::home::{Home, Place, STOP, WORK};
+use crate::root::Files;
+
+/// Controllers that work between threads. A cgroup with threaded children can enable no others.
+const BETWEEN_THREADS: [&str; 4] = ["cpu", "cpuset", "perf_event", "pids"];
+
+/// What to do instead of a brake in a cgroup of somebody else.
+pub const INSTEAD: &str =
+    "write mechanisms.bandwidth = \"any\" to have the limit held by cpu.max there";
+
+/// Refuses a cgroup that can have no brake in it. Changes nothing.
+///
+/// # Errors
+/// [`Error::Refused`] with what is in the way; [`Error::File`].
+pub fn check(files: &dyn Files, group: &str, dir: &str) -> Result<()> {
+    let refused = |why: String| {
+        Err(Error::refused_with(
+            format!("group {group}: {why}"),
+            INSTEAD,
+        ))
+    };
+    // The root has no such file, nor has a cgroup that is gone. Adopting them is refused.
+    let Some(kind) = files.optional(&format!("{dir}/cgroup.type"))? else {
+        return Ok(());
+    };
+    if !["domain", "domain threaded"].contains(&kind.trim()) {
+        return refused(format!(
+            "{dir} is '{}' (cgroup.type): it lies in the threaded cgroups of another program",
+            kind.trim()
+        ));
+    }
+    let below = files.folders(dir).unwrap_or_default();
+    if !below.is_empty() {
+        return refused(format!(
+            "{dir} has child cgroups ({}), whose tasks a brake in it would not stop",
+            below.join(", ")
+        ));
+    }
+    let enabled = files.text(&format!("{dir}/cgroup.subtree_control"))?;
+    let others: Vec<&str> = enabled
+        .split_ascii_whitespace()
+        .filter(|c| !BETWEEN_THREADS.contains(c))
+        .collect();
+    if !others.is_empty() {
+        return refused(format!(
+            "{dir} enables {} for its children (cgroup.subtree_control), which is not to be had between \
+             threads",
+            others.join(", ")
+        ));
+    }
+    match fair::exempt(files, &[dir.to_owned()]) {
+        Some(task) => refused(format!("{task}, which no limit holds")),
+        None => Ok(()),
+    }
+}
+
+/// Gives the cgroup that a group stays in the children for its tasks and its brakes. [`check`] comes
+/// first.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Refused`] where another program makes such a child meanwhile.
+pub fn divide(hands: &mut Hands<'_>, cgroups: &Cgroups, home: &mut Home) -> Result<()> {
+    let cpu = cgroups.of(Controller::Cpu);
+    let in_place = |p: &&mut Place| !p.ours && Some(&p.hierarchy) == cpu;
+    for place in home.places.iter_mut().filter(in_place) {
+        hands.enable(&place.dir, Controller::Cpu.name())?;
+        // What is left in them at the end goes back: programs to their cgroup, a brake to Quell's.
+        for (child, heir) in [(WORK, place.dir.clone()), (STOP, place.hierarchy.own_dir())] {
+            let child = format!("{}/{child}", place.dir);
+            if !hands.make(&child, &heir)? {
+                return Err(Error::refused_with(
+                    format!("{child} was made by another program"),
+                    INSTEAD,
+                ));
+            }
+            hands.set(&format!("{child}/cgroup.type"), "threaded")?;
+        }
+        place.braked = true;
+    }
+    Ok(())
+}
+
+/// Why the brakes of a group do not hold it any more, where its cgroups are not as they were made.
+#[must_use]
+pub fn lost(files: &dyn Files, home: &Home) -> Option<String> {
+    let mut braked = home.places.iter().filter(|p| p.braked);
+    braked.find_map(|place| {
+        let path = format!("{}/{WORK}/cpu.idle", place.dir);
+        match files.optional(&path) {
+            Ok(Some(text)) if text.trim() == "1" => None,
+            Ok(Some(_)) => Some(format!("{path} was changed: its brakes stop it no longer")),
+            Ok(None) => Some(format!(
+                "{path} is gone (its cgroup was removed, or the cpu controller taken from \
+                 {}/cgroup.subtree_control)",
+                place.dir
+            )),
+            Err(e) => Some(e.to_string()),
+        }
+    })
+}
