@@ -10,7 +10,7 @@ QUELL := $(or $(CARGO_TARGET_DIR),target)/release/quell
 # Tests that change the machine need root; without it they skip themselves aloud.
 PACKAGES := redis-server redis-tools stress-ng
 
-.PHONY: demo build check test soak vm bench deps clean
+.PHONY: demo build check test soak vm bench imports deps clean
 
 demo: build
 	$(QUELL) doctor
@@ -32,8 +32,6 @@ test: deps
 	then set -x; $(CARGO) clippy -p quell-model --features oracle --all-targets --locked -- -D warnings && \
 	  $(CARGO) test -p quell-model --features oracle --test oracle --locked; \
 	else echo "SKIPPED: cmake or a C++ compiler is missing; the DRAM model is not compared with DRAMsim3"; fi
-	@CARGO="$(CARGO)" tests/vm/run.sh || \
-	{ echo "--- the checks in the virtual machine failed; try 2 of 2"; CARGO="$(CARGO)" tests/vm/run.sh; }
 
 # The thousand kills, another thousand while programs are frozen or limited, and the hour: every fault point, 200 random kills, every interleaving of the pool, caps and frontier in full.
 soak: deps build
@@ -51,6 +49,10 @@ vm:
 bench: build
 	scripts/performance.sh $(QUELL)
 
+
+# Which sources import each other in a circle.
+imports:
+	$(CARGO) test -q --locked -p quell --test architecture -- --ignored --nocapture imports_are_printed
 
 # What the tests use besides Rust; left alone where it is there or cannot be had.
 deps:

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use quell_core::backend::{Program, SubjectSpec};
+use quell_core::backend::{HoldOptions, Program, SubjectSpec};
 use quell_core::cpuset::CpuId;
 use quell_core::inventory::Inventory;
 use quell_core::lab::Guest;
@@ -11,9 +11,9 @@ use quell_core::plan::{GroupId, Plan};
 use quell_core::policy::{Adapt, Group, Policy, Role};
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
-use quell_engine::drive::Sink;
 use quell_engine::folder::Folder;
 use quell_engine::hold::{Held, Outcome, Until, run as hold};
+use quell_engine::sink::Sink;
 use quell_linux::backend::Linux;
 
 use crate::args::Run;
@@ -91,8 +91,6 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     if let Some(path) = &args.save {
         save(policy, subjects, path)?;
     }
-    backend.describe(&plan).map_err(failed)?;
-    backend.on_drift(policy.on_drift);
     // A brake that waits for a page is late; nothing we touch may be swapped out.
     if let Err(e) = quell_linux::rt::lock_memory() {
         eprintln!(
@@ -106,20 +104,23 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     };
     let mut told = Told {
         quiet: args.quiet,
-        lost: false,
+        plan: &plan,
         holding: false,
         undoing: false,
         late: Vec::new(),
         units: BTreeMap::new(),
         folder,
     };
-    told.plan(&plan);
+    told.show_plan();
     let until = match (args.command.is_empty(), subjects.is_empty()) {
         (false, _) => Until::First,
         (true, false) => Until::All,
         (true, true) => Until::Stop,
     };
-    let done = hold(&mut backend, &plan, subjects, until, &mut told);
+    let how = HoldOptions {
+        on_drift: policy.on_drift,
+    };
+    let done = hold(&mut backend, &plan, how, subjects, until, &mut told);
     let ended = backend.end();
     if let Some(folder) = told.folder.take() {
         let path = record(folder, policy, &plan, &machine, begun)?;
@@ -329,9 +330,9 @@ fn record(
 }
 
 /// What a person is told, and what goes into the record.
-struct Told {
+struct Told<'p> {
     quiet: bool,
-    lost: bool,
+    plan: &'p Plan,
     /// Everything is applied: what is found from now on is no mere note.
     holding: bool,
     /// From the beginning of the undoing on, what is found is told at the end, once.
@@ -342,10 +343,13 @@ struct Told {
     folder: Option<Folder>,
 }
 
-impl Told {
-    fn plan(&self, plan: &Plan) {
+impl Told<'_> {
+    fn show_plan(&self) {
         if !self.quiet {
-            eprint!("{}", quell_report::plan_text(plan, machine::error_style()));
+            eprint!(
+                "{}",
+                quell_report::plan_text(self.plan, machine::error_style())
+            );
         }
     }
 
@@ -357,6 +361,7 @@ impl Told {
     }
 
     fn end(&self, held: &Held, with_command: bool) -> Exit {
+        let lost = held.standing.was_lost();
         if !self.quiet {
             if held.throttles > 0 {
                 eprintln!(
@@ -376,30 +381,36 @@ impl Told {
         match &held.outcome {
             // Why was told when it was found.
             Outcome::Revoked(_) => Exit::NotHeld,
-            Outcome::Exited(0) if self.lost => Exit::NotHeld,
+            Outcome::Exited(0) if lost => Exit::NotHeld,
             Outcome::Exited(status) => Exit::Status(*status),
             Outcome::Stopped(signal) if with_command && *signal > 0 => Exit::Status(128 + signal),
             Outcome::Stopped(0) => Exit::NotHeld,
-            Outcome::Stopped(_) if self.lost => Exit::NotHeld,
+            Outcome::Stopped(_) if lost => Exit::NotHeld,
             Outcome::Stopped(_) => Exit::Done,
         }
     }
 }
 
-impl Sink for Told {
+impl Sink for Told<'_> {
     fn put(&mut self, at: Nanos, event: &Event) {
         if let Event::Phase { name } = event {
             self.holding = name == "hold";
             self.undoing = name == "undo";
         }
         if let Event::Finding { what, .. } = event {
-            let lost = what.contains("level none");
-            self.lost |= lost;
             if self.undoing {
                 self.late.push(what.clone());
-            } else if lost || self.holding || !self.quiet {
+            } else if self.holding || !self.quiet {
                 eprintln!("quell: {what}");
             }
+        }
+        if let Event::Promise { id, level, because } = event
+            && let Some(held) = self.plan.promise(*id)
+        {
+            eprintln!(
+                "quell: group {}: {}: from here on at level {level}: {because}",
+                held.group, held.promise
+            );
         }
         if let Event::Declared { group, declared } = event
             && !self.quiet

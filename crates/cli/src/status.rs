@@ -6,6 +6,7 @@ use std::path::Path;
 
 use quell_core::plan::{GroupId, Plan, Setting};
 use quell_core::record::Declared;
+use quell_core::standing::Standing;
 use quell_core::units::Nanos;
 use quell_linux::lease::{self, Lease, State};
 use quell_linux::lock::Lock;
@@ -76,6 +77,19 @@ fn look(dir: &Path) -> Result<Run> {
     let plan: Option<Plan> = fs::read_to_string(dir.join(session::PLAN))
         .ok()
         .and_then(|text| serde_json::from_str(&text).ok());
+    let standing = fs::read_to_string(dir.join(session::STANDING)).ok();
+    let standing = standing.and_then(|text| serde_json::from_str::<Standing>(&text).ok());
+    if let Some(standing) = standing.as_ref().filter(|s| !s.holds()) {
+        let lost = standing.all().filter(|(_, worth)| worth.is_lost()).count();
+        if holds {
+            why = format!("{lost} of its promises are at level none");
+        }
+        holds = false;
+    }
+    let plan = match (plan, &standing) {
+        (Some(plan), Some(standing)) => Some(standing.over(&plan)),
+        (plan, _) => plan,
+    };
     let declared = fs::read_to_string(dir.join(session::DECLARED)).ok();
     let declared = declared.and_then(|text| serde_json::from_str(&text).ok());
     let mut throttled = Vec::new();

@@ -12,11 +12,13 @@ use std::fs;
 use std::path::Path;
 
 use common::Machine;
-use quell_conformance::{Arm, conformance};
+use quell_conformance::{Arm, conformance, divided, inventory, offers, plan, step};
 use quell_core::backend::{Backend, SubjectId};
 use quell_core::cpuset::CpuSet;
-use quell_core::plan::Meter;
-use quell_core::units::Nanos;
+use quell_core::mechanism::{Level, Mechanism};
+use quell_core::plan::{Meter, Plan, Promise, Regulation, Setting, Step};
+use quell_core::policy::{CpuWeight, Split};
+use quell_core::units::{Lines, Nanos, Rate};
 use quell_core::workload::{Caches, Workload};
 use quell_linux::backend::{Linux, Tools};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
@@ -79,6 +81,53 @@ impl Live {
     }
 }
 
+/// The steps that gather a group and confine it.
+fn gathered(arm: &mut dyn Arm, cpus: &CpuSet, braked: bool) -> Vec<Step> {
+    let gather = Setting::Gather {
+        matching: Vec::new(),
+        low: false,
+        braked,
+    };
+    let confine = Setting::Confine {
+        cpus: cpus.clone(),
+        mems: inventory(arm).nodes.iter().map(|node| node.id).collect(),
+        exclusive: false,
+    };
+    let set = [gather, confine].map(|set| step("a", Mechanism::Cores, set));
+    set.to_vec()
+}
+
+impl Live {
+    /// The CPU-time cgroup of group `a`, or the one of that name below it.
+    fn cgroup(&self, below: &str) -> String {
+        let cgroups = Cgroups::discover(&self.machine.kernel).unwrap();
+        let mount = cgroups.of(Controller::Cpu).unwrap().mount.clone();
+        let mut all = vec![Path::new(&mount).join("quell.slice")];
+        while let Some(dir) = all.pop() {
+            let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+            if name == "a" {
+                return dir.join(below).display().to_string();
+            }
+            let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+            all.extend(entries.map(|e| e.path()).filter(|p| p.is_dir()));
+        }
+        panic!("group a has no cgroup below {mount}/quell.slice");
+    }
+
+    /// The file of the group's weight, and a value that nobody asked for.
+    fn weight(&self) -> (String, &'static str) {
+        let cgroups = Cgroups::discover(&self.machine.kernel).unwrap();
+        let file = match cgroups.of(Controller::Cpu).unwrap().version {
+            Version::V1 => "cpu.shares",
+            Version::V2 => "cpu.weight",
+        };
+        (
+            format!("{}/{file}", self.cgroup("").trim_end_matches('/')),
+            "777",
+        )
+    }
+}
+
 impl Arm for Live {
     fn backend(&mut self) -> &mut dyn Backend {
         &mut self.linux
@@ -130,6 +179,61 @@ impl Arm for Live {
         };
         let path = format!("{}/quell.slice/{file}", cpu.mount);
         fs::write(&path, most).unwrap_or_else(|e| panic!("{path}: {e}"));
+    }
+
+    /// A limit: its brake is a process, which somebody may kill.
+    fn breakable(&mut self) -> Option<Plan> {
+        if !offers(self, Mechanism::Bandwidth) {
+            return None;
+        }
+        let (first, _) = divided(self);
+        let mut steps = gathered(self, &first, true);
+        let (peak, period) = (Rate(10_000_000_000), Nanos::millis(1));
+        let rate = Rate(peak.0 / 2);
+        let limit = Regulation {
+            cpus: first,
+            budget: Lines::at(rate, period),
+            period,
+            meter: Meter::Time,
+            peak,
+            pooling: None,
+            split: Split::Even,
+            least: Lines(0),
+        };
+        steps.push(step("a", Mechanism::Bandwidth, Setting::Regulate(limit)));
+        let promise = Promise::LimitBandwidth { rate };
+        Some(plan(steps, promise, Level::Estimated))
+    }
+
+    fn break_promise(&mut self) {
+        let stop = self.cgroup("stop");
+        let brakes = fs::read_to_string(format!("{stop}/cgroup.procs")).unwrap();
+        for brake in brakes.lines() {
+            let pid = rustix::process::Pid::from_raw(brake.parse().unwrap()).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+    }
+
+    fn meddled_with(&mut self) -> Option<Plan> {
+        if !offers(self, Mechanism::Weight) {
+            return None;
+        }
+        let (first, _) = divided(self);
+        let mut steps = gathered(self, &first, false);
+        let weight = CpuWeight::Of(20);
+        steps.push(step("a", Mechanism::Weight, Setting::Weight { weight }));
+        let promise = Promise::Cpus { cpus: first };
+        Some(plan(steps, promise, Level::Enforced))
+    }
+
+    fn meddle(&mut self) {
+        let (path, value) = self.weight();
+        fs::write(path, value).unwrap();
+    }
+
+    fn is_meddled(&mut self) -> bool {
+        let (path, value) = self.weight();
+        fs::read_to_string(path).unwrap().trim() == value
     }
 
     fn noise(&self) -> (f64, u32) {

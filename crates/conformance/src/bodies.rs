@@ -1,21 +1,22 @@
 //! The bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves it so.
 
 mod beside;
+mod held;
 
-use std::collections::BTreeMap;
-
-use quell_core::backend::{Action, Seen, SubjectId};
+use quell_core::backend::{Action, HoldOptions, Seen, SubjectId};
 use quell_core::cpuset::CpuSet;
 use quell_core::inventory::MeterKind;
-use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Meter, Observed, Pooling, Regulation, Setting};
+use quell_core::mechanism::{Level, Mechanism};
+use quell_core::plan::{Meter, Observed, Pooling, Promise, Regulation, Setting};
 use quell_core::policy::{After, Source, Split};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::{
-    Arm, confine, divided, gather, inventory, measured, measured_together, offers, rate, started,
-    step, subject, within,
+    Arm, confine, divided, gather, inventory, measured, measured_together, offers, plan, rate,
+    started, step, subject, within,
 };
+
+pub use held::{a_promise_lost_while_held_is_told_by_its_number, drift_is_answered_as_asked};
 
 pub use beside::{
     a_program_beside_a_limited_group_runs_on, two_limited_groups_on_a_cpu_have_a_budget_each,
@@ -242,8 +243,17 @@ pub fn units_of_observed_groups_are_seen(arm: &mut dyn Arm) {
         deadline: Some(target),
         percentile: Share::percent(99),
     };
-    let groups = BTreeMap::from([("a".to_owned(), observed)]);
-    arm.backend().observe(&groups).unwrap();
+    let mut plan = plan(
+        vec![step("a", Mechanism::Cores, Setting::OomImmune)],
+        Promise::Deadline {
+            deadline: Some(target),
+            percentile: Share::percent(99),
+        },
+        Level::None,
+    );
+    plan.observed.insert("a".to_owned(), observed);
+    let how = HoldOptions::default();
+    arm.backend().hold(&plan, how).unwrap();
     let job = "periodic:size=16KiB,period=2ms";
     for name in ["a", "b"] {
         let subject = started(arm, &subject(name, job, Some(&first)));

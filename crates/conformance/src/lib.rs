@@ -20,8 +20,8 @@ use quell_core::backend::{
 };
 use quell_core::cpuset::CpuSet;
 use quell_core::inventory::Availability;
-use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Meter, Setting, Step, StepId};
+use quell_core::mechanism::{Level, Mechanism};
+use quell_core::plan::{Held, Meter, Plan, Promise, Setting, Step, StepId};
 use quell_core::units::Nanos;
 
 /// A machine under test.
@@ -42,6 +42,20 @@ pub trait Arm {
     /// A stream that draws from memory all it can, whether or not it was stopped a moment ago.
     fn stream(&self) -> &'static str {
         "bandwidth:write,size=32MiB"
+    }
+    /// A plan of one promise that this machine can be made to lose, by [`Self::break_promise`]. `None`, said aloud, where there is
+    /// no such promise.
+    fn breakable(&mut self) -> Option<Plan>;
+    /// Makes the machine lose the promise of [`Self::breakable`], whose steps are applied.
+    fn break_promise(&mut self);
+    /// A plan of which somebody else can change a setting, by [`Self::meddle`]. `None`, said aloud, on a machine that has nobody
+    /// else.
+    fn meddled_with(&mut self) -> Option<Plan>;
+    /// Changes a setting of [`Self::meddled_with`], as somebody else would.
+    fn meddle(&mut self) {}
+    /// Whether that setting is as it was changed.
+    fn is_meddled(&mut self) -> bool {
+        false
     }
     /// By how much of itself a rate varies from one measurement to the next all the same, and how often one may be tried.
     fn noise(&self) -> (f64, u32) {
@@ -66,6 +80,8 @@ macro_rules! conformance {
             a_budget_that_is_moved_holds,
             each_direction_has_its_own_budget,
             units_of_observed_groups_are_seen,
+            a_promise_lost_while_held_is_told_by_its_number,
+            drift_is_answered_as_asked,
             a_limit_of_cpu_time_is_held,
             undoing_takes_everything_back_and_twice_changes_nothing,
             a_group_that_was_not_gathered_is_refused,
@@ -109,6 +125,32 @@ pub fn subject(name: &str, run: &str, cpus: Option<&CpuSet>) -> SubjectSpec {
         cpus: cpus.cloned(),
         env: BTreeMap::new(),
         capture: true,
+    }
+}
+
+/// A plan of these steps, numbered in their order, and of one promise that rests on the last of them.
+#[must_use]
+pub fn plan(steps: Vec<Step>, promise: Promise, level: Level) -> Plan {
+    let numbered = (1..).map(StepId).zip(steps);
+    let steps: Vec<Step> = numbered.map(|(id, step)| Step { id, ..step }).collect();
+    let last = steps.last().unwrap();
+    let held = Held {
+        group: last.group.clone().unwrap(),
+        promise,
+        level,
+        held_by: vec![last.id],
+        weakest: None,
+    };
+    Plan {
+        policy: "conformance".to_owned(),
+        groups: Vec::new(),
+        steps,
+        promises: vec![held],
+        notes: Vec::new(),
+        observed: BTreeMap::new(),
+        pressure: None,
+        adapts: None,
+        follows: Vec::new(),
     }
 }
 
@@ -214,7 +256,7 @@ pub fn measured_together<const N: usize>(
 }
 
 /// Waits for what `wanted` finds among what is seen, at most a minute of the machine's time.
-fn until<T>(arm: &mut dyn Arm, wanted: impl Fn(&Seen) -> Option<T>) -> T {
+pub fn until<T>(arm: &mut dyn Arm, wanted: impl Fn(&Seen) -> Option<T>) -> T {
     let backend = arm.backend();
     let latest = backend.now().plus(Nanos::secs(60));
     let mut seen = Observation::new();

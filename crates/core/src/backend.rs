@@ -9,9 +9,11 @@ use crate::control::pressure::{Act, Look};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::demand::{Drawn, WorkingSet};
 use crate::inventory::Inventory;
+use crate::mechanism::OnDrift;
 use crate::partition::Mask;
-use crate::plan::{GroupId, Observed, Pressured, Step};
+use crate::plan::{GroupId, Plan, Pressured, Step};
 use crate::record::{CpuTimes, Decision, Declared, Event};
+use crate::standing::Standing;
 use crate::units::{Bytes, Lines, Nanos};
 use crate::workload::Workload;
 
@@ -169,6 +171,13 @@ pub struct Own {
     pub locked: Bytes,
 }
 
+/// How a plan is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HoldOptions {
+    /// What happens when somebody else changes a setting.
+    pub on_drift: OnDrift,
+}
+
 /// The machine behind the plan.
 pub trait Backend {
     /// What the machine is and offers.
@@ -180,9 +189,12 @@ pub trait Backend {
     fn begin(&mut self, _cell: u64) -> Result<(), BackendError> {
         Ok(())
     }
-    /// From here on, until it is undone, units of work of these groups are seen ([`Seen::Units`]), as far as their programs tell of
-    /// any. Before anything is started.
-    fn observe(&mut self, groups: &BTreeMap<GroupId, Observed>) -> Result<(), BackendError>;
+    /// A plan begins to be held; its steps are applied next, and nothing was started yet. From here on, until it is undone, units
+    /// of work of its observed groups are seen ([`Seen::Units`]), as far as their programs tell of any, and so is what its
+    /// promises are worth where that changes ([`Event::Promise`]).
+    fn hold(&mut self, plan: &Plan, how: HoldOptions) -> Result<(), BackendError>;
+    /// What the plan's promises are worth now, for other programs that ask (`quell status`).
+    fn stands(&mut self, _standing: &Standing) {}
     /// Carries out one step, having recorded how to undo it. Returns what a person should know (who stayed on the CPU).
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError>;
     /// Takes back everything applied, in reverse, and ends every subject.

@@ -25,6 +25,7 @@ pub mod policy;
 pub mod record;
 pub mod result;
 pub mod rng;
+pub mod standing;
 pub mod stats;
 pub mod task;
 pub mod text;

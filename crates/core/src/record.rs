@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::control::bandwidth::Fast;
 use crate::cpuset::CpuId;
 use crate::inventory::Inventory;
+use crate::mechanism::Level;
 use crate::plan::{GroupId, Plan, Refusal, StepId};
 use crate::result::CompareResult;
+use crate::standing::{Cause, PromiseId};
 use crate::units::{Bytes, Lines, Nanos};
 use crate::ways::Change;
 
@@ -24,10 +26,22 @@ pub const COMPARE_SCHEMA: &str = "quell.compare/1";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Event {
-    /// A phase began (a round, a cell, warm-up, holding, undoing).
+    /// A phase began.
     Phase {
-        /// What begins.
+        /// What begins: `hold`, `undo`.
         name: String,
+    },
+    /// A cell of an experiment began: everything up to the next cell is its own.
+    Cell {
+        /// The round, from 0.
+        round: u32,
+        /// Of so many rounds.
+        of: u32,
+        /// The configuration.
+        configuration: String,
+        /// The subject, where the configuration runs each by itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        subject: Option<String>,
     },
     /// A step was applied or undone.
     Step {
@@ -157,7 +171,16 @@ pub enum Event {
         /// What.
         change: Change,
     },
-    /// Something a person should know: a promise lost, a value changed by somebody else.
+    /// A promise is worth something else from now on.
+    Promise {
+        /// Which, in the plan that is held.
+        id: PromiseId,
+        /// What it is worth from now on.
+        level: Level,
+        /// Why.
+        because: Cause,
+    },
+    /// Something a person should know: a value changed by somebody else, a look that failed.
     Finding {
         /// What, in a sentence.
         what: String,

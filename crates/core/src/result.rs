@@ -18,6 +18,7 @@ use crate::mechanism::{Level, Mechanism};
 use crate::plan::{GroupId, Promise, Refusal};
 use crate::policy::Role;
 use crate::record::Pooled;
+use crate::standing::Cause;
 use crate::stats::Interval;
 
 /// What the times in a result are.
@@ -165,11 +166,42 @@ pub struct PromiseResult {
     pub group: GroupId,
     /// What.
     pub promise: Promise,
-    /// Worth.
+    /// Worth, as planned.
     pub level: Level,
     /// Whether it held in every round, by a witness that is not the thing under test; absent without a witness.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<bool>,
+    /// Where it was worth less than planned while it was measured; absent where it never was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<PromiseLost>,
+}
+
+impl PromiseResult {
+    /// What it was worth at its worst moment.
+    #[must_use]
+    pub fn least(&self) -> Level {
+        self.lost
+            .as_ref()
+            .map_or(self.level, |lost| lost.level.min(self.level))
+    }
+
+    /// Whether the plan promised something and at some moment nothing held it.
+    #[must_use]
+    pub fn was_lost(&self) -> bool {
+        self.level > Level::None && self.least() == Level::None
+    }
+}
+
+/// Cells in which a promise was worth less than planned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PromiseLost {
+    /// How many.
+    pub cells: u32,
+    /// The least it was worth.
+    pub level: Level,
+    /// Why.
+    pub because: Cause,
 }
 
 /// Sums over all cells of a configuration.
@@ -228,7 +260,7 @@ pub struct ConfigurationResult {
     pub axes: BTreeMap<String, String>,
     /// The mechanisms its plan uses.
     pub mechanisms: Vec<Mechanism>,
-    /// The minimum over its promises; absent when the plan was refused.
+    /// The minimum over its promises, each at its worst moment; absent when the plan was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<Level>,
     /// Its promises.
@@ -353,10 +385,17 @@ impl CompareResult {
         self.configurations.iter().find(|c| c.name == name)
     }
 
-    /// Whether every expectation was met.
+    /// Whether every expectation was met and no promise was lost.
     #[must_use]
     pub fn as_expected(&self) -> bool {
-        self.expectations.iter().all(|e| e.met)
+        self.expectations.iter().all(|e| e.met) && self.lost().next().is_none()
+    }
+
+    /// Promises that nothing held at some moment, with their configurations.
+    pub fn lost(&self) -> impl Iterator<Item = (&ConfigurationResult, &PromiseResult)> {
+        let all = self.configurations.iter();
+        all.flat_map(|c| c.promises.iter().map(move |p| (c, p)))
+            .filter(|(_, promise)| promise.was_lost())
     }
 }
 

@@ -7,7 +7,7 @@
 
 use proptest::prelude::*;
 use quell_core::cpuset::CpuSet;
-use quell_core::mechanism::{Level, Mechanism};
+use quell_core::mechanism::{Level, Mechanism, OnDrift};
 use quell_core::policy::*;
 use quell_core::units::{Bytes, Nanos, Rate, Share};
 

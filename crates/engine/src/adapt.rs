@@ -8,12 +8,14 @@ use quell_core::backend::{Action, Backend};
 use quell_core::control::deadline::{Aim, Step, Unit};
 use quell_core::control::deadlines::Deadlines;
 use quell_core::cpuset::CpuSet;
-use quell_core::plan::{Adaptation, GroupId, Observed, Plan, Regulation, Setting};
+use quell_core::mechanism::Level;
+use quell_core::plan::{Adaptation, GroupId, Observed, Plan, Promise, Regulation, Setting};
 use quell_core::policy::Source;
 use quell_core::record::{Declared, Event};
+use quell_core::standing::{Cause, PromiseId};
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
-use crate::drive::Sink;
+use crate::sink::Sink;
 
 /// How often what came is put on record.
 const TELL_EVERY: Nanos = Nanos::millis(100);
@@ -240,6 +242,8 @@ pub(crate) struct Adapt {
     watched: BTreeMap<GroupId, Watched>,
     adapts: Option<Loop>,
     tell: Nanos,
+    /// The promises that units end in time, and whose.
+    targets: Vec<(PromiseId, GroupId)>,
 }
 
 impl Adapt {
@@ -261,6 +265,11 @@ impl Adapt {
             watched: plan.observed.iter().map(watched).collect(),
             adapts: plan.adapts.as_ref().map(|a| Loop::new(a, plan, now)),
             tell: now.plus(TELL_EVERY),
+            targets: plan
+                .numbered()
+                .filter(|(_, held)| matches!(held.promise, Promise::Deadline { .. }))
+                .map(|(id, held)| (id, held.group.clone()))
+                .collect(),
         }
     }
 
@@ -370,12 +379,17 @@ impl Adapt {
             let (units, late) = watched.judged;
             let percentile = watched.observed.percentile;
             let allowed = Share(Share::WHOLE.0.saturating_sub(percentile.0));
-            if Share::ratio(late, units) > allowed {
-                let what = format!(
-                    "group {group}: {late} of {units} units were late, more than the {allowed} that its target allows: it is at level none"
-                );
-                let group = Some(group.clone());
-                sink.put(now, &Event::Finding { what, group });
+            if Share::ratio(late, units) <= allowed {
+                continue;
+            }
+            for (id, _) in self.targets.iter().filter(|(_, of)| of == group) {
+                let because = Cause::Late {
+                    late,
+                    units,
+                    allowed,
+                };
+                let (id, level) = (*id, Level::None);
+                sink.put(now, &Event::Promise { id, level, because });
             }
         }
     }

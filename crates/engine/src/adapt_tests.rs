@@ -3,9 +3,11 @@
 use super::*;
 use crate::fake::{Fake, command, plan_with_steps};
 use crate::hold::{self, Until};
+use quell_core::backend::HoldOptions;
 use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Headroom, Lever, Meter, Regulation, StepId};
+use quell_core::plan::{Headroom, Held, Lever, Meter, Regulation, StepId};
 use quell_core::policy::Split;
+use quell_core::standing::Standing;
 
 const DEADLINE: Nanos = Nanos::millis(8);
 
@@ -42,7 +44,29 @@ fn plan() -> Plan {
         }],
         headroom: Vec::new(),
     });
+    plan.promises.push(in_time("job"));
     plan
+}
+
+fn in_time(group: &str) -> Held {
+    Held {
+        group: group.to_owned(),
+        promise: Promise::Deadline {
+            deadline: Some(DEADLINE),
+            percentile: Share::percent(99),
+        },
+        level: Level::Regulated,
+        held_by: vec![StepId(1)],
+        weakest: None,
+    }
+}
+
+/// Holds a plan until the job ends.
+fn held(fake: &mut Fake, plan: &Plan, sink: &mut dyn Sink) -> Standing {
+    let how = HoldOptions::default();
+    let job = [command("job")];
+    let held = hold::run(fake, plan, how, &job, Until::First, sink);
+    held.unwrap().standing
 }
 
 /// A job that ends after six seconds; its units, every 10 ms from 1 s on, take so long in turn.
@@ -53,7 +77,7 @@ fn ran(plan: &Plan, took: &[Nanos]) -> (Fake, Vec<(Nanos, Event)>) {
         fake.unit_at(Nanos::millis(1_000 + 10 * n), "job", *took);
     }
     let mut sink = Vec::new();
-    hold::run(&mut fake, plan, &[command("job")], Until::First, &mut sink).unwrap();
+    held(&mut fake, plan, &mut sink);
     (fake, sink)
 }
 
@@ -147,6 +171,7 @@ fn a_silent_job_and_an_unmet_target_are_told() {
         assert!(fake.clean());
         let found = sink.into_iter().filter_map(|(_, e)| match e {
             Event::Finding { what, .. } => Some(what),
+            Event::Promise { level, because, .. } => Some(format!("{because}: {level}")),
             _ => None,
         });
         found.collect::<Vec<_>>()
@@ -163,7 +188,7 @@ fn a_silent_job_and_an_unmet_target_are_told() {
         unmet[0].contains("are left no more than 1GB/s"),
         "{unmet:?}"
     );
-    assert!(unmet[1].ends_with("it is at level none"), "{unmet:?}");
+    assert!(unmet[1].ends_with(": none"), "{unmet:?}");
 }
 
 #[test]
@@ -171,8 +196,7 @@ fn a_program_that_tells_of_nothing_is_told_of_once() {
     let mut fake = Fake::new();
     fake.command("job", Nanos::secs(30), 0, &[]);
     let mut sink = Vec::new();
-    let job = [command("job")];
-    hold::run(&mut fake, &plan(), &job, Until::First, &mut sink).unwrap();
+    held(&mut fake, &plan(), &mut sink);
     let mut findings = sink
         .iter()
         .filter(|(_, e)| matches!(e, Event::Finding { .. }));
@@ -201,8 +225,7 @@ fn what_a_program_says_of_its_units_is_where_the_others_begin() {
     // What is said later is put on record.
     fake.declared_at(Nanos::secs(1), "job", said(1));
     let mut sink = Vec::new();
-    let job = [command("job")];
-    hold::run(&mut fake, &plan(), &job, Until::First, &mut sink).unwrap();
+    held(&mut fake, &plan(), &mut sink);
     let declared = sink
         .iter()
         .filter(|(_, e)| matches!(e, Event::Declared { .. }));
@@ -239,6 +262,7 @@ fn of_two_groups_the_worst_off_is_obeyed_and_each_is_judged() {
     if let Some(adapts) = &mut plan.adapts {
         adapts.groups.push("other".into());
     }
+    plan.promises.push(in_time("other"));
     let mut fake = Fake::new();
     fake.command("job", Nanos::secs(6), 0, &[]);
     for n in 0..400 {
@@ -246,8 +270,7 @@ fn of_two_groups_the_worst_off_is_obeyed_and_each_is_judged() {
         fake.unit_at(Nanos::millis(1_001 + 10 * n), "other", Nanos::millis(9));
     }
     let mut sink = Vec::new();
-    let job = [command("job")];
-    hold::run(&mut fake, &plan, &job, Until::First, &mut sink).unwrap();
+    let standing = held(&mut fake, &plan, &mut sink);
     let mut left = 4_000_000_000;
     for (_, event) in &sink {
         if let Event::Adapted {
@@ -262,14 +285,13 @@ fn of_two_groups_the_worst_off_is_obeyed_and_each_is_judged() {
         }
     }
     assert_eq!(left, 1_000_000_000);
-    let lost: Vec<_> = sink
-        .iter()
-        .filter_map(|(_, e)| match e {
-            Event::Finding { what, group } if what.contains("level none") => group.clone(),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(lost, ["other"]);
+    let lost: Vec<_> = standing.all().filter(|(_, w)| w.was_lost()).collect();
+    let [(id, worth)] = lost.as_slice() else {
+        panic!("{lost:?}")
+    };
+    assert_eq!(plan.promise(*id).unwrap().group, "other");
+    let why = worth.because.as_ref().unwrap().to_string();
+    assert!(why.contains("units were late, more than"), "{why}");
 }
 
 #[test]

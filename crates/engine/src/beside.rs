@@ -20,11 +20,11 @@ use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
 
 use crate::compare::Progress;
-use crate::drive::Sink;
 use crate::folder::Folder;
 use crate::resume::shift;
 use crate::rounds::{Place, Source, Stopper, Taken, attempts};
 use crate::setup::Setup;
+use crate::sink::Sink;
 
 /// Cells that a machine may be ahead.
 const AHEAD: usize = 4;

@@ -1,8 +1,10 @@
 //! Cells on the scripted machine.
 
 use super::*;
-use crate::drive::{DriveError, Driven, NoSink, drive};
+use crate::drive::{DriveError, Driven, drive};
 use crate::fake::{self, Fake, Scene, plan_with_steps};
+use crate::sink::NoSink;
+use quell_core::backend::HoldOptions;
 use quell_core::workload::{Access, Operation, Order as Walk, Pages, Size, Workload};
 
 fn member(name: &str, program: Program, decides: bool) -> Member {
@@ -77,7 +79,13 @@ fn run(
     members: Vec<Member>,
 ) -> (Result<Driven, DriveError>, BTreeMap<String, Measurement>) {
     let mut cell = Cell::new(members, SPAN);
-    let out = drive(fake, &plan_with_steps(0), &mut cell, &mut NoSink);
+    let out = drive(
+        fake,
+        &plan_with_steps(0),
+        HoldOptions::default(),
+        &mut cell,
+        &mut NoSink,
+    );
     assert!(fake.clean());
     (out, cell.into_measurements().0)
 }

@@ -6,13 +6,14 @@ use quell_core::attribution::{Account, Attribution, Stop, Sum, reference};
 use quell_core::backend::Measurement;
 use quell_core::experiment::Configuration;
 use quell_core::inventory::Inventory;
-use quell_core::mechanism::Mechanism;
+use quell_core::mechanism::{Level, Mechanism};
 use quell_core::plan::{Plan, Promise, Setting, Step};
 use quell_core::record::COMPARE_SCHEMA;
 use quell_core::result::{
-    Better, CellFailure, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult,
-    Reaction, SubjectResult, Timing, Totals,
+    Better, CellFailure, CompareResult, ConfigurationResult, Figures, Frontier, PromiseLost,
+    PromiseResult, Reaction, SubjectResult, Timing, Totals,
 };
+use quell_core::standing::PromiseId;
 use quell_core::stats::{percentile, sorted};
 use quell_core::units::Nanos;
 use quell_core::workload::{Pages, Workload};
@@ -20,6 +21,7 @@ use quell_core::workload::{Pages, Workload};
 use crate::aggregate::{Round, Rules, figures, tidy};
 use crate::cell::Throttling;
 use crate::expect;
+use crate::resume::Done;
 use crate::setup::Setup;
 
 /// Bytes counted by a generator ÷ the limit of its group.
@@ -61,6 +63,8 @@ pub(crate) struct Collected<'s> {
     taken: BTreeMap<(usize, usize), Vec<Option<Taken>>>,
     throttling: BTreeMap<usize, Throttling>,
     cells: BTreeMap<usize, u32>,
+    /// (configuration, promise) → where it was worth less than planned.
+    lost: BTreeMap<(usize, PromiseId), PromiseLost>,
     pub(crate) failures: Vec<CellFailure>,
     pub(crate) rounds: u32,
     pub(crate) interrupted: Option<String>,
@@ -82,6 +86,7 @@ impl<'s> Collected<'s> {
             taken: BTreeMap::new(),
             throttling: BTreeMap::new(),
             cells: BTreeMap::new(),
+            lost: BTreeMap::new(),
             failures: Vec::new(),
             rounds: 0,
             interrupted: None,
@@ -89,17 +94,25 @@ impl<'s> Collected<'s> {
     }
 
     /// Takes in one cell of the current round.
-    pub(crate) fn take(
-        &mut self,
-        configuration: usize,
-        shared: Option<bool>,
-        measured: &BTreeMap<String, Measurement>,
-        throttling: Option<Throttling>,
-    ) {
-        let setup = self.setup;
+    pub(crate) fn take(&mut self, configuration: usize, done: Done) {
+        let (setup, shared, measured) = (self.setup, done.shared, &done.measured);
         *self.cells.entry(configuration).or_default() += 1;
+        for lost in done.lost {
+            let of = self
+                .lost
+                .entry((configuration, lost.id))
+                .or_insert(PromiseLost {
+                    cells: 0,
+                    level: lost.level,
+                    because: lost.because.clone(),
+                });
+            of.cells += 1;
+            if lost.level < of.level {
+                (of.level, of.because) = (lost.level, lost.because);
+            }
+        }
         let mut stops: Vec<Stop> = Vec::new();
-        if let Some(mut new) = throttling {
+        if let Some(mut new) = done.throttling {
             stops = std::mem::take(&mut new.stops);
             self.throttling.entry(configuration).or_default().add(new);
         }
@@ -232,14 +245,15 @@ impl<'s> Collected<'s> {
             reaction_user: throttling.and_then(|t| reaction(&t.reactions_user)),
             reaction_kernel: throttling.and_then(|t| reaction(&t.reactions_kernel)),
         };
+        let promises = plan
+            .map(|plan| self.promises(index, plan))
+            .unwrap_or_default();
         Some(ConfigurationResult {
             name: prepared.name().to_owned(),
             axes: prepared.configuration.axes.clone(),
             mechanisms: plan.map(mechanisms).unwrap_or_default(),
-            guarantee: plan.ok().map(Plan::level),
-            promises: plan
-                .map(|plan| self.promises(index, plan))
-                .unwrap_or_default(),
+            guarantee: plan.ok().map(|_| guarantee(&promises)),
+            promises,
             refused: plan.err().cloned().unwrap_or_default(),
             rounds,
             rounds_shared: self.rounds_shared(|c| c == index),
@@ -367,9 +381,8 @@ impl<'s> Collected<'s> {
     }
 
     fn promises(&self, configuration: usize, plan: &Plan) -> Vec<PromiseResult> {
-        plan.promises
-            .iter()
-            .map(|held| {
+        plan.numbered()
+            .map(|(id, held)| {
                 // The witness, and what it says at most where the promise holds.
                 let witness = match held.promise {
                     Promise::LimitBandwidth { .. } => Some((ACHIEVED, HELD)),
@@ -392,6 +405,7 @@ impl<'s> Collected<'s> {
                     promise: held.promise.clone(),
                     level: held.level,
                     held: witness.map(|(rounds, most)| rounds.iter().all(|r| *r <= most)),
+                    lost: self.lost.get(&(configuration, id)).cloned(),
                 }
             })
             .collect()
@@ -425,6 +439,12 @@ impl<'s> Collected<'s> {
             .map(|round| round.mean)
             .collect()
     }
+}
+
+/// What a configuration is worth: the least of its promises at their worst moments, `none` without promises.
+fn guarantee(promises: &[PromiseResult]) -> Level {
+    let least = promises.iter().map(PromiseResult::least).min();
+    least.unwrap_or(Level::None)
 }
 
 /// The mechanisms a plan uses, in the order of the design. What an experiment puts around all its configurations is none of

@@ -4,70 +4,20 @@
 //! What differs between holding a policy and measuring a cell is the [`Script`]: a state machine that never touches the
 //! backend itself. So there is one place in which things are applied, and one in which they are undone.
 
-use quell_core::backend::{Action, Backend, Observation, Seen, SubjectId, SubjectSpec, Undone};
-use quell_core::cpuset::CpuId;
+use quell_core::backend::{
+    Action, Backend, HoldOptions, Observation, Seen, SubjectId, SubjectSpec, Undone,
+};
 use quell_core::demand::{Drawn, WorkingSet};
-use quell_core::plan::{GroupId, Plan};
-use quell_core::record::{CpuTimes, Decision, Event};
+use quell_core::mechanism::Level;
+use quell_core::plan::Plan;
+use quell_core::record::Event;
+use quell_core::standing::{Cause, Standing};
 use quell_core::units::Nanos;
 
 use crate::adapt::Adapt;
 use crate::memory::Memory;
+use crate::sink::{Sink, Watching};
 use crate::ways::Ways;
-
-/// Where events go.
-pub trait Sink {
-    /// Takes one event; `at` is the backend's time.
-    fn put(&mut self, at: Nanos, event: &Event);
-    /// Takes what a regulator decided.
-    fn decisions(&mut self, _group: &GroupId, _cpu: CpuId, _decisions: &[Decision], _missed: u64) {}
-    /// Takes how the CPUs' time was spent until `at`.
-    fn cpu_times(&mut self, _at: Nanos, _times: &[CpuTimes]) {}
-    /// Whether [`Self::cpu_times`] does anything with it: asking costs the kernel a walk over its counters.
-    fn wants_cpu_times(&self) -> bool {
-        false
-    }
-}
-
-/// Keeps events in memory.
-impl Sink for Vec<(Nanos, Event)> {
-    fn put(&mut self, at: Nanos, event: &Event) {
-        self.push((at, event.clone()));
-    }
-}
-
-/// Takes events if it is there.
-impl<S: Sink> Sink for Option<S> {
-    fn put(&mut self, at: Nanos, event: &Event) {
-        if let Some(sink) = self {
-            sink.put(at, event);
-        }
-    }
-
-    fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
-        if let Some(sink) = self {
-            sink.decisions(group, cpu, decisions, missed);
-        }
-    }
-
-    fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {
-        if let Some(sink) = self {
-            sink.cpu_times(at, times);
-        }
-    }
-
-    fn wants_cpu_times(&self) -> bool {
-        self.as_ref().is_some_and(Sink::wants_cpu_times)
-    }
-}
-
-/// Drops events.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoSink;
-
-impl Sink for NoSink {
-    fn put(&mut self, _: Nanos, _: &Event) {}
-}
 
 /// What a script asks of the loop.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,6 +76,8 @@ pub struct Driven {
     pub undone: Undone,
     /// What applying the steps brought to light (who stayed on a CPU).
     pub notes: Vec<String>,
+    /// What the promises were worth.
+    pub standing: Standing,
 }
 
 /// Why a run failed.
@@ -153,12 +105,17 @@ const ACCOUNT_EVERY: Nanos = Nanos::millis(100);
 pub fn drive(
     backend: &mut dyn Backend,
     plan: &Plan,
+    how: HoldOptions,
     script: &mut dyn Script,
     sink: &mut dyn Sink,
 ) -> Result<Driven, DriveError> {
     let mut notes = Vec::new();
-    let ran =
-        apply(backend, plan, &mut notes, sink).and_then(|()| attend(backend, plan, script, sink));
+    let mut sink = Watching::new(plan, sink);
+    let held = backend.hold(plan, how).map_err(|e| e.to_string());
+    let ran = held
+        .and_then(|()| apply(backend, plan, &mut notes, &mut sink))
+        .and_then(|()| attend(backend, plan, script, &mut sink));
+    let Watching { sink, standing, .. } = sink;
     phase(backend, sink, "undo");
     let undone = backend.undo();
     if let Ok(undone) = &undone {
@@ -171,6 +128,7 @@ pub fn drive(
             ended,
             undone,
             notes,
+            standing,
         }),
         (Err(why), Ok(_)) => {
             finding(backend, sink, &why);
@@ -199,7 +157,6 @@ fn apply(
     notes: &mut Vec<String>,
     sink: &mut dyn Sink,
 ) -> Result<(), String> {
-    backend.observe(&plan.observed).map_err(|e| e.to_string())?;
     for step in &plan.steps {
         let outcome = backend.apply(step);
         let text = match &outcome {
@@ -232,7 +189,7 @@ fn attend(
     backend: &mut dyn Backend,
     plan: &Plan,
     script: &mut dyn Script,
-    sink: &mut dyn Sink,
+    sink: &mut Watching<'_>,
 ) -> Result<Ended, String> {
     phase(backend, sink, "hold");
     let mut adapt = Adapt::begin(plan, backend.now());
@@ -240,6 +197,9 @@ fn attend(
     let mut ways = Ways::begin(plan, backend.now());
     let steered = (&mut adapt, &mut memory, &mut ways);
     let ended = hold(backend, script, steered, sink);
+    if let Ok(Ended::Revoked(why)) = &ended {
+        revoked(backend, plan, why, sink);
+    }
     adapt.end(backend.now(), sink);
     ended
 }
@@ -248,7 +208,7 @@ fn hold(
     backend: &mut dyn Backend,
     script: &mut dyn Script,
     (adapt, memory, ways): (&mut Adapt, &mut Memory, &mut Ways),
-    sink: &mut dyn Sink,
+    sink: &mut Watching<'_>,
 ) -> Result<Ended, String> {
     let mut orders = Vec::new();
     let mut seen = Observation::new();
@@ -264,10 +224,7 @@ fn hold(
         for one in seen.drain(..) {
             match one {
                 Seen::Stop(signal) => return Ok(Ended::Stopped(signal)),
-                Seen::Revoked(why) => {
-                    finding(backend, sink, &why);
-                    return Ok(Ended::Revoked(why));
-                }
+                Seen::Revoked(why) => return Ok(Ended::Revoked(why)),
                 Seen::Units(group, units, lost) => {
                     memory.seen(&group, &units);
                     adapt.seen(&group, &units, lost);
@@ -288,6 +245,9 @@ fn hold(
                 other => script.seen(now, other, &mut orders)?,
             }
         }
+        if let Some(standing) = sink.news() {
+            backend.stands(standing);
+        }
         memory.step(backend, now, sink);
         adapt.step(backend, now, sink)?;
         ways.step(backend, now, sink)?;
@@ -295,6 +255,16 @@ fn hold(
         carry_out(backend, script, &mut orders)?;
     }
     Ok(Ended::Finished)
+}
+
+/// Nothing holds any more: that, and what it means to each promise.
+fn revoked(backend: &dyn Backend, plan: &Plan, why: &str, sink: &mut dyn Sink) {
+    finding(backend, sink, why);
+    for (id, _) in plan.numbered() {
+        let (level, why) = (Level::None, why.to_owned());
+        let because = Cause::Revoked { why };
+        sink.put(backend.now(), &Event::Promise { id, level, because });
+    }
 }
 
 /// Reads the CPUs' times while a plan holds, if the record wants them and the machine keeps them.
@@ -376,6 +346,7 @@ fn finding(backend: &dyn Backend, sink: &mut dyn Sink, what: &str) {
 mod tests {
     use super::*;
     use crate::fake::{Fake, command, plan_with_steps};
+    use quell_core::record::CpuTimes;
 
     /// Starts one command and ends with it.
     struct UntilExit {
@@ -406,6 +377,7 @@ mod tests {
         let out = drive(
             fake,
             &plan_with_steps(2),
+            HoldOptions::default(),
             &mut UntilExit { ended: false },
             &mut sink,
         );
@@ -440,7 +412,8 @@ mod tests {
         let mut sink = Wanting::default();
         fake.command("job", Nanos::secs(3), 0, &[]);
         let mut script = UntilExit { ended: false };
-        drive(fake, &plan_with_steps(0), &mut script, &mut sink).unwrap();
+        let how = HoldOptions::default();
+        drive(fake, &plan_with_steps(0), how, &mut script, &mut sink).unwrap();
         sink
     }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use quell_core::backend::{
-    Action, Backend, BackendError, Measurement, Observation, Own, Probe, Program, Seen, SubjectId,
-    SubjectSpec, Undone,
+    Action, Backend, BackendError, HoldOptions, Measurement, Observation, Own, Probe, Program,
+    Seen, SubjectId, SubjectSpec, Undone,
 };
 use quell_core::control::deadline::Unit;
 use quell_core::control::pressure::Look;
@@ -18,8 +18,9 @@ use quell_core::inventory::{
 };
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
-use quell_core::plan::{GroupId, Observed, Plan, Pressured, Setting, Step, StepId};
+use quell_core::plan::{Plan, Pressured, Setting, Step, StepId};
 use quell_core::record::{CpuTimes, Declared, Event};
+use quell_core::standing::Standing;
 use quell_core::units::{Bytes, Nanos, Rate};
 
 /// What a generator reports: from (its name, the steps in force, the others running beside it, its span).
@@ -209,10 +210,16 @@ impl Backend for Fake {
         Ok(())
     }
 
-    fn observe(&mut self, groups: &BTreeMap<GroupId, Observed>) -> Result<(), BackendError> {
+    fn hold(&mut self, plan: &Plan, _: HoldOptions) -> Result<(), BackendError> {
+        let observed = plan.observed.keys();
         self.log
-            .extend(groups.keys().map(|name| format!("observe {name}")));
+            .extend(observed.map(|name| format!("observe {name}")));
         Ok(())
+    }
+
+    fn stands(&mut self, standing: &Standing) {
+        let holds = if standing.holds() { "holds" } else { "broken" };
+        self.log.push(format!("stands: {holds}"));
     }
 
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError> {

@@ -17,8 +17,8 @@ use quell_core::plan::GroupId;
 use quell_core::record::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
 use quell_core::units::Nanos;
 
-use crate::drive::Sink;
 use crate::resume::{self, Done};
+use crate::sink::Sink;
 
 /// The most decisions of one CPU that a record holds: what a quarter of an hour at 1 ms makes, some 60 MB.
 const MOST_DECISIONS: u64 = 1_000_000;

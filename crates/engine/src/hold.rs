@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Backend, Seen, SubjectId, SubjectSpec, Undone};
+use quell_core::backend::{Backend, HoldOptions, Seen, SubjectId, SubjectSpec, Undone};
 use quell_core::plan::Plan;
 use quell_core::record::Event;
+use quell_core::standing::Standing;
 use quell_core::units::Nanos;
 
-use crate::drive::{DriveError, Ended, Order, Script, Sink, drive};
+use crate::drive::{DriveError, Ended, Order, Script, drive};
+use crate::sink::Sink;
 
 /// When the hold ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +47,15 @@ pub struct Held {
     pub throttles: u64,
     /// Time throttled, summed over CPUs.
     pub throttled: Nanos,
+    /// What the promises were worth.
+    pub standing: Standing,
 }
 
 /// Applies `plan`, starts `subjects`, holds `until`, undoes. Events go to `sink` as they come.
 pub fn run(
     backend: &mut dyn Backend,
     plan: &Plan,
+    how: HoldOptions,
     subjects: &[SubjectSpec],
     until: Until,
     sink: &mut dyn Sink,
@@ -65,7 +70,7 @@ pub fn run(
         throttled: Nanos(0),
         exits: Vec::new(),
     };
-    let driven = drive(backend, plan, &mut script, sink)?;
+    let driven = drive(backend, plan, how, &mut script, sink)?;
     for (at, event) in &script.exits {
         sink.put(*at, event);
     }
@@ -80,6 +85,7 @@ pub fn run(
         notes: driven.notes,
         throttles: script.throttles,
         throttled: script.throttled,
+        standing: driven.standing,
     })
 }
 
@@ -161,7 +167,8 @@ mod tests {
     fn hold(fake: &mut Fake, names: &[&str], until: Until) -> (Held, Vec<(Nanos, Event)>) {
         let subjects: Vec<_> = names.iter().map(|n| command(n)).collect();
         let mut sink = Vec::new();
-        let held = run(fake, &plan_with_steps(1), &subjects, until, &mut sink).unwrap();
+        let how = HoldOptions::default();
+        let held = run(fake, &plan_with_steps(1), how, &subjects, until, &mut sink).unwrap();
         (held, sink)
     }
 

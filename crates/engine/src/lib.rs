@@ -20,6 +20,7 @@ pub mod read;
 mod resume;
 mod rounds;
 mod setup;
+pub mod sink;
 mod ways;
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use quell_core::plan::{Plan, Pressured};
 use quell_core::record::{Event, Steering};
 use quell_core::units::{Bytes, Nanos};
 
-use crate::drive::Sink;
+use crate::sink::Sink;
 
 /// How often it is put on record what memory there was and who waited for it.
 const TELL_EVERY: Nanos = Nanos::secs(1);
@@ -255,6 +255,7 @@ mod tests {
     use crate::drive::{Ended, drive};
     use crate::fake::{Fake, plan_with_steps};
     use crate::hold::{Until, run};
+    use quell_core::backend::HoldOptions;
     use quell_core::control::pressure::{Allows, Machine, Neighbour, Process};
     use quell_core::plan::{Steered, Watched};
     use quell_core::policy::PressureController;
@@ -315,7 +316,15 @@ mod tests {
         fake.memory(memory);
         fake.stop_at(Nanos::secs(4), 15);
         let mut sink: Vec<(Nanos, Event)> = Vec::new();
-        run(&mut fake, &plan(), &[], Until::Stop, &mut sink).unwrap();
+        run(
+            &mut fake,
+            &plan(),
+            HoldOptions::default(),
+            &[],
+            Until::Stop,
+            &mut sink,
+        )
+        .unwrap();
         let steered: Vec<_> = sink
             .iter()
             .filter_map(|(at, e)| match e {
@@ -367,7 +376,15 @@ mod tests {
         fake.refuse_memory("the limit could not be written");
         fake.stop_at(Nanos::secs(3), 15);
         let mut sink: Vec<(Nanos, Event)> = Vec::new();
-        let held = run(&mut fake, &plan(), &[], Until::Stop, &mut sink).unwrap();
+        let held = run(
+            &mut fake,
+            &plan(),
+            HoldOptions::default(),
+            &[],
+            Until::Stop,
+            &mut sink,
+        )
+        .unwrap();
         assert_eq!(held.outcome, crate::hold::Outcome::Stopped(15));
         let told = |e: &&(Nanos, Event)| matches!(&e.1, Event::Finding { what, .. } if what.contains("could not be written"));
         assert_eq!(sink.iter().filter(told).count(), 1);
@@ -381,7 +398,15 @@ mod tests {
         fake.blind(Nanos(0)..Nanos::millis(1500));
         fake.stop_at(Nanos::secs(3), 15);
         let mut sink: Vec<(Nanos, Event)> = Vec::new();
-        let held = run(&mut fake, &plan(), &[], Until::Stop, &mut sink).unwrap();
+        let held = run(
+            &mut fake,
+            &plan(),
+            HoldOptions::default(),
+            &[],
+            Until::Stop,
+            &mut sink,
+        )
+        .unwrap();
         assert_eq!(held.outcome, crate::hold::Outcome::Stopped(15));
         let told = |e: &&(Nanos, Event)| matches!(&e.1, Event::Finding { what, .. } if what.contains("reads oddly"));
         assert_eq!(sink.iter().filter(told).count(), 1);
@@ -416,7 +441,15 @@ mod tests {
             pressure.controller = PressureController::Latd;
         }
         let mut sink: Vec<(Nanos, Event)> = Vec::new();
-        run(&mut fake, &plan, &[], Until::Stop, &mut sink).unwrap();
+        run(
+            &mut fake,
+            &plan,
+            HoldOptions::default(),
+            &[],
+            Until::Stop,
+            &mut sink,
+        )
+        .unwrap();
         let told = sink.iter().filter_map(|(_, e)| match e {
             Event::Steered { group, did, .. } => Some((group.as_str(), did.clone())),
             _ => None,
@@ -437,7 +470,15 @@ mod tests {
         fake.blind(blind..Nanos::secs(60));
         fake.stop_at(Nanos::secs(4), 15);
         let mut sink: Vec<(Nanos, Event)> = Vec::new();
-        run(&mut fake, &plan(), &[], Until::Stop, &mut sink).unwrap();
+        run(
+            &mut fake,
+            &plan(),
+            HoldOptions::default(),
+            &[],
+            Until::Stop,
+            &mut sink,
+        )
+        .unwrap();
         let when = |wanted: &Steering| {
             let is =
                 |e: &&(Nanos, Event)| matches!(&e.1, Event::Steered { did, .. } if did == wanted);
@@ -481,13 +522,14 @@ mod tests {
         }
         let mut fake = Fake::new();
         let mut sink: Vec<(Nanos, Event)> = Vec::new();
-        let failed = drive(&mut fake, &plan(), &mut Never, &mut sink).unwrap_err();
+        let how = HoldOptions::default();
+        let failed = drive(&mut fake, &plan(), how, &mut Never, &mut sink).unwrap_err();
         assert!(
             failed.to_string().contains("memory cannot be watched"),
             "{failed}"
         );
         assert!(fake.clean());
-        let none = drive(&mut fake, &plan_with_steps(1), &mut Never, &mut sink).unwrap();
+        let none = drive(&mut fake, &plan_with_steps(1), how, &mut Never, &mut sink).unwrap();
         assert_eq!(none.ended, Ended::Finished);
     }
 }

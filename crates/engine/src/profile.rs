@@ -3,14 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Action, Backend, Program, Seen, SubjectId, SubjectSpec};
+use quell_core::backend::{Action, Backend, HoldOptions, Program, Seen, SubjectId, SubjectSpec};
 use quell_core::demand::{BIN, Drawn, WorkingSet};
 use quell_core::plan::{Observed, Plan};
 use quell_core::policy::Source;
 use quell_core::units::{Nanos, Share};
 
 use crate::compare::Progress;
-use crate::drive::{DriveError, Ended, NoSink, Order, Script, drive};
+use crate::drive::{DriveError, Ended, Order, Script, drive};
+use crate::sink::NoSink;
 
 /// What was read.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -85,7 +86,13 @@ pub fn watch(
         follows: Vec::new(),
         notes: Vec::new(),
     };
-    let driven = drive(backend, &plan, &mut script, &mut NoSink)?;
+    let driven = drive(
+        backend,
+        &plan,
+        HoldOptions::default(),
+        &mut script,
+        &mut NoSink,
+    )?;
     match driven.ended {
         Ended::Finished => Ok(script.watched),
         Ended::Stopped(_) | Ended::Revoked(_) => Err(WatchError::Interrupted),

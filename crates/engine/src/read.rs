@@ -10,8 +10,8 @@ use quell_core::cpuset::CpuId;
 use quell_core::inventory::Inventory;
 use quell_core::plan::{Plan, Refusal};
 use quell_core::record::{
-    COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, MANIFEST_SCHEMA, Met, Record, Span, Stamped,
-    Stop,
+    COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, Event, MANIFEST_SCHEMA, Met, Record, Span,
+    Stamped, Stop,
 };
 use quell_core::result::CompareResult;
 use serde::Deserialize;
@@ -202,8 +202,32 @@ fn events(path: &Path) -> Result<Vec<Stamped>, ReadError> {
     let first = lines.next().map_or("", |(_, line)| line);
     let _: serde_json::Value = known(path, first, EVENTS_SCHEMA)?;
     lines
-        .map(|(before, line)| json(path, line, before))
+        .map(|(before, line)| {
+            let mut stamped: Stamped = json(path, line, before)?;
+            if let Event::Phase { name } = &stamped.event
+                && let Some(cell) = cell_1(name)
+            {
+                stamped.event = cell;
+            }
+            Ok(stamped)
+        })
         .collect()
+}
+
+/// A cell as it was told until 0.1: `round 1 of 8, CONFIGURATION, SUBJECT`.
+fn cell_1(name: &str) -> Option<Event> {
+    let (rounds, cell) = name.strip_prefix("round ")?.split_once(", ")?;
+    let (nth, of) = rounds.split_once(" of ")?;
+    let (configuration, subject) = match cell.split_once(", ") {
+        Some((configuration, subject)) => (configuration, Some(subject.to_owned())),
+        None => (cell, None),
+    };
+    Some(Event::Cell {
+        round: nth.parse::<u32>().ok()?.checked_sub(1)?,
+        of: of.parse().ok()?,
+        configuration: configuration.to_owned(),
+        subject,
+    })
 }
 
 /// The rows of a CSV file below its head, split, with their line numbers from 1.
@@ -383,9 +407,8 @@ fn stops(path: &Path, text: &str) -> Result<Vec<Stop>, ReadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::Sink;
     use crate::folder::Folder;
-    use quell_core::record::Event;
+    use crate::sink::Sink;
     use quell_core::units::Nanos;
 
     /// A record of a run with the manifest given.
@@ -408,6 +431,23 @@ mod tests {
 
     fn error(folder: &Path) -> String {
         read(folder).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn cells_of_older_records_are_cells() {
+        let cell = |configuration: &str, subject: Option<&str>| Event::Cell {
+            round: 2,
+            of: 8,
+            configuration: configuration.to_owned(),
+            subject: subject.map(str::to_owned),
+        };
+        assert_eq!(cell_1("round 3 of 8, cap@20%"), Some(cell("cap@20%", None)));
+        assert_eq!(
+            cell_1("round 3 of 8, solo, x.1"),
+            Some(cell("solo", Some("x.1")))
+        );
+        assert_eq!(cell_1("hold"), None);
+        assert_eq!(cell_1("round 0 of 8, solo"), None);
     }
 
     #[test]

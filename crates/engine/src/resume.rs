@@ -8,6 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use quell_core::backend::Measurement;
+use quell_core::mechanism::Level;
+use quell_core::standing::{Cause, PromiseId};
 use quell_core::units::Nanos;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -30,6 +32,18 @@ pub(crate) struct Done {
     pub(crate) measured: BTreeMap<String, Measurement>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) throttling: Option<Throttling>,
+    /// Promises that were worth less than planned at some moment.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) lost: Vec<Lost>,
+}
+
+/// A promise that was worth less than planned in a cell.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Lost {
+    pub(crate) id: PromiseId,
+    /// The least it was worth.
+    pub(crate) level: Level,
+    pub(crate) because: Cause,
 }
 
 impl Done {

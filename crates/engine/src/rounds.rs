@@ -7,20 +7,22 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Backend, Measurement};
+use quell_core::backend::{Backend, HoldOptions, Measurement};
 use quell_core::record::Event;
 use quell_core::result::CellFailure;
 use quell_core::rng::Rng;
+use quell_core::standing::Standing;
 use quell_core::units::Nanos;
 
 use crate::beside::beside;
 use crate::cell::{Cell, Throttling};
 use crate::collect::Collected;
 use crate::compare::{CompareError, Progress};
-use crate::drive::{DriveError, Ended, Sink, drive};
+use crate::drive::{DriveError, Ended, drive};
 use crate::folder::{Folder, FolderError, fnv1a64};
-use crate::resume::{Done, Which};
+use crate::resume::{Done, Lost, Which};
 use crate::setup::{Prepared, Setup};
+use crate::sink::Sink;
 
 /// At or above this score of the canary, two CPUs share a cache.
 const SHARED: f64 = 0.5;
@@ -51,6 +53,8 @@ pub(crate) struct Place {
     /// The subject that runs alone.
     alone: Option<usize>,
     which: Which,
+    /// Of so many rounds.
+    of: u32,
     /// For people.
     pub(crate) name: String,
 }
@@ -131,6 +135,7 @@ impl Rounds<'_, '_> {
                     index,
                     alone,
                     which: (round, prepared.name().to_owned(), subject),
+                    of: rounds,
                     name,
                 });
             }
@@ -171,6 +176,7 @@ impl Rounds<'_, '_> {
                         shared: taken.shared,
                         measured: taken.measured,
                         throttling: taken.throttling,
+                        lost: taken.lost,
                     };
                     if let Some(folder) = self.folder.as_ref() {
                         new.shift(|at| folder.since(at));
@@ -215,9 +221,7 @@ impl Rounds<'_, '_> {
         if let Some(folder) = self.folder.as_ref() {
             write_samples(self.setup, folder, prepared, done.round, &done.measured)?;
         }
-        let (shared, throttling) = (done.shared, done.throttling);
-        self.collected
-            .take(cell.index, shared, &done.measured, throttling);
+        self.collected.take(cell.index, done);
         Ok(())
     }
 }
@@ -247,6 +251,7 @@ pub(crate) struct Taken {
     pub(crate) shared: Option<bool>,
     pub(crate) measured: BTreeMap<String, Measurement>,
     pub(crate) throttling: Option<Throttling>,
+    pub(crate) lost: Vec<Lost>,
 }
 
 /// Why a cell gave nothing.
@@ -295,12 +300,23 @@ fn attempt(
     backend
         .begin(place.number())
         .map_err(|e| Stopper::Failed(e.to_string()))?;
-    let name = place.name.clone();
-    sink.put(backend.now(), &Event::Phase { name });
+    let (round, configuration, subject) = place.which.clone();
+    sink.put(
+        backend.now(),
+        &Event::Cell {
+            round,
+            of: place.of,
+            configuration,
+            subject,
+        },
+    );
     let before = canary(setup, backend)?;
     let members = setup.members(prepared.configuration, place.alone);
     let mut cell = Cell::new(members, setup.span);
-    let driven = drive(backend, plan, &mut cell, sink).map_err(|error| match error {
+    let how = HoldOptions {
+        on_drift: prepared.policy.on_drift,
+    };
+    let driven = drive(backend, plan, how, &mut cell, sink).map_err(|error| match error {
         DriveError::Failed(why) => Stopper::Failed(why),
         left @ DriveError::NotUndone { .. } => Stopper::NotUndone(left.to_string()),
     })?;
@@ -315,7 +331,20 @@ fn attempt(
         shared: before.zip(after).map(|(a, b)| a >= SHARED && b >= SHARED),
         measured,
         throttling,
+        lost: lost(&driven.standing),
     })
+}
+
+/// The promises that were worth less than planned at some moment of a cell.
+fn lost(standing: &Standing) -> Vec<Lost> {
+    let lost = standing.all().filter_map(|(id, worth)| {
+        Some(Lost {
+            id,
+            level: worth.least,
+            because: worth.least_because.clone()?,
+        })
+    });
+    lost.collect()
 }
 
 fn canary(setup: &Setup<'_>, backend: &mut dyn Backend) -> Result<Option<f64>, Stopper> {

@@ -7,7 +7,7 @@ use quell_core::plan::{Following, Plan};
 use quell_core::record::Event;
 use quell_core::units::Nanos;
 
-use crate::drive::Sink;
+use crate::sink::Sink;
 
 #[derive(Debug)]
 struct Loop {

@@ -149,7 +149,13 @@ pub fn undo_folder(files: &dyn Files, dir: &Path) -> Result<Outcome> {
 /// [`Error::File`]; a folder that is gone is none.
 pub fn remove_folder(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e| Error::file("remove", &path.to_string_lossy(), None, e);
-    for name in [session::PLAN, session::DECLARED, lease::FILE, journal::FILE] {
+    for name in [
+        session::PLAN,
+        session::STANDING,
+        session::DECLARED,
+        lease::FILE,
+        journal::FILE,
+    ] {
         let path = dir.join(name);
         match fs::remove_file(&path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&path, e)),
@@ -169,7 +175,12 @@ pub fn remove_folder(dir: &Path) -> Result<()> {
 pub fn close(journal: Journal, dir: &Path) -> Result<()> {
     // The journal goes before the folder, the rest before the journal: what is left by a death in between is either
     // still found by it, or an empty folder.
-    for name in [session::PLAN, session::DECLARED, lease::FILE] {
+    for name in [
+        session::PLAN,
+        session::STANDING,
+        session::DECLARED,
+        lease::FILE,
+    ] {
         let _ = fs::remove_file(dir.join(name));
     }
     journal.clear()?;

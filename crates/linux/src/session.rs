@@ -10,6 +10,7 @@ use quell_core::backend::Undone;
 use quell_core::cpuset::CpuSet;
 use quell_core::plan::{GroupId, Plan};
 use quell_core::record::Declared;
+use quell_core::standing::Standing;
 use quell_core::units::Nanos;
 
 use crate::cgroup::Cgroups;
@@ -33,6 +34,9 @@ const LONGEST_REST: Nanos = Nanos::secs(600);
 
 /// The plan's name in a run's folder, for `quell status`.
 pub const PLAN: &str = "plan.json";
+
+/// What the plan's promises are worth now, in a run's folder, once that is something else than planned: for `quell status`.
+pub const STANDING: &str = "standing.json";
 
 /// What programs say of their units, by group, in a run's folder: for `quell status`.
 pub const DECLARED: &str = "declared.json";
@@ -166,8 +170,16 @@ impl Session {
     pub fn describe(&self, plan: &Plan) -> Result<()> {
         let path = self.dir.join(PLAN);
         let text = serde_json::to_string(plan).unwrap_or_default();
+        // What was known of another plan.
+        let _ = std::fs::remove_file(self.dir.join(STANDING));
         std::fs::write(&path, text)
             .map_err(|e| Error::file("write", &path.to_string_lossy(), None, e))
+    }
+
+    /// Leaves what its promises are worth now, for `quell status`, which takes the plan's word where it cannot be written.
+    pub fn stands(&self, standing: &Standing) {
+        let text = serde_json::to_string(standing).unwrap_or_default();
+        let _ = std::fs::write(self.dir.join(STANDING), text);
     }
 
     /// Leaves what programs say of their units in the run's folder, for `quell status`, which does without where it cannot be written.

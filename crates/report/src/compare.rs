@@ -1,9 +1,12 @@
 //! The result of a comparison on a terminal: one table, the verdict, the frontier, and what was left out.
 
-use quell_core::result::{Better, CompareResult, ConfigurationResult, Figures, Subset};
+use quell_core::result::{
+    Better, CompareResult, ConfigurationResult, Figures, PromiseResult, Subset,
+};
 
 use crate::doctor::lab;
 use crate::frontier::{self, Data};
+use crate::lost;
 use crate::matrix;
 use crate::text::{
     Style, Table, TableCell, Tone, count, normalized, number, percent, spread, unit,
@@ -30,6 +33,9 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
     out.push('\n');
     out.push_str(&table_text(result, Subset::All, style));
     out.push_str(&(style.paint(Tone::Faint, &footnote(result)) + "\n"));
+    for sentence in lost::of_cells(result) {
+        out.push_str(&style.wrap("", "  ", &sentence));
+    }
     if partly_shared(result) {
         out.push('\n');
         out.push_str(&style.wrap(
@@ -180,7 +186,9 @@ fn level_cell(view: &View<'_>, configuration: &ConfigurationResult) -> TableCell
         return TableCell::tone("–", Tone::Faint);
     }
     let level = configuration.guarantee.unwrap_or_default().name();
-    if configuration.promises.iter().any(|p| p.held == Some(false)) {
+    if configuration.promises.iter().any(PromiseResult::was_lost) {
+        TableCell::tone(format!("{level}, LOST"), Tone::Bad)
+    } else if configuration.promises.iter().any(|p| p.held == Some(false)) {
         TableCell::tone(format!("{level}, NOT HELD"), Tone::Bad)
     } else {
         TableCell::new(level)

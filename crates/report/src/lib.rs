@@ -9,6 +9,7 @@ mod doctor;
 mod frontier;
 mod html;
 mod ladder;
+mod lost;
 mod matrix;
 mod memory;
 mod outcome;

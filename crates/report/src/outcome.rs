@@ -51,11 +51,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
             said.push(format!("{group} ended with status {status}."));
         }
     }
-    let lost = record.events.iter().filter_map(|e| match &e.event {
-        Event::Finding { what, .. } if what.contains("level none") => Some(what.clone()),
-        _ => None,
-    });
-    said.extend(lost);
+    said.extend(crate::lost::of_run(record));
     said
 }
 

@@ -87,11 +87,23 @@ fn run(trace: &mut Trace, record: &Record) {
     trace.process(RUN, &record.name);
     trace.track(RUN, STAGES, "stages");
     trace.track(RUN, EVENTS, "events");
-    let phases: Vec<(u64, &str)> = record
+    let phases: Vec<(u64, String)> = record
         .events
         .iter()
         .filter_map(|stamped| match &stamped.event {
-            Event::Phase { name } => Some((stamped.at_ns, name.as_str())),
+            Event::Phase { name } => Some((stamped.at_ns, name.clone())),
+            Event::Cell {
+                round,
+                of,
+                configuration,
+                subject,
+            } => {
+                let mut name = format!("round {} of {of}, {configuration}", round + 1);
+                if let Some(subject) = subject {
+                    name.push_str(&format!(", {subject}"));
+                }
+                Some((stamped.at_ns, name))
+            }
             _ => None,
         })
         .collect();
@@ -102,7 +114,10 @@ fn run(trace: &mut Trace, record: &Record) {
     for stamped in &record.events {
         let (name, args) = match &stamped.event {
             // A stage, told above; and sums of what the CPUs' tracks show stop by stop, and of what is told elsewhere.
-            Event::Phase { .. } | Event::Throttle { .. } | Event::Spent { .. } => continue,
+            Event::Phase { .. }
+            | Event::Cell { .. }
+            | Event::Throttle { .. }
+            | Event::Spent { .. } => continue,
             Event::Resized {
                 group,
                 level,
@@ -123,6 +138,10 @@ fn run(trace: &mut Trace, record: &Record) {
             },
             Event::Step { step, outcome } => (format!("step {} {outcome}", step.0), json!({})),
             Event::Finding { what, group } => (what.clone(), json!({"group": group})),
+            Event::Promise { id, level, because } => (
+                format!("promise {} is at level {level}: {because}", id.0),
+                json!({}),
+            ),
             Event::Units {
                 group, worst_ns, ..
             } => {

@@ -101,6 +101,7 @@ pub(crate) fn row(
             },
             level,
             held: Some(true),
+            lost: None,
         });
     let cap = name.split_once('@').map(|(_, cap)| cap.to_owned());
     ConfigurationResult {
@@ -333,9 +334,14 @@ pub(crate) fn record() -> Record {
         from_ns: 2_800_000_000 + n * 1_000_000,
         until_ns: 2_800_900_000 + n * 1_000_000,
     };
-    let phase = |at_ns, name: &str| Stamped {
+    let cell = |at_ns, round| Stamped {
         at_ns,
-        event: Event::Phase { name: name.into() },
+        event: Event::Cell {
+            round,
+            of: 2,
+            configuration: "solo".into(),
+            subject: None,
+        },
     };
     Record {
         name: "neighbour".into(),
@@ -362,9 +368,14 @@ pub(crate) fn record() -> Record {
         spans,
         courses: Vec::new(),
         events: vec![
-            phase(0, "round 1 of 2, solo"),
-            phase(7_000_000_000, "round 2 of 2, solo"),
-            phase(13_000_000_000, "undo"),
+            cell(0, 0),
+            cell(7_000_000_000, 1),
+            Stamped {
+                at_ns: 13_000_000_000,
+                event: Event::Phase {
+                    name: "undo".into(),
+                },
+            },
         ],
         stops: [(1, (0..400).map(stop).collect())].into(),
         cpu_times: [(0, times(0)), (1, times(1))].into(),

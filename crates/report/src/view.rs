@@ -17,8 +17,8 @@ pub(crate) struct Spread {
 /// The stretch of a record in which one configuration was held for the first time; of a run, which has only one, all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell<'r> {
-    /// The configuration, and behind a comma the subject that ran alone; none where nothing was compared.
-    pub(crate) name: Option<&'r str>,
+    /// The configuration; none where nothing was compared.
+    pub(crate) configuration: Option<&'r str>,
     /// In nanoseconds on the record's clock.
     pub(crate) from_ns: u64,
     pub(crate) until_ns: u64,
@@ -32,41 +32,40 @@ impl Cell<'_> {
     }
 
     pub(crate) fn is_of(&self, configuration: &str) -> bool {
-        let rest = self.name.and_then(|n| n.strip_prefix(configuration));
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(", "))
+        self.configuration == Some(configuration)
     }
 }
 
-/// The cells of the first round, as the record's phases tell them.
+/// The cells of the first round.
 pub(crate) fn cells(record: &Record) -> Vec<Cell<'_>> {
     let end = record.events.last().map_or(0, |e| e.at_ns);
     if record.result.is_none() {
         return vec![Cell {
-            name: None,
+            configuration: None,
             from_ns: 0,
             until_ns: end,
             last: true,
         }];
     }
     let begins = record.events.iter().filter_map(|e| match &e.event {
-        Event::Phase { name } => Some((e.at_ns, name.strip_prefix("round ")?)),
+        Event::Cell {
+            round,
+            configuration,
+            ..
+        } => Some((e.at_ns, *round, configuration.as_str())),
         _ => None,
     });
-    let begins: Vec<(u64, &str)> = begins.collect();
+    let begins: Vec<(u64, u32, &str)> = begins.collect();
     let nexts = begins.iter().skip(1).map(|next| Some(next.0));
     let both = begins.iter().zip(nexts.chain([None]));
-    both.filter_map(|((from_ns, round), next)| {
-        let name = round
-            .split_once(", ")
-            .filter(|_| round.starts_with("1 of "));
-        Some(Cell {
-            name: Some(name?.1),
+    both.filter(|((_, round, _), _)| *round == 0)
+        .map(|((from_ns, _, configuration), next)| Cell {
+            configuration: Some(configuration),
             from_ns: *from_ns,
             until_ns: next.unwrap_or(end),
             last: next.is_none(),
         })
-    })
-    .collect()
+        .collect()
 }
 
 /// A result, looked at over some of its rounds.

@@ -30,7 +30,7 @@ pub(crate) fn stages(record: &Record) -> Vec<Stage> {
         let timeline = Timeline::of(changes, cell.until_ns - cell.from_ns);
         if !timeline.caches.is_empty() {
             stages.push(Stage {
-                name: cell.name.map(str::to_owned),
+                name: cell.configuration.map(str::to_owned),
                 from_ns: cell.from_ns,
                 timeline,
             });

@@ -5,10 +5,12 @@
     reason = "a test fails by panicking"
 )]
 
-use quell_conformance::{Arm, conformance};
+use quell_conformance::{Arm, conformance, inventory, plan, step, subject};
 use quell_core::backend::{Backend, SubjectId};
 use quell_core::cpuset::CpuSet;
-use quell_core::plan::Meter;
+use quell_core::mechanism::{Level, Mechanism};
+use quell_core::partition::{ColourChoice, Divides};
+use quell_core::plan::{Meter, Plan, Promise, Setting};
 use quell_core::units::Nanos;
 use quell_sim::Sim;
 use quell_sim::board::Board;
@@ -35,6 +37,47 @@ impl Arm for Simulated {
 
     fn meter(&self) -> Option<Meter> {
         Some(Meter::Hardware)
+    }
+
+    /// Colours: a program uses them up that is larger than all page frames of one.
+    fn breakable(&mut self) -> Option<Plan> {
+        let banks = inventory(self).partitions.banks.unwrap();
+        let colours = CpuSet::from_iter([0]);
+        let choice = ColourChoice {
+            divides: Divides::Banks,
+            functions: banks.functions.clone(),
+            colours: colours.clone(),
+        };
+        let gather = Setting::Gather {
+            matching: Vec::new(),
+            low: false,
+            braked: false,
+        };
+        let colour = Setting::Colour {
+            choices: vec![choice],
+            spill: true,
+        };
+        let steps = vec![
+            step("a", Mechanism::Cores, gather),
+            step("a", Mechanism::Banks, colour),
+        ];
+        let promise = Promise::ReserveColours {
+            divides: Divides::Banks,
+            colours,
+            of: banks.count(),
+            shared_with: Vec::new(),
+        };
+        Some(plan(steps, promise, Level::Enforced))
+    }
+
+    fn break_promise(&mut self) {
+        let large = subject("a", "bandwidth:read,size=1GiB", None);
+        self.0.start(&large).unwrap();
+    }
+
+    fn meddled_with(&mut self) -> Option<Plan> {
+        println!("SKIPPED: a simulated machine has nobody else");
+        None
     }
 }
 

@@ -9,7 +9,9 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Action, Backend, Probe, Program, Seen, SubjectId, SubjectSpec};
+use quell_core::backend::{
+    Action, Backend, HoldOptions, Probe, Program, Seen, SubjectId, SubjectSpec,
+};
 use quell_core::planner::plan;
 use quell_core::policy::Policy;
 use quell_core::record::Event;
@@ -130,7 +132,14 @@ fn run(ways: u32, kept: &str) -> Ran {
     let plan = plan(&policy, &machine).unwrap();
     let mut script = Stages::default();
     let mut events: Vec<(Nanos, Event)> = Vec::new();
-    drive(&mut sim, &plan, &mut script, &mut events).unwrap();
+    drive(
+        &mut sim,
+        &plan,
+        HoldOptions::default(),
+        &mut script,
+        &mut events,
+    )
+    .unwrap();
     let (first, end) = (events[0].0, events.last().unwrap().0);
     let mut moves = Vec::new();
     let (mut now, mut since, mut sum) = (ways, first, 0.0);

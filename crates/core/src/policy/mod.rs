@@ -17,7 +17,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::mechanism::Level;
+use crate::mechanism::{Level, OnDrift};
 use crate::plan::GroupId;
 use crate::task::TaskMatch;
 
@@ -109,19 +109,6 @@ impl Policy {
     pub fn with_role(&self, role: Role) -> impl Iterator<Item = (&GroupId, &Group)> {
         self.groups.iter().filter(move |(_, g)| g.role == role)
     }
-}
-
-/// What happens when somebody else changes a setting that is held.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnDrift {
-    /// Set it again, and report.
-    #[default]
-    Repair,
-    /// Report only.
-    Report,
-    /// Undo everything and end.
-    Stop,
 }
 
 /// What a group is to the machine.

@@ -79,8 +79,7 @@ impl Linux {
                 continue;
             }
             self.splits.retain(|splits| splits.group != name);
-            let left = left.into_iter().map(|r| Absent::of(r, self.plan.as_ref()));
-            self.absent.extend(left);
+            self.absent.extend(left.into_iter().map(Absent::of));
             let what = format!(
                 "group {name}: no program is left in its cgroup: its brakes have ended until one comes"
             );

@@ -12,6 +12,7 @@ use std::path::Path;
 use quell_client::locked::{BYTES_VARIABLE, CPUS_VARIABLE, FD_VARIABLE};
 use quell_core::backend::SubjectId;
 use quell_core::partition::Mask;
+use quell_core::standing::Cause;
 use quell_core::units::Bytes;
 
 use super::Linux;
@@ -37,21 +38,16 @@ pub(super) struct Locked {
 
 impl Locked {
     /// Why the promise does not hold now, if so.
-    pub fn broken(&self, files: &dyn Files) -> Option<String> {
+    pub fn broken(&self, files: &dyn Files) -> Option<Cause> {
         let dir = &self.region.group.dir;
         if locked::region_at(files, dir).is_none() {
-            return Some(format!(
-                "somebody has removed {dir}: what was locked is at level none"
-            ));
+            return Some(Cause::Removed { what: dir.clone() });
         }
         let (lines, missed) = self
             .stays
             .as_ref()
             .and_then(|s| Some((s.lines(), s.missed()?)))?;
-        // Without the number, which would be told anew with every look.
-        (missed > lines / TOLERATED).then(|| {
-            "locked lines have left the cache: what was locked is at level none".to_owned()
-        })
+        (missed > lines / TOLERATED).then_some(Cause::Evicted)
     }
 
     pub fn is_of(&self, name: &str) -> bool {

@@ -13,6 +13,7 @@ mod stays;
 mod steps;
 mod watch;
 mod whereabouts;
+mod worth;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,14 +22,17 @@ use std::sync::Arc;
 
 use quell_client::layout::VARIABLE;
 use quell_core::backend::{
-    Action, Backend, BackendError, Observation, Own, Probe, Program, SubjectId, SubjectSpec, Undone,
+    Action, Backend, BackendError, HoldOptions, Observation, Own, Probe, Program, SubjectId,
+    SubjectSpec, Undone,
 };
 use quell_core::control::pressure::Look;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::inventory::{Inventory, Measured};
+use quell_core::mechanism::{Level, OnDrift};
 use quell_core::plan::{GroupId, Observed, Plan, Pressured, Step};
-use quell_core::policy::{OnDrift, Source};
+use quell_core::policy::Source;
 use quell_core::record::{CpuTimes, Declared};
+use quell_core::standing::Standing;
 use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos};
 use quell_core::workload::{Caches, Workload};
@@ -77,8 +81,8 @@ struct Group {
     cpus: CpuSet,
     /// Its programs are immune from the OOM killer.
     immune: bool,
-    /// Its limit was found not to hold all of its tasks.
-    exempt: bool,
+    /// The most that its limit is worth: less than planned once something was found that it does not hold.
+    limit_most: Level,
     /// How long they wait for memory is looked at.
     watched: bool,
     /// What keeps its files in memory.
@@ -186,21 +190,6 @@ impl Linux {
         self.inventory = None;
     }
 
-    /// The plan whose steps will be applied, told to `quell status` while they hold.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub fn describe(&mut self, plan: &Plan) -> Result<()> {
-        self.plan = Some(plan.clone());
-        // Measuring may have begun the hold already.
-        self.session.as_ref().map_or(Ok(()), |s| s.describe(plan))
-    }
-
-    /// What to do when somebody else changes what we set.
-    pub fn on_drift(&mut self, what: OnDrift) {
-        self.on_drift = what;
-    }
-
     /// Ends the hold: everything is taken back, the watchdog goes.
     ///
     /// # Errors
@@ -242,6 +231,7 @@ impl Linux {
         self.next_call = NEVER;
         self.rest = None;
         self.parts = None;
+        self.plan = None;
     }
 
     fn cached_inventory(&mut self) -> Result<&Inventory> {
@@ -392,14 +382,23 @@ impl Backend for Linux {
         rt::now()
     }
 
-    fn observe(
-        &mut self,
-        groups: &BTreeMap<GroupId, Observed>,
-    ) -> std::result::Result<(), BackendError> {
-        self.observed.clone_from(groups);
-        let asked = groups.values().any(|o| o.source == Source::Client);
+    fn hold(&mut self, plan: &Plan, how: HoldOptions) -> std::result::Result<(), BackendError> {
+        self.plan = Some(plan.clone());
+        self.on_drift = how.on_drift;
+        self.observed.clone_from(&plan.observed);
+        let asked = plan.observed.values().any(|o| o.source == Source::Client);
         self.next_call = if asked { Nanos(0) } else { NEVER };
+        // Measuring, or the plan before this one, may have begun the session.
+        if let Some(session) = &self.session {
+            session.describe(plan)?;
+        }
         Ok(())
+    }
+
+    fn stands(&mut self, standing: &Standing) {
+        if let Some(session) = &self.session {
+            session.stands(standing);
+        }
     }
 
     fn apply(&mut self, step: &Step) -> std::result::Result<Vec<String>, BackendError> {

@@ -11,12 +11,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use quell_core::backend::Seen;
+use quell_core::mechanism::Level;
 use quell_core::partition::Mask;
 use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting, Step};
+use quell_core::record::Event;
+use quell_core::standing::Cause;
 
 use super::Linux;
 use super::locked::Locked;
 use super::whereabouts::{Whereabouts, strangers, threads};
+use super::worth::parts;
 use crate::error::{Error, Result};
 use crate::resctrl::info::Content;
 use crate::resctrl::lock::{For, PATIENCE};
@@ -34,8 +39,23 @@ pub(super) struct Parts {
     groups: BTreeMap<String, Group>,
     /// What is locked for groups.
     pub(super) locks: BTreeMap<String, Locked>,
+    /// Groups whose control group somebody has removed, and its path, until it is told.
+    gone: Vec<(String, String)>,
     /// What was found at the last look, with the group.
-    told: BTreeSet<(String, String)>,
+    told: BTreeSet<(String, Found)>,
+}
+
+/// What a look at parts brings to light.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Found {
+    /// For a person, in a sentence.
+    Note(String),
+    /// No part of the group is worth anything.
+    Parts(Cause),
+    /// Its ways of this level are not.
+    Ways(u32, Cause),
+    /// What is locked for it is not.
+    Locked(Cause),
 }
 
 impl Parts {
@@ -140,20 +160,11 @@ impl Parts {
 /// What a group gets of resctrl in a plan.
 fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
     let of = |s: &&Step| s.group.as_deref().unwrap_or(REST) == group;
-    let parts = |s: &&Setting| {
-        matches!(
-            s,
-            Setting::Ways { .. }
-                | Setting::WaysApart { .. }
-                | Setting::Mba { .. }
-                | Setting::MbaRate { .. }
-        )
-    };
     plan.steps
         .iter()
         .filter(of)
         .map(|s| &s.set)
-        .filter(parts)
+        .filter(|set| parts(set))
         .collect()
 }
 
@@ -205,6 +216,7 @@ impl Linux {
             resctrl,
             groups: BTreeMap::new(),
             locks: BTreeMap::new(),
+            gone: Vec::new(),
             told: BTreeSet::new(),
         });
         Ok(used.into_iter().collect())
@@ -415,7 +427,7 @@ impl Linux {
         Ok(())
     }
 
-    /// `None` for a group that has no control group. One that somebody has removed is told once, and given up.
+    /// `None` for a group that has no control group. One that somebody has removed is given up.
     fn whereabouts(&mut self, name: &str) -> Result<Option<Whereabouts>> {
         let Some(parts) = self.parts.as_mut() else {
             return Ok(None);
@@ -426,10 +438,8 @@ impl Linux {
         // Its folder alone tells nothing: the default group's stays when somebody unmounts.
         if !self.files.exists(&group.file("tasks")) {
             parts.groups.remove(name);
-            return Err(Error::refused(format!(
-                "group {name}: somebody has removed {}: what it was promised is at level none",
-                group.dir
-            )));
+            parts.gone.push((name.to_owned(), group.dir));
+            return Ok(None);
         }
         let home = self.group(name)?.home.clone();
         let inside = group.tasks(&self.files)?.into_iter().collect();
@@ -442,9 +452,35 @@ impl Linux {
         }))
     }
 
-    /// The slow duties: newborn tasks, and what others have made that was promised to a group of ours. A sentence each, with
-    /// the group, when it begins to be so.
-    pub(super) fn look_after_parts(&mut self) -> Vec<(String, String)> {
+    /// The slow duties: newborn tasks, and what others have made that was promised to a group of ours. Each is told when it
+    /// begins to be so.
+    pub(super) fn look_after_parts(&mut self) -> Vec<Seen> {
+        let found = self.found_in_parts();
+        let tell = |(group, found): (String, Found)| match found {
+            Found::Note(what) => vec![Seen::Event(Event::Finding {
+                what: format!("group {group}: {what}"),
+                group: Some(group),
+            })],
+            Found::Parts(because) => self.worth(&group, &parts, Level::None, &because),
+            Found::Ways(level, because) => {
+                let ways = |set: &Setting| match set {
+                    Setting::Ways { level: of, .. } | Setting::WaysApart { level: of, .. } => {
+                        *of == level
+                    }
+                    _ => false,
+                };
+                self.worth(&group, &ways, Level::None, &because)
+            }
+            Found::Locked(because) => {
+                let locks = |set: &Setting| matches!(set, Setting::Lock { .. });
+                self.worth(&group, &locks, Level::None, &because)
+            }
+        };
+        found.into_iter().flat_map(tell).collect()
+    }
+
+    /// What is new since the last look, with the group.
+    fn found_in_parts(&mut self) -> Vec<(String, Found)> {
         let (names, resctrl): (Vec<String>, Resctrl) = match &self.parts {
             Some(parts) => (
                 parts.groups.keys().cloned().collect(),
@@ -457,7 +493,7 @@ impl Linux {
         for name in names {
             match self.whereabouts(&name) {
                 Ok(known) => all.extend(known),
-                Err(e) => found.push((name, e.to_string())),
+                Err(e) => found.push((name, Found::Note(e.to_string()))),
             }
         }
         // Once for all of them, and not waited for: a heartbeat must not be missed, and the next look tries again.
@@ -478,7 +514,7 @@ impl Linux {
                 Err(e) => Err(e.to_string()),
             };
             if let Err(why) = moved {
-                found.push((group.name.clone(), format!("group {}: {why}", group.name)));
+                found.push((group.name.clone(), Found::Note(why)));
             }
         }
         drop(lock);
@@ -487,29 +523,36 @@ impl Linux {
             return found;
         };
         let files: &dyn Files = &self.files;
-        let broken = |(name, l): (&String, &Locked)| Some((name.clone(), l.broken(files)?));
-        let broken = parts.locks.iter().filter_map(broken);
-        found.extend(broken.map(|(name, what)| (name.clone(), format!("group {name}: {what}"))));
-        let now: BTreeSet<(String, String)> = found.into_iter().collect();
+        let broken =
+            |(name, l): (&String, &Locked)| Some((name.clone(), Found::Locked(l.broken(files)?)));
+        found.extend(parts.locks.iter().filter_map(broken));
+        let gone = std::mem::take(&mut parts.gone).into_iter();
+        found.extend(gone.map(|(name, what)| (name, Found::Parts(Cause::Removed { what }))));
+        let now: BTreeSet<(String, Found)> = found.into_iter().collect();
         let fresh = now.difference(&parts.told).cloned().collect();
         parts.told = now;
         fresh
     }
 
     /// What others have of what was promised to groups of ours, and what of that cannot be told.
-    fn disputed(&self, all: &[Whereabouts]) -> Vec<(String, String)> {
+    fn disputed(&self, all: &[Whereabouts]) -> Vec<(String, Found)> {
         let (Some(plan), Some(parts)) = (&self.plan, &self.parts) else {
             return Vec::new();
         };
         let unknown = |group: &str, e: Error| {
-            let what = format!("group {group}: whether others have its part cannot be told: {e}");
-            vec![(group.to_owned(), what)]
+            let what = format!("whether others have its part cannot be told: {e}");
+            vec![(group.to_owned(), Found::Note(what))]
         };
         let mut found = Vec::new();
         // Those of a group that could not be looked at would seem to be strangers.
         if let Some(first) = all.first().filter(|_| all.len() == parts.groups.len()) {
-            let said = strangers(&self.files, all);
-            found.extend(said.unwrap_or_else(|e| unknown(&first.name, e)));
+            match strangers(&self.files, all) {
+                Ok(said) => found.extend(
+                    said.into_iter()
+                        .map(|(name, by)| (name, Found::Parts(Cause::Shared { by }))),
+                ),
+                Err(e) => found.extend(unknown(&first.name, e)),
+            }
         }
         let Some((first, ..)) = promised(plan).next() else {
             return found;
@@ -524,10 +567,8 @@ impl Linux {
         for (group, level, mask, _) in promised(plan) {
             let others = parts.intruders(&others, level, mask).into_iter();
             found.extend(others.map(|other| {
-                let what = format!(
-                    "{other}, of what group {group} has to itself: that promise is at level none"
-                );
-                (group.to_owned(), what)
+                let by = format!("{other}, of what group {group} has to itself");
+                (group.to_owned(), Found::Ways(level, Cause::Shared { by }))
             }));
         }
         found

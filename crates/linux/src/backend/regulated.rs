@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use quell_core::control::split::ByDemand;
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::plan::{Held, Plan, Regulation};
+use quell_core::plan::Regulation;
 use quell_core::record::{Decision, Pooled};
 use quell_core::units::{Lines, Nanos};
 
@@ -47,18 +47,15 @@ pub(super) struct Absent {
     pub(super) group: String,
     pub(super) regulation: Regulation,
     pub(super) cpu: CpuId,
-    /// What the plan promised before.
-    pub(super) promises: Vec<Held>,
 }
 
 impl Absent {
     /// Ends the brake.
-    pub(super) fn of(regulated: Regulated, plan: Option<&Plan>) -> Self {
+    pub(super) fn of(regulated: Regulated) -> Self {
         Self {
             cpu: regulated.brake.cpu,
             group: regulated.group,
             regulation: regulated.regulation,
-            promises: plan.map(|p| p.promises.clone()).unwrap_or_default(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::mechanism::Level;
 use quell_core::plan::{Meter as MeterKind, REST, Regulation, Setting, Step};
 use quell_core::policy::Split;
 use quell_core::record::Pooled;
@@ -319,7 +320,7 @@ impl Linux {
                 matching: matching.to_vec(),
                 cpus,
                 immune: false,
-                exempt: false,
+                limit_most: Level::Enforced,
                 watched: false,
                 keeper: None,
                 ledger: Some(Ledger::new(rt::ticks_since_boot())),

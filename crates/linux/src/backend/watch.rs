@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 
 use quell_core::backend::{Observation, Seen};
 use quell_core::cpuset::CpuId;
-use quell_core::mechanism::Level;
-use quell_core::plan::{GroupId, Meter, Regulation, Setting, Step, StepId};
-use quell_core::policy::OnDrift;
+use quell_core::mechanism::{Level, OnDrift};
+use quell_core::plan::{GroupId, Meter, Regulation, Setting};
 use quell_core::record::{Declared, Event, Spent};
+use quell_core::standing::Cause;
 use quell_core::units::Nanos;
 use rustix::event::{PollFd, PollFlags};
 
+use super::worth::limits;
 use super::{Absent, Linux, NEVER, Regulated};
 use crate::brake::Lost;
 use crate::clients::{self, Clients, Membership};
@@ -128,9 +129,7 @@ impl Linux {
         }
         self.find_exempt(seen);
         self.look_after_memory(seen);
-        for (group, what) in self.look_after_parts() {
-            seen.push(finding(what, Some(group)));
-        }
+        seen.extend(self.look_after_parts());
         if let Some(session) = &self.session {
             let held = || session.still_held();
             for what in drift::look(&self.files, session.changes(), self.on_drift, &held) {
@@ -148,28 +147,27 @@ impl Linux {
     /// the first, and stays lost: what ran was not limited.
     fn find_exempt(&mut self, seen: &mut Observation) {
         let steps = self.plan.iter().flat_map(|plan| &plan.steps);
-        let limited =
-            steps.filter(|s| matches!(s.set, Setting::Regulate(_) | Setting::CpuMax { .. }));
+        let limited = steps.filter(|s| limits(&s.set));
         let mut limited: Vec<GroupId> = limited.filter_map(|s| s.group.clone()).collect();
         limited.dedup();
         let replaced = fair::replaced_by(&self.files);
         for name in limited {
-            let Some(group) = self.groups.get_mut(&name) else {
+            let Some(group) = self.groups.get(&name) else {
                 continue;
             };
-            if group.exempt {
+            if group.limit_most == Level::None {
                 continue;
             }
-            let why = match &replaced {
-                Some(scheduler) => {
-                    format!(
-                        "the sched_ext scheduler '{scheduler}' was loaded, which no limit holds"
-                    )
-                }
+            let because = match &replaced {
+                Some(scheduler) => Cause::Exempt {
+                    task: format!("the sched_ext scheduler '{scheduler}' was loaded"),
+                },
                 None => match fair::exempt(&self.files, &group.home.tasks_dirs()) {
-                    Some(task) => format!("{task}, which no limit holds"),
+                    Some(task) => Cause::Exempt {
+                        task: task.to_string(),
+                    },
                     None => match threaded::lost(&self.files, &group.home) {
-                        Some(why) => why,
+                        Some(why) => Cause::Loose { why },
                         None => continue,
                     },
                 },
@@ -178,13 +176,7 @@ impl Linux {
             if !self.session.as_ref().is_some_and(Session::still_held) {
                 return;
             }
-            group.exempt = true;
-            let what = format!("group {name}: {why}: its limit is at level none");
-            self.downgrade(&name, Level::None, &what);
-            seen.push(Seen::Event(Event::Finding {
-                what,
-                group: Some(name),
-            }));
+            seen.extend(self.spoil_limit(&name, Level::None, &because));
         }
     }
 
@@ -201,8 +193,7 @@ impl Linux {
             going = stay;
             self.pool = None;
             let anew: Vec<Regulated> = anew;
-            let absent = anew.into_iter().map(|r| Absent::of(r, self.plan.as_ref()));
-            self.absent.extend(absent);
+            self.absent.extend(anew.into_iter().map(Absent::of));
         }
         self.brakes = going;
         // The last that `quell status` hears of them.
@@ -236,89 +227,57 @@ impl Linux {
                 };
                 self.throttle(&group, &regulation, cpu)
             });
-            let (what, level) = match by_time {
-                Some(Ok(())) => (
-                    format!(
-                        "CPU {cpu}: {why}; from here on the group's CPU time is counted at the peak rate instead, and what others do there \
-                         is not: its limit is at level estimated"
-                    ),
-                    Level::Estimated,
-                ),
-                Some(Err(e)) => (
-                    format!(
-                        "CPU {cpu} is no longer regulated: {why}, and CPU time cannot be counted instead ({e}); the group's limit is at level none"
-                    ),
-                    Level::None,
-                ),
-                None => (
-                    format!(
-                        "CPU {cpu} is no longer regulated: {why}; the group's limit is at level none"
-                    ),
-                    Level::None,
-                ),
+            let because = match &by_time {
+                Some(Ok(())) => Cause::CountedByTime {
+                    cpu,
+                    why: why.to_string(),
+                },
+                Some(Err(e)) => Cause::Unregulated {
+                    cpu,
+                    why: format!("{why}, and CPU time cannot be counted instead ({e})"),
+                },
+                None => Cause::Unregulated {
+                    cpu,
+                    why: why.to_string(),
+                },
             };
             if matches!(why, Lost::WrongCpu | Lost::Killed) {
-                let promises = self.plan.as_ref().map(|p| p.promises.clone());
+                seen.extend(self.worth(&group, &limits, Level::None, &because));
                 self.absent.push(Absent {
-                    group: group.clone(),
+                    group,
                     regulation,
                     cpu,
-                    promises: promises.unwrap_or_default(),
                 });
+                continue;
             }
-            self.downgrade(&group, level, &what);
-            seen.push(Seen::Event(Event::Finding {
-                what,
-                group: Some(group),
-            }));
+            let most = match by_time {
+                Some(Ok(())) => Level::Estimated,
+                _ => Level::None,
+            };
+            seen.extend(self.spoil_limit(&group, most, &because));
         }
     }
 
     /// Brakes where they were killed, and for CPUs that were taken away and are back.
     fn brake_again(&mut self, seen: &mut Observation) {
+        let mut back = Vec::new();
         for absent in std::mem::take(&mut self.absent) {
-            let (cpu, group) = (absent.cpu, absent.group.clone());
-            let vacant = self.groups.get(&group).is_some_and(|g| self.is_vacant(g));
-            if vacant || self.throttle(&group, &absent.regulation, cpu).is_err() {
+            let vacant = self.groups.get(&absent.group);
+            if vacant.is_some_and(|group| self.is_vacant(group)) {
                 self.absent.push(absent);
                 continue;
             }
-            let what = format!("CPU {cpu} is regulated again for group {group}");
-            if let (Some(plan), true) = (self.plan.as_mut(), self.absent.is_empty()) {
-                plan.promises = absent.promises;
-                if let Some(session) = &self.session {
-                    // It is reported in any case.
-                    let _ = session.describe(plan);
-                }
-            }
-            seen.push(Seen::Event(Event::Finding {
-                what,
-                group: Some(group),
-            }));
-        }
-    }
-
-    /// Writes into the plan that `quell status` reads what promises are worth that the limit of a group holds. A reserve of others
-    /// is worth nothing where not everybody is counted any more.
-    fn downgrade(&mut self, group: &str, level: Level, why: &str) {
-        let Some(plan) = self.plan.as_mut() else {
-            return;
-        };
-        let limits = |s: &&Step| {
-            s.group.as_deref() == Some(group)
-                && matches!(s.set, Setting::Regulate(_) | Setting::CpuMax { .. })
-        };
-        let steps: Vec<StepId> = plan.steps.iter().filter(limits).map(|s| s.id).collect();
-        for held in &mut plan.promises {
-            if held.held_by.iter().any(|by| steps.contains(by)) {
-                let own = held.group == group;
-                held.level = held.level.min(if own { level } else { Level::None });
-                held.weakest = Some(why.to_owned());
+            match self.throttle(&absent.group, &absent.regulation, absent.cpu) {
+                Ok(()) => back.push((absent.group, absent.cpu)),
+                Err(_) => self.absent.push(absent),
             }
         }
-        if let Some(session) = &self.session {
-            // It is told in any case.
-            let _ = session.describe(plan);
+        for (group, cpu) in back {
+            let most = match self.groups.get(&group) {
+                Some(known) if self.absent.iter().all(|a| a.group != group) => known.limit_most,
+                _ => Level::None,
+            };
+            seen.extend(self.worth(&group, &limits, most, &Cause::Regulated { cpu }));
         }
     }
 
@@ -335,13 +294,11 @@ impl Linux {
             }
             let keeper = self.groups.get_mut(&name).and_then(|g| g.keeper.as_mut());
             if let Some(how) = keeper.and_then(Keeper::ended) {
-                let what = format!(
-                    "group {name}: what kept its files in memory has ended ({how}): that promise is at level none"
-                );
-                seen.push(Seen::Event(Event::Finding {
-                    what,
-                    group: Some(name.clone()),
-                }));
+                let files = |set: &Setting| matches!(set, Setting::LockFiles { .. });
+                let because = Cause::KeeperEnded {
+                    how: how.to_string(),
+                };
+                seen.extend(self.worth(&name, &files, Level::None, &because));
                 if let Some(group) = self.groups.get_mut(&name) {
                     group.keeper = None;
                 }

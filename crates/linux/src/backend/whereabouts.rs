@@ -101,10 +101,7 @@ pub(super) fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(S
         said.extend(sharing().flat_map(|w| {
             what.iter().map(|what| {
                 let name = &w.name;
-                (
-                    name.clone(),
-                    format!("group {name}: {what}: what it was promised is at level none"),
-                )
+                (name.clone(), what.clone())
             })
         }));
     }

@@ -5,6 +5,7 @@ use quell_core::record::Event;
 use quell_core::result::CompareResult;
 
 use crate::compare::{skipped, unmeasured};
+use crate::lost;
 use crate::text::{count, list, percent};
 
 use super::escape;
@@ -21,6 +22,7 @@ const MOST_FINDINGS: usize = 8;
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let mut said = Vec::new();
     if let Some(result) = page.result() {
+        said.extend(lost::of_cells(result));
         incomplete(result, &mut said);
         said.extend(sharing(result));
         rounds(result, &mut said);

@@ -280,9 +280,18 @@ fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
         at_ns: ms * 1_000_000,
         event,
     };
-    let begins = |ms, name: &str| {
-        let name = format!("round {name}");
-        at(ms, Event::Phase { name })
+    let begins = |ms, round, configuration: &str| {
+        let (configuration, subject) = (configuration.to_owned(), None);
+        let of = 2;
+        at(
+            ms,
+            Event::Cell {
+                round,
+                of,
+                configuration,
+                subject,
+            },
+        )
     };
     let waited = |memory_ns| Event::Waited {
         group: "victim".into(),
@@ -300,9 +309,9 @@ fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
         why: "the critical group waited 40% of the time".into(),
     };
     record.events = vec![
-        begins(0, "1 of 2, solo, victim"),
-        begins(5, "1 of 2, none"),
-        begins(10, "1 of 2, regulated@10%"),
+        begins(0, 0, "solo"),
+        begins(5, 0, "none"),
+        begins(10, 0, "regulated@10%"),
         at(10, waited(0)),
         at(
             20,
@@ -313,8 +322,8 @@ fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
         at(30, did(Steering::Freeze)),
         at(40, waited(400_000_000)),
         at(50, did(Steering::Kill { pid: 7 })),
-        begins(60, "1 of 2, regulated@30%"),
-        begins(70, "2 of 2, regulated@10%"),
+        begins(60, 0, "regulated@30%"),
+        begins(70, 1, "regulated@10%"),
         at(80, waited(0)),
         at(81, did(Steering::Freeze)),
         at(90, waited(0)),

@@ -222,14 +222,11 @@ fn rates(record: &Record) -> BTreeMap<(CpuId, &str), Vec<(f64, f64)>> {
 fn rounds(record: &Record) -> Vec<(f64, u32)> {
     let mut all: Vec<(f64, u32)> = Vec::new();
     for stamped in &record.events {
-        let Event::Phase { name } = &stamped.event else {
+        let Event::Cell { round, .. } = &stamped.event else {
             continue;
         };
-        let number = name
-            .strip_prefix("round ")
-            .and_then(|rest| rest.split(' ').next())
-            .and_then(|n| n.parse().ok());
-        if let Some(number) = number.filter(|n| all.last().is_none_or(|(_, last)| last != n)) {
+        let number = round + 1;
+        if all.last().is_none_or(|(_, last)| *last != number) {
             all.push((stamped.at_ns as f64 / 1e9, number));
         }
     }

@@ -17,14 +17,16 @@ mod witness;
 use std::collections::{BTreeMap, BTreeSet};
 
 use quell_core::backend::{
-    Action, Backend, BackendError, Observation, Probe, Program, Seen, SubjectId, SubjectSpec,
-    Undone,
+    Action, Backend, BackendError, HoldOptions, Observation, Probe, Program, Seen, SubjectId,
+    SubjectSpec, Undone,
 };
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::demand::{Drawn, WorkingSet};
 use quell_core::inventory::Inventory;
-use quell_core::plan::{GroupId, Meter, Observed, REST, Regulation, Setting, Step};
+use quell_core::mechanism::Level;
+use quell_core::plan::{GroupId, Held, Meter, Plan, REST, Regulation, Setting, Step};
 use quell_core::record::{Decision, Event};
+use quell_core::standing::{Cause, PromiseId};
 use quell_core::units::{LINE_BYTES, Nanos};
 
 use crate::board::Board;
@@ -68,6 +70,8 @@ pub struct Sim {
     regulated: BTreeMap<(CpuId, GroupId), Throttled>,
     /// Groups whose units are told of.
     observed: BTreeSet<GroupId>,
+    /// What is held.
+    plan: Option<Plan>,
     /// What the record was told of ways.
     told: ways::Told,
     subjects: BTreeMap<SubjectId, Generator>,
@@ -95,6 +99,7 @@ impl Sim {
             changes: 0,
             regulated: BTreeMap::new(),
             observed: BTreeSet::new(),
+            plan: None,
             told: ways::Told::default(),
             subjects: BTreeMap::new(),
             born: 0,
@@ -205,14 +210,12 @@ impl Sim {
             .allocate(work.memory.0, &placement)
             .map_err(|e| refused(&e))?;
         if space.spilled() > 0 {
-            let what = format!(
-                "{} of {}'s pages are not of its colours, which were used up",
-                space.spilled(),
-                spec.name
-            );
-            let group = Some(group.to_owned());
-            self.pending
-                .push(Seen::Event(Event::Finding { what, group }));
+            let because = Cause::Spilled {
+                pages: space.spilled() as u64,
+                program: spec.name.clone(),
+            };
+            let told = self.lost(group, because);
+            self.pending.extend(told);
         }
         let class = self.os.class(group).map_err(|e| refused(&e))?;
         let program = (work.pattern(&space)?, space);
@@ -242,6 +245,26 @@ impl Sim {
         self.subjects.insert(id, generator);
         self.pending.push(Seen::Ready(id));
         Ok(id)
+    }
+
+    /// What rests on a group's colours is worth nothing from now on. Where no promise does, that it happened.
+    fn lost(&self, group: &str, because: Cause) -> Vec<Seen> {
+        let colours = |set: &Setting| matches!(set, Setting::Colour { .. });
+        let plan = self.plan.iter();
+        let resting = plan.flat_map(|plan| plan.resting_on(group, &colours));
+        let promise = |(id, _): (PromiseId, &Held)| Event::Promise {
+            id,
+            level: Level::None,
+            because: because.clone(),
+        };
+        let mut told: Vec<Seen> = resting.map(promise).map(Seen::Event).collect();
+        if told.is_empty() {
+            told.push(Seen::Event(Event::Finding {
+                what: because.to_string(),
+                group: Some(group.to_owned()),
+            }));
+        }
+        told
     }
 
     fn task_of(&self, subject: SubjectId) -> Result<TaskId, BackendError> {
@@ -361,8 +384,9 @@ impl Backend for Sim {
         self.reboot()
     }
 
-    fn observe(&mut self, groups: &BTreeMap<GroupId, Observed>) -> Result<(), BackendError> {
-        self.observed = groups.keys().cloned().collect();
+    fn hold(&mut self, plan: &Plan, _: HoldOptions) -> Result<(), BackendError> {
+        self.observed = plan.observed.keys().cloned().collect();
+        self.plan = Some(plan.clone());
         Ok(())
     }
 
@@ -432,6 +456,7 @@ impl Backend for Sim {
         self.rest = Group::on(self.machine.cpu_set());
         self.regulated.clear();
         self.observed.clear();
+        self.plan = None;
         self.subjects.clear();
         self.pending.clear();
         Ok(Undone {

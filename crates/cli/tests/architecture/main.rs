@@ -8,7 +8,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+
+mod imports;
+
+use imports::{crates, imports, sources};
 
 /// What some sources do not import.
 struct Rule {
@@ -114,13 +117,10 @@ const RULES: [Rule; 7] = [
                 "linux/src/backend/memory.rs",
                 "quell_core::policy::PressureController",
             ),
-            ("linux/src/backend/mod.rs", "quell_core::policy::OnDrift"),
             ("linux/src/backend/mod.rs", "quell_core::policy::Source"),
             ("linux/src/backend/steps.rs", "quell_core::policy::Split"),
-            ("linux/src/backend/watch.rs", "quell_core::policy::OnDrift"),
             ("linux/src/brake/mod.rs", "quell_core::policy::Split"),
             ("linux/src/clients.rs", "quell_core::policy::Source"),
-            ("linux/src/drift.rs", "quell_core::policy::OnDrift"),
             ("linux/src/units.rs", "quell_core::policy::Pattern"),
             ("linux/src/units.rs", "quell_core::policy::Source"),
             ("linux/src/weight.rs", "quell_core::policy::CpuWeight"),
@@ -188,82 +188,11 @@ const RULES: [Rule; 7] = [
     },
 ];
 
-fn crates() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-/// The Rust sources below a folder: paths below `crates`, and texts.
-fn sources(below: &Path) -> Vec<(String, String)> {
-    let mut all = Vec::new();
-    for entry in fs::read_dir(below).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            all.extend(sources(&path));
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            let name = path.strip_prefix(crates()).unwrap().display().to_string();
-            all.push((name, fs::read_to_string(&path).unwrap()));
-        }
-    }
-    all
-}
-
-/// A source without its comments and without the tests at its end.
-fn program(text: &str) -> String {
-    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
-    let lines = text
-        .lines()
-        .map(|line| line.split("//").next().unwrap_or(line));
-    lines.collect::<Vec<_>>().join("\n")
-}
-
-/// The paths of a use tree: `a::{b, c::d}` is `a::b` and `a::c::d`.
-fn paths(tree: &str, before: &str, found: &mut BTreeSet<String>) {
-    let Some((head, rest)) = tree.trim().split_once('{') else {
-        let path = tree.split(" as ").next().unwrap_or(tree).trim();
-        found.insert(format!("{before}{}", path.trim_end_matches("::self")));
-        return;
-    };
-    let before = format!("{before}{}", head.trim());
-    let (mut depth, mut branch) = (0, String::new());
-    for c in rest.chars() {
-        match c {
-            '{' => depth += 1,
-            '}' if depth == 0 => break,
-            '}' => depth -= 1,
-            ',' if depth == 0 => {
-                paths(&std::mem::take(&mut branch), &before, found);
-                continue;
-            }
-            _ => {}
-        }
-        branch.push(c);
-    }
-    if !branch.trim().is_empty() {
-        paths(&branch, &before, found);
-    }
-}
-
-/// What a source imports or names in full, of its own crate and of others.
-fn imports(text: &str) -> BTreeSet<String> {
-    let text = program(text);
-    let mut found = BTreeSet::new();
-    for part in text.split("use ").skip(1) {
-        if let Some((tree, _)) = part.split_once(';') {
-            paths(tree, "", &mut found);
-        }
-    }
-    for beginning in ["crate::", "quell_core::", "quell_report::"] {
-        for (at, _) in text.match_indices(beginning) {
-            let rest = &text[at..];
-            let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
-            let path = &rest[..end.unwrap_or(rest.len())];
-            // What goes on with a brace is a use tree.
-            if !path.ends_with("::") {
-                found.insert(path.to_owned());
-            }
-        }
-    }
-    found
+/// `make imports`.
+#[test]
+#[ignore = "a command"]
+fn imports_are_printed() {
+    println!("{}", imports::told());
 }
 
 #[test]
@@ -299,23 +228,6 @@ fn the_layers_import_downwards() {
             rule.says
         );
     }
-}
-
-#[test]
-fn a_use_tree_is_read_to_its_leaves() {
-    let text = "use crate::a::{self, b, c::{D, e as f}};\n// use crate::x;\nfn g() { crate::h::i() }\n\
-        #[cfg(test)]\nmod tests { use crate::y; }\n";
-    let found: Vec<String> = imports(text).into_iter().collect();
-    assert_eq!(
-        found,
-        [
-            "crate::a::b",
-            "crate::a::c::D",
-            "crate::a::c::e",
-            "crate::a::self",
-            "crate::h::i"
-        ]
-    );
 }
 
 /// Names of three words and more in backquotes; a star stands for the rest of a name.

@@ -1,0 +1,103 @@
+//! Where the events of a hold go.
+
+use quell_core::cpuset::CpuId;
+use quell_core::plan::{GroupId, Plan};
+use quell_core::record::{CpuTimes, Decision, Event};
+use quell_core::standing::Standing;
+use quell_core::units::Nanos;
+
+/// Where events go.
+pub trait Sink {
+    /// Takes one event; `at` is the backend's time.
+    fn put(&mut self, at: Nanos, event: &Event);
+    /// Takes what a regulator decided.
+    fn decisions(&mut self, _group: &GroupId, _cpu: CpuId, _decisions: &[Decision], _missed: u64) {}
+    /// Takes how the CPUs' time was spent until `at`.
+    fn cpu_times(&mut self, _at: Nanos, _times: &[CpuTimes]) {}
+    /// Whether [`Self::cpu_times`] does anything with it: asking costs the kernel a walk over its counters.
+    fn wants_cpu_times(&self) -> bool {
+        false
+    }
+}
+
+/// Keeps events in memory.
+impl Sink for Vec<(Nanos, Event)> {
+    fn put(&mut self, at: Nanos, event: &Event) {
+        self.push((at, event.clone()));
+    }
+}
+
+/// Takes events if it is there.
+impl<S: Sink> Sink for Option<S> {
+    fn put(&mut self, at: Nanos, event: &Event) {
+        if let Some(sink) = self {
+            sink.put(at, event);
+        }
+    }
+
+    fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
+        if let Some(sink) = self {
+            sink.decisions(group, cpu, decisions, missed);
+        }
+    }
+
+    fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {
+        if let Some(sink) = self {
+            sink.cpu_times(at, times);
+        }
+    }
+
+    fn wants_cpu_times(&self) -> bool {
+        self.as_ref().is_some_and(Sink::wants_cpu_times)
+    }
+}
+
+/// Drops events.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoSink;
+
+impl Sink for NoSink {
+    fn put(&mut self, _: Nanos, _: &Event) {}
+}
+
+/// Passes events on, and keeps what the promises of the plan are worth by them.
+pub(crate) struct Watching<'s> {
+    pub(crate) sink: &'s mut dyn Sink,
+    /// What they are worth.
+    pub(crate) standing: Standing,
+    changed: bool,
+}
+
+impl<'s> Watching<'s> {
+    pub(crate) fn new(plan: &Plan, sink: &'s mut dyn Sink) -> Self {
+        Self {
+            sink,
+            standing: Standing::of(plan),
+            changed: false,
+        }
+    }
+
+    /// What they are worth, if that has changed since this was asked last.
+    pub(crate) fn news(&mut self) -> Option<&Standing> {
+        std::mem::take(&mut self.changed).then_some(&self.standing)
+    }
+}
+
+impl Sink for Watching<'_> {
+    fn put(&mut self, at: Nanos, event: &Event) {
+        self.changed |= self.standing.take(event);
+        self.sink.put(at, event);
+    }
+
+    fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
+        self.sink.decisions(group, cpu, decisions, missed);
+    }
+
+    fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {
+        self.sink.cpu_times(at, times);
+    }
+
+    fn wants_cpu_times(&self) -> bool {
+        self.sink.wants_cpu_times()
+    }
+}

@@ -1,0 +1,65 @@
+//! What promises are worth once something that holds them is gone.
+
+use quell_core::backend::Seen;
+use quell_core::mechanism::Level;
+use quell_core::plan::Setting;
+use quell_core::record::Event;
+use quell_core::standing::Cause;
+
+use super::Linux;
+
+/// Whether a step limits what its group draws or runs.
+pub(super) fn limits(set: &Setting) -> bool {
+    matches!(set, Setting::Regulate(_) | Setting::CpuMax { .. })
+}
+
+/// Whether a step gives its group a part of resctrl.
+pub(super) fn parts(set: &Setting) -> bool {
+    matches!(
+        set,
+        Setting::Ways { .. }
+            | Setting::WaysApart { .. }
+            | Setting::Mba { .. }
+            | Setting::MbaRate { .. }
+    )
+}
+
+impl Linux {
+    /// Tells what the promises that rest on such steps of a group are worth from now on: its own ones at most `most`, and those of
+    /// others nothing where that is less than planned. Where no promise rests on them, that it happened.
+    pub(super) fn worth(
+        &self,
+        group: &str,
+        such: &dyn Fn(&Setting) -> bool,
+        most: Level,
+        because: &Cause,
+    ) -> Vec<Seen> {
+        let plan = self.plan.iter();
+        let told = plan.flat_map(|plan| plan.resting_on(group, such));
+        let told = told.map(|(id, held)| {
+            let own = held.group == group || most == Level::Enforced;
+            let most = if own { most } else { Level::None };
+            Seen::Event(Event::Promise {
+                id,
+                level: held.level.min(most),
+                because: because.clone(),
+            })
+        });
+        let told: Vec<Seen> = told.collect();
+        if !told.is_empty() {
+            return told;
+        }
+        vec![Seen::Event(Event::Finding {
+            what: format!("group {group}: {because}"),
+            group: Some(group.to_owned()),
+        })]
+    }
+
+    /// The same of a group's limit, which is worth no more than that until the end.
+    pub(super) fn spoil_limit(&mut self, group: &str, most: Level, because: &Cause) -> Vec<Seen> {
+        if let Some(group) = self.groups.get_mut(group) {
+            group.limit_most = group.limit_most.min(most);
+        }
+        self.worth(group, &limits, most, because)
+    }
+}
