@@ -5,9 +5,10 @@ use std::path::Path;
 
 use quell_core::backend::{HoldOptions, Program, SubjectSpec};
 use quell_core::cpuset::CpuId;
+use quell_core::ids::GroupId;
 use quell_core::inventory::Inventory;
 use quell_core::lab::Guest;
-use quell_core::plan::{GroupId, Plan};
+use quell_core::plan::Plan;
 use quell_core::policy::{Adapt, Group, Policy, Role};
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use quell_core::plan::{GroupId, Plan, Setting};
+use quell_core::ids::GroupId;
+use quell_core::plan::{Plan, Setting};
 use quell_core::record::Declared;
 use quell_core::standing::Standing;
 use quell_core::units::Nanos;

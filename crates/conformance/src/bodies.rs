@@ -4,11 +4,16 @@ mod beside;
 mod held;
 
 use quell_core::backend::{Action, HoldOptions, Seen, SubjectId};
+use quell_core::control::config::Meter;
+use quell_core::control::config::Pooling;
+use quell_core::control::config::Regulation;
 use quell_core::cpuset::CpuSet;
 use quell_core::inventory::MeterKind;
 use quell_core::mechanism::{Level, Mechanism};
-use quell_core::plan::{Meter, Observed, Pooling, Promise, Regulation, Setting};
-use quell_core::policy::{After, Source, Split};
+use quell_core::options::After;
+use quell_core::options::Split;
+use quell_core::plan::{Observed, Promise, Setting};
+use quell_core::source::Source;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::{

@@ -16,12 +16,15 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use quell_core::backend::{
-    Action, Backend, Measurement, Observation, Probe, Program, Seen, SubjectId, SubjectSpec,
+    Action, Backend, Observation, Probe, Program, Seen, SubjectId, SubjectSpec,
 };
+use quell_core::control::config::Meter;
 use quell_core::cpuset::CpuSet;
+use quell_core::ids::StepId;
 use quell_core::inventory::Availability;
+use quell_core::measurement::Measurement;
 use quell_core::mechanism::{Level, Mechanism};
-use quell_core::plan::{Held, Meter, Plan, Promise, Setting, Step, StepId};
+use quell_core::plan::{Held, Plan, Promise, Setting, Step};
 use quell_core::units::Nanos;
 
 /// A machine under test.

@@ -7,10 +7,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use quell_core::control::bandwidth::CpuRegulator;
+use quell_core::control::config::Pooling;
 use quell_core::control::pool::{Pool, SharedPool};
 use quell_core::control::pooled::PooledRegulator;
-use quell_core::plan::Pooling;
-use quell_core::policy::After;
+use quell_core::options::After;
 use quell_core::units::{Lines, Nanos, Share};
 
 const RUNS: usize = 7;

@@ -26,8 +26,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::CpuId;
-use crate::plan::GroupId;
-use crate::result::Better;
+use crate::ids::GroupId;
+use crate::stats::Better;
 use crate::stats::median;
 
 /// A unit is late when it takes longer than so many times the reference for the same work.

@@ -126,16 +126,3 @@ impl fmt::Display for Level {
         f.pad(self.name())
     }
 }
-
-/// What happens when somebody else changes a setting that is held.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnDrift {
-    /// Set it again, and report.
-    #[default]
-    Repair,
-    /// Report only.
-    Report,
-    /// Undo everything and end.
-    Stop,
-}

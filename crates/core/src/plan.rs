@@ -2,33 +2,23 @@
 
 mod loops;
 
+use crate::control::config::Regulation;
+use crate::ids::GroupId;
+use crate::ids::StepId;
 use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::control::Moved;
-use crate::control::pressure::Allows;
+use crate::control::config::Allows;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::mechanism::{Level, Mechanism};
+use crate::options::CpuWeight;
 use crate::partition::{ColourChoice, Divides, Mask};
-use crate::policy::{After, CpuWeight, Split};
 use crate::task::TaskMatch;
-use crate::units::{Bytes, Lines, Nanos, Rate, Share};
+use crate::units::{Bytes, Nanos, Rate, Share};
 
 pub use loops::{Adaptation, Following, Headroom, Lever, Observed, Pressured, Steered, Watched};
-
-/// The number of a step within its plan, from 1.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-pub struct StepId(pub u32);
-
-/// The name of a group. Unmatched tasks form the group [`REST`].
-pub type GroupId = String;
-
-/// The group of every task that no other group matches.
-pub const REST: &str = "rest";
 
 /// One thing to be set, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -205,99 +195,6 @@ pub enum Setting {
         /// The rate in MiB/s, as resctrl's `MB` line.
         mib_s: u32,
     },
-}
-
-/// Which meter a regulation uses. Each counts the tasks of the regulated group only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Meter {
-    /// Hardware events, whatever they tell of both directions together.
-    Hardware,
-    /// CPU time × peak single-CPU rate.
-    Time,
-    /// Hardware events of lines that come in, those that a store fetches included.
-    Reads,
-    /// Hardware events of lines that are written back.
-    Writes,
-    /// Lines that come in and lines that are written back, each with a budget of its own: [`Regulation::budget`] is that of the
-    /// lines that come in.
-    Apart {
-        /// Lines that each CPU may write back per period.
-        writes: Lines,
-    },
-}
-
-impl Meter {
-    /// Whether it tells lines that come in from those written back.
-    #[must_use]
-    pub fn tells_apart(self) -> bool {
-        matches!(self, Self::Reads | Self::Writes | Self::Apart { .. })
-    }
-}
-
-/// The budgets of several CPUs in one pool, and periods that begin together
-/// ([`PooledRegulator`](crate::control::pooled::PooledRegulator)). All regulations of a plan that are pooled share one pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Pooling {
-    /// What a group is predicted not to draw on a CPU goes to the other members of the pool.
-    pub reclaim: bool,
-    /// What happens once all members have drawn all there is.
-    pub after: After,
-    /// Weight of the newest period in the prediction.
-    pub predictor: Share,
-    /// How much is taken from the pool at a time.
-    pub quantum: Lines,
-    /// The budget is a cap. If not, the group is never stopped: it only gives what it does not draw of the budget.
-    pub capped: bool,
-    /// The budget is headroom: the group gives all of it while it draws nothing on any of its CPUs, and nothing while it draws.
-    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
-    pub headroom: bool,
-}
-
-/// The regulator of one group: a budget per CPU and period.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Regulation {
-    /// The CPUs, each with its own brake.
-    pub cpus: CpuSet,
-    /// Lines that the group may move on each CPU per period.
-    pub budget: Lines,
-    /// The regulation period.
-    pub period: Nanos,
-    /// What counts.
-    pub meter: Meter,
-    /// For the time meter: the peak single-CPU rate.
-    pub peak: Rate,
-    /// How its CPUs' budgets go together with those of others. Absent: each by itself, reservation only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pooling: Option<Pooling>,
-    /// How the sum of the budgets is spread over the CPUs: by demand, again and again, or evenly.
-    #[serde(default = "Split::even", skip_serializing_if = "Split::is_even")]
-    pub split: Split,
-    /// Lines per period that every CPU keeps when the budget is split by demand: what can be held there.
-    #[serde(default, skip_serializing_if = "Lines::is_zero")]
-    pub least: Lines,
-}
-
-impl Regulation {
-    /// Whether its budget is a cap, so that a group that has spent it is stopped.
-    #[must_use]
-    pub fn is_capped(&self) -> bool {
-        self.pooling.as_ref().is_none_or(|p| p.capped)
-    }
-
-    /// What the group may move on each CPU per period.
-    #[must_use]
-    pub fn budgets(&self) -> Moved {
-        Moved {
-            lines: self.budget,
-            writes: match self.meter {
-                Meter::Apart { writes } => writes,
-                _ => Lines(0),
-            },
-        }
-    }
 }
 
 /// One direction of memory traffic.

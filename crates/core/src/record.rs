@@ -1,5 +1,6 @@
 //! What happened: the events of a run, in the order they enter `events.jsonl`, and a whole record as it is read back.
 
+use crate::control::pooled::Pooled;
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
@@ -7,11 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::bandwidth::Fast;
 use crate::cpuset::CpuId;
+use crate::ids::GroupId;
+use crate::ids::PromiseId;
+use crate::ids::StepId;
 use crate::inventory::Inventory;
 use crate::mechanism::Level;
-use crate::plan::{GroupId, Plan, Refusal, StepId};
+use crate::plan::{Plan, Refusal};
 use crate::result::CompareResult;
-use crate::standing::{Cause, PromiseId};
+use crate::standing::Cause;
 use crate::units::{Bytes, Lines, Nanos};
 use crate::ways::Change;
 
@@ -274,85 +278,6 @@ pub enum Steering {
 
 const fn is_zero(n: &u64) -> bool {
     *n == 0
-}
-
-/// What a CPU gave to the pool of budgets and had from it. Lines, but for the misses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Pooled {
-    /// Granted within the budgets of periods that began on time.
-    pub guaranteed: u64,
-    /// Given away.
-    pub donated: u64,
-    /// Of that, taken back.
-    pub taken_back: u64,
-    /// Had from what others gave.
-    pub reclaimed: u64,
-    /// Times that what it needed back was gone.
-    pub missed: u64,
-    /// Granted twice by that: at most what it had given.
-    pub granted_twice: u64,
-    /// Had beyond all budgets: granted in periods that began early, or drawn freely once everybody had drawn all there was.
-    pub best_effort: u64,
-}
-
-impl Pooled {
-    /// Both together.
-    #[must_use]
-    pub fn plus(self, other: Self) -> Self {
-        self.each(other, u64::saturating_add)
-    }
-
-    /// What has been added since `before`.
-    #[must_use]
-    pub fn less(self, before: Self) -> Self {
-        self.each(before, u64::saturating_sub)
-    }
-
-    fn each(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
-        let (one, other) = (self.to_array(), other.to_array());
-        Self::from_array(std::array::from_fn(|i| with(one[i], other[i])))
-    }
-
-    /// How many figures there are.
-    pub const FIELDS: usize = 7;
-
-    /// The figures, in the order of the fields.
-    #[must_use]
-    pub const fn to_array(self) -> [u64; Self::FIELDS] {
-        [
-            self.guaranteed,
-            self.donated,
-            self.taken_back,
-            self.reclaimed,
-            self.missed,
-            self.granted_twice,
-            self.best_effort,
-        ]
-    }
-
-    /// The same, back.
-    #[must_use]
-    pub const fn from_array(figures: [u64; Self::FIELDS]) -> Self {
-        let [
-            guaranteed,
-            donated,
-            taken_back,
-            reclaimed,
-            missed,
-            granted_twice,
-            best_effort,
-        ] = figures;
-        Self {
-            guaranteed,
-            donated,
-            taken_back,
-            reclaimed,
-            missed,
-            granted_twice,
-            best_effort,
-        }
-    }
 }
 
 /// What the kernel accounts to threads. Seen by looking at them from time to time: what lived between two looks is

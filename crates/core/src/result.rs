@@ -6,18 +6,20 @@
 //! round against the configuration `baseline` of the same round, then reduced in the same way. Intervals are
 //! percentile bootstrap intervals over rounds ([`crate::stats`]).
 
+use crate::stats::Better;
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::attribution::Attribution;
+use crate::control::pooled::Pooled;
 use crate::cpuset::CpuId;
+use crate::ids::GroupId;
 use crate::inventory::Inventory;
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{GroupId, Promise, Refusal};
+use crate::plan::{Promise, Refusal};
 use crate::policy::Role;
-use crate::record::Pooled;
 use crate::standing::Cause;
 use crate::stats::Interval;
 
@@ -43,16 +45,6 @@ impl Timing {
             Self::Emulated => "emulated",
         }
     }
-}
-
-/// Which direction of a metric is good.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Better {
-    /// Times: less is better.
-    Lower,
-    /// Rates: more is better.
-    Higher,
 }
 
 /// The figures of one metric over a set of rounds.

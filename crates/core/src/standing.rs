@@ -1,5 +1,6 @@
 //! What each promise of a plan is worth while the plan is held: the plan's own word, and what has happened since.
 
+use crate::ids::PromiseId;
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -7,16 +8,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::CpuId;
+use crate::ids::StepId;
 use crate::mechanism::Level;
-use crate::plan::{Held, Plan, Setting, Step, StepId};
+use crate::plan::{Held, Plan, Setting, Step};
 use crate::record::Event;
 use crate::units::Share;
-
-/// The number of a promise within its plan, from 1: its place in [`Plan::promises`].
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-pub struct PromiseId(pub u32);
 
 /// Why a promise is worth something else than before.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]

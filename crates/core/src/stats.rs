@@ -145,6 +145,16 @@ pub fn wilson(hits: u32, tries: u32) -> Option<Interval> {
     })
 }
 
+/// Which direction of a metric is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Better {
+    /// Times: less is better.
+    Lower,
+    /// Rates: more is better.
+    Higher,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,8 +7,12 @@
 
 use proptest::prelude::*;
 use quell_core::cpuset::CpuSet;
-use quell_core::mechanism::{Level, Mechanism, OnDrift};
+use quell_core::mechanism::{Level, Mechanism};
+use quell_core::options::After;
+use quell_core::options::OnDrift;
+use quell_core::options::Split;
 use quell_core::policy::*;
+use quell_core::source::Source;
 use quell_core::units::{Bytes, Nanos, Rate, Share};
 
 const REFERENCE: &str = include_str!("../../../examples/reference.toml");

@@ -5,14 +5,17 @@
 use std::collections::BTreeMap;
 
 use quell_core::backend::{Action, Backend};
+use quell_core::control::config::Regulation;
 use quell_core::control::deadline::{Aim, Step, Unit};
 use quell_core::control::deadlines::Deadlines;
 use quell_core::cpuset::CpuSet;
+use quell_core::ids::GroupId;
+use quell_core::ids::PromiseId;
 use quell_core::mechanism::Level;
-use quell_core::plan::{Adaptation, GroupId, Observed, Plan, Promise, Regulation, Setting};
-use quell_core::policy::Source;
+use quell_core::plan::{Adaptation, Observed, Plan, Promise, Setting};
 use quell_core::record::{Declared, Event};
-use quell_core::standing::{Cause, PromiseId};
+use quell_core::source::Source;
+use quell_core::standing::Cause;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::sink::Sink;

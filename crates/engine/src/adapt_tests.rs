@@ -4,9 +4,12 @@ use super::*;
 use crate::fake::{Fake, command, plan_with_steps};
 use crate::hold::{self, Until};
 use quell_core::backend::HoldOptions;
+use quell_core::control::config::Meter;
+use quell_core::control::config::Regulation;
+use quell_core::ids::StepId;
 use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Headroom, Held, Lever, Meter, Regulation, StepId};
-use quell_core::policy::Split;
+use quell_core::options::Split;
+use quell_core::plan::{Headroom, Held, Lever};
 use quell_core::standing::Standing;
 
 const DEADLINE: Nanos = Nanos::millis(8);

@@ -1,7 +1,8 @@
 //! From windows to figures: what a round says about a metric, and what the rounds together say. The rules are those of
 //! [`quell_core::result`]; everything here is a function of its arguments.
 
-use quell_core::result::{Better, Figures};
+use quell_core::result::Figures;
+use quell_core::stats::Better;
 use quell_core::stats::{Interval, bootstrap, mean, median, percentile, ratios, sorted};
 
 /// Windows a round must have before a percentile of it means anything: one in the tail.

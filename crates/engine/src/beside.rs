@@ -15,7 +15,7 @@ use std::vec;
 
 use quell_core::backend::Backend;
 use quell_core::cpuset::CpuId;
-use quell_core::plan::GroupId;
+use quell_core::ids::GroupId;
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::units::Nanos;
 

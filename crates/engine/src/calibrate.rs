@@ -6,11 +6,14 @@
 //! what nineteen runs of twenty lose are taken.
 
 use quell_core::backend::{Backend, BackendError, Program, Seen, SubjectSpec};
+use quell_core::control::config::Meter;
+use quell_core::control::config::Regulation;
 use quell_core::cpuset::CpuId;
+use quell_core::ids::StepId;
 use quell_core::inventory::{Availability, Inventory};
 use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Meter, Regulation, Setting, Step, StepId};
-use quell_core::policy::Split;
+use quell_core::options::Split;
+use quell_core::plan::{Setting, Step};
 use quell_core::units::{Lines, Nanos, Share};
 
 const GROUP: &str = "calibration";

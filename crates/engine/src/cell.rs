@@ -13,13 +13,15 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use quell_core::attribution::Stop;
-use quell_core::backend::{Action, Measurement, Program, Seen, SubjectId, SubjectSpec};
+use quell_core::backend::{Action, Program, Seen, SubjectId, SubjectSpec};
 use quell_core::control::bandwidth::Fast;
+use quell_core::control::pooled::Pooled;
 use quell_core::cpuset::CpuId;
 use quell_core::experiment::RUN_TIME;
-use quell_core::plan::GroupId;
-use quell_core::policy::NumberPattern;
-use quell_core::record::{Decision, Event, Pooled};
+use quell_core::ids::GroupId;
+use quell_core::measurement::Measurement;
+use quell_core::record::{Decision, Event};
+use quell_core::source::NumberPattern;
 use quell_core::units::Nanos;
 use serde::{Deserialize, Serialize};
 

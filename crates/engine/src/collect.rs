@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 
 use quell_core::attribution::{Account, Attribution, Stop, Sum, reference};
-use quell_core::backend::Measurement;
 use quell_core::experiment::Configuration;
+use quell_core::ids::PromiseId;
 use quell_core::inventory::Inventory;
+use quell_core::measurement::Measurement;
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::plan::{Plan, Promise, Setting, Step};
 use quell_core::record::COMPARE_SCHEMA;
 use quell_core::result::{
-    Better, CellFailure, CompareResult, ConfigurationResult, Figures, Frontier, PromiseLost,
-    PromiseResult, Reaction, SubjectResult, Timing, Totals,
+    CellFailure, CompareResult, ConfigurationResult, Figures, Frontier, PromiseLost, PromiseResult,
+    Reaction, SubjectResult, Timing, Totals,
 };
-use quell_core::standing::PromiseId;
+use quell_core::stats::Better;
 use quell_core::stats::{percentile, sorted};
 use quell_core::units::Nanos;
 use quell_core::workload::{Pages, Workload};

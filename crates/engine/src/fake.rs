@@ -5,20 +5,22 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use quell_core::backend::{
-    Action, Backend, BackendError, HoldOptions, Measurement, Observation, Own, Probe, Program,
-    Seen, SubjectId, SubjectSpec, Undone,
+    Action, Backend, BackendError, HoldOptions, Observation, Own, Probe, Program, Seen, SubjectId,
+    SubjectSpec, Undone,
 };
 use quell_core::control::deadline::Unit;
 use quell_core::control::pressure::Look;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::demand::Drawn;
+use quell_core::ids::StepId;
 use quell_core::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
     MemoryMeans, MeterKind, Node,
 };
+use quell_core::measurement::Measurement;
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
-use quell_core::plan::{Plan, Pressured, Setting, Step, StepId};
+use quell_core::plan::{Plan, Pressured, Setting, Step};
 use quell_core::record::{CpuTimes, Declared, Event};
 use quell_core::standing::Standing;
 use quell_core::units::{Bytes, Nanos, Rate};

@@ -9,11 +9,11 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use quell_core::attribution::{Account, Row, Unit};
-use quell_core::backend::Measurement;
 use quell_core::calendar;
 use quell_core::control::bandwidth::Fast;
 use quell_core::cpuset::CpuId;
-use quell_core::plan::GroupId;
+use quell_core::ids::GroupId;
+use quell_core::measurement::Measurement;
 use quell_core::record::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
 use quell_core::units::Nanos;
 

@@ -256,9 +256,10 @@ mod tests {
     use crate::fake::{Fake, plan_with_steps};
     use crate::hold::{Until, run};
     use quell_core::backend::HoldOptions;
-    use quell_core::control::pressure::{Allows, Machine, Neighbour, Process};
+    use quell_core::control::config::Allows;
+    use quell_core::control::pressure::{Machine, Neighbour, Process};
+    use quell_core::options::PressureController;
     use quell_core::plan::{Steered, Watched};
-    use quell_core::policy::PressureController;
     use quell_core::units::Share;
 
     fn plan() -> Plan {

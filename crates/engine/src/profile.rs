@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use quell_core::backend::{Action, Backend, HoldOptions, Program, Seen, SubjectId, SubjectSpec};
 use quell_core::demand::{BIN, Drawn, WorkingSet};
 use quell_core::plan::{Observed, Plan};
-use quell_core::policy::Source;
+use quell_core::source::Source;
 use quell_core::units::{Nanos, Share};
 
 use crate::compare::Progress;
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::compare::NoProgress;
     use crate::fake::{Fake, command};
-    use quell_core::backend::Measurement;
+    use quell_core::measurement::Measurement;
 
     fn generator(fake: &mut Fake) -> SubjectSpec {
         fake.generator("job", |_| Measurement::default());

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use quell_core::backend::Measurement;
+use quell_core::ids::PromiseId;
+use quell_core::measurement::Measurement;
 use quell_core::mechanism::Level;
-use quell_core::standing::{Cause, PromiseId};
+use quell_core::standing::Cause;
 use quell_core::units::Nanos;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Backend, HoldOptions, Measurement};
+use quell_core::backend::{Backend, HoldOptions};
+use quell_core::measurement::Measurement;
 use quell_core::record::Event;
 use quell_core::result::CellFailure;
 use quell_core::rng::Rng;

@@ -1,7 +1,8 @@
 //! Where the events of a hold go.
 
 use quell_core::cpuset::CpuId;
-use quell_core::plan::{GroupId, Plan};
+use quell_core::ids::GroupId;
+use quell_core::plan::Plan;
 use quell_core::record::{CpuTimes, Decision, Event};
 use quell_core::standing::Standing;
 use quell_core::units::Nanos;

@@ -1,7 +1,8 @@
 //! Ways that follow what a group misses while a plan holds. What is decided is [`Sizer`]'s; here its word becomes masks, and events.
 
 use quell_core::backend::{Action, Backend};
-use quell_core::control::ways::{Boundary, Rules, Sizer, Step};
+use quell_core::control::config::Boundary;
+use quell_core::control::ways::{Rules, Sizer, Step};
 use quell_core::partition::Mask;
 use quell_core::plan::{Following, Plan};
 use quell_core::record::Event;

@@ -26,8 +26,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use counted::Counted;
-use quell_core::plan::{Meter as Kind, Regulation};
-use quell_core::policy::Split;
+use quell_core::control::config::Meter as Kind;
+use quell_core::control::config::Regulation;
+use quell_core::options::Split;
 use quell_core::units::{Lines, Nanos, Rate};
 use quell_linux::brake::{Brake, Decides, Permit};
 use quell_linux::cgroup::{Cgroups, Controller};

@@ -7,8 +7,9 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use quell_core::backend::{Measurement, Seen, SubjectId};
+use quell_core::backend::{Seen, SubjectId};
 use quell_core::cpuset::CpuSet;
+use quell_core::measurement::Measurement;
 use quell_core::units::Nanos;
 use rustix::process::{Pid, PidfdFlags, Signal};
 

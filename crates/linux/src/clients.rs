@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 
 use quell_client::{Caller, Listener, Refused};
 use quell_core::backend::Seen;
-use quell_core::plan::{GroupId, Observed};
-use quell_core::policy::Source;
+use quell_core::ids::GroupId;
+use quell_core::plan::Observed;
 use quell_core::record::Event;
+use quell_core::source::Source;
 use quell_core::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};

@@ -10,9 +10,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use quell_core::cpuset::CpuSet;
+use quell_core::ids::REST;
 use quell_core::inventory::CpusetKind;
 use quell_core::journal::Undo;
-use quell_core::plan::REST;
 
 use crate::affinity;
 use crate::below::{door, tasks_in};

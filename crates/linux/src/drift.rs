@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use quell_core::journal::Undo;
-use quell_core::mechanism::OnDrift;
+use quell_core::options::OnDrift;
 
 use crate::resctrl::Resctrl;
 use crate::resctrl::lock::For;

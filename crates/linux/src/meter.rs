@@ -9,8 +9,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use quell_core::control::Moved;
 use quell_core::control::bandwidth::Account;
+use quell_core::control::config::Moved;
 use quell_core::cpuset::CpuId;
 use quell_core::units::{Lines, Nanos, Rate};
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use quell_core::backend::Undone;
 use quell_core::cpuset::CpuSet;
-use quell_core::plan::{GroupId, Plan};
+use quell_core::ids::GroupId;
+use quell_core::plan::Plan;
 use quell_core::record::Declared;
 use quell_core::standing::Standing;
 use quell_core::units::Nanos;

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::plan::GroupId;
+use quell_core::ids::GroupId;
 use quell_core::task::TaskMatch;
 use regex::Regex;
 

@@ -6,9 +6,11 @@ use std::time::Duration;
 use quell_client::Reader;
 use quell_core::backend::{Seen, SubjectId};
 use quell_core::control::deadline::Unit;
-use quell_core::plan::{GroupId, Observed};
-use quell_core::policy::{Pattern, Source};
+use quell_core::ids::GroupId;
+use quell_core::plan::Observed;
 use quell_core::record::{Declared, Event};
+use quell_core::source::Pattern;
+use quell_core::source::Source;
 use quell_core::units::Nanos;
 
 use crate::error::{Error, Result};

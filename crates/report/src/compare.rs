@@ -1,8 +1,7 @@
 //! The result of a comparison on a terminal: one table, the verdict, the frontier, and what was left out.
 
-use quell_core::result::{
-    Better, CompareResult, ConfigurationResult, Figures, PromiseResult, Subset,
-};
+use quell_core::result::{CompareResult, ConfigurationResult, Figures, PromiseResult, Subset};
+use quell_core::stats::Better;
 
 use crate::doctor::lab;
 use crate::frontier::{self, Data};

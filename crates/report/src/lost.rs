@@ -58,10 +58,11 @@ pub(crate) fn of_run(record: &Record) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use quell_core::ids::PromiseId;
     use quell_core::mechanism::Level;
     use quell_core::record::{Event, Stamped};
     use quell_core::result::PromiseLost;
-    use quell_core::standing::{Cause, PromiseId};
+    use quell_core::standing::Cause;
 
     use super::*;
     use crate::sample;

@@ -1,10 +1,13 @@
 //! A plan in words: what will be done and why, what it is then worth and what would break it first.
 
-use quell_core::control::pressure::Allows;
+use quell_core::control::config::Allows;
+use quell_core::control::config::Meter;
 use quell_core::cpuset::CpuSet;
+use quell_core::ids::REST;
+use quell_core::ids::StepId;
 use quell_core::mechanism::Level;
-use quell_core::plan::{Held, Meter, Plan, REST, Setting, StepId};
-use quell_core::policy::CpuWeight;
+use quell_core::options::CpuWeight;
+use quell_core::plan::{Held, Plan, Setting};
 use quell_core::task::TaskMatch;
 use quell_core::units::{LINE_BYTES, Lines, Nanos, Rate};
 

@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 
 use quell_core::attribution::{Attribution, Cause, How, Part};
+use quell_core::control::config::Meter;
+use quell_core::control::config::Regulation;
 use quell_core::cpuset::CpuSet;
+use quell_core::ids::StepId;
 use quell_core::mechanism::{Level, Mechanism};
-use quell_core::plan::{
-    GroupPlan, Held, Meter, Plan, Promise, Refusal, Regulation, Setting, Step, StepId,
-};
-use quell_core::policy::{Role, Split};
+use quell_core::options::Split;
+use quell_core::plan::{GroupPlan, Held, Plan, Promise, Refusal, Setting, Step};
+use quell_core::policy::Role;
 use quell_core::record::{COMPARE_SCHEMA, CpuTimes, Event, Record, Span, Stamped, Stop};
 use quell_core::result::{
-    Better, CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult, Reaction,
-    SubjectResult, Timing, Totals,
+    CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult, Reaction, SubjectResult,
+    Timing, Totals,
 };
+use quell_core::stats::Better;
 use quell_core::stats::Interval;
 use quell_core::units::{Lines, Nanos, Rate};
 

@@ -4,7 +4,8 @@
 use quell_core::mechanism::Mechanism;
 use quell_core::policy::Role;
 use quell_core::record::{Event, Record};
-use quell_core::result::{Better, CompareResult, ConfigurationResult, Figures, Subset};
+use quell_core::result::{CompareResult, ConfigurationResult, Figures, Subset};
+use quell_core::stats::Better;
 use quell_core::stats::Interval;
 
 /// A figure with its interval.

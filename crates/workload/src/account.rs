@@ -361,7 +361,7 @@ mod tests {
 
     fn lateness_is_faults(sampler: &mut Sampler) -> Result<(), String> {
         use quell_core::attribution::{Cause, Sum};
-        use quell_core::result::Better;
+        use quell_core::stats::Better;
         const WORK_NS: u64 = 1_000_000;
         const LENGTH: usize = 16 << 20;
         assert!(sampler.prepare(10, WORK_NS));

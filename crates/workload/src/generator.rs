@@ -1,7 +1,7 @@
 //! What a runner needs of any generator: measured spans, and its load in between. Loads of equal steps are kept up by a
 //! [`Driver`]; the others keep time by themselves.
 
-use quell_core::backend::Measurement;
+use quell_core::measurement::Measurement;
 use quell_core::units::Nanos;
 
 use crate::account::Sampler;

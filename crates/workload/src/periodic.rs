@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use quell_client::{Demand, Session};
-use quell_core::backend::Measurement;
+use quell_core::measurement::Measurement;
 use quell_core::units::LINE_BYTES;
 
 use crate::generator::{Generator, MOST_WINDOWS, Span};

@@ -3,7 +3,7 @@
 //! | runner | generator |
 //! |---|---|
 //! | | `ready`: memory taken, touched, laid out |
-//! | `go WARMUP_NS DURATION_NS` | runs; after the measured span `result {…}` (a [`quell_core::backend::Measurement`] as JSON); runs on |
+//! | `go WARMUP_NS DURATION_NS` | runs; after the measured span `result {…}` (a [`quell_core::measurement::Measurement`] as JSON); runs on |
 //! | `go …` again, after a result | another span |
 //! | `stop`, or the end of its input | ends, at the latest two milliseconds after it next gets to run; one that sleeps between its work (`periodic`, `frames-…`) within 100 ms |
 //!

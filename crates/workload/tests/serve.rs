@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write, pipe};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use quell_core::backend::Measurement;
+use quell_core::measurement::Measurement;
 use quell_core::units::{Bytes, Rate};
 use quell_core::workload::{Access, Operation, Order, Pages};
 use quell_workload::{Error, ResolvedWorkload, ServeOptions, serve};

@@ -20,6 +20,8 @@ struct Rule {
     of: &'static [&'static str],
     /// Beginnings of the paths that they do not import.
     never: &'static [&'static str],
+    /// Beginnings of those that they may import all the same.
+    but: &'static [&'static str],
     /// Where it is broken today: a source, and what it imports. This list only becomes shorter.
     broken: &'static [(&'static str, &'static str)],
 }
@@ -58,6 +60,7 @@ const RULES: [Rule; 7] = [
             "crate::session",
             "crate::undo",
         ],
+        but: &[],
         broken: &[
             ("linux/src/cpuset.rs", "crate::change::Hands"),
             ("linux/src/irq.rs", "crate::change::Hands"),
@@ -74,101 +77,36 @@ const RULES: [Rule; 7] = [
         says: "the policy knows no plan",
         of: &["core/src/policy/"],
         never: &["crate::plan", "crate::planner"],
-        broken: &[
-            ("core/src/policy/check.rs", "crate::plan::REST"),
-            ("core/src/policy/mod.rs", "crate::plan::GroupId"),
-        ],
+        but: &[],
+        broken: &[],
     },
     Rule {
         says: "the plan knows no controller's internals",
         of: &["core/src/plan.rs", "core/src/planner/"],
         never: &["crate::control"],
-        broken: &[
-            ("core/src/plan.rs", "crate::control::Moved"),
-            ("core/src/plan.rs", "crate::control::pressure::Allows"),
-            (
-                "core/src/planner/following.rs",
-                "crate::control::ways::Boundary",
-            ),
-            (
-                "core/src/planner/memory.rs",
-                "crate::control::pressure::Allows",
-            ),
-        ],
+        but: &["crate::control::config"],
+        broken: &[],
     },
     Rule {
         says: "controllers know no plan and no record",
         of: &["core/src/control/"],
         never: &["crate::plan", "crate::planner", "crate::record"],
-        broken: &[
-            ("core/src/control/mod.rs", "crate::plan::Meter"),
-            ("core/src/control/mod.rs", "crate::plan::Regulation"),
-            ("core/src/control/mod.rs", "crate::record::Pooled"),
-            ("core/src/control/pooled.rs", "crate::plan::Pooling"),
-            ("core/src/control/pooled.rs", "crate::record::Pooled"),
-        ],
+        but: &[],
+        broken: &[],
     },
     Rule {
         says: "the backend knows no policy",
         of: &["core/src/backend.rs", "linux/src/", "sim/src/"],
         never: &["crate::policy", "quell_core::policy"],
-        broken: &[
-            (
-                "linux/src/backend/memory.rs",
-                "quell_core::policy::PressureController",
-            ),
-            ("linux/src/backend/mod.rs", "quell_core::policy::Source"),
-            ("linux/src/backend/steps.rs", "quell_core::policy::Split"),
-            ("linux/src/brake/mod.rs", "quell_core::policy::Split"),
-            ("linux/src/clients.rs", "quell_core::policy::Source"),
-            ("linux/src/units.rs", "quell_core::policy::Pattern"),
-            ("linux/src/units.rs", "quell_core::policy::Source"),
-            ("linux/src/weight.rs", "quell_core::policy::CpuWeight"),
-            ("sim/src/os/regulator.rs", "quell_core::policy::Split"),
-        ],
+        but: &[],
+        broken: &[],
     },
     Rule {
         says: "generators know no backend",
         of: &["workload/src/"],
         never: &["quell_core::backend"],
-        broken: &[
-            (
-                "workload/src/frames/call.rs",
-                "quell_core::backend::Measurement",
-            ),
-            (
-                "workload/src/frames/display.rs",
-                "quell_core::backend::Measurement",
-            ),
-            (
-                "workload/src/frames/work.rs",
-                "quell_core::backend::Measurement",
-            ),
-            (
-                "workload/src/generator.rs",
-                "quell_core::backend::Measurement",
-            ),
-            (
-                "workload/src/periodic.rs",
-                "quell_core::backend::Measurement",
-            ),
-            (
-                "workload/src/pressure/anon.rs",
-                "quell_core::backend::Measurement",
-            ),
-            (
-                "workload/src/pressure/detector.rs",
-                "quell_core::backend::Measurement",
-            ),
-            (
-                "workload/src/pressure/file.rs",
-                "quell_core::backend::Measurement",
-            ),
-            (
-                "workload/src/pressure/progress.rs",
-                "quell_core::backend::Measurement",
-            ),
-        ],
+        but: &[],
+        broken: &[],
     },
     Rule {
         says: "nothing below the command line knows the reports",
@@ -184,6 +122,7 @@ const RULES: [Rule; 7] = [
             "workload/src/",
         ],
         never: &["quell_report"],
+        but: &[],
         broken: &[],
     },
 ];
@@ -205,11 +144,11 @@ fn the_layers_import_downwards() {
                 continue;
             }
             for path in imports(text) {
-                let within = |never: &&str| {
-                    path.strip_prefix(*never)
+                let within = |above: &&str| {
+                    path.strip_prefix(*above)
                         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
                 };
-                if rule.never.iter().any(within) {
+                if rule.never.iter().any(within) && !rule.but.iter().any(within) {
                     broken.insert((name.clone(), path));
                 }
             }

@@ -1,10 +1,11 @@
 //! What a machine tells while it holds a plan.
 
 use quell_core::backend::HoldOptions;
-use quell_core::mechanism::OnDrift;
+use quell_core::ids::PromiseId;
+use quell_core::options::OnDrift;
 use quell_core::plan::Plan;
 use quell_core::record::Event;
-use quell_core::standing::{PromiseId, Standing};
+use quell_core::standing::Standing;
 
 use super::*;
 use crate::until;

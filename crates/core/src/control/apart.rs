@@ -8,8 +8,8 @@
 //!
 //! No allocation, no clock, no system call: the caller brings the time and the counters' readings.
 
-use super::Moved;
 use super::bandwidth::{CpuRegulator, Fast};
+use crate::control::config::Moved;
 use crate::units::{Lines, Nanos};
 
 /// The regulator of one CPU: two reservations.

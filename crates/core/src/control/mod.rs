@@ -2,6 +2,7 @@
 
 pub mod apart;
 pub mod bandwidth;
+pub mod config;
 pub mod deadline;
 pub mod deadlines;
 pub mod pool;
@@ -10,38 +11,16 @@ pub mod pressure;
 pub mod split;
 pub mod ways;
 
-use crate::plan::{Meter, Regulation};
-use crate::record::Pooled;
+use crate::control::config::Meter;
+use crate::control::config::Moved;
+use crate::control::config::Regulation;
+use crate::control::pooled::Pooled;
 use crate::units::{Lines, Nanos};
 
 use apart::ApartRegulator;
 use bandwidth::{CpuRegulator, Fast};
 use pool::{Period, Pool};
 use pooled::PooledRegulator;
-
-/// Lines of a regulated CPU: what its counters read, or what it may move per period.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// What counts against [`Regulation::budget`]: lines that come in, where those written back have a budget of their own.
-    pub lines: Lines,
-    /// Lines written back, where they have; else none.
-    pub writes: Lines,
-}
-
-impl Moved {
-    /// Of all directions.
-    #[must_use]
-    pub fn sum(self) -> Lines {
-        Lines(self.lines.0.saturating_add(self.writes.0))
-    }
-}
-
-impl From<Lines> for Moved {
-    fn from(lines: Lines) -> Self {
-        let writes = Lines(0);
-        Self { lines, writes }
-    }
-}
 
 /// The regulator of one CPU, as its [`Regulation`] wants it; whoever runs it brings the time, the counters' readings and the
 /// pool.

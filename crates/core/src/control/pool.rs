@@ -82,7 +82,7 @@ pub trait Pool {
     fn set_free(&self, period: Period);
     /// Whether everybody may.
     fn is_free(&self, period: Period) -> bool;
-    /// A member whose budget is headroom ([`Pooling::headroom`](crate::plan::Pooling::headroom)) draws in `period`.
+    /// A member whose budget is headroom ([`Pooling::headroom`](crate::control::config::Pooling::headroom)) draws in `period`.
     fn work(&self, period: Period);
     /// The start of the last period in which one did; zero if none has.
     fn worked(&self) -> Nanos;

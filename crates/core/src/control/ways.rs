@@ -13,7 +13,6 @@
 //!
 //! [`Boundary`] makes masks of a number: what is given back lies at the side of those who get it, so that nobody's mask gets a hole.
 
-use crate::partition::Mask;
 use crate::units::{Nanos, Rate};
 
 /// Looks without a rise after which a way is given back.
@@ -229,47 +228,6 @@ impl Sizer {
             to: self.ways,
             why,
         })
-    }
-}
-
-/// Two neighbouring parts of a cache, and the line between them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Boundary {
-    /// The most that the group has.
-    own: Mask,
-    /// What the others have at least.
-    others: Mask,
-    /// The others' ways are above.
-    above: bool,
-}
-
-impl Boundary {
-    /// Of the group's ways at most, and the others' at least. `None` where what is given back could not be the others' without a
-    /// hole: the two have to be runs side by side.
-    #[must_use]
-    pub fn between(own: Mask, others: Mask) -> Option<Self> {
-        let run = |mask: Mask| {
-            let first = mask.0.trailing_zeros();
-            (!mask.is_empty() && mask == Mask::run(first, mask.count())).then_some(first)
-        };
-        let (first, other) = (run(own)?, run(others)?);
-        let above = other == first + own.count();
-        let below = first == other + others.count();
-        (above || below).then_some(Self { own, others, above })
-    }
-
-    /// The group's mask and the others' where it has so many ways.
-    #[must_use]
-    pub fn at(&self, ways: u32) -> (Mask, Mask) {
-        let all = self.own.count();
-        let ways = ways.clamp(1, all);
-        let first = self.own.0.trailing_zeros();
-        let own = if self.above {
-            Mask::run(first, ways)
-        } else {
-            Mask::run(first + all - ways, ways)
-        };
-        (own, Mask(self.others.0 | (self.own.0 & !own.0)))
     }
 }
 

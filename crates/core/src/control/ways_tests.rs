@@ -1,6 +1,8 @@
 //! Against a plant: a miss curve per stretch of time, what was lost coming back as misses, and noise.
 
 use super::*;
+use crate::control::config::Boundary;
+use crate::partition::Mask;
 use crate::rng::Rng;
 use proptest::prelude::*;
 

@@ -148,7 +148,7 @@ impl Subject {
             .take(64)
             .collect();
         match name.as_str() {
-            "" | crate::plan::REST => "program".to_owned(),
+            "" | crate::ids::REST => "program".to_owned(),
             _ => name,
         }
     }

@@ -4,7 +4,7 @@ use indexmap::IndexMap;
 
 use super::read::Keys;
 use super::{Configuration, Pin, Subject};
-use crate::plan::REST;
+use crate::ids::REST;
 use crate::policy::{Role, VERSION, fit_name};
 use crate::text::{Complaint, Path, suggestion};
 use crate::units::{Bytes, Nanos};

@@ -5,8 +5,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::cpuset::CpuSet;
-use crate::policy::{NoTable, NumberPattern, Role, Spelled, no_table, spelled};
-use crate::result::Better;
+use crate::policy::{NoTable, Role, Spelled, no_table, spelled};
+use crate::source::NumberPattern;
+use crate::stats::Better;
 use crate::units::Nanos;
 use crate::workload::Workload;
 

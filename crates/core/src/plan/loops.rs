@@ -1,12 +1,14 @@
 //! What is steered while a plan holds: the loops' part of a [`Plan`](super::Plan).
 
+use crate::ids::GroupId;
+use crate::ids::StepId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{GroupId, StepId};
-use crate::control::pressure::Allows;
+use crate::control::config::Allows;
+use crate::options::PressureController;
 use crate::partition::Mask;
-use crate::policy::{PressureController, Source};
+use crate::source::Source;
 use crate::task::TaskMatch;
 use crate::units::{Nanos, Rate, Share};
 

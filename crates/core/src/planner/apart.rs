@@ -3,11 +3,14 @@
 //! Only counters tell the two apart. Nothing stands in for them: neither CPU time, nor the kernel's quota of it, nor the hardware's
 //! percentages know what a program does with its time.
 
+use crate::control::config::Meter;
+use crate::control::config::Regulation;
 use crate::cpuset::CpuSet;
 use crate::inventory::{Measured, MeterKind};
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{Direction, Held, Meter, Promise, Regulation, Setting};
-use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted, Split};
+use crate::options::Split;
+use crate::plan::{Direction, Held, Promise, Setting};
+use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted};
 use crate::units::{LINE_BYTES, Lines, Rate, Share};
 
 use super::Draft;

@@ -1,10 +1,14 @@
 //! Rates into budgets: limits, by the regulator or the CPU-time quota.
 
+use crate::control::config::Meter;
+use crate::control::config::Regulation;
 use crate::cpuset::CpuSet;
+use crate::ids::StepId;
 use crate::inventory::{Measured, MeterKind};
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{Held, Meter, Promise, Regulation, Setting, Step, StepId};
-use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role, Split};
+use crate::options::Split;
+use crate::plan::{Held, Promise, Setting, Step};
+use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role};
 use crate::task::TaskMatch;
 use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 

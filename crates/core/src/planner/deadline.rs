@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::ids::GroupId;
+use crate::ids::StepId;
 use crate::mechanism::Level;
-use crate::plan::{
-    Adaptation, GroupId, Headroom, Held, Lever, Observed, Promise, Setting, Step, StepId,
-};
-use crate::policy::{Adapt, Group, Permission, Policy, Role, Source, Target};
+use crate::plan::{Adaptation, Headroom, Held, Lever, Observed, Promise, Setting, Step};
+use crate::policy::{Adapt, Group, Permission, Policy, Role, Target};
+use crate::source::Source;
 use crate::units::{Nanos, Rate, Share};
 
 use super::Draft;

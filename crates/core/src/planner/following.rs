@@ -1,7 +1,7 @@
 //! Ways that follow what their group misses (`mechanisms.ways = "by-misses"`): what it reserves is what it has at most, and the
 //! line between it and the others moves.
 
-use crate::control::ways::Boundary;
+use crate::control::config::Boundary;
 use crate::mechanism::Mechanism;
 use crate::plan::Following;
 use crate::policy::{Role, WaysKept};

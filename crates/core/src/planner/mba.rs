@@ -8,10 +8,11 @@
 
 use crate::cpuset::CpuSet;
 use crate::deep::MbaCurve;
+use crate::ids::StepId;
 use crate::inventory::Availability;
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::{MbaBounds, MbaUnit};
-use crate::plan::{Held, Promise, Setting, StepId};
+use crate::plan::{Held, Promise, Setting};
 use crate::policy::Bandwidth;
 use crate::units::{Bytes, Rate, Share};
 

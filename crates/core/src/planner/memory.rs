@@ -5,11 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::control::pressure::Allows;
+use crate::control::config::Allows;
+use crate::ids::StepId;
 use crate::inventory::{Inventory, MemoryControl};
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{Held, Pressured, Promise, Setting, Steered, StepId, Watched};
-use crate::policy::{Group, MemoryWanted, Permission, Policy, Pressure, PressureController, Role};
+use crate::options::PressureController;
+use crate::plan::{Held, Pressured, Promise, Setting, Steered, Watched};
+use crate::policy::{Group, MemoryWanted, Permission, Policy, Pressure, Role};
 use crate::units::Bytes;
 
 use super::Draft;

@@ -32,11 +32,12 @@ mod together;
 mod weight;
 
 use crate::cpuset::CpuSet;
+use crate::ids::REST;
+use crate::ids::StepId;
 use crate::inventory::{Availability, CpusetKind, Inventory};
 use crate::mechanism::{Level, Mechanism};
 use crate::plan::{
-    Adaptation, Following, GroupPlan, Held, Plan, Pressured, Promise, REST, Refusal, Setting, Step,
-    StepId,
+    Adaptation, Following, GroupPlan, Held, Plan, Pressured, Promise, Refusal, Setting, Step,
 };
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
 use crate::task::TaskMatch;

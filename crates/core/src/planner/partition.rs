@@ -7,10 +7,12 @@
 use std::collections::BTreeSet;
 
 use crate::cpuset::CpuSet;
+use crate::ids::REST;
+use crate::ids::StepId;
 use crate::inventory::CacheKind;
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::{ColourChoice, Divides, Mask};
-use crate::plan::{Held, Promise, REST, Setting, StepId};
+use crate::plan::{Held, Promise, Setting};
 use crate::policy::{Coloured, Group, Role};
 
 use super::Draft;

@@ -4,9 +4,14 @@
 //! the best-effort groups, and with `strict` the reserves themselves, are budgets that can be pooled (MemGuard's dynamic modes,
 //! [`crate::control::pooled`]). A reserve that is no cap only gives: its CPUs are counted and never stopped.
 
+use crate::control::config::Meter;
+use crate::control::config::Pooling;
+use crate::control::config::Regulation;
 use crate::cpuset::CpuSet;
-use crate::plan::{Meter, Pooling, Regulation, Setting};
-use crate::policy::{Adapt, After, Group, RegulatorKeys, Role, Split};
+use crate::options::After;
+use crate::options::Split;
+use crate::plan::Setting;
+use crate::policy::{Adapt, Group, RegulatorKeys, Role};
 use crate::units::{Bytes, LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use super::Draft;

@@ -4,11 +4,13 @@
 //! It stops the group and nothing else, spins nowhere, and gives unused time back. The brake wins where bytes are counted,
 //! where each CPU has a budget of its own or budgets are pooled, and for periods below 5 ms.
 
+use crate::control::config::Meter;
 use crate::cpuset::CpuSet;
 use crate::inventory::Availability;
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{Held, Meter, Promise, Setting};
-use crate::policy::{Adapt, Split};
+use crate::options::Split;
+use crate::plan::{Held, Promise, Setting};
+use crate::policy::Adapt;
 use crate::units::{Nanos, Rate, Share};
 
 use super::Draft;

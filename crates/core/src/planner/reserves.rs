@@ -1,8 +1,9 @@
 //! Reserves: whether they fit, what they leave to the others, and what each is worth in the end.
 
+use crate::ids::StepId;
 use crate::inventory::Measured;
 use crate::mechanism::Level;
-use crate::plan::{Held, Promise, StepId};
+use crate::plan::{Held, Promise};
 use crate::policy::{Bandwidth, Group, Role, Sustainable};
 use crate::units::Rate;
 

@@ -1,9 +1,9 @@
 use super::*;
+use crate::control::config::Meter;
 use crate::inventory::{
     Cache, CacheKind, Cpu, Identity, Means, Measured, MemoryMeans, MeterKind, Node,
 };
 use crate::partition::Partitions;
-use crate::plan::Meter;
 use crate::units::{Bytes, Lines, Nanos, Rate, Share};
 use std::collections::BTreeMap;
 
@@ -155,7 +155,7 @@ fn told(plan: &Plan, what: &str) -> bool {
     plan.notes.iter().any(|n| n.contains(what))
 }
 
-fn regulation(plan: &Plan) -> &crate::plan::Regulation {
+fn regulation(plan: &Plan) -> &crate::control::config::Regulation {
     plan.steps
         .iter()
         .find_map(|s| match &s.set {

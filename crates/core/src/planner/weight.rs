@@ -3,8 +3,9 @@
 //! It costs a neighbour nothing while no other program wants the CPU.
 
 use crate::mechanism::Mechanism;
+use crate::options::CpuWeight;
 use crate::plan::Setting;
-use crate::policy::{CpuWeight, Group, Role};
+use crate::policy::{Group, Role};
 
 use super::Draft;
 

@@ -3,12 +3,12 @@
 use indexmap::IndexMap;
 
 use super::sections::{Pressure, RegulatorKeys, Target};
-use super::source::Source;
 use super::values::{
     Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable,
 };
 use super::{Group, Permission, Policy, Role, Shape, VERSION, matching};
-use crate::plan::REST;
+use crate::ids::REST;
+use crate::source::Source;
 use crate::text::{Complaint, Path};
 use crate::units::{Bytes, Nanos, Rate, Share};
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::source::compile;
+use crate::source::compile;
 use crate::task::TaskMatch;
 use crate::text::suggestion;
 

@@ -10,28 +10,26 @@ mod read;
 mod reference;
 mod schema;
 mod sections;
-mod source;
 mod values;
 
+use crate::options::CpuWeight;
 use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::mechanism::{Level, OnDrift};
-use crate::plan::GroupId;
+use crate::ids::GroupId;
+use crate::mechanism::Level;
+use crate::options::OnDrift;
 use crate::task::TaskMatch;
 
 pub(crate) use check::fit_name;
 pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
 pub use reference::{policy_reference, policy_schema};
 pub use sections::{
-    Adapt, After, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted,
-    Pressure, PressureController, RegulatorKeys, Reserve, Split, Target, WaysKept,
+    Adapt, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted, Pressure,
+    RegulatorKeys, Reserve, Target, WaysKept,
 };
-pub use source::{NumberPattern, Pattern, Source};
-pub use values::{
-    Bandwidth, Banks, CacheForm, CacheWanted, CpuWeight, CpusWanted, MemoryWanted, Sustainable,
-};
+pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
 pub(crate) use values::{NoTable, Spelled, Spelling, no_table, spelled};
 
 /// The format version this program reads.

@@ -1,11 +1,12 @@
 //! The JSON schemas of the values that have several spellings, by hand beside their readers in [`super::values`].
 
+use crate::options::CpuWeight;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::source::{NumberPattern, Source};
 use super::values::{
-    Bandwidth, Banks, CacheWanted, CpuWeight, CpusWanted, MemoryWanted, Spelled, Sustainable,
+    Bandwidth, Banks, CacheWanted, CpusWanted, MemoryWanted, Spelled, Sustainable,
 };
+use crate::source::{NumberPattern, Source};
 
 /// The schema of a value whose spellings are listed: built by hand beside its reader.
 macro_rules! schema {

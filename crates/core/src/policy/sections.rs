@@ -1,12 +1,15 @@
 //! The sections of a policy: promises of a group, and how the machine's mechanisms are to be used.
 
+use crate::options::After;
+use crate::options::PressureController;
+use crate::options::Split;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Permission;
-use super::source::Source;
 use super::values::{Bandwidth, Banks, CacheWanted, MemoryWanted, Sustainable};
 use crate::mechanism::Mechanism;
+use crate::source::Source;
 use crate::units::{Bytes, Nanos, Share};
 
 /// The outcome wanted: either a deadline or a slowdown.
@@ -196,19 +199,6 @@ pub struct Mechanisms {
     pub ways: WaysKept,
 }
 
-/// What a CPU does when all budgets are spent before the period ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum After {
-    /// Waits for the next period.
-    #[default]
-    Wait,
-    /// Runs on freely.
-    Spare,
-    /// Gets a further budget in proportion to its reserve.
-    Proportional,
-}
-
 /// Whether reserves follow the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -218,29 +208,6 @@ pub enum Adapt {
     Off,
     /// They move with the slack of `target`.
     Deadline,
-}
-
-/// How a group's budget is spread over its CPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Split {
-    /// By demand.
-    #[default]
-    Demand,
-    /// Evenly, as in MemGuard.
-    Even,
-}
-
-impl Split {
-    pub(crate) const fn even() -> Self {
-        Self::Even
-    }
-
-    /// Evenly.
-    #[must_use]
-    pub fn is_even(&self) -> bool {
-        *self == Self::Even
-    }
 }
 
 /// What counts memory traffic.
@@ -310,21 +277,6 @@ impl Default for RegulatorKeys {
             quantum: None,
         }
     }
-}
-
-/// Who controls memory pressure.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum PressureController {
-    /// Quell's own: protect first, stop second, kill last.
-    #[default]
-    Quell,
-    /// A latency daemon as described in the literature: the worst process is stopped while the machine's pressure is high.
-    Latd,
-    /// Limits as described there: they grow while the critical groups are calm; else as the daemon.
-    Cgroup,
-    /// Nobody.
-    None,
 }
 
 /// How memory pressure is controlled.

@@ -10,6 +10,8 @@ use serde::de::{self, DeserializeOwned, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::cpuset::CpuSet;
+use crate::options::CpuWeight;
+use crate::source::{Pattern, Source};
 use crate::units::{Bytes, Rate, Share};
 
 /// A value with several spellings.
@@ -93,7 +95,8 @@ spelled!(
     Banks,
     MemoryWanted,
     Sustainable,
-    CpuWeight
+    CpuWeight,
+    Source
 );
 
 pub(crate) fn no_table<T>(table: NoTable) -> Result<T, String> {
@@ -484,29 +487,6 @@ impl Serialize for Sustainable {
     }
 }
 
-/// The weight of a group where several cgroups want the same CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CpuWeight {
-    /// Runs only where nothing of another weight wants to (`cpu.idle`).
-    Idle,
-    /// 1 to 10000; 100 is what the kernel gives every cgroup.
-    Of(u32),
-}
-
-impl CpuWeight {
-    /// What the kernel gives every cgroup.
-    pub const USUAL: Self = Self::Of(100);
-}
-
-impl fmt::Display for CpuWeight {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Idle => f.write_str("idle"),
-            Self::Of(weight) => write!(f, "{weight}"),
-        }
-    }
-}
-
 impl Spelled for CpuWeight {
     const WANTED: &'static str =
         "a weight from 1 to 10000 (100 is the kernel's default), or \"idle\"";
@@ -525,11 +505,20 @@ impl Spelled for CpuWeight {
     }
 }
 
-impl Serialize for CpuWeight {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Idle => s.serialize_str("idle"),
-            Self::Of(weight) => s.serialize_u32(*weight),
+impl TableForm for Pattern {}
+
+impl Spelled for Source {
+    const WANTED: &'static str =
+        "\"client\", \"none\", or a table such as { pattern = 'took ([0-9.]+) ms', unit = \"ms\" }";
+    type Table = Pattern;
+    fn text(text: &str) -> Result<Self, String> {
+        match text {
+            "client" => Ok(Self::Client),
+            "none" => Ok(Self::None),
+            _ => Err(wanted::<Self>(text)),
         }
+    }
+    fn table(table: Pattern) -> Result<Self, String> {
+        Ok(Self::Pattern(table))
     }
 }

@@ -1,7 +1,7 @@
 //! What generators report: names, units, and which direction is good.
 
 use super::Workload;
-use crate::result::Better;
+use crate::stats::Better;
 use crate::units::LINE_BYTES;
 
 /// Nanoseconds per access.

@@ -1,7 +1,9 @@
 //! How configurations expand, and what they may vary.
 
 use quell_core::experiment::Experiment;
-use quell_core::policy::{After, Bandwidth, CpusWanted, Split};
+use quell_core::options::After;
+use quell_core::options::Split;
+use quell_core::policy::{Bandwidth, CpusWanted};
 use quell_core::units::{Nanos, Rate};
 
 use super::{below, names};

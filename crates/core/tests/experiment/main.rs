@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use quell_core::experiment::{Experiment, Pin, RUN_TIME, Span};
 use quell_core::policy::{Bandwidth, CpusWanted, Role};
-use quell_core::result::Better;
+use quell_core::stats::Better;
 use quell_core::units::{Nanos, Share};
 
 const NEIGHBOUR: &str = include_str!("../../../../experiments/neighbour.toml");

@@ -1,5 +1,5 @@
 use super::*;
-use quell_core::plan::StepId;
+use quell_core::ids::StepId;
 
 #[test]
 fn the_hash_is_the_published_one() {

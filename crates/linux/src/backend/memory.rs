@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use quell_core::control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
 use quell_core::journal::{Stopped, TaskId};
+use quell_core::options::PressureController;
 use quell_core::plan::{Pressured, Steered, Watched};
-use quell_core::policy::PressureController;
 use quell_core::units::{Bytes, Nanos};
 
 use super::Linux;

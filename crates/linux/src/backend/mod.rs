@@ -27,11 +27,13 @@ use quell_core::backend::{
 };
 use quell_core::control::pressure::Look;
 use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::ids::GroupId;
 use quell_core::inventory::{Inventory, Measured};
-use quell_core::mechanism::{Level, OnDrift};
-use quell_core::plan::{GroupId, Observed, Plan, Pressured, Step};
-use quell_core::policy::Source;
+use quell_core::mechanism::Level;
+use quell_core::options::OnDrift;
+use quell_core::plan::{Observed, Plan, Pressured, Step};
 use quell_core::record::{CpuTimes, Declared};
+use quell_core::source::Source;
 use quell_core::standing::Standing;
 use quell_core::task::TaskMatch;
 use quell_core::units::{Bytes, Nanos};

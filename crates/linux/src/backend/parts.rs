@@ -12,9 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use quell_core::backend::Seen;
+use quell_core::ids::REST;
 use quell_core::mechanism::Level;
 use quell_core::partition::Mask;
-use quell_core::plan::{GroupPlan, Plan, Promise, REST, Setting, Step};
+use quell_core::plan::{GroupPlan, Plan, Promise, Setting, Step};
 use quell_core::record::Event;
 use quell_core::standing::Cause;
 

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use quell_core::control::config::Regulation;
+use quell_core::control::pooled::Pooled;
 use quell_core::control::split::ByDemand;
 use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::plan::Regulation;
-use quell_core::record::{Decision, Pooled};
+use quell_core::record::Decision;
 use quell_core::units::{Lines, Nanos};
 
 use crate::brake::Brake;

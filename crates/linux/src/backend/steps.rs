@@ -5,11 +5,14 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use quell_core::control::config::Meter as MeterKind;
+use quell_core::control::config::Regulation;
+use quell_core::control::pooled::Pooled;
 use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::ids::REST;
 use quell_core::mechanism::Level;
-use quell_core::plan::{Meter as MeterKind, REST, Regulation, Setting, Step};
-use quell_core::policy::Split;
-use quell_core::record::Pooled;
+use quell_core::options::Split;
+use quell_core::plan::{Setting, Step};
 use quell_core::task::TaskMatch;
 use quell_core::units::Bytes;
 

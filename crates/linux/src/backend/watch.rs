@@ -4,9 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use quell_core::backend::{Observation, Seen};
+use quell_core::control::config::Meter;
+use quell_core::control::config::Regulation;
 use quell_core::cpuset::CpuId;
-use quell_core::mechanism::{Level, OnDrift};
-use quell_core::plan::{GroupId, Meter, Regulation, Setting};
+use quell_core::ids::GroupId;
+use quell_core::mechanism::Level;
+use quell_core::options::OnDrift;
+use quell_core::plan::Setting;
 use quell_core::record::{Declared, Event, Spent};
 use quell_core::standing::Cause;
 use quell_core::units::Nanos;

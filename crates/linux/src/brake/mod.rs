@@ -30,10 +30,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use quell_core::control::Regulator;
+use quell_core::control::config::Meter as Wanted;
+use quell_core::control::config::Regulation;
+use quell_core::control::pooled::Pooled;
 use quell_core::cpuset::CpuId;
-use quell_core::plan::{Meter as Wanted, Regulation};
-use quell_core::policy::Split;
-use quell_core::record::Pooled;
+use quell_core::options::Split;
 use quell_core::units::{Lines, Nanos};
 
 use crate::meter::Meter;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
+use quell_core::control::Regulator;
 use quell_core::control::bandwidth::Fast;
+use quell_core::control::config::Moved;
 use quell_core::control::pool::Period;
-use quell_core::control::{Moved, Regulator};
 use quell_core::cpuset::CpuId;
 use quell_core::record::Decision;
 use quell_core::units::{Lines, Nanos};

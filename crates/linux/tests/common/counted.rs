@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use quell_core::control::Moved;
 use quell_core::control::bandwidth::Account;
+use quell_core::control::config::Moved;
 use quell_core::units::{Lines, Nanos};
 use quell_linux::brake::Decides;
 use quell_linux::meter::{MOST_EVENTS, Meter, TimeMeter};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use quell_core::cpuset::CpuSet;
-use quell_core::policy::CpuWeight;
+use quell_core::options::CpuWeight;
 use quell_core::task::TaskMatch;
 use quell_core::units::{Nanos, Share};
 use quell_linux::below::{door, tasks_in};

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use quell_core::cpuset::CpuSet;
+use quell_core::options::CpuWeight;
 use quell_core::partition::Mask;
-use quell_core::policy::CpuWeight;
 use quell_core::units::{Bytes, Nanos, Share};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;

@@ -22,9 +22,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use quell_core::control::Moved;
-use quell_core::plan::{Meter as Kind, Regulation};
-use quell_core::policy::Split;
+use quell_core::control::config::Meter as Kind;
+use quell_core::control::config::Moved;
+use quell_core::control::config::Regulation;
+use quell_core::options::Split;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 use quell_linux::brake::{Brake, Lost, Permit};
 use quell_linux::cgroup::{Cgroups, Controller};

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use quell_core::plan::{Pooling, Regulation};
-use quell_core::policy::After;
-use quell_core::record::Pooled;
+use quell_core::control::config::Pooling;
+use quell_core::control::config::Regulation;
+use quell_core::control::pooled::Pooled;
+use quell_core::options::After;
 use quell_core::units::{Lines, Nanos, Share};
 use quell_linux::brake::{Brake, Lost};
 

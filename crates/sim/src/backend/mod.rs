@@ -20,13 +20,18 @@ use quell_core::backend::{
     Action, Backend, BackendError, HoldOptions, Observation, Probe, Program, Seen, SubjectId,
     SubjectSpec, Undone,
 };
+use quell_core::control::config::Meter;
+use quell_core::control::config::Regulation;
 use quell_core::cpuset::{CpuId, CpuSet};
 use quell_core::demand::{Drawn, WorkingSet};
+use quell_core::ids::GroupId;
+use quell_core::ids::PromiseId;
+use quell_core::ids::REST;
 use quell_core::inventory::Inventory;
 use quell_core::mechanism::Level;
-use quell_core::plan::{GroupId, Held, Meter, Plan, REST, Regulation, Setting, Step};
+use quell_core::plan::{Held, Plan, Setting, Step};
 use quell_core::record::{Decision, Event};
-use quell_core::standing::{Cause, PromiseId};
+use quell_core::standing::Cause;
 use quell_core::units::{LINE_BYTES, Nanos};
 
 use crate::board::Board;

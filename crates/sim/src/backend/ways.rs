@@ -1,8 +1,8 @@
 //! What the record is told of ways: masks as they are set, and now and then what was counted of each class.
 
 use quell_core::backend::Seen;
+use quell_core::ids::REST;
 use quell_core::partition::Mask;
-use quell_core::plan::REST;
 use quell_core::record::Event;
 use quell_core::units::Nanos;
 use quell_core::ways::{Cache, Change, Figures, Place, ROOT, Snapshot, changes};

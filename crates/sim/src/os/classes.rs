@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::plan::REST;
+use quell_core::ids::REST;
 use quell_model::Invalid;
 use quell_model::cache::Level;
 

@@ -19,14 +19,17 @@
 
 use std::cmp::Reverse;
 
+use quell_core::control::Regulator;
 use quell_core::control::bandwidth::Fast;
+use quell_core::control::config::Meter;
+use quell_core::control::config::Moved;
+use quell_core::control::config::Regulation;
 use quell_core::control::pool::Pool;
+use quell_core::control::pooled::Pooled;
 use quell_core::control::split::ByDemand;
-use quell_core::control::{Moved, Regulator};
 use quell_core::cpuset::CpuSet;
-use quell_core::plan::{Meter, Regulation};
-use quell_core::policy::Split;
-use quell_core::record::{Decision, Pooled};
+use quell_core::options::Split;
+use quell_core::record::Decision;
 use quell_core::units::{Lines, Nanos};
 
 use super::{Due, Os, PS, TaskId};

@@ -1,9 +1,11 @@
 //! Reads and writes with a budget each, on the machine's counters of lines read and of lines written back.
 
 use quell_core::backend::{Action, Backend, SubjectId};
+use quell_core::control::config::Meter;
+use quell_core::control::config::Regulation;
 use quell_core::demand::Drawn;
 use quell_core::inventory::MeterKind;
-use quell_core::plan::{Meter, Regulation, Setting};
+use quell_core::plan::Setting;
 use quell_core::units::{Lines, Nanos, Rate};
 use quell_sim::Sim;
 use quell_sim::board::Board;

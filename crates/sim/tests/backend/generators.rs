@@ -1,6 +1,7 @@
 //! The generators: each runs, and what must hold between them does.
 
-use quell_core::backend::{Backend, Measurement, Program};
+use quell_core::backend::{Backend, Program};
+use quell_core::measurement::Measurement;
 use quell_core::units::Nanos;
 use quell_core::workload::Workload;
 

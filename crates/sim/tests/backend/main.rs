@@ -18,12 +18,12 @@ mod scoped;
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{
-    Action, Backend, Measurement, Observation, Program, Seen, SubjectId, SubjectSpec,
-};
+use quell_core::backend::{Action, Backend, Observation, Program, Seen, SubjectId, SubjectSpec};
 use quell_core::cpuset::CpuSet;
+use quell_core::ids::StepId;
+use quell_core::measurement::Measurement;
 use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Setting, Step, StepId};
+use quell_core::plan::{Setting, Step};
 use quell_core::record::{Decision, Event};
 use quell_core::units::Nanos;
 use quell_sim::Sim;

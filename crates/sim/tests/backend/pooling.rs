@@ -1,9 +1,13 @@
 //! Budgets in one pool: what a neighbour gets while the critical group sleeps, and what is left of it when that wakes.
 
 use quell_core::backend::{Action, Backend, Observation, Seen};
-use quell_core::plan::{Pooling, Regulation, Setting};
-use quell_core::policy::{After, Split};
-use quell_core::record::{Event, Pooled};
+use quell_core::control::config::Pooling;
+use quell_core::control::config::Regulation;
+use quell_core::control::pooled::Pooled;
+use quell_core::options::After;
+use quell_core::options::Split;
+use quell_core::plan::Setting;
+use quell_core::record::Event;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
 use crate::regulation::{PERIOD, regulation, stream};

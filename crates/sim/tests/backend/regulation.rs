@@ -2,8 +2,10 @@
 
 use quell_core::backend::{Action, Backend, BackendError};
 use quell_core::control::bandwidth::Fast;
-use quell_core::plan::{Meter, Regulation, Setting};
-use quell_core::policy::Split;
+use quell_core::control::config::Meter;
+use quell_core::control::config::Regulation;
+use quell_core::options::Split;
+use quell_core::plan::Setting;
 use quell_core::units::{LINE_BYTES, Lines, Nanos, Rate};
 use quell_sim::Sim;
 use quell_sim::board::Board;

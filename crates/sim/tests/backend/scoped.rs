@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use quell_core::backend::{Action, Backend, Observation, Seen};
-use quell_core::plan::{Pooling, Regulation, Setting};
-use quell_core::policy::After;
+use quell_core::control::config::Pooling;
+use quell_core::control::config::Regulation;
+use quell_core::options::After;
+use quell_core::plan::Setting;
 use quell_core::record::Event;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 use quell_sim::Sim;

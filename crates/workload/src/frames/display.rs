@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use quell_client::Session;
-use quell_core::backend::Measurement;
+use quell_core::measurement::Measurement;
 use quell_core::units::Bytes;
 use quell_core::workload::Pages;
 use rustix::event::{PollFd, PollFlags};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::Measurement;
+use quell_core::measurement::Measurement;
 
 use crate::generator::Span;
 use crate::periodic::room;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_core::backend::Measurement;
+use quell_core::measurement::Measurement;
 use quell_core::workload::{self, PAGES_PER_S};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};

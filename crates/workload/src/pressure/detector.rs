@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use quell_client::{Demand, Session};
-use quell_core::backend::Measurement;
+use quell_core::measurement::Measurement;
 use quell_core::units::Bytes;
 use quell_core::workload::{self, FRAME_MS};
 use rustix::process::{Resource, getrlimit};

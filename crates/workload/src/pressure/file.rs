@@ -4,7 +4,7 @@ use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 
-use quell_core::backend::Measurement;
+use quell_core::measurement::Measurement;
 use quell_core::units::Bytes;
 use quell_core::workload::{self, BANDWIDTH_MB_S, Passes, Reading};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::Measurement;
+use quell_core::measurement::Measurement;
 
 use super::{ASK_NS, window};
 use crate::generator::Span;

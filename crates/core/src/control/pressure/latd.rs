@@ -14,7 +14,8 @@
 //! by a factor of a hundred; a process that is stopped gives nothing back; and nothing bounds how long it is stopped. (Ours: where
 //! memory cannot be seen any more, it goes on after [`LONGEST_FREEZE`].)
 
-use super::{Act, Allows, Decision, LONGEST_FREEZE, Look, Process, Rules, Why};
+use super::{Act, Decision, LONGEST_FREEZE, Look, Process, Rules, Why};
+use crate::control::config::Allows;
 use crate::journal::TaskId;
 use crate::units::{Bytes, Nanos, Share};
 

@@ -15,13 +15,11 @@ mod stall;
 mod tests;
 mod working;
 
+use crate::control::config::Allows;
 use std::fmt;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use crate::journal::TaskId;
-use crate::policy::PressureController;
+use crate::options::PressureController;
 use crate::units::{Bytes, Nanos, Share};
 
 pub use cgroup::Cgroup;
@@ -115,20 +113,6 @@ pub struct Process {
     pub major_faults: u64,
 }
 
-/// What may be done to a neighbour: what its `allow` names, `escalate` names too, and the machine can do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Allows {
-    /// Held below a limit that moves.
-    pub limit: bool,
-    /// Stopped and let go on.
-    pub freeze: bool,
-    /// Its memory reclaimed.
-    pub reclaim: bool,
-    /// Killed.
-    pub kill: bool,
-}
-
 /// What a controller keeps to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
@@ -144,14 +128,6 @@ pub struct Rules {
     pub measured: Vec<bool>,
     /// Of each neighbour.
     pub allows: Vec<Allows>,
-}
-
-impl Allows {
-    /// Whether nothing may be done.
-    #[must_use]
-    pub fn is_none(self) -> bool {
-        self == Self::default()
-    }
 }
 
 /// What is done. Neighbours and critical groups by their number in the look.

@@ -1,7 +1,8 @@
 //! Reads and writes with a budget each.
 
 use super::*;
-use crate::plan::{Direction, Regulation};
+use crate::control::config::Regulation;
+use crate::plan::Direction;
 use proptest::prelude::*;
 
 /// A neighbour with a limit of each direction on a CPU of its own.

@@ -1,7 +1,7 @@
 //! The closed loop around a target.
 
 use super::*;
-use crate::policy::Source;
+use crate::source::Source;
 
 const DEADLINE: &str = "regulator.adapt = 'deadline'
 [group.victim]

@@ -1,10 +1,10 @@
 //! Memory: what is kept, who is limited, who steers.
 
 use super::*;
-use crate::control::pressure::Allows;
+use crate::control::config::Allows;
 use crate::inventory::MemoryControl;
+use crate::options::PressureController;
 use crate::plan::{Pressured, Promise};
-use crate::policy::PressureController;
 
 const KEPT: &str = "
 [group.victim]

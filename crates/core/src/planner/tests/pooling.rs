@@ -1,8 +1,9 @@
 //! Strict reserves, budgets that are pooled, budgets that are split by demand.
 
 use super::*;
-use crate::plan::Regulation;
-use crate::policy::{After, Split};
+use crate::control::config::Regulation;
+use crate::options::After;
+use crate::options::Split;
 use proptest::prelude::*;
 
 /// Two groups with reserves on a machine of four CPUs whose regulators work together.

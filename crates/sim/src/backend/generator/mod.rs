@@ -6,8 +6,8 @@ mod work;
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::Measurement;
 use quell_core::control::deadline::Unit;
+use quell_core::measurement::Measurement;
 use quell_core::pace::{Pace, SPIN_NS};
 use quell_core::units::{LINE_BYTES, Nanos};
 use quell_core::windows::{Cut, LOOK_NS, Windows};

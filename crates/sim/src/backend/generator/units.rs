@@ -13,8 +13,8 @@
 //!
 //! Deviations from Linux: no packets, no rate control, no hand-over from call to display, so a frame has no age.
 
-use quell_core::backend::Measurement;
 use quell_core::control::deadline;
+use quell_core::measurement::Measurement;
 use quell_core::units::{Bytes, LINE_BYTES, Nanos, Rate};
 use quell_core::windows::{Cut, Windows};
 use quell_core::workload::BANDWIDTH_MB_S;

@@ -1,4 +1,4 @@
-//! Where the times of a target come from (`target.source`), and how numbers are found in a program's output.
+//! Where the times of a target come from, and how numbers are found in a program's output.
 
 use std::str::FromStr;
 
@@ -6,10 +6,7 @@ use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::values::{Spelled, TableForm, spelled, wanted};
 use crate::units::Nanos;
-
-spelled!(Source);
 
 /// Where the times of a target come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,24 +114,6 @@ impl Pattern {
         let time = self.pattern.find(line)? * factor;
         let fits = (0.0..=Nanos::secs(3600).0 as f64).contains(&time);
         fits.then(|| Nanos(time.round() as u64))
-    }
-}
-
-impl TableForm for Pattern {}
-
-impl Spelled for Source {
-    const WANTED: &'static str =
-        "\"client\", \"none\", or a table such as { pattern = 'took ([0-9.]+) ms', unit = \"ms\" }";
-    type Table = Pattern;
-    fn text(text: &str) -> Result<Self, String> {
-        match text {
-            "client" => Ok(Self::Client),
-            "none" => Ok(Self::None),
-            _ => Err(wanted::<Self>(text)),
-        }
-    }
-    fn table(table: Pattern) -> Result<Self, String> {
-        Ok(Self::Pattern(table))
     }
 }
 
