@@ -18,6 +18,18 @@ fn a_budget_of_less_than_five_wake_ups_gets_a_longer_period() {
 }
 
 #[test]
+fn below_a_millisecond_the_plan_states_what_a_sleep_costs() {
+    let note = |period: &str| {
+        let text = format!("regulator.period = '{period}'\n{BRAKE}{PAIR}limit.bandwidth = '70%'\n");
+        let plan = planned(&text, &machine(2, 1));
+        assert_eq!(regulation(&plan).meter, Meter::Time);
+        told(&plan, "each time that it goes to sleep")
+    };
+    assert!(note("500us"));
+    assert!(!note("1ms"));
+}
+
+#[test]
 fn a_limit_is_held_by_the_quota_where_that_is_enough() {
     let quota = |text: &str| {
         let plan = planned(text, &machine(2, 1));
