@@ -256,7 +256,7 @@ pub fn units_of_observed_groups_are_seen(arm: &mut dyn Arm) {
         },
         Level::None,
     );
-    plan.observed.insert("a".to_owned(), observed);
+    plan.loops.observed.insert("a".to_owned(), observed);
     let how = HoldOptions::default();
     arm.backend().hold(&plan, how).unwrap();
     let job = "periodic:size=16KiB,period=2ms";

@@ -24,7 +24,7 @@ use quell_core::ids::StepId;
 use quell_core::inventory::Availability;
 use quell_core::measurement::Measurement;
 use quell_core::mechanism::{Level, Mechanism};
-use quell_core::plan::{Held, Plan, Promise, Setting, Step};
+use quell_core::plan::{Held, Loops, Plan, Promise, Setting, Step};
 use quell_core::units::Nanos;
 
 /// A machine under test.
@@ -150,10 +150,7 @@ pub fn plan(steps: Vec<Step>, promise: Promise, level: Level) -> Plan {
         steps,
         promises: vec![held],
         notes: Vec::new(),
-        observed: BTreeMap::new(),
-        pressure: None,
-        adapts: None,
-        follows: Vec::new(),
+        loops: Loops::default(),
     }
 }
 

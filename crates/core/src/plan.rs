@@ -429,6 +429,24 @@ impl std::fmt::Display for Refusal {
     }
 }
 
+/// What the slow controllers do while a plan holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Loops {
+    /// Groups whose units of work are observed, and how.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub observed: BTreeMap<GroupId, Observed>,
+    /// Who looks after memory while the plan holds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pressure: Option<Pressured>,
+    /// Budgets that move while the plan holds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub adapts: Option<Adaptation>,
+    /// Ways that move while the plan holds.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub follows: Vec<Following>,
+}
+
 /// The plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -443,18 +461,9 @@ pub struct Plan {
     pub promises: Vec<Held>,
     /// What a person should know besides: defaults chosen, residual risks.
     pub notes: Vec<String>,
-    /// Groups whose units of work are observed, and how.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
-    pub observed: BTreeMap<GroupId, Observed>,
-    /// Who looks after memory while the plan holds.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub pressure: Option<Pressured>,
-    /// Budgets that move while the plan holds.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub adapts: Option<Adaptation>,
-    /// Ways that move while the plan holds.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub follows: Vec<Following>,
+    /// What is looked at, and steered, while the plan holds.
+    #[serde(flatten)]
+    pub loops: Loops,
 }
 
 impl Plan {

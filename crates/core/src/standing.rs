@@ -260,7 +260,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Promise;
+    use crate::plan::{Loops, Promise};
     use proptest::prelude::*;
 
     const LEVELS: [Level; 4] = [
@@ -286,10 +286,7 @@ mod tests {
             steps: Vec::new(),
             promises: levels.iter().map(held).collect(),
             notes: Vec::new(),
-            observed: std::collections::BTreeMap::new(),
-            pressure: None,
-            adapts: None,
-            follows: Vec::new(),
+            loops: Loops::default(),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Action, Backend};
+use quell_core::backend::{Action, Backend, Seen};
 use quell_core::control::config::Regulation;
 use quell_core::control::deadline::{Aim, Step, Unit};
 use quell_core::control::deadlines::Deadlines;
@@ -18,6 +18,7 @@ use quell_core::source::Source;
 use quell_core::standing::Cause;
 use quell_core::units::{Lines, Nanos, Rate, Share};
 
+use crate::loops::Loop;
 use crate::sink::Sink;
 
 /// How often what came is put on record.
@@ -99,7 +100,7 @@ impl Budget {
 
 /// The closed loop.
 #[derive(Debug)]
-struct Loop {
+struct Budgets {
     plan: Adaptation,
     control: Deadlines,
     budgets: Vec<Budget>,
@@ -107,7 +108,7 @@ struct Loop {
     headroom: Vec<Budget>,
 }
 
-impl Loop {
+impl Budgets {
     fn new(adapts: &Adaptation, plan: &Plan, now: Nanos) -> Self {
         let regulation = |step| {
             let mut steps = plan.steps.iter();
@@ -136,7 +137,7 @@ impl Loop {
             .collect();
         let sum = |of: fn(&Budget) -> Rate| Rate(budgets.iter().map(|b| of(b).0).sum());
         let aims = adapts.groups.iter().map(|group| {
-            let observed = plan.observed.get(group);
+            let observed = plan.loops.observed.get(group);
             Aim {
                 deadline: observed.and_then(|o| o.deadline),
                 percentile: observed.map_or(Share::WHOLE, |o| o.percentile),
@@ -243,7 +244,7 @@ fn whole(rate: Rate) -> Rate {
 #[derive(Debug)]
 pub(crate) struct Adapt {
     watched: BTreeMap<GroupId, Watched>,
-    adapts: Option<Loop>,
+    adapts: Option<Budgets>,
     tell: Nanos,
     /// The promises that units end in time, and whose.
     targets: Vec<(PromiseId, GroupId)>,
@@ -265,8 +266,12 @@ impl Adapt {
             (name.clone(), watched)
         };
         Self {
-            watched: plan.observed.iter().map(watched).collect(),
-            adapts: plan.adapts.as_ref().map(|a| Loop::new(a, plan, now)),
+            watched: plan.loops.observed.iter().map(watched).collect(),
+            adapts: plan
+                .loops
+                .adapts
+                .as_ref()
+                .map(|a| Budgets::new(a, plan, now)),
             tell: now.plus(TELL_EVERY),
             targets: plan
                 .numbered()
@@ -276,20 +281,8 @@ impl Adapt {
         }
     }
 
-    /// When [`Self::step`] is wanted at the latest.
-    pub(crate) fn next(&self) -> Nanos {
-        let tell = if self.watched.is_empty() {
-            Nanos(u64::MAX)
-        } else {
-            self.tell
-        };
-        self.adapts
-            .as_ref()
-            .map_or(tell, |a| a.control.next().min(tell))
-    }
-
     /// Takes in units of a group that ended, and how many more nobody can tell of.
-    pub(crate) fn seen(&mut self, group: &str, units: &[Unit], lost: u64) {
+    fn units(&mut self, group: &str, units: &[Unit], lost: u64) {
         let Some(watched) = self.watched.get_mut(group) else {
             return;
         };
@@ -304,7 +297,7 @@ impl Adapt {
     }
 
     /// Takes in what a program of a group says of its units: on record, and a first guess for the loop, if its target is a time.
-    pub(crate) fn declared(
+    fn declared(
         &mut self,
         backend: &mut dyn Backend,
         now: Nanos,
@@ -332,23 +325,6 @@ impl Adapt {
         }
     }
 
-    /// Moves budgets, and tells the record, if it is time.
-    pub(crate) fn step(
-        &mut self,
-        backend: &mut dyn Backend,
-        now: Nanos,
-        sink: &mut dyn Sink,
-    ) -> Result<(), String> {
-        if let Some(adapts) = self.adapts.as_mut().filter(|a| now >= a.control.next()) {
-            adapts.step(backend, now, sink)?;
-        }
-        if now >= self.tell {
-            self.tell = now.plus(TELL_EVERY);
-            self.tell(now, sink);
-        }
-        Ok(())
-    }
-
     fn tell(&mut self, now: Nanos, sink: &mut dyn Sink) {
         for (group, watched) in &mut self.watched {
             if let Some(event) = watched.tell(group) {
@@ -368,9 +344,50 @@ impl Adapt {
             }
         }
     }
+}
+
+impl Loop for Adapt {
+    fn next(&self) -> Nanos {
+        self.adapts
+            .as_ref()
+            .map_or(self.tell, |a| a.control.next().min(self.tell))
+    }
+
+    fn seen(
+        &mut self,
+        backend: &mut dyn Backend,
+        now: Nanos,
+        seen: &Seen,
+        sink: &mut dyn Sink,
+    ) -> Result<(), String> {
+        match seen {
+            Seen::Units(group, units, lost) => self.units(group, units, *lost),
+            Seen::Declared(group, declared) => {
+                self.declared(backend, now, group, *declared, sink)?
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        backend: &mut dyn Backend,
+        now: Nanos,
+        sink: &mut dyn Sink,
+    ) -> Result<(), String> {
+        if let Some(adapts) = self.adapts.as_mut().filter(|a| now >= a.control.next()) {
+            adapts.step(backend, now, sink)?;
+        }
+        if now >= self.tell {
+            self.tell = now.plus(TELL_EVERY);
+            self.tell(now, sink);
+        }
+        Ok(())
+    }
 
     /// Tells what is left to be told, and whether the targets that were followed were met.
-    pub(crate) fn end(&mut self, now: Nanos, sink: &mut dyn Sink) {
+    fn end(&mut self, now: Nanos, sink: &mut dyn Sink) {
         self.tell(now, sink);
         let Some(adapts) = &self.adapts else {
             return;

@@ -35,8 +35,8 @@ fn plan() -> Plan {
         deadline: Some(DEADLINE),
         percentile: Share::percent(99),
     };
-    plan.observed.insert("job".into(), observed);
-    plan.adapts = Some(Adaptation {
+    plan.loops.observed.insert("job".into(), observed);
+    plan.loops.adapts = Some(Adaptation {
         groups: vec!["job".into()],
         sustainable: Rate(10_000_000_000),
         levers: vec![Lever {
@@ -152,7 +152,7 @@ fn what_the_others_are_not_left_is_headroom() {
         regulation.cpus = CpuSet::from_iter([1]);
     }
     plan.steps.push(own);
-    plan.adapts.as_mut().unwrap().headroom = vec![Headroom {
+    plan.loops.adapts.as_mut().unwrap().headroom = vec![Headroom {
         group: "job".into(),
         step: StepId(2),
         least: Rate(1_000_000_000),
@@ -260,9 +260,9 @@ fn what_a_program_says_of_its_units_is_where_the_others_begin() {
 #[test]
 fn of_two_groups_the_worst_off_is_obeyed_and_each_is_judged() {
     let mut plan = plan();
-    let observed = plan.observed["job"].clone();
-    plan.observed.insert("other".into(), observed);
-    if let Some(adapts) = &mut plan.adapts {
+    let observed = plan.loops.observed["job"].clone();
+    plan.loops.observed.insert("other".into(), observed);
+    if let Some(adapts) = &mut plan.loops.adapts {
         adapts.groups.push("other".into());
     }
     plan.promises.push(in_time("other"));
@@ -300,7 +300,7 @@ fn of_two_groups_the_worst_off_is_obeyed_and_each_is_judged() {
 #[test]
 fn what_is_only_observed_moves_nothing() {
     let mut plan = plan();
-    plan.adapts = None;
+    plan.loops.adapts = None;
     let (fake, sink) = ran(&plan, &[Nanos::millis(9); 30]);
     assert!(!fake.log.iter().any(|l| l.starts_with("budget")));
     assert!(

@@ -14,10 +14,8 @@ use quell_core::record::Event;
 use quell_core::standing::{Cause, Standing};
 use quell_core::units::Nanos;
 
-use crate::adapt::Adapt;
-use crate::memory::Memory;
+use crate::loops::{self, Loop};
 use crate::sink::{Sink, Watching};
-use crate::ways::Ways;
 
 /// What a script asks of the loop.
 #[derive(Clone, Debug, PartialEq)]
@@ -192,22 +190,21 @@ fn attend(
     sink: &mut Watching<'_>,
 ) -> Result<Ended, String> {
     phase(backend, sink, "hold");
-    let mut adapt = Adapt::begin(plan, backend.now());
-    let mut memory = Memory::begin(backend, plan)?;
-    let mut ways = Ways::begin(plan, backend.now());
-    let steered = (&mut adapt, &mut memory, &mut ways);
-    let ended = hold(backend, script, steered, sink);
+    let mut loops = loops::begin(backend, plan)?;
+    let ended = hold(backend, script, &mut loops, sink);
     if let Ok(Ended::Revoked(why)) = &ended {
         revoked(backend, plan, why, sink);
     }
-    adapt.end(backend.now(), sink);
+    for one in &mut loops {
+        one.end(backend.now(), sink);
+    }
     ended
 }
 
 fn hold(
     backend: &mut dyn Backend,
     script: &mut dyn Script,
-    (adapt, memory, ways): (&mut Adapt, &mut Memory, &mut Ways),
+    loops: &mut [Box<dyn Loop>],
     sink: &mut Watching<'_>,
 ) -> Result<Ended, String> {
     let mut orders = Vec::new();
@@ -217,40 +214,33 @@ fn hold(
     carry_out(backend, script, &mut orders)?;
     while !script.finished() {
         let until = script.wake().min(backend.now().plus(LONGEST_WAIT));
-        let until = until.min(account.next).min(adapt.next());
-        let until = until.min(memory.next()).min(ways.next());
+        let until = loops
+            .iter()
+            .map(|l| l.next())
+            .fold(until.min(account.next), Nanos::min);
         let now = backend.wait(until, &mut seen).map_err(|e| e.to_string())?;
         account.take(backend, now, sink);
         for one in seen.drain(..) {
-            match one {
-                Seen::Stop(signal) => return Ok(Ended::Stopped(signal)),
-                Seen::Revoked(why) => return Ok(Ended::Revoked(why)),
-                Seen::Units(group, units, lost) => {
-                    memory.seen(&group, &units);
-                    adapt.seen(&group, &units, lost);
-                    script.seen(now, Seen::Units(group, units, lost), &mut orders)?;
-                }
-                Seen::Declared(group, declared) => {
-                    adapt.declared(backend, now, &group, declared, sink)?;
-                }
-                Seen::Event(event) => {
-                    sink.put(now, &event);
-                    script.seen(now, Seen::Event(event), &mut orders)?;
-                }
+            match &one {
+                Seen::Stop(signal) => return Ok(Ended::Stopped(*signal)),
+                Seen::Revoked(why) => return Ok(Ended::Revoked(why.clone())),
+                Seen::Event(event) => sink.put(now, event),
                 Seen::Decisions(group, cpu, decisions, missed) => {
-                    sink.decisions(&group, cpu, &decisions, missed);
-                    let seen = Seen::Decisions(group, cpu, decisions, missed);
-                    script.seen(now, seen, &mut orders)?;
+                    sink.decisions(group, *cpu, decisions, *missed);
                 }
-                other => script.seen(now, other, &mut orders)?,
+                _ => {}
             }
+            for l in loops.iter_mut() {
+                l.seen(backend, now, &one, sink)?;
+            }
+            script.seen(now, one, &mut orders)?;
         }
         if let Some(standing) = sink.news() {
             backend.stands(standing);
         }
-        memory.step(backend, now, sink);
-        adapt.step(backend, now, sink)?;
-        ways.step(backend, now, sink)?;
+        for due in loops.iter_mut().filter(|l| now >= l.next()) {
+            due.step(backend, now, sink)?;
+        }
         script.tick(now, &mut orders)?;
         carry_out(backend, script, &mut orders)?;
     }

@@ -20,7 +20,7 @@ use quell_core::inventory::{
 use quell_core::measurement::Measurement;
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::partition::Partitions;
-use quell_core::plan::{Plan, Pressured, Setting, Step};
+use quell_core::plan::{Loops, Plan, Pressured, Setting, Step};
 use quell_core::record::{CpuTimes, Declared, Event};
 use quell_core::standing::Standing;
 use quell_core::units::{Bytes, Nanos, Rate};
@@ -213,7 +213,7 @@ impl Backend for Fake {
     }
 
     fn hold(&mut self, plan: &Plan, _: HoldOptions) -> Result<(), BackendError> {
-        let observed = plan.observed.keys();
+        let observed = plan.loops.observed.keys();
         self.log
             .extend(observed.map(|name| format!("observe {name}")));
         Ok(())
@@ -529,9 +529,6 @@ pub fn plan_with_steps(steps: u32) -> Plan {
             .collect(),
         promises: Vec::new(),
         notes: Vec::new(),
-        observed: BTreeMap::new(),
-        pressure: None,
-        adapts: None,
-        follows: Vec::new(),
+        loops: Loops::default(),
     }
 }

@@ -13,6 +13,7 @@ pub mod drive;
 mod expect;
 pub mod folder;
 pub mod hold;
+mod loops;
 mod memory;
 pub mod place;
 pub mod profile;

@@ -1,14 +1,14 @@
 //! The control of memory pressure while a plan holds: looks at the machine's memory, decisions as acts, and the record of
 //! both. What is decided is [`Controller`]'s.
 
-use quell_core::backend::{Action, Backend, Own};
-use quell_core::control::deadline::Unit;
+use quell_core::backend::{Action, Backend, Own, Seen};
 use quell_core::control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
 use quell_core::journal::TaskId;
 use quell_core::plan::{Plan, Pressured};
 use quell_core::record::{Event, Steering};
 use quell_core::units::{Bytes, Nanos};
 
+use crate::loops::Loop;
 use crate::sink::Sink;
 
 /// How often it is put on record what memory there was and who waited for it.
@@ -20,7 +20,7 @@ const DECISIONS: usize = 64;
 
 /// The loop.
 #[derive(Debug)]
-struct Loop {
+pub(crate) struct Memory {
     plan: Pressured,
     control: Controller,
     look: Look,
@@ -40,18 +40,45 @@ struct Loop {
     failed: Vec<String>,
 }
 
-/// Memory under a plan, if somebody is to look after it.
-#[derive(Debug, Default)]
-pub(crate) struct Memory {
-    running: Option<Box<Loop>>,
+impl Loop for Memory {
+    fn next(&self) -> Nanos {
+        self.control.next().max(self.retry)
+    }
+
+    fn seen(
+        &mut self,
+        _: &mut dyn Backend,
+        _: Nanos,
+        seen: &Seen,
+        _: &mut dyn Sink,
+    ) -> Result<(), String> {
+        if let Seen::Units(group, units, _) = seen
+            && let Some(last) = units.last()
+            && let Some(place) = self.plan.critical.iter().position(|c| c.group == *group)
+        {
+            self.beats[place] = Some(last.ended);
+        }
+        Ok(())
+    }
+
+    /// What fails is told once: what holds goes on without it.
+    fn step(
+        &mut self,
+        backend: &mut dyn Backend,
+        now: Nanos,
+        sink: &mut dyn Sink,
+    ) -> Result<(), String> {
+        self.look(backend, now, sink);
+        Ok(())
+    }
 }
 
 impl Memory {
-    /// Begins, after the steps were applied.
-    pub(crate) fn begin(backend: &mut dyn Backend, plan: &Plan) -> Result<Self, String> {
+    /// Begins, after the steps were applied; nothing where nobody is to look after memory.
+    pub(crate) fn begin(backend: &mut dyn Backend, plan: &Plan) -> Result<Option<Self>, String> {
         let now = backend.now();
-        let Some(pressure) = &plan.pressure else {
-            return Ok(Self::default());
+        let Some(pressure) = &plan.loops.pressure else {
+            return Ok(None);
         };
         let rules = Rules {
             interval: pressure.interval,
@@ -62,7 +89,7 @@ impl Memory {
             allows: pressure.neighbours.iter().map(|n| n.allows).collect(),
         };
         let Some(control) = Controller::new(pressure.controller, &rules, now) else {
-            return Ok(Self::default());
+            return Ok(None);
         };
         backend
             .watch(pressure)
@@ -70,54 +97,22 @@ impl Memory {
         let mut look = Look::default();
         look.processes.reserve(PROCESSES);
         let own = backend.own().map_err(|e| e.to_string())?;
-        Ok(Self {
-            running: Some(Box::new(Loop {
-                plan: pressure.clone(),
-                control,
-                look,
-                decisions: Vec::with_capacity(DECISIONS),
-                stopped: Vec::with_capacity(4),
-                beats: vec![None; pressure.critical.len()],
-                tell: now.plus(TELL_EVERY),
-                retry: now,
-                told: Vec::new(),
-                own: own.map(|own| (now, own)),
-                failed: Vec::new(),
-            })),
-        })
+        Ok(Some(Self {
+            plan: pressure.clone(),
+            control,
+            look,
+            decisions: Vec::with_capacity(DECISIONS),
+            stopped: Vec::with_capacity(4),
+            beats: vec![None; pressure.critical.len()],
+            tell: now.plus(TELL_EVERY),
+            retry: now,
+            told: Vec::new(),
+            own: own.map(|own| (now, own)),
+            failed: Vec::new(),
+        }))
     }
 
-    /// When [`Self::step`] is wanted at the latest.
-    pub(crate) fn next(&self) -> Nanos {
-        self.running.as_ref().map_or(Nanos(u64::MAX), |l| l.next())
-    }
-
-    /// Takes in units of a group that ended.
-    pub(crate) fn seen(&mut self, group: &str, units: &[Unit]) {
-        let (Some(running), Some(last)) = (&mut self.running, units.last()) else {
-            return;
-        };
-        let place = running.plan.critical.iter().position(|c| c.group == group);
-        if let Some(place) = place {
-            running.beats[place] = Some(last.ended);
-        }
-    }
-
-    /// Looks and acts, if it is time.
-    pub(crate) fn step(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
-        match &mut self.running {
-            Some(running) if now >= running.next() => running.step(backend, now, sink),
-            _ => {}
-        }
-    }
-}
-
-impl Loop {
-    fn next(&self) -> Nanos {
-        self.control.next().max(self.retry)
-    }
-
-    fn step(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
+    fn look(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
         let processes = self.control.wants_processes();
         let looked = backend.memory(processes, &mut self.look);
         self.decisions.clear();
@@ -268,24 +263,23 @@ mod tests {
             freeze: true,
             ..Allows::default()
         };
-        Plan {
-            pressure: Some(Pressured {
-                controller: PressureController::Quell,
-                interval: Nanos::millis(20),
-                start: Share::percent(5),
-                release: Share::percent(1),
-                grace: Nanos::millis(500),
-                critical: vec![Watched {
-                    group: "detector".into(),
-                    measured: false,
-                }],
-                neighbours: vec![Steered {
-                    group: "batch".into(),
-                    allows,
-                }],
-            }),
-            ..plan_with_steps(1)
-        }
+        let mut plan = plan_with_steps(1);
+        plan.loops.pressure = Some(Pressured {
+            controller: PressureController::Quell,
+            interval: Nanos::millis(20),
+            start: Share::percent(5),
+            release: Share::percent(1),
+            grace: Nanos::millis(500),
+            critical: vec![Watched {
+                group: "detector".into(),
+                measured: false,
+            }],
+            neighbours: vec![Steered {
+                group: "batch".into(),
+                allows,
+            }],
+        });
+        plan
     }
 
     /// From the first second on the critical group waits a quarter of the time.
@@ -438,7 +432,7 @@ mod tests {
         });
         fake.stop_at(Nanos::secs(5), 15);
         let mut plan = plan();
-        if let Some(pressure) = &mut plan.pressure {
+        if let Some(pressure) = &mut plan.loops.pressure {
             pressure.controller = PressureController::Latd;
         }
         let mut sink: Vec<(Nanos, Event)> = Vec::new();
@@ -512,7 +506,7 @@ mod tests {
             fn seen(
                 &mut self,
                 _: Nanos,
-                _: quell_core::backend::Seen,
+                _: Seen,
                 _: &mut Vec<crate::drive::Order>,
             ) -> Result<(), String> {
                 Ok(())

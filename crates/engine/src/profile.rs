@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use quell_core::backend::{Action, Backend, HoldOptions, Program, Seen, SubjectId, SubjectSpec};
 use quell_core::demand::{BIN, Drawn, WorkingSet};
-use quell_core::plan::{Observed, Plan};
+use quell_core::plan::{Loops, Observed, Plan};
 use quell_core::source::Source;
 use quell_core::units::{Nanos, Share};
 
@@ -80,10 +80,10 @@ pub fn watch(
         groups: Vec::new(),
         steps: Vec::new(),
         promises: Vec::new(),
-        observed: BTreeMap::from([(spec.group.clone(), observed)]),
-        pressure: None,
-        adapts: None,
-        follows: Vec::new(),
+        loops: Loops {
+            observed: BTreeMap::from([(spec.group.clone(), observed)]),
+            ..Loops::default()
+        },
         notes: Vec::new(),
     };
     let driven = drive(

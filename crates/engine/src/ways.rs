@@ -4,80 +4,66 @@ use quell_core::backend::{Action, Backend};
 use quell_core::control::config::Boundary;
 use quell_core::control::ways::{Rules, Sizer, Step};
 use quell_core::partition::Mask;
-use quell_core::plan::{Following, Plan};
+use quell_core::plan::Following;
 use quell_core::record::Event;
 use quell_core::units::Nanos;
 
+use crate::loops::Loop;
 use crate::sink::Sink;
 
+/// A group whose ways follow.
 #[derive(Debug)]
-struct Loop {
+pub(crate) struct Ways {
     plan: Following,
     control: Sizer,
     boundary: Boundary,
 }
 
-/// Everybody whose ways follow.
-#[derive(Debug, Default)]
-pub(crate) struct Ways {
-    loops: Vec<Loop>,
-}
-
-impl Ways {
-    /// Begins, after the steps were applied.
-    pub(crate) fn begin(plan: &Plan, now: Nanos) -> Self {
-        let one = |following: &Following| {
-            let rules = Rules {
-                interval: following.interval,
-                least: following.least,
-                most: following.own.count(),
-                tolerated: following.tolerated,
-            };
-            Some(Loop {
-                control: Sizer::new(&rules, now),
-                boundary: Boundary::between(following.own, following.left)?,
-                plan: following.clone(),
-            })
-        };
-        Self {
-            loops: plan.follows.iter().filter_map(one).collect(),
-        }
+impl Loop for Ways {
+    fn next(&self) -> Nanos {
+        self.control.next()
     }
 
-    /// When [`Self::step`] is wanted at the latest.
-    pub(crate) fn next(&self) -> Nanos {
-        let all = self.loops.iter().map(|l| l.control.next());
-        all.min().unwrap_or(Nanos(u64::MAX))
-    }
-
-    /// Looks and acts, if it is time.
-    pub(crate) fn step(
+    fn step(
         &mut self,
         backend: &mut dyn Backend,
         now: Nanos,
         sink: &mut dyn Sink,
     ) -> Result<(), String> {
-        for one in self.loops.iter_mut().filter(|l| now >= l.control.next()) {
-            let group = &one.plan.group;
-            let drawn = backend.drawn_by(group).map_err(|e| {
-                format!("what group {group} draws from memory could not be read: {e}")
-            })?;
-            let step = match drawn {
-                Some(drawn) => one.control.look(now, drawn),
-                None => {
-                    one.control.blind(now);
-                    None
-                }
-            };
-            if let Some(step) = step {
-                one.carry_out(backend, now, step, sink)?;
+        let group = &self.plan.group;
+        let drawn = backend
+            .drawn_by(group)
+            .map_err(|e| format!("what group {group} draws from memory could not be read: {e}"))?;
+        let step = match drawn {
+            Some(drawn) => self.control.look(now, drawn),
+            None => {
+                self.control.blind(now);
+                None
             }
+        };
+        match step {
+            Some(step) => self.carry_out(backend, now, step, sink),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
-impl Loop {
+impl Ways {
+    /// Begins, after the steps were applied; nothing where there is no boundary to move.
+    pub(crate) fn begin(following: &Following, now: Nanos) -> Option<Self> {
+        let rules = Rules {
+            interval: following.interval,
+            least: following.least,
+            most: following.own.count(),
+            tolerated: following.tolerated,
+        };
+        Some(Self {
+            control: Sizer::new(&rules, now),
+            boundary: Boundary::between(following.own, following.left)?,
+            plan: following.clone(),
+        })
+    }
+
     /// Whoever loses ways is told first, so that nobody has what another one has.
     fn carry_out(
         &self,

@@ -9,7 +9,7 @@ use quell_core::cpuset::CpuSet;
 use quell_core::ids::StepId;
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::options::Split;
-use quell_core::plan::{GroupPlan, Held, Plan, Promise, Refusal, Setting, Step};
+use quell_core::plan::{GroupPlan, Held, Loops, Plan, Promise, Refusal, Setting, Step};
 use quell_core::policy::Role;
 use quell_core::record::{COMPARE_SCHEMA, CpuTimes, Event, Record, Span, Stamped, Stop};
 use quell_core::result::{
@@ -496,9 +496,6 @@ pub(crate) fn plan() -> Plan {
             },
         ],
         notes: vec!["CPU 1 is shared: the tasks of rest run on while neighbour is stopped.".into()],
-        observed: BTreeMap::new(),
-        pressure: None,
-        adapts: None,
-        follows: Vec::new(),
+        loops: Loops::default(),
     }
 }

@@ -28,14 +28,6 @@ pub enum Meter {
     },
 }
 
-impl Meter {
-    /// Whether it tells lines that come in from those written back.
-    #[must_use]
-    pub fn tells_apart(self) -> bool {
-        matches!(self, Self::Reads | Self::Writes | Self::Apart { .. })
-    }
-}
-
 /// The budgets of several CPUs in one pool, and periods that begin together
 /// ([`PooledRegulator`](crate::control::pooled::PooledRegulator)). All regulations of a plan that are pooled share one pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -189,7 +189,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
             named.join(", ")
         ),
     });
-    draft.adapts = Some(Adaptation {
+    draft.loops.adapts = Some(Adaptation {
         groups,
         sustainable,
         levers,

@@ -79,7 +79,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
             claim.group,
             one.others.join(", ")
         ));
-        draft.follows.push(Following {
+        draft.loops.follows.push(Following {
             group: claim.group.clone(),
             level,
             own,

@@ -404,7 +404,7 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
     }
     promises(draft, section, &watched, &held_by, steered.is_empty());
     said(draft, section, &steered);
-    draft.pressure = Some(Pressured {
+    draft.loops.pressure = Some(Pressured {
         controller: section.controller,
         interval: section.interval,
         start: section.start,

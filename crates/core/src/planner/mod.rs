@@ -36,9 +36,7 @@ use crate::ids::REST;
 use crate::ids::StepId;
 use crate::inventory::{Availability, CpusetKind, Inventory};
 use crate::mechanism::{Level, Mechanism};
-use crate::plan::{
-    Adaptation, Following, GroupPlan, Held, Plan, Pressured, Promise, Refusal, Setting, Step,
-};
+use crate::plan::{GroupPlan, Held, Loops, Plan, Promise, Refusal, Setting, Step};
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
 use crate::task::TaskMatch;
 use crate::units::Nanos;
@@ -55,10 +53,8 @@ struct Draft<'a> {
     promises: Vec<Held>,
     notes: Vec<String>,
     refusals: Vec<Refusal>,
-    adapts: Option<Adaptation>,
-    follows: Vec<Following>,
+    loops: Loops,
     solos: &'a Solos,
-    pressure: Option<Pressured>,
     /// Of the regulators.
     period: Nanos,
 }
@@ -99,10 +95,8 @@ pub fn plan_beside(
         promises: Vec::new(),
         notes: Vec::new(),
         refusals,
-        adapts: None,
-        follows: Vec::new(),
+        loops: Loops::default(),
         solos,
-        pressure: None,
         period: Nanos(0),
     };
     draft.notes.append(&mut draft.division.notes);
@@ -125,17 +119,14 @@ pub fn plan_beside(
     if !draft.refusals.is_empty() {
         return Err(draft.refusals);
     }
-    let observed = deadline::observed(&draft);
+    draft.loops.observed = deadline::observed(&draft);
     Ok(Plan {
         policy: policy.name.clone(),
         groups: draft.groups,
         steps: draft.steps,
         promises: draft.promises,
         notes: draft.notes,
-        observed,
-        pressure: draft.pressure,
-        adapts: draft.adapts,
-        follows: draft.follows,
+        loops: draft.loops,
     })
 }
 

@@ -391,7 +391,7 @@ fn worth(draft: &Draft<'_>, kind: Kind, claim: &Claim) -> (Level, String) {
         };
         return (level, why.to_owned());
     }
-    if draft.follows.iter().any(|f| f.group == claim.group) {
+    if draft.loops.follows.iter().any(|f| f.group == claim.group) {
         let level = best_of(draft, Mechanism::Ways).min(Level::Regulated);
         let why = "what it does not need is left to the others, and taken back when it has missed already";
         return (level, why.to_owned());

@@ -7,7 +7,7 @@ use quell_core::ids::StepId;
 use quell_core::measurement::Measurement;
 use quell_core::mechanism::{Level, Mechanism};
 use quell_core::options::Split;
-use quell_core::plan::{GroupPlan, Held, Promise, Setting, Step};
+use quell_core::plan::{GroupPlan, Held, Loops, Promise, Setting, Step};
 use quell_core::policy::{Bandwidth, CpusWanted};
 use quell_core::result::{CompareResult, ConfigurationResult};
 use quell_core::units::{Lines, Nanos, Rate, Share};
@@ -29,10 +29,7 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
         steps: Vec::new(),
         promises: Vec::new(),
         notes: Vec::new(),
-        observed: BTreeMap::new(),
-        pressure: None,
-        adapts: None,
-        follows: Vec::new(),
+        loops: Loops::default(),
     };
     for (name, group) in &policy.groups {
         let Some(CpusWanted::List(cpus)) = &group.cpus else {

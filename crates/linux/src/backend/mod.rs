@@ -387,8 +387,12 @@ impl Backend for Linux {
     fn hold(&mut self, plan: &Plan, how: HoldOptions) -> std::result::Result<(), BackendError> {
         self.plan = Some(plan.clone());
         self.on_drift = how.on_drift;
-        self.observed.clone_from(&plan.observed);
-        let asked = plan.observed.values().any(|o| o.source == Source::Client);
+        self.observed.clone_from(&plan.loops.observed);
+        let asked = plan
+            .loops
+            .observed
+            .values()
+            .any(|o| o.source == Source::Client);
         self.next_call = if asked { Nanos(0) } else { NEVER };
         // Measuring, or the plan before this one, may have begun the session.
         if let Some(session) = &self.session {

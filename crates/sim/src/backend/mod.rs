@@ -390,7 +390,7 @@ impl Backend for Sim {
     }
 
     fn hold(&mut self, plan: &Plan, _: HoldOptions) -> Result<(), BackendError> {
-        self.observed = plan.observed.keys().cloned().collect();
+        self.observed = plan.loops.observed.keys().cloned().collect();
         self.plan = Some(plan.clone());
         Ok(())
     }

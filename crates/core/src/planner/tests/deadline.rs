@@ -1,6 +1,7 @@
 //! The closed loop around a target.
 
 use super::*;
+use crate::plan::Adaptation;
 use crate::source::Source;
 
 const DEADLINE: &str = "regulator.adapt = 'deadline'
@@ -15,7 +16,7 @@ command = ['b']
 ";
 
 fn adapts(plan: &Plan) -> &Adaptation {
-    plan.adapts.as_ref().expect("nothing adapts")
+    plan.loops.adapts.as_ref().expect("nothing adapts")
 }
 
 #[test]
@@ -23,7 +24,7 @@ fn without_a_reserve_the_others_begin_with_all_that_their_cpus_draw() {
     let plan = planned(DEADLINE, &machine(4, 1));
     let adapts = adapts(&plan);
     assert_eq!(adapts.groups, ["victim"]);
-    let observed = &plan.observed["victim"];
+    let observed = &plan.loops.observed["victim"];
     assert_eq!(observed.deadline, Some(Nanos::millis(8)));
     assert_eq!(observed.percentile, Share::percent(99));
     assert_eq!(adapts.sustainable, Rate(20_000_000_000));
@@ -35,7 +36,7 @@ fn without_a_reserve_the_others_begin_with_all_that_their_cpus_draw() {
     assert_eq!(lever.least, Rate(3 * 500_000_000));
     let step = plan.steps.iter().find(|s| s.id == lever.step).unwrap();
     assert!(matches!(&step.set, Setting::Regulate(r) if r.cpus.len() == 3));
-    assert_eq!(plan.observed["victim"].source, Source::Client);
+    assert_eq!(plan.loops.observed["victim"].source, Source::Client);
 }
 
 #[test]
@@ -112,8 +113,8 @@ fn the_target_is_a_promise_worth_what_the_levers_are() {
 fn a_target_that_nothing_follows_is_observed_and_told() {
     let off = DEADLINE.replace("regulator.adapt = 'deadline'", "");
     let plan = planned(&off, &machine(4, 1));
-    assert_eq!(plan.adapts, None);
-    assert_eq!(plan.observed["victim"].source, Source::Client);
+    assert_eq!(plan.loops.adapts, None);
+    assert_eq!(plan.loops.observed["victim"].source, Source::Client);
     assert!(
         told(&plan, "nothing holds them inside its target"),
         "{:?}",
@@ -121,7 +122,7 @@ fn a_target_that_nothing_follows_is_observed_and_told() {
     );
     let wish = off.replace("'8ms'", "'8ms'\ntarget.source = 'none'");
     let plan = planned(&wish, &machine(4, 1));
-    assert!(plan.observed.is_empty());
+    assert!(plan.loops.observed.is_empty());
     assert!(told(&plan, "nobody observes its units"), "{:?}", plan.notes);
 }
 
@@ -187,10 +188,10 @@ fn several_targets_share_the_levers_and_each_is_a_promise() {
     );
     // One that runs already is found as its group is.
     assert_eq!(
-        plan.observed["other"].matching[0].comm.as_deref(),
+        plan.loops.observed["other"].matching[0].comm.as_deref(),
         Some("c")
     );
-    assert!(plan.observed["victim"].matching.is_empty());
+    assert!(plan.loops.observed["victim"].matching.is_empty());
 }
 
 #[test]
@@ -202,7 +203,10 @@ fn a_slowdown_is_so_many_times_what_the_profile_has() {
         plan_beside(&policy(&text), &machine(4, 1), &solos)
     };
     let plan = with(Ok(Nanos(7_312_345))).unwrap();
-    assert_eq!(plan.observed["victim"].deadline, Some(Nanos::micros(8_044)));
+    assert_eq!(
+        plan.loops.observed["victim"].deadline,
+        Some(Nanos::micros(8_044))
+    );
     assert!(
         told(
             &plan,

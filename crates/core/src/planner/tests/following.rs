@@ -14,8 +14,8 @@ fn policy(reserve: &str, more: &str) -> String {
 #[test]
 fn what_a_group_reserves_is_what_it_has_at_most() {
     let plan = planned(&policy("{ ways = 6 }", ""), &icelake_sp());
-    let [following] = plan.follows.as_slice() else {
-        panic!("{:?}", plan.follows)
+    let [following] = plan.loops.follows.as_slice() else {
+        panic!("{:?}", plan.loops.follows)
     };
     assert_eq!((following.group.as_str(), following.level), ("job", 3));
     assert_eq!(following.own.to_string(), "0x3f");
@@ -36,14 +36,14 @@ fn what_a_group_reserves_is_what_it_has_at_most() {
     );
     assert!(told(&plan, "come back as soon as it draws more"));
     let simulated = planned(&policy("{ ways = 6 }", ""), &simulated(icelake_sp()));
-    assert_eq!(simulated.follows[0].interval, Nanos::millis(1));
+    assert_eq!(simulated.loops.follows[0].interval, Nanos::millis(1));
 }
 
 #[test]
 fn without_the_key_ways_stay() {
     let text = policy("{ ways = 6 }", "").replace("by-misses", "fixed");
     let plan = planned(&text, &icelake_sp());
-    assert!(plan.follows.is_empty());
+    assert!(plan.loops.follows.is_empty());
     let mut held = plan.promises.iter();
     let held = held
         .find(|p| matches!(p.promise, Promise::ReserveWays { .. }))
@@ -61,7 +61,7 @@ fn what_cannot_move_is_refused() {
     );
     // What is unused below it stays so, and the line above it moves.
     let plan = planned(&policy("{ mask = '0x3c' }", ""), &icelake_sp());
-    assert_eq!(plan.follows[0].left.to_string(), "0xfc0");
+    assert_eq!(plan.loops.follows[0].left.to_string(), "0xfc0");
     let apart = "[group.other]\nrole='best-effort'\ncommand=['x']\ncpus=1\nreserve.cache={ mask = '0x0c0' }";
     let told = refused(&policy("{ mask = '0x03f' }", apart), &icelake_sp());
     assert!(told.contains("are not side by side"), "{told}");
@@ -76,7 +76,7 @@ fn what_cannot_move_is_refused() {
     );
     let plan = planned(&text, &apollolake());
     assert_eq!(
-        plan.follows[0].left.to_string(),
+        plan.loops.follows[0].left.to_string(),
         "0x7c",
         "what is locked stays out of it"
     );

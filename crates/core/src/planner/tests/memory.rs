@@ -46,7 +46,7 @@ fn with(control: MemoryControl) -> Inventory {
 }
 
 fn pressure(plan: &Plan) -> &Pressured {
-    plan.pressure.as_ref().expect("nobody steers")
+    plan.loops.pressure.as_ref().expect("nobody steers")
 }
 
 /// The level of each promise of a group, by its words.
@@ -159,7 +159,7 @@ fn a_limit_is_hard_only_for_who_may_be_killed() {
         error.contains("group.noise.limit.memory: the group (best-effort) may not be limited"),
         "{error}"
     );
-    assert!(soft.pressure.is_none(), "nobody asked for a loop");
+    assert!(soft.loops.pressure.is_none(), "nobody asked for a loop");
     // A limit that is written is not moved.
     let text = format!("{KEPT}limit.memory = '1GiB'");
     let plan = planned(&text, &with(MemoryControl::V2));
@@ -186,7 +186,7 @@ fn what_is_missing_is_refused_with_its_remedy() {
     // A loop that came along is done without, aloud; one that was asked for is refused.
     let untold = lacking(|m| m.pressure = Err("no PSI".to_owned()));
     let plan = planned(KEPT, &untold);
-    assert!(plan.pressure.is_none());
+    assert!(plan.loops.pressure.is_none());
     assert!(
         plan.notes
             .iter()
@@ -231,7 +231,7 @@ allow = ['throttle']
         &format!("{text}controller = 'none'"),
         &with(MemoryControl::V2),
     );
-    assert!(none.pressure.is_none());
+    assert!(none.loops.pressure.is_none());
     let denied = refused(
         &format!("mechanisms.deny = ['memory']\n{text}"),
         &with(MemoryControl::V2),

@@ -1,0 +1,56 @@
+//! What is done again and again while a plan holds: the slow controllers, behind one trait.
+
+use quell_core::backend::{Backend, Seen};
+use quell_core::plan::Plan;
+use quell_core::units::Nanos;
+
+use crate::adapt::Adapt;
+use crate::memory::Memory;
+use crate::sink::Sink;
+use crate::ways::Ways;
+
+/// A slow controller. An error of any of its functions ends the run, and everything is undone.
+pub(crate) trait Loop {
+    /// When [`Self::step`] is wanted at the latest. It is not called before.
+    fn next(&self) -> Nanos;
+
+    /// Something was seen: units of work that ended, what a program says of them.
+    fn seen(
+        &mut self,
+        _backend: &mut dyn Backend,
+        _now: Nanos,
+        _seen: &Seen,
+        _sink: &mut dyn Sink,
+    ) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Looks and acts.
+    fn step(
+        &mut self,
+        backend: &mut dyn Backend,
+        now: Nanos,
+        sink: &mut dyn Sink,
+    ) -> Result<(), String>;
+
+    /// The plan does not hold any more: tells what is left to be told.
+    fn end(&mut self, _now: Nanos, _sink: &mut dyn Sink) {}
+}
+
+/// Those that a plan wants, after its steps were applied.
+pub(crate) fn begin(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<Box<dyn Loop>>, String> {
+    let now = backend.now();
+    let mut loops: Vec<Box<dyn Loop>> = Vec::new();
+    if let Some(memory) = Memory::begin(backend, plan)? {
+        loops.push(Box::new(memory));
+    }
+    if !plan.loops.observed.is_empty() || plan.loops.adapts.is_some() {
+        loops.push(Box::new(Adapt::begin(plan, now)));
+    }
+    for following in &plan.loops.follows {
+        if let Some(ways) = Ways::begin(following, now) {
+            loops.push(Box::new(ways));
+        }
+    }
+    Ok(loops)
+}
