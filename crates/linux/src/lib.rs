@@ -4,7 +4,6 @@
 //! kernel stand where the kernel does.
 
 pub mod above;
-pub mod affinity;
 pub mod backend;
 pub mod below;
 pub mod bpf;
@@ -14,16 +13,15 @@ pub mod cgroup;
 pub mod change;
 mod children;
 mod clients;
-pub mod cpumax;
 pub mod cpuset;
 mod deputy;
 mod drift;
+pub mod enforce;
 pub mod error;
 pub mod fair;
 #[cfg(feature = "fake")]
 pub mod fake;
 pub mod fault;
-pub mod freezer;
 pub mod home;
 pub mod io;
 pub mod irq;
@@ -58,7 +56,6 @@ mod spent;
 pub mod sysctl;
 pub mod tasks;
 mod tee;
-pub mod threaded;
 pub mod topology;
 mod twin;
 pub mod undo;
@@ -67,7 +64,6 @@ mod value;
 pub mod vm;
 pub mod watchdog;
 pub mod ways;
-pub mod weight;
 pub mod workqueue;
 pub mod writer;
 

@@ -1,16 +1,10 @@
 //! Whom the kernel kills when memory runs out: `oom_score`, `oom_score_adj`. proc_pid_oom_score_adj(5), mm/oom_kill.c.
 
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
-use quell_core::journal::{TaskId, Undo};
-
-use crate::change::Hands;
-use crate::error::{Error, Result};
-use crate::fault;
-use crate::procfs;
-use crate::root::{Access, Files, gone};
+use crate::error::Result;
+use crate::root::Files;
 
 const OWN: &str = "/proc/self/oom_score_adj";
 
@@ -83,49 +77,4 @@ pub fn unsheltered() -> std::io::Result<()> {
 #[must_use]
 pub fn path(pid: u32) -> String {
     format!("/proc/{pid}/oom_score_adj")
-}
-
-/// Sets what is added to a process's score, journaled; `dir` is the cgroup in which its children will be found.
-/// Nothing happens where it is so already, or the process has ended. Whether something was changed.
-///
-/// # Errors
-/// [`Error::File`]: EACCES where it may not be lowered (CAP_SYS_RESOURCE).
-pub fn adjust(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Result<bool> {
-    let Some(old) = adjustment(hands.files, task.pid)?.filter(|old| *old != new) else {
-        return Ok(false);
-    };
-    // The file first, the start time second: an open file of a process that has ended is nobody else's.
-    let file = match hands.files.open(&path(task.pid), Access::Write) {
-        Ok(file) => file,
-        Err(e) if gone(&e) => return Ok(false),
-        Err(e) => return Err(Error::file("open", &path(task.pid), None, e)),
-    };
-    if !procfs::alive(hands.files, task) {
-        return Ok(false);
-    }
-    let mark = hands.journal.mark();
-    hands.journal.record(&Undo::OomScore {
-        task,
-        old,
-        new,
-        dir: dir.to_owned(),
-    })?;
-    let text = new.to_string();
-    let written = match &file {
-        Some(file) => file.write_at(text.as_bytes(), 0).map(drop),
-        None => hands.files.write(&path(task.pid), &text),
-    };
-    match written {
-        Ok(()) => {
-            fault::boundary();
-            Ok(true)
-        }
-        Err(e) => {
-            hands.journal.retract(mark)?;
-            if gone(&e) {
-                return Ok(false);
-            }
-            Err(Error::file("write", &path(task.pid), Some(&text), e))
-        }
-    }
 }

@@ -3,14 +3,11 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use quell_core::journal::{Stopped, TaskId};
+use quell_core::journal::TaskId;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::change::Hands;
-use crate::error::{Error, Result};
-use crate::fault;
 use crate::procfs;
-use crate::root::{Files, gone};
+use crate::root::Files;
 
 /// A handle of a process, to be polled (it is readable once the process has ended) and signalled.
 ///
@@ -42,57 +39,6 @@ pub fn signal(files: &dyn Files, task: TaskId, signal: i32) -> io::Result<()> {
         open(files, task)?,
         signal,
     )?)
-}
-
-/// Stops a process (SIGSTOP), journaled. Whether it was stopped: one that is stopped already, or has ended, is left
-/// as it is, and never continued by us.
-///
-/// # Errors
-/// [`Error::File`].
-pub fn stop(hands: &mut Hands<'_>, task: TaskId) -> Result<bool> {
-    match procfs::stat(hands.files, task.pid)? {
-        Some(stat) if stat.id == task && !stat.leaving() && !stopped(stat.state) => {}
-        _ => return Ok(false),
-    }
-    let what = Stopped::Task(task);
-    hands.stopping(what.clone())?;
-    match hands.files.signal(task, libc::SIGSTOP) {
-        Ok(()) => {
-            fault::boundary();
-            Ok(true)
-        }
-        Err(e) => {
-            hands.resumed(what)?;
-            if gone(&e) {
-                return Ok(false);
-            }
-            Err(Error::file(
-                "stop",
-                &format!("process {}", task.pid),
-                None,
-                e,
-            ))
-        }
-    }
-}
-
-/// Lets a process go on that [`stop`] stopped. One that has ended meanwhile is no error.
-///
-/// # Errors
-/// [`Error::File`].
-pub fn resume(hands: &mut Hands<'_>, task: TaskId) -> Result<()> {
-    match hands.files.signal(task, libc::SIGCONT) {
-        Err(e) if !gone(&e) => {
-            return Err(Error::file(
-                "continue",
-                &format!("process {}", task.pid),
-                None,
-                e,
-            ));
-        }
-        _ => fault::boundary(),
-    }
-    hands.resumed(Stopped::Task(task))
 }
 
 /// Whether a state letter means stopped, by a signal or by a debugger.

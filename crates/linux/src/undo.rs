@@ -24,12 +24,13 @@ use quell_core::cpuset::CpuSet;
 use quell_core::journal::{Stopped, TaskId, Undo};
 
 use crate::below::{door, tasks_in};
+use crate::enforce::freezer;
 use crate::procfs;
 use crate::resctrl::lock::{For, Lock, PATIENCE};
 use crate::resctrl::{Resctrl, Schemata, locked};
 use crate::root::{Files, gone};
 use crate::value::{divided, only, same};
-use crate::{below, fault, freezer, oom, pidfd};
+use crate::{below, fault, oom, pidfd};
 
 /// What undoing came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

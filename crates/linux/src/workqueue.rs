@@ -3,9 +3,8 @@
 
 use quell_core::cpuset::CpuSet;
 
-use crate::change::Hands;
 use crate::error::{Error, Result};
-use crate::root::{Files, format_mask, parse_mask};
+use crate::root::{Files, parse_mask};
 
 /// The mask of all unbound workqueues.
 pub const MASK: &str = "/sys/devices/virtual/workqueue/cpumask";
@@ -21,12 +20,4 @@ pub fn mask(files: &dyn Files) -> Result<Option<CpuSet>> {
     parse_mask(&text)
         .map(Some)
         .ok_or_else(|| Error::malformed(MASK, &text, "a CPU mask"))
-}
-
-/// Lets unbound kernel work run on `cpus` only. Returns whether something was changed.
-///
-/// # Errors
-/// [`Error::File`].
-pub fn confine(hands: &mut Hands<'_>, cpus: &CpuSet) -> Result<bool> {
-    hands.set(MASK, &format_mask(cpus))
 }

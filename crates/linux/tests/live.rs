@@ -18,7 +18,7 @@ use quell_core::task::TaskMatch;
 use quell_linux::below::door;
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::change::Hands;
-use quell_linux::cpuset::{Keep, confine, confine_rest};
+use quell_linux::enforce::cores::{Keep, confine, confine_rest};
 use quell_linux::home::Home;
 use quell_linux::remaining::remaining_on;
 use quell_linux::root::{Files, Kernel};

@@ -23,7 +23,8 @@ use quell_core::task::TaskMatch;
 use quell_core::units::{Nanos, Share};
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::change::Hands;
-use quell_linux::cpuset::{Keep, confine, confine_rest};
+use quell_linux::enforce::cores::{Keep, confine, confine_rest};
+use quell_linux::enforce::{cpumax, quiet};
 use quell_linux::home::Home;
 use quell_linux::journal::Journal;
 use quell_linux::lease::Lease;
@@ -31,7 +32,7 @@ use quell_linux::lock::{Lock, make_dir};
 use quell_linux::root::{Files, Kernel};
 use quell_linux::tasks::{Matcher, assign};
 use quell_linux::watchdog::{self, Health};
-use quell_linux::{cpumax, fault, irq, procfs, restore, rt, workqueue};
+use quell_linux::{fault, procfs, restore, rt};
 use rustix::process::Signal;
 
 fn main() -> ExitCode {
@@ -209,8 +210,8 @@ fn change(hands: &mut Hands<'_>, cgroups: &Cgroups, subject: u32, with_rest: boo
     )
     .unwrap();
     cpumax::limit(hands, cgroups, &home, Share::percent(30), Nanos::millis(10)).unwrap();
-    irq::keep_away(hands, &first, &others).unwrap();
-    workqueue::confine(hands, &others).unwrap();
+    quiet::interrupts(hands, &first, &others).unwrap();
+    quiet::kernel_work(hands, &others).unwrap();
     if with_rest {
         let processes = BTreeSet::from([std::process::id()]);
         let keep = Keep {

@@ -1,4 +1,4 @@
-//! Groups that are braked in a cgroup that is not ours ([`crate::threaded`]).
+//! Groups that are braked in a cgroup that is not ours ([`crate::enforce::threaded`]).
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,10 @@ use super::regulated::{Absent, Regulated};
 use super::{Group, Linux};
 use crate::below::listed;
 use crate::cgroup::{Controller, Version};
+use crate::enforce::threaded;
 use crate::error::{Error, Result};
 use crate::home::Place;
 use crate::root::Files;
-use crate::threaded;
 
 impl Linux {
     /// Refuses a group whose brakes would have to be in a cgroup that is not ours and cannot.

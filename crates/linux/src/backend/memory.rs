@@ -14,8 +14,9 @@ use super::apart::{apart, not_ours};
 use crate::above::{self, Above};
 use crate::cgroup::{Controller, Version};
 use crate::change::Hands;
+use crate::enforce::freezer::Freezer;
+use crate::enforce::stop;
 use crate::error::{Error, Result};
-use crate::freezer::Freezer;
 use crate::home::{Home, Place};
 use crate::kept::{Kept, keyed};
 use crate::lease::Lease;
@@ -25,7 +26,7 @@ use crate::root::{Files, gone};
 use crate::session::Session;
 use crate::vm::{self, Watermarks};
 use crate::writer::Writer;
-use crate::{below, io, oom, pidfd, procfs, rt};
+use crate::{below, io, oom, procfs, rt};
 
 /// Processes of one group that are looked at: who has more is a fork bomb, and its newest are as good as its oldest.
 const PROCESSES: usize = 256;
@@ -466,7 +467,7 @@ impl Watch {
             // What somebody else froze stays theirs.
             Act::Thaw { neighbour } => self.hold(neighbour)?.thaw(hands)?,
             Act::Stop(task) => {
-                if !pidfd::stop(hands, task)? {
+                if !stop::stop(hands, task)? {
                     let why = format!("process {}: it has ended, or somebody stopped it", task.pid);
                     return Err(Error::refused(why));
                 }
@@ -480,7 +481,7 @@ impl Watch {
 
     fn go_on(&mut self, hands: &mut Hands<'_>, task: TaskId) -> Result<()> {
         if self.stopped.contains(&task) {
-            pidfd::resume(hands, task)?;
+            stop::resume(hands, task)?;
             self.stopped.retain(|stopped| *stopped != task);
         }
         Ok(())
@@ -492,7 +493,7 @@ impl Watch {
             let _ = hold.thaw(hands);
         }
         for task in std::mem::take(&mut self.stopped) {
-            let _ = pidfd::resume(hands, task);
+            let _ = stop::resume(hands, task);
         }
     }
 

@@ -20,7 +20,8 @@ use super::{Bound, Group, Linux, Regulated, Splits};
 use crate::brake::{Brake, Decides};
 use crate::cgroup::Controller;
 use crate::change::Hands;
-use crate::cpuset::Keep;
+use crate::enforce::cores::Keep;
+use crate::enforce::{self, cores, cpumax, quiet, threaded, weight};
 use crate::error::{Error, Result};
 use crate::home::{Home, Layout, Place};
 use crate::memory::Memory;
@@ -33,9 +34,7 @@ use crate::root::Files;
 use crate::session::Session;
 use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
-use crate::{
-    below, cpumax, cpuset, fair, irq, oom, perf, remaining, rt, sysctl, threaded, weight, workqueue,
-};
+use crate::{below, fair, oom, perf, remaining, rt};
 
 /// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
 const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
@@ -73,11 +72,11 @@ impl Linux {
             } => notes.extend(self.confine(group, cpus, mems, *exclusive)?),
             Setting::ConfineRest { cpus } => notes.extend(self.confine_rest(cpus)?),
             Setting::MoveIrqs { from, to } => {
-                let moved = irq::keep_away(&mut self.hands()?, from, to)?;
+                let moved = quiet::interrupts(&mut self.hands()?, from, to)?;
                 notes.extend(moved.note(from));
             }
             Setting::WorkqueueMask { cpus } => {
-                workqueue::confine(&mut self.hands()?, cpus)?;
+                quiet::kernel_work(&mut self.hands()?, cpus)?;
             }
             Setting::Regulate(regulation) => {
                 self.all_fair(group)?;
@@ -137,7 +136,7 @@ impl Linux {
             }
             Setting::Sysctls { values } => {
                 for (name, value) in values {
-                    sysctl::set(&mut self.hands()?, name, *value)?;
+                    enforce::memory::sysctl(&mut self.hands()?, name, *value)?;
                 }
             }
             Setting::MountApart { levels } => notes.extend(self.begin_parts(levels)?),
@@ -265,7 +264,7 @@ impl Linux {
             let Some(stat) = crate::procfs::stat(&self.files, pid)? else {
                 continue;
             };
-            oom::adjust(&mut self.hands()?, stat.id, oom::IMMUNE, &dir)?;
+            enforce::memory::oom_score(&mut self.hands()?, stat.id, oom::IMMUNE, &dir)?;
         }
         Ok(())
     }
@@ -409,7 +408,7 @@ impl Linux {
                 .map(|s| s.id.pid)
                 .collect(),
         };
-        let confined = cpuset::confine(
+        let confined = cores::confine(
             &mut self.hands()?,
             &cgroups,
             &home,
@@ -433,7 +432,7 @@ impl Linux {
             homes: &homes,
             processes: &processes,
         };
-        let mut notes = cpuset::confine_rest(&mut self.hands()?, &cgroups, keep, cpus)?;
+        let mut notes = cores::confine_rest(&mut self.hands()?, &cgroups, keep, cpus)?;
         self.rest = Some(cpus.clone());
         // Our own process stays free, so that brakes can be pinned anywhere; this thread keeps off.
         if let Some(session) = &self.session {
@@ -467,7 +466,7 @@ impl Linux {
     fn regulate(&mut self, name: &str, regulation: &Regulation) -> Result<Option<String>> {
         let cgroups = self.cgroups.clone();
         self.cached_inventory()?;
-        cpuset::reach(
+        cores::reach(
             &mut self.hands()?,
             &cgroups,
             std::process::id(),

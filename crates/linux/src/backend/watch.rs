@@ -20,12 +20,13 @@ use super::worth::limits;
 use super::{Absent, Linux, NEVER, Regulated};
 use crate::brake::Lost;
 use crate::clients::{self, Clients, Membership};
+use crate::enforce::threaded;
 use crate::error::{Error, Result};
 use crate::resident::Keeper;
 use crate::session::Session;
 use crate::tasks::Matcher;
 use crate::units::Units;
-use crate::{drift, fair, rt, signals, threaded};
+use crate::{drift, fair, rt, signals};
 
 /// How often the heartbeat is renewed.
 const BEAT: Nanos = Nanos::millis(100);

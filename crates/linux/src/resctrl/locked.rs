@@ -11,10 +11,8 @@ use std::time::Duration;
 
 use quell_core::cpuset::CpuSet;
 
-use super::{Group, Mode, Resctrl, Schemata};
-use crate::change::Hands;
+use super::{Group, Mode, Resctrl};
 use crate::error::{Error, Result};
-use crate::fault;
 use crate::root::{Files, gone};
 
 /// Processors that the kernel locks on, as family and model: Broadwell-X, Goldmont and Goldmont Plus. It knows how to switch
@@ -82,45 +80,6 @@ pub fn possible(files: &dyn Files, mounted: Option<&Resctrl>) -> std::result::Re
             "the kernel was built without pseudo-locking (CONFIG_RESCTRL_FS_PSEUDO_LOCK)"
                 .to_owned(),
         ),
-    }
-}
-
-impl Resctrl {
-    /// Makes a group of this name and locks memory in the ways of one cache (`what`). All other groups have left them before.
-    ///
-    /// # Errors
-    /// [`Error::File`] with the kernel's words; [`Error::Refused`] when the name is taken, or nothing was locked after all.
-    pub fn lock_memory(
-        &self,
-        hands: &mut Hands<'_>,
-        name: &str,
-        what: &Schemata,
-    ) -> Result<Region> {
-        let group = self.make(hands, name)?;
-        let files = hands.files;
-        // Of a group of ours that goes as a whole nothing else has to be recorded.
-        let put = |file: &str, text: &str| {
-            self.explained(files, || files.put(&group.file(file), text))?;
-            fault::boundary();
-            Ok::<(), Error>(())
-        };
-        put("mode", Mode::PseudoLockSetup.as_str())?;
-        put("schemata", &what.to_string())?;
-        let mode = group.mode(files)?;
-        if mode != Some(Mode::PseudoLocked) {
-            return Err(Error::refused(format!(
-                "{} was given {what} and reads '{}', not '{}'",
-                group.file("mode"),
-                mode.as_ref().map_or("nothing", Mode::as_str),
-                Mode::PseudoLocked
-            )));
-        }
-        let sizes = group.sizes(files)?;
-        Ok(Region {
-            bytes: sizes.values().flat_map(|s| s.values()).sum(),
-            cpus: group.cpus(files)?,
-            group,
-        })
     }
 }
 

@@ -1,10 +1,9 @@
 //! Parts of caches and of memory bandwidth, and what is used of them: resctrl (Documentation/filesystems/resctrl.rst).
 //!
 //! What there is, is discovered and never assumed: a resource is what its folder in `info` says, by the files that are there
-//! and not by its name; one of a kind that is not known is kept as text. `info`, `schemata`, `groups` and `monitoring` read,
-//! everything else changes, through [`Hands`](crate::change::Hands), which record first.
+//! and not by its name; one of a kind that is not known is kept as text. Nothing here changes
+//! anything but `lock` and `locked::remove`; the rest is changed by [`crate::enforce::cache`].
 
-mod change;
 pub mod groups;
 pub mod info;
 pub mod lock;

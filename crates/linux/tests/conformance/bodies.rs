@@ -10,11 +10,12 @@ use quell_core::units::{Nanos, Share};
 use quell_linux::below::{door, tasks_in};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
-use quell_linux::cpuset::confine;
+use quell_linux::enforce::cores::confine;
+use quell_linux::enforce::{affinity, cpumax, quiet, weight};
 use quell_linux::home::{Home, LOW_SLICE, Layout, SLICE};
 use quell_linux::root::Files;
 use quell_linux::tasks::{Matcher, assign};
-use quell_linux::{affinity, cgroup, cpumax, irq, procfs, undo, weight, workqueue};
+use quell_linux::{cgroup, procfs, undo, workqueue};
 
 use crate::arms::{Arm, Held};
 
@@ -119,8 +120,8 @@ pub fn interrupts_and_kernel_work_are_kept_away_and_let_back(arm: &mut dyn Arm) 
     let (first, last) = ends(files);
     let mut held = Held::new(files);
     let mut hands = Hands::new(files, &mut held.journal);
-    let moved = irq::keep_away(&mut hands, &first, &last).unwrap();
-    workqueue::confine(&mut hands, &last).unwrap();
+    let moved = quiet::interrupts(&mut hands, &first, &last).unwrap();
+    quiet::kernel_work(&mut hands, &last).unwrap();
     assert_eq!(workqueue::mask(files).unwrap(), Some(last.clone()));
     for number in files
         .names("/proc/irq")
@@ -139,9 +140,9 @@ pub fn interrupts_and_kernel_work_are_kept_away_and_let_back(arm: &mut dyn Arm) 
             moved.fixed
         );
     }
-    assert!(irq::keep_away(&mut hands, &first, &first).is_err());
+    assert!(quiet::interrupts(&mut hands, &first, &first).is_err());
     assert!(
-        workqueue::confine(&mut hands, &CpuSet::new()).is_err(),
+        quiet::kernel_work(&mut hands, &CpuSet::new()).is_err(),
         "no CPU at all is refused"
     );
     assert_eq!(held.journal.undo_all(files).left, none());

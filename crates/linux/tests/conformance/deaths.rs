@@ -9,16 +9,15 @@ use quell_core::partition::Mask;
 use quell_core::units::{Bytes, Nanos, Share};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
-use quell_linux::cpuset::{Keep, confine, confine_rest};
+use quell_linux::enforce::cores::{Keep, confine, confine_rest};
+use quell_linux::enforce::freezer::Freezer;
+use quell_linux::enforce::{cpumax, quiet, stop, weight};
 use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
-use quell_linux::freezer::Freezer;
 use quell_linux::home::{Home, Layout};
 use quell_linux::memory::Memory;
 use quell_linux::resctrl::{self, Info, Mode, Resctrl, Schemata};
 use quell_linux::root::Files;
-use quell_linux::{
-    cpumax, fault, irq, journal, oom, pidfd, procfs, sysctl, undo, weight, workqueue,
-};
+use quell_linux::{enforce, fault, journal, procfs, undo};
 
 use crate::arms::{Held, compare, furnished};
 use crate::bodies::{ALL, ends, gather};
@@ -88,8 +87,8 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
         processes: &stay,
     };
     confine_rest(&mut hands, &cgroups, keep, &rest).unwrap();
-    irq::keep_away(&mut hands, &last, &first).unwrap();
-    workqueue::confine(&mut hands, &rest).unwrap();
+    quiet::interrupts(&mut hands, &last, &first).unwrap();
+    quiet::kernel_work(&mut hands, &rest).unwrap();
     cpumax::limit(
         &mut hands,
         &cgroups,
@@ -171,16 +170,16 @@ fn memory(hands: &mut Hands<'_>, cgroups: &Cgroups, victim: u32) {
         memory.protect(hands, keep, false).unwrap();
     }
     memory.limit(hands, Bytes(512 << 20), true).unwrap();
-    sysctl::set(hands, "dirty_ratio", 5).unwrap();
+    enforce::memory::sysctl(hands, "dirty_ratio", 5).unwrap();
     let task = procfs::stat(files, victim).unwrap().unwrap().id;
-    oom::adjust(hands, task, 300, &place.dir).unwrap();
+    enforce::memory::oom_score(hands, task, 300, &place.dir).unwrap();
     let freezer = home
         .places
         .iter()
         .find_map(|p| Freezer::of(files, p))
         .unwrap();
     freezer.freeze(hands).unwrap();
-    pidfd::stop(hands, task).unwrap();
+    stop::stop(hands, task).unwrap();
     freezer.thaw(hands).unwrap();
     let service = format!("{}/service/", cgroups.of(Controller::Memory).unwrap().mount);
     let path = format!("{service}memory.high");

@@ -6,11 +6,12 @@ use quell_core::task::TaskMatch;
 use quell_linux::below::{self, tasks_in};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
+use quell_linux::enforce::{threaded, weight};
 use quell_linux::fake::{Fake, Flavour, Spec};
 use quell_linux::home::Home;
+use quell_linux::procfs;
 use quell_linux::root::Files;
 use quell_linux::tasks::{Matcher, assign};
-use quell_linux::{procfs, threaded, weight};
 
 use crate::arms::{Arm, Held, compare, furnished};
 use crate::bodies::{GROUP, family, none, weighs};

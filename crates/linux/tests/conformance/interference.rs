@@ -7,7 +7,8 @@ use quell_core::cpuset::CpuSet;
 use quell_linux::below::tasks_in;
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::change::Hands;
-use quell_linux::cpuset::{Keep, confine, confine_rest};
+use quell_linux::enforce::cores::{Keep, confine, confine_rest};
+use quell_linux::enforce::quiet;
 use quell_linux::fake::{Fake, Flavour, Op, Spec};
 use quell_linux::home::Home;
 use quell_linux::root::Files;
@@ -158,8 +159,8 @@ fn values_that_somebody_else_has_set_since_are_left_and_named() {
     let (first, last) = ends(files);
     let mut held = Held::new(files);
     let mut hands = Hands::new(files, &mut held.journal);
-    irq::keep_away(&mut hands, &first, &last).unwrap();
-    workqueue::confine(&mut hands, &last).unwrap();
+    quiet::interrupts(&mut hands, &first, &last).unwrap();
+    quiet::kernel_work(&mut hands, &last).unwrap();
     files.write("/proc/irq/24/smp_affinity_list", "1").unwrap();
     files.write(workqueue::MASK, "6").unwrap();
     let undone = held.journal.undo_all(files);
@@ -185,7 +186,8 @@ fn interrupts_that_cannot_be_moved_are_told() {
     let files: &dyn Files = &fake;
     let (first, last) = ends(files);
     let mut held = Held::new(files);
-    let moved = irq::keep_away(&mut Hands::new(files, &mut held.journal), &first, &last).unwrap();
+    let moved =
+        quiet::interrupts(&mut Hands::new(files, &mut held.journal), &first, &last).unwrap();
     assert_eq!((moved.moved, moved.fixed.clone()), (2, vec![0, 26]));
     assert!(
         moved

@@ -4,7 +4,8 @@ use quell_core::journal::TaskId;
 use quell_core::units::{Bytes, Nanos};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
-use quell_linux::freezer::Freezer;
+use quell_linux::enforce::freezer::Freezer;
+use quell_linux::enforce::{self, stop};
 use quell_linux::home::{Home, Place};
 use quell_linux::kept::Kept;
 use quell_linux::memory::{self, Memory};
@@ -189,13 +190,13 @@ pub fn what_we_let_go_on_and_others_stop_stays_stopped(arm: &mut dyn Arm) {
     let (task, idle) = (id(files, pid), id(files, other));
     let mut held = Held::new(files);
     let mut hands = Hands::new(files, &mut held.journal);
-    assert!(pidfd::stop(&mut hands, task).unwrap());
+    assert!(stop::stop(&mut hands, task).unwrap());
     becomes(files, pid, true);
-    assert!(!pidfd::stop(&mut hands, task).unwrap(), "not twice");
+    assert!(!stop::stop(&mut hands, task).unwrap(), "not twice");
     // Something else is recorded in between, so that the pair stays in the journal.
-    assert!(pidfd::stop(&mut hands, idle).unwrap());
+    assert!(stop::stop(&mut hands, idle).unwrap());
     becomes(files, other, true);
-    pidfd::resume(&mut hands, task).unwrap();
+    stop::resume(&mut hands, task).unwrap();
     becomes(files, pid, false);
     files.signal(task, libc::SIGSTOP).unwrap();
     becomes(files, pid, true);
@@ -228,9 +229,9 @@ pub fn an_oom_score_comes_back_for_children_too(arm: &mut dyn Arm) {
     let task = id(files, pid);
     let before = oom::adjustment(files, pid).unwrap().unwrap();
     let ours = 300;
-    assert!(oom::adjust(&mut hands, task, ours, &dir).unwrap());
-    assert!(!oom::adjust(&mut hands, task, ours, &dir).unwrap());
-    assert!(oom::adjust(&mut hands, task, 2000, &dir).is_err());
+    assert!(enforce::memory::oom_score(&mut hands, task, ours, &dir).unwrap());
+    assert!(!enforce::memory::oom_score(&mut hands, task, ours, &dir).unwrap());
+    assert!(enforce::memory::oom_score(&mut hands, task, 2000, &dir).is_err());
     assert_eq!(oom::adjustment(files, pid).unwrap(), Some(ours));
     assert!(oom::score(files, pid).unwrap().unwrap() > 0);
     // As a child born meanwhile would have it.
@@ -266,9 +267,9 @@ pub fn sysctls_of_memory_are_set_and_taken_back(arm: &mut dyn Arm) {
         .map(|name| sysctl::read(files, name).unwrap())
         .to_vec();
     assert!(before.iter().all(Option::is_some), "{before:?}");
-    assert!(sysctl::set(&mut hands, "swappiness", 61).unwrap());
-    assert!(sysctl::set(&mut hands, "dirty_background_ratio", 9).unwrap());
-    assert!(sysctl::set(&mut hands, "swappiness", 201).is_err());
+    assert!(enforce::memory::sysctl(&mut hands, "swappiness", 61).unwrap());
+    assert!(enforce::memory::sysctl(&mut hands, "dirty_background_ratio", 9).unwrap());
+    assert!(enforce::memory::sysctl(&mut hands, "swappiness", 201).is_err());
     assert_eq!(sysctl::read(files, "swappiness").unwrap(), Some(61));
     assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
     let after = SYSCTLS.map(|name| sysctl::read(files, name).unwrap());
@@ -337,7 +338,7 @@ mod a_later_process_of_a_number_is_left_as_it_is {
         let task = id(&kernel, first);
         let mut held = Held::new(&kernel);
         let mut hands = Hands::new(&kernel, &mut held.journal);
-        assert!(pidfd::stop(&mut hands, task).unwrap());
+        assert!(stop::stop(&mut hands, task).unwrap());
         becomes(&kernel, first, true);
         kernel.signal(task, libc::SIGKILL).unwrap();
         arm.wait(first);
@@ -355,7 +356,7 @@ mod a_later_process_of_a_number_is_left_as_it_is {
         becomes(&kernel, first, true);
         let gone = kernel.signal(task, libc::SIGCONT).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
-        pidfd::resume(&mut hands, task).unwrap();
+        stop::resume(&mut hands, task).unwrap();
         assert_eq!(held.journal.undo_all(&kernel).left, Vec::<String>::new());
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(

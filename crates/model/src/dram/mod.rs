@@ -101,11 +101,6 @@ impl Dram {
         &self.channels
     }
 
-    /// The channels, to switch their logs on.
-    pub fn channels_mut(&mut self) -> &mut [Channel] {
-        &mut self.channels
-    }
-
     /// Hands a line's request over at `now`, up to which [`Dram::advance`] must have been called.
     ///
     /// # Errors

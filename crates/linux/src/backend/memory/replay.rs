@@ -169,7 +169,7 @@ impl Held {
         Self {
             high: text("hog", "memory.high"),
             frozen: text("hog", "cgroup.freeze") == "1",
-            stopped: state.is_some_and(pidfd::stopped),
+            stopped: state.is_some_and(crate::pidfd::stopped),
             kept: text("detector", "memory.min"),
         }
     }

@@ -1,17 +1,17 @@
-//! Changes, each recorded first: mounting, groups, who gets what, and whose tasks and CPUs they are.
+//! Parts of caches and of memory bandwidth (resctrl): mounting, groups, who gets what, and whose tasks and CPUs they are.
 //!
 //! None of them takes the lock (`lock`): several changes belong together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::cpuset::CpuSet;
 use quell_core::journal::Undo;
 
-use super::groups::membership;
-use super::mount::USUAL;
-use super::{Group, Info, Kind, Mode, Resctrl, Schemata, masks};
 use crate::change::Hands;
 use crate::error::{Error, Result};
+use crate::resctrl::groups::membership;
+use crate::resctrl::locked::Region;
+use crate::resctrl::mount::USUAL;
+use crate::resctrl::{Group, Info, Kind, Mode, Resctrl, Schemata, masks};
 use crate::root::{Files, gone};
 use crate::{fault, procfs};
 
@@ -150,45 +150,6 @@ impl Resctrl {
         self.explained(files, || hands.set(&group.file("mode"), mode.as_str()))
     }
 
-    /// Tasks of the default group that run on these CPUs belong to this one.
-    ///
-    /// # Errors
-    /// [`Error::File`] with the kernel's words.
-    pub fn set_cpus(&self, hands: &mut Hands<'_>, group: &Group, cpus: &CpuSet) -> Result<bool> {
-        let files = hands.files;
-        self.explained(files, || {
-            hands.set(&group.file("cpus_list"), &cpus.to_string())
-        })
-    }
-
-    /// How counters are assigned, where there are fewer than groups (`info/L3_MON/mbm_assign_mode`).
-    ///
-    /// # Errors
-    /// [`Error::File`] with the kernel's words.
-    pub fn set_assign_mode(&self, hands: &mut Hands<'_>, mode: &str) -> Result<bool> {
-        let files = hands.files;
-        let path = format!("{}/info/L3_MON/mbm_assign_mode", self.root);
-        self.explained(files, || hands.set(&path, mode))
-    }
-
-    /// Assigns a counter for this event in all domains to a group, or takes it away.
-    ///
-    /// # Errors
-    /// [`Error::File`] with the kernel's words: no counter is free.
-    pub fn assign(
-        &self,
-        hands: &mut Hands<'_>,
-        group: &Group,
-        event: &str,
-        on: bool,
-    ) -> Result<bool> {
-        let files = hands.files;
-        let text = format!("{event}:*={}", if on { "e" } else { "_" });
-        self.explained(files, || {
-            hands.set(&group.file("mbm_L3_assignments"), &text)
-        })
-    }
-
     /// Moves the threads that `find` finds into a group, again and again until none is found outside: those born meanwhile
     /// are covered. Returns how many were moved.
     ///
@@ -273,6 +234,45 @@ impl Resctrl {
             }
         }
         Ok(entered)
+    }
+}
+
+impl Resctrl {
+    /// Makes a group of this name and locks memory in the ways of one cache (`what`). All other groups have left them before.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the kernel's words; [`Error::Refused`] when the name is taken, or nothing was locked after all.
+    pub fn lock_memory(
+        &self,
+        hands: &mut Hands<'_>,
+        name: &str,
+        what: &Schemata,
+    ) -> Result<Region> {
+        let group = self.make(hands, name)?;
+        let files = hands.files;
+        // Of a group of ours that goes as a whole nothing else has to be recorded.
+        let put = |file: &str, text: &str| {
+            self.explained(files, || files.put(&group.file(file), text))?;
+            fault::boundary();
+            Ok::<(), Error>(())
+        };
+        put("mode", Mode::PseudoLockSetup.as_str())?;
+        put("schemata", &what.to_string())?;
+        let mode = group.mode(files)?;
+        if mode != Some(Mode::PseudoLocked) {
+            return Err(Error::refused(format!(
+                "{} was given {what} and reads '{}', not '{}'",
+                group.file("mode"),
+                mode.as_ref().map_or("nothing", Mode::as_str),
+                Mode::PseudoLocked
+            )));
+        }
+        let sizes = group.sizes(files)?;
+        Ok(Region {
+            bytes: sizes.values().flat_map(|s| s.values()).sum(),
+            cpus: group.cpus(files)?,
+            group,
+        })
     }
 }
 

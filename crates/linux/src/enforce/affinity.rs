@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use quell_core::cpuset::CpuSet;
 use quell_core::journal::{TaskId, Undo};
 
+use super::cores::Keep;
 use crate::below::tasks;
 use crate::change::Hands;
-use crate::cpuset::Keep;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::procfs;

@@ -1,0 +1,563 @@
+//! The core partition: which CPUs and memory nodes a group gets, and that everybody else stays off them.
+//!
+//! Documentation/admin-guide/cgroup-v1/cpusets.rst, cgroup-v2.rst ("Cpuset").
+//!
+//! v2: an exclusive group becomes a *partition root*. `quell.slice` is none itself, so the group's is a remote partition,
+//! which kernels since 6.7 offer through `cpuset.cpus.exclusive`, set on the group and on every cgroup above it. The kernel
+//! then keeps everybody else off. Where that cannot be had, and in v1, everybody else is narrowed: existing cgroups in
+//! place, and the tasks that sit in the root cgroup, whose CPUs cannot be changed, by moving them to `quell.slice/rest`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_core::cpuset::CpuSet;
+use quell_core::ids::REST;
+use quell_core::journal::Undo;
+
+use super::affinity;
+use crate::below::{door, tasks_in};
+use crate::cgroup::{Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems};
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::home::{self, Home, LOW_SLICE, Place, SLICE};
+use crate::procfs;
+use crate::root::{Files, gone};
+
+/// How often newborn tasks of the root cgroup are looked for again.
+const ROUNDS: u32 = 20;
+
+/// What confining a group came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Confined {
+    /// The kernel itself keeps everybody else off (a valid v2 partition).
+    pub partition: bool,
+    /// What a person should know.
+    pub notes: Vec<String>,
+}
+
+/// Confines a group to CPUs and memory nodes. Without a cpuset hierarchy the threads of `tasks` (processes) are pinned one
+/// by one.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn confine(
+    hands: &mut Hands<'_>,
+    cgroups: &Cgroups,
+    home: &Home,
+    cpus: &CpuSet,
+    mems: &CpuSet,
+    exclusive: bool,
+    tasks: &[u32],
+) -> Result<Confined> {
+    let mut confined = Confined::default();
+    if cgroups.of(Controller::Cpuset).is_none() {
+        confined.notes = affinity::confine(hands, tasks, cpus)?;
+        confined.notes.push(format!(
+            "group {}: no cpuset hierarchy is mounted, so its tasks are pinned one by one, and can undo that themselves",
+            home.group
+        ));
+        return Ok(confined);
+    }
+    let places: Vec<Place> = home.dirs(cgroups, Controller::Cpuset).cloned().collect();
+    let mut partitions = 0;
+    for place in &places {
+        if place.hierarchy.version == Version::V1 && !place.ours {
+            let tree = narrowing(hands.files, &place.dir, cpus, &[])?;
+            apply(hands, &tree)?;
+            continue;
+        }
+        if !mems.is_empty() {
+            hands.set(&format!("{}/cpuset.mems", place.dir), &mems.to_string())?;
+        }
+        hands.set(&format!("{}/cpuset.cpus", place.dir), &cpus.to_string())?;
+        if exclusive && place.hierarchy.version == Version::V2 {
+            match partition(hands, place, cpus)? {
+                Ok(()) => partitions += 1,
+                Err(why) => confined.notes.push(format!(
+                    "group {}: the kernel does not make CPUs {cpus} a partition of its own ({why}); everybody else is \
+                     narrowed instead",
+                    home.group
+                )),
+            }
+        }
+        let got = effective_cpus(hands.files, &place.hierarchy, &place.dir)?.unwrap_or_default();
+        if got != *cpus {
+            return Err(Error::refused_with(
+                format!(
+                    "{} got CPUs {got}, not {cpus}: its parents do not have the others",
+                    place.dir
+                ),
+                "give the cgroups above it these CPUs",
+            ));
+        }
+    }
+    confined.partition = exclusive && partitions == places.len() && partitions > 0;
+    Ok(confined)
+}
+
+/// Makes a v2 cgroup a partition root. The inner error is the kernel's reason; everything is as before then.
+fn partition(
+    hands: &mut Hands<'_>,
+    place: &Place,
+    cpus: &CpuSet,
+) -> Result<std::result::Result<(), String>> {
+    let file = format!("{}/cpuset.cpus.partition", place.dir);
+    if !hands.files.exists(&file) {
+        return Ok(Err("this kernel has no cpuset.cpus.partition".to_owned()));
+    }
+    if !hands
+        .files
+        .exists(&format!("{}/cpuset.cpus.exclusive", place.dir))
+    {
+        return Ok(Err(
+            "this kernel has no cpuset.cpus.exclusive, which came with Linux 6.7".to_owned(),
+        ));
+    }
+    let mark = hands.journal.mark();
+    let tried = (|| -> Result<String> {
+        for dir in ancestors(&place.hierarchy.mount, &place.dir) {
+            let path = format!("{dir}/cpuset.cpus.exclusive");
+            let have = hands.files.cpus(&path)?.unwrap_or_default();
+            hands.set(&path, &have.union(cpus).to_string())?;
+        }
+        hands.set(&file, "root")?;
+        hands.files.text(&file)
+    })();
+    let why = match tried {
+        Ok(state) if state == "root" => return Ok(Ok(())),
+        Ok(state) => state,
+        // Refused values (EINVAL, ERANGE) are an answer; anything else is a failure.
+        Err(e) if matches!(e.errno(), Some(libc::EINVAL | libc::ERANGE | libc::EACCES)) => {
+            e.to_string()
+        }
+        Err(e) => return Err(e),
+    };
+    let undone = hands.journal.undo_to(hands.files, mark);
+    if let Some(left) = undone.left.first() {
+        return Err(Error::refused(format!(
+            "{why}; and it could not be taken back: {left}"
+        )));
+    }
+    Ok(Err(why))
+}
+
+/// The directories from below `mount` down to `dir`, `dir` included.
+fn ancestors(mount: &str, dir: &str) -> Vec<String> {
+    let mut at = mount.to_owned();
+    let below = dir.strip_prefix(mount).unwrap_or_default();
+    let parts = below.split('/').filter(|p| !p.is_empty());
+    parts
+        .map(|part| {
+            at = format!("{at}/{part}");
+            at.clone()
+        })
+        .collect()
+}
+
+/// Who is not to be confined with the rest.
+#[derive(Clone, Copy, Debug)]
+pub struct Keep<'a> {
+    /// Groups with homes of their own (their cgroups are left alone).
+    pub homes: &'a [&'a Home],
+    /// Processes that stay where they are: the main process, whose brakes run on the groups' CPUs.
+    pub processes: &'a BTreeSet<u32>,
+}
+
+/// Lets a process of our own run on `cpus`: where the cpuset it was started in does not have them (any more), it moves
+/// to one of ours that has what the machine's top has. A brake cannot be brought onto its CPU otherwise.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Refused`] when not even the top has them: they belong to a partition.
+pub fn reach(hands: &mut Hands<'_>, cgroups: &Cgroups, pid: u32, cpus: &CpuSet) -> Result<()> {
+    let Some(hierarchy) = cgroups.of(Controller::Cpuset) else {
+        return Ok(());
+    };
+    let has = |files: &dyn Files, dir: &str| -> Result<bool> {
+        let effective = effective_cpus(files, hierarchy, dir)?;
+        Ok(effective.is_none_or(|all| cpus.is_subset(&all)))
+    };
+    match hierarchy.dir_of(hands.files, pid)? {
+        Some(own) if !has(hands.files, &own)? => {}
+        _ => return Ok(()),
+    }
+    if !has(hands.files, &hierarchy.mount)? {
+        return Err(Error::refused(format!(
+            "not all of CPUs {cpus} are left to {}: they belong to a partition",
+            hierarchy.mount
+        )));
+    }
+    let home = Home::internal(hands, cgroups, "main", &[Controller::Cpuset])?;
+    let Some(stat) = procfs::stat(hands.files, pid)? else {
+        return Ok(());
+    };
+    for place in &home.places {
+        home::enter(hands, place, std::slice::from_ref(&stat))?;
+    }
+    Ok(())
+}
+
+/// Keeps everybody who is in no group of ours on `cpus`. Returns what a person should know.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Refused`] when tasks are born faster than they can be moved.
+pub fn confine_rest(
+    hands: &mut Hands<'_>,
+    cgroups: &Cgroups,
+    keep: Keep<'_>,
+    cpus: &CpuSet,
+) -> Result<Vec<String>> {
+    let Some(hierarchy) = cgroups.of(Controller::Cpuset) else {
+        return affinity::confine_rest(hands, keep, cpus);
+    };
+    let top = effective_cpus(hands.files, hierarchy, &hierarchy.mount)?.unwrap_or_default();
+    if hierarchy.version == Version::V2 && top.is_subset(cpus) {
+        return Ok(vec![format!(
+            "the kernel keeps everybody else on CPUs {top}: the others are partitions"
+        )]);
+    }
+    let mut notes = Vec::new();
+    let kept: Vec<String> = keep
+        .homes
+        .iter()
+        .flat_map(|h| h.dirs(cgroups, Controller::Cpuset))
+        .map(|p| p.dir.clone())
+        .collect();
+    if hierarchy.version == Version::V2 {
+        hands.enable(&hierarchy.mount, Controller::Cpuset.name())?;
+    }
+    narrow_others(hands, hierarchy, cpus, &kept, &mut notes)?;
+    let rest = Home::create(hands, cgroups, REST, &[Controller::Cpuset])?;
+    for place in &rest.places {
+        let mems = effective_mems(hands.files, hierarchy, &hierarchy.mount)?.unwrap_or_default();
+        if hierarchy.version == Version::V1 {
+            hands.set(&format!("{}/cpuset.mems", place.dir), &mems.to_string())?;
+        }
+        hands.set(&format!("{}/cpuset.cpus", place.dir), &cpus.to_string())?;
+        move_root(hands, place, &top, cpus, keep.processes, &mut notes)?;
+    }
+    Ok(notes)
+}
+
+/// Narrows every cgroup directly below the root, and in our slices, that is not kept.
+fn narrow_others(
+    hands: &mut Hands<'_>,
+    hierarchy: &Hierarchy,
+    cpus: &CpuSet,
+    kept: &[String],
+    notes: &mut Vec<String>,
+) -> Result<()> {
+    let slices = [SLICE, LOW_SLICE].map(|slice| format!("{}/{slice}", hierarchy.mount));
+    let rest = format!("{}/{REST}", slices[0]);
+    let mut others = children(hands.files, &hierarchy.mount)?;
+    others.retain(|d| !slices.contains(d));
+    for slice in slices.iter().filter(|s| hands.files.exists(s)) {
+        others.extend(children(hands.files, slice)?);
+    }
+    others.retain(|d| *d != rest);
+    for dir in others {
+        let inside = |k: &String| k.starts_with(&format!("{dir}/"));
+        if kept.iter().any(inside) && !tasks_in(hands.files, &dir).unwrap_or_default().is_empty() {
+            notes.push(format!(
+                "tasks directly in {dir} stay where they are: a group of the policy lives below it"
+            ));
+        }
+        match hierarchy.version {
+            Version::V1 => {
+                let tree = narrowing(hands.files, &dir, cpus, kept)?;
+                apply(hands, &tree)?;
+            }
+            Version::V2 => narrow_v2(hands, &dir, cpus, kept)?,
+        }
+    }
+    Ok(())
+}
+
+/// In v2 children inherit: narrowing the highest cgroup that has no kept one below it suffices.
+fn narrow_v2(hands: &mut Hands<'_>, dir: &str, cpus: &CpuSet, kept: &[String]) -> Result<()> {
+    if kept.iter().any(|k| k == dir) {
+        return Ok(());
+    }
+    if kept.iter().any(|k| k.starts_with(&format!("{dir}/"))) {
+        for child in children(hands.files, dir)? {
+            narrow_v2(hands, &child, cpus, kept)?;
+        }
+        return Ok(());
+    }
+    let path = format!("{dir}/cpuset.cpus");
+    let Some(own) = hands.files.cpus(&path)? else {
+        return Ok(());
+    };
+    let allowed = own.intersection(cpus);
+    let new = if allowed.is_empty() { cpus } else { &allowed };
+    hands.set(&path, &new.to_string())?;
+    Ok(())
+}
+
+/// The cgroups directly below one.
+fn children(files: &dyn Files, dir: &str) -> Result<Vec<String>> {
+    let names = files.names(dir)?;
+    Ok(names
+        .into_iter()
+        .map(|name| format!("{dir}/{name}"))
+        .filter(|child| files.exists(&format!("{child}/cgroup.procs")))
+        .collect())
+}
+
+/// One cpuset to be narrowed: parents before children.
+#[derive(Debug, PartialEq, Eq)]
+struct Narrow {
+    path: String,
+    now: CpuSet,
+    target: CpuSet,
+}
+
+/// What narrowing a v1 tree to `cpus` comes to. A child has to stay within its parent, so a cpuset that has none of the
+/// allowed CPUs gets all that its parent keeps. Trees with a kept cpuset in them keep their tops.
+fn narrowing(files: &dyn Files, dir: &str, cpus: &CpuSet, kept: &[String]) -> Result<Vec<Narrow>> {
+    let mut tree = Vec::new();
+    let mut open = vec![(dir.to_owned(), cpus.clone())];
+    while let Some((dir, allowed)) = open.pop() {
+        if kept.contains(&dir) {
+            continue;
+        }
+        let path = format!("{dir}/cpuset.cpus");
+        let now = files.cpus(&path)?.unwrap_or_default();
+        if now.is_empty() {
+            // Never given CPUs: it has no tasks, nor have its children.
+            continue;
+        }
+        let below = children(files, &dir)?;
+        if kept.iter().any(|k| k.starts_with(&format!("{dir}/"))) {
+            open.extend(below.into_iter().map(|child| (child, allowed.clone())));
+            continue;
+        }
+        let common = now.intersection(&allowed);
+        let target = if common.is_empty() { allowed } else { common };
+        open.extend(below.into_iter().map(|child| (child, target.clone())));
+        if now != target {
+            tree.push(Narrow { path, now, target });
+        }
+    }
+    Ok(tree)
+}
+
+/// Widens from the top where a target is not within what a cpuset has, then narrows from the bottom: no value in between
+/// breaks the rule that a child stays within its parent, neither on the way there nor, in reverse, on the way back.
+fn apply(hands: &mut Hands<'_>, tree: &[Narrow]) -> Result<()> {
+    for node in tree.iter().filter(|n| !n.target.is_subset(&n.now)) {
+        hands.set(&node.path, &node.now.union(&node.target).to_string())?;
+    }
+    for node in tree.iter().rev() {
+        hands.set(&node.path, &node.target.to_string())?;
+    }
+    Ok(())
+}
+
+/// Moves the tasks of the root cgroup to `rest`, again and again until none is left that can be moved. The first move waits
+/// for the kernel's grace period (about 10 ms); those that follow at once do not.
+fn move_root(
+    hands: &mut Hands<'_>,
+    rest: &Place,
+    top: &CpuSet,
+    cpus: &CpuSet,
+    stay: &BTreeSet<u32>,
+    notes: &mut Vec<String>,
+) -> Result<()> {
+    let root = rest.hierarchy.mount.clone();
+    let mut unmovable: BTreeMap<u32, String> = BTreeMap::new();
+    let mut displaced: BTreeSet<String> = BTreeSet::new();
+    for round in 0.. {
+        let batch = movable(hands.files, rest, &root, top, stay, &unmovable)?;
+        if batch.writes.is_empty() {
+            break;
+        }
+        if round == ROUNDS {
+            return Err(Error::refused(format!(
+                "the tasks of {root} multiply faster than they can be moved"
+            )));
+        }
+        displaced.extend(
+            batch
+                .custom
+                .iter()
+                .filter(|(_, own)| own.intersection(cpus).is_empty())
+                .map(|(n, _)| n.clone()),
+        );
+        hands.journal.record_all(&batch.entries)?;
+        for (file, task, name) in batch.writes {
+            match hands.files.write(&file, &task.to_string()) {
+                Ok(()) => fault::boundary(),
+                Err(e) if gone(&e) => {}
+                // Kernel threads that became bound since they were read.
+                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                    unmovable.insert(task, name);
+                }
+                Err(e) => return Err(Error::file("write", &file, Some(&task.to_string()), e)),
+            }
+        }
+    }
+    if !unmovable.is_empty() {
+        let names: BTreeSet<&str> = unmovable.values().map(String::as_str).collect();
+        notes.push(format!(
+            "could not be moved off: {}",
+            names.into_iter().collect::<Vec<_>>().join(", ")
+        ));
+    }
+    if !displaced.is_empty() {
+        notes.push(format!(
+            "pinned by themselves to other CPUs than {cpus}, and moved off them for the time being: {}",
+            displaced.into_iter().collect::<Vec<_>>().join(", ")
+        ));
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Batch {
+    entries: Vec<Undo>,
+    /// File, task, name.
+    writes: Vec<(String, u32, String)>,
+    /// Tasks with an affinity of their own.
+    custom: Vec<(String, CpuSet)>,
+}
+
+/// The tasks directly in the root cgroup that can be moved: not those the kernel binds, nor those that are to stay.
+fn movable(
+    files: &dyn Files,
+    rest: &Place,
+    root: &str,
+    top: &CpuSet,
+    stay: &BTreeSet<u32>,
+    unmovable: &BTreeMap<u32, String>,
+) -> Result<Batch> {
+    let failed = |e| Error::file("read", root, None, e);
+    let here: BTreeSet<u32> = tasks_in(files, root).map_err(failed)?.into_iter().collect();
+    let processes = match rest.hierarchy.version {
+        Version::V2 => here.iter().copied().collect(),
+        Version::V1 => {
+            let text = files.text(&format!("{root}/cgroup.procs"))?;
+            let mut pids: Vec<u32> = text
+                .split_ascii_whitespace()
+                .filter_map(|t| t.parse().ok())
+                .collect();
+            pids.sort_unstable();
+            pids
+        }
+    };
+    let mut batch = Batch::default();
+    let mut moves = Vec::new();
+    let whole = format!("{}/cgroup.procs", rest.dir);
+    let single = door(files, &rest.dir);
+    for pid in processes
+        .into_iter()
+        .filter(|p| *p != 0 && !stay.contains(p) && !unmovable.contains_key(p))
+    {
+        let Some(leader) = procfs::stat(files, pid)? else {
+            continue;
+        };
+        // kthreadd (2) begets the kernel's threads: the kernel refuses to move it.
+        if leader.bound() || (leader.kernel_thread() && pid == 2) {
+            continue;
+        }
+        let tids = match rest.hierarchy.version {
+            Version::V1 if leader.threads > 1 => procfs::threads(files, pid)?,
+            _ => vec![pid],
+        };
+        let all_here = tids.iter().all(|t| here.contains(t));
+        let mut any = false;
+        for tid in tids.into_iter().filter(|t| here.contains(t)) {
+            let stat = if tid == pid {
+                Some(leader.clone())
+            } else {
+                procfs::stat(files, tid)?
+            };
+            let Some(stat) = stat.filter(|s| !s.leaving()) else {
+                continue;
+            };
+            any = true;
+            if let Some(entry) = home::custom_affinity_than(files, top, stat.id) {
+                if let Undo::Affinity { old, .. } = &entry {
+                    batch
+                        .custom
+                        .push((format!("{} ({tid})", stat.comm), old.clone()));
+                }
+                batch.entries.push(entry);
+            }
+            moves.push(Undo::Move {
+                task: stat.id,
+                from: root.to_owned(),
+                to: rest.dir.clone(),
+            });
+            if !all_here {
+                batch.writes.push((single.clone(), tid, stat.comm));
+            }
+        }
+        if any && all_here {
+            batch.writes.push((whole.clone(), pid, leader.comm));
+        }
+    }
+    // Affinities are set back after the moves are undone.
+    batch.entries.append(&mut moves);
+    Ok(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    fn set(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    fn tree(cpusets: &[(&str, &str)]) -> (tempfile::TempDir, Kernel) {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, cpus) in cpusets {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::write(path.join("cpuset.cpus"), format!("{cpus}\n")).unwrap();
+            std::fs::write(path.join("cgroup.procs"), "").unwrap();
+        }
+        let kernel = Kernel::at(dir.path());
+        (dir, kernel)
+    }
+
+    fn plan(kernel: &Kernel, cpus: &str, kept: &[&str]) -> Vec<(String, String)> {
+        let kept: Vec<String> = kept.iter().map(|k| (*k).to_owned()).collect();
+        let plan = narrowing(kernel, "/cs/a", &set(cpus), &kept).unwrap();
+        plan.into_iter()
+            .map(|n| (n.path, n.target.to_string()))
+            .collect()
+    }
+
+    #[test]
+    fn a_tree_is_narrowed_within_its_parents() {
+        let (_dir, kernel) = tree(&[
+            ("cs/a", "0-3"),
+            ("cs/a/b", "0-1"),
+            ("cs/a/c", "2-3"),
+            ("cs/a/d", ""),
+        ]);
+        let expected = [("/cs/a/cpuset.cpus", "2-3"), ("/cs/a/b/cpuset.cpus", "2-3")];
+        assert_eq!(
+            plan(&kernel, "2-3", &[]),
+            expected.map(|(p, c)| (p.to_owned(), c.to_owned()))
+        );
+    }
+
+    #[test]
+    fn a_kept_cpuset_and_those_above_it_are_left_alone() {
+        let (_dir, kernel) = tree(&[("cs/a", "0-3"), ("cs/a/b", "0-1"), ("cs/a/c", "0-3")]);
+        let expected = [("/cs/a/c/cpuset.cpus".to_owned(), "2-3".to_owned())];
+        assert_eq!(plan(&kernel, "2-3", &["/cs/a/b"]), expected);
+        assert!(plan(&kernel, "2-3", &["/cs/a"]).is_empty());
+    }
+
+    #[test]
+    fn directories_from_the_root_down() {
+        assert_eq!(
+            ancestors("/cg", "/cg/quell.slice/v"),
+            ["/cg/quell.slice", "/cg/quell.slice/v"]
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! Protections and limits of a cgroup's memory, who the kernel kills first, and the machine-wide settings.
+
+use std::os::unix::fs::FileExt;
+
+use quell_core::journal::{TaskId, Undo};
+use quell_core::units::Bytes;
+
+use crate::cgroup::Version;
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::memory::{Memory, amount};
+use crate::root::{Access, gone};
+use crate::{fault, oom, procfs, sysctl};
+
+impl Memory {
+    /// The cgroup's protection moves from `from` to `to`, and that of every ancestor by as much. `steered`: a loop moves
+    /// it again and again. `memory.low` goes a quarter beyond `memory.min`.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Refused`] in v1, which has none.
+    pub fn protect(
+        &self,
+        hands: &mut Hands<'_>,
+        (from, to): (Bytes, Bytes),
+        steered: bool,
+    ) -> Result<()> {
+        if self.version == Version::V1 {
+            return Err(Error::refused_with(
+                format!("{}: cgroup v1 cannot protect memory", self.dir),
+                "boot with the memory controller on cgroup v2 (cgroup_no_v1=memory)",
+            ));
+        }
+        let low = |bytes: Bytes| Bytes(bytes.0.saturating_add(bytes.0 / 4));
+        for (name, from, to) in [("memory.min", from, to), ("memory.low", low(from), low(to))] {
+            for dir in self.chain() {
+                let path = format!("{dir}/{name}");
+                let text = hands.files.text(&path)?;
+                // All of it is protected already.
+                let Some(now) = amount(&path, &text)? else {
+                    continue;
+                };
+                let new = now.0.saturating_sub(from.0).saturating_add(to.0);
+                if steered {
+                    hands.steer(&path, &text)?;
+                    hands.files.put(&path, &new.to_string())?;
+                } else {
+                    hands.set(&path, &new.to_string())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the cgroup have as much as if it were a machine of its own: beyond it the kernel reclaims in it, and kills in it where
+    /// there is nothing.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Refused`] where what is below would not count (v1 before Linux 5.11).
+    pub fn bound(&self, hands: &mut Hands<'_>, most: Bytes) -> Result<()> {
+        let counts = hands
+            .files
+            .optional(&format!("{}/memory.use_hierarchy", self.dir))?;
+        if counts.is_some_and(|text| text.trim() == "0") {
+            return Err(Error::refused_with(
+                format!(
+                    "{}: this kernel does not count what is in cgroups below it",
+                    self.dir
+                ),
+                "write 1 to memory.use_hierarchy of the cgroup above it, or use a kernel since 5.11",
+            ));
+        }
+        let path = self.file("memory.max", "memory.limit_in_bytes");
+        hands.set(&path, &most.0.to_string())?;
+        Ok(())
+    }
+
+    /// Limits the cgroup for good. `kills`: beyond it the kernel may kill in the cgroup, and allows no more; else (v2
+    /// alone) it only slows it down. Reclaiming what is beyond takes as long as it takes; the heart beats meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::File`] (EBUSY in v1, where not as much can be reclaimed); [`Error::Refused`] where the version cannot.
+    pub fn limit(&self, hands: &mut Hands<'_>, most: Bytes, kills: bool) -> Result<()> {
+        match (self.version, kills) {
+            (Version::V2, true) => {
+                // Who grows slowly is slowed down before it is killed.
+                let high = Bytes(most.0 - most.0 / 16);
+                hands.set_slowly(&format!("{}/memory.high", self.dir), &high.0.to_string())?;
+                hands.set_slowly(&format!("{}/memory.max", self.dir), &most.0.to_string())?;
+            }
+            (Version::V2, false) => {
+                hands.set_slowly(&format!("{}/memory.high", self.dir), &most.0.to_string())?;
+            }
+            (Version::V1, true) => {
+                hands.set_slowly(&self.steered(), &most.0.to_string())?;
+            }
+            (Version::V1, false) => {
+                return Err(Error::refused_with(
+                    format!(
+                        "{}: a limit of cgroup v1 kills who exceeds it with nothing to reclaim",
+                        self.dir
+                    ),
+                    "add \"kill\" to the group's `allow`",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sets what is added to a process's score, journaled; `dir` is the cgroup in which its children will be found.
+/// Nothing happens where it is so already, or the process has ended. Whether something was changed.
+///
+/// # Errors
+/// [`Error::File`]: EACCES where it may not be lowered (CAP_SYS_RESOURCE).
+pub fn oom_score(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Result<bool> {
+    let Some(old) = oom::adjustment(hands.files, task.pid)?.filter(|old| *old != new) else {
+        return Ok(false);
+    };
+    // The file first, the start time second: an open file of a process that has ended is nobody else's.
+    let file = match hands.files.open(&oom::path(task.pid), Access::Write) {
+        Ok(file) => file,
+        Err(e) if gone(&e) => return Ok(false),
+        Err(e) => return Err(Error::file("open", &oom::path(task.pid), None, e)),
+    };
+    if !procfs::alive(hands.files, task) {
+        return Ok(false);
+    }
+    let mark = hands.journal.mark();
+    hands.journal.record(&Undo::OomScore {
+        task,
+        old,
+        new,
+        dir: dir.to_owned(),
+    })?;
+    let text = new.to_string();
+    let written = match &file {
+        Some(file) => file.write_at(text.as_bytes(), 0).map(drop),
+        None => hands.files.write(&oom::path(task.pid), &text),
+    };
+    match written {
+        Ok(()) => {
+            fault::boundary();
+            Ok(true)
+        }
+        Err(e) => {
+            hands.journal.retract(mark)?;
+            if gone(&e) {
+                return Ok(false);
+            }
+            Err(Error::file("write", &oom::path(task.pid), Some(&text), e))
+        }
+    }
+}
+
+/// Changes a machine-wide setting of memory management, journaled. Whether it was another value before. A ratio in whose place a number of bytes is in force stays: writing it would
+/// set that to none, and writing it back would leave neither.
+///
+/// # Errors
+/// [`Error::File`]: EINVAL for a value that the kernel refuses.
+pub fn sysctl(hands: &mut Hands<'_>, name: &str, value: i64) -> Result<bool> {
+    if let Some(kind) = name.strip_suffix("_ratio") {
+        let bytes: Option<u64> = hands
+            .files
+            .parsed(&sysctl::path(&format!("{kind}_bytes")), "a number")?;
+        if bytes.is_some_and(|bytes| bytes > 0) {
+            return Ok(false);
+        }
+    }
+    hands.set(&sysctl::path(name), &value.to_string())
+}

@@ -1,0 +1,114 @@
+//! Keeping interrupts and unbound kernel work off CPUs.
+
+use quell_core::cpuset::CpuSet;
+
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::root::{format_mask, parse_mask};
+use crate::{irq, workqueue};
+
+/// What moving interrupts came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Interrupts moved.
+    pub moved: u32,
+    /// Numbers of those that may still arrive on the CPUs to be kept quiet.
+    pub fixed: Vec<u32>,
+}
+
+impl Moved {
+    /// What a person should know; `None` when nothing is left.
+    #[must_use]
+    pub fn note(&self, from: &CpuSet) -> Option<String> {
+        if self.fixed.is_empty() {
+            return None;
+        }
+        let numbers: CpuSet = self.fixed.iter().copied().collect();
+        Some(format!(
+            "{} interrupts cannot be moved off CPU {from} (the kernel binds them): {numbers}",
+            self.fixed.len()
+        ))
+    }
+}
+
+/// Sends interrupts that could arrive on `from` to `to`; those registered later, too.
+///
+/// # Errors
+/// [`Error::File`]; what the kernel refuses to move is no error.
+pub fn interrupts(hands: &mut Hands<'_>, from: &CpuSet, to: &CpuSet) -> Result<Moved> {
+    if to.is_empty() || !to.intersection(from).is_empty() {
+        return Err(Error::refused(format!(
+            "interrupts cannot be kept off CPU {from} by sending them to '{to}'"
+        )));
+    }
+    let mut moved = Moved::default();
+    if let Some(text) = hands.files.optional(irq::DEFAULT)? {
+        let now =
+            parse_mask(&text).ok_or_else(|| Error::malformed(irq::DEFAULT, &text, "a CPU mask"))?;
+        if let Some(new) = away(&now, from, to) {
+            hands.set(irq::DEFAULT, &format_mask(&new))?;
+        }
+    }
+    for number in irq::numbers(hands.files)? {
+        let path = format!("{}/{number}/smp_affinity_list", irq::DIR);
+        // Interrupts come and go; one that is gone needs no moving.
+        let Some(now) = hands.files.cpus(&path)? else {
+            continue;
+        };
+        let Some(new) = away(&now, from, to) else {
+            continue;
+        };
+        match hands.set(&path, &new.to_string()) {
+            Ok(true) => moved.moved += 1,
+            Ok(false) => {}
+            Err(e)
+                if matches!(
+                    e.errno(),
+                    Some(libc::EIO | libc::EPERM | libc::EINVAL | libc::ENOSPC | libc::EACCES)
+                ) =>
+            {
+                moved.fixed.push(number);
+            }
+            Err(e) if matches!(e.errno(), Some(libc::ENOENT | libc::ENODEV)) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(moved)
+}
+
+/// Lets unbound kernel work run on `cpus` only. Returns whether something was changed.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn kernel_work(hands: &mut Hands<'_>, cpus: &CpuSet) -> Result<bool> {
+    hands.set(workqueue::MASK, &format_mask(cpus))
+}
+
+/// The affinity without `from`, otherwise as it was: a group that takes its interrupts itself keeps them. `to` where nothing
+/// is left; `None` where nothing is to be done.
+fn away(now: &CpuSet, from: &CpuSet, to: &CpuSet) -> Option<CpuSet> {
+    if now.intersection(from).is_empty() {
+        return None;
+    }
+    let kept = now.difference(from);
+    Some(if kept.is_empty() { to.clone() } else { kept })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupt_keeps_the_cpus_it_may_keep() {
+        let set = |t: &str| t.parse::<CpuSet>().unwrap();
+        let away = |now: &str| away(&set(now), &set("0-1"), &set("2-3")).map(|s| s.to_string());
+        assert_eq!(
+            away("0-7"),
+            Some("2-7".into()),
+            "4-7 neither quiet nor a refuge"
+        );
+        assert_eq!(away("1,3"), Some("3".into()));
+        assert_eq!(away("0"), Some("2-3".into()));
+        assert_eq!(away("4"), None);
+    }
+}

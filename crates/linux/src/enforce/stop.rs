@@ -1,0 +1,61 @@
+//! Stopping single processes by SIGSTOP, for as long as a run holds them back.
+
+use quell_core::journal::{Stopped, TaskId};
+
+use crate::change::Hands;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::pidfd::stopped;
+use crate::procfs;
+use crate::root::gone;
+
+/// Stops a process (SIGSTOP), journaled. Whether it was stopped: one that is stopped already, or has ended, is left
+/// as it is, and never continued by us.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn stop(hands: &mut Hands<'_>, task: TaskId) -> Result<bool> {
+    match procfs::stat(hands.files, task.pid)? {
+        Some(stat) if stat.id == task && !stat.leaving() && !stopped(stat.state) => {}
+        _ => return Ok(false),
+    }
+    let what = Stopped::Task(task);
+    hands.stopping(what.clone())?;
+    match hands.files.signal(task, libc::SIGSTOP) {
+        Ok(()) => {
+            fault::boundary();
+            Ok(true)
+        }
+        Err(e) => {
+            hands.resumed(what)?;
+            if gone(&e) {
+                return Ok(false);
+            }
+            Err(Error::file(
+                "stop",
+                &format!("process {}", task.pid),
+                None,
+                e,
+            ))
+        }
+    }
+}
+
+/// Lets a process go on that [`stop`] stopped. One that has ended meanwhile is no error.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn resume(hands: &mut Hands<'_>, task: TaskId) -> Result<()> {
+    match hands.files.signal(task, libc::SIGCONT) {
+        Err(e) if !gone(&e) => {
+            return Err(Error::file(
+                "continue",
+                &format!("process {}", task.pid),
+                None,
+                e,
+            ));
+        }
+        _ => fault::boundary(),
+    }
+    hands.resumed(Stopped::Task(task))
+}
