@@ -7,6 +7,8 @@
 )]
 
 mod common;
+#[path = "common/kills.rs"]
+mod kills;
 
 use std::time::{Duration, Instant};
 
@@ -235,7 +237,7 @@ fn a_kill_at_a_random_moment_leaves_nothing() {
     });
     let whole = whole.min().unwrap();
     let mut random = quell_core::rng::Rng::new(std::process::id().into());
-    let (rounds, mut alive) = (if soak() { 200 } else { 20 }, 0);
+    let (rounds, mut alive) = (kills::kills().max(20), 0);
     let mut longest = Duration::ZERO;
     for round in 0..rounds {
         let mut run = Running::start(&mut hold(victim.pid(), other.pid(), &["sleep", "0.05"]));
