@@ -384,6 +384,36 @@ holds "the CPU is back: it is regulated again" within 20 grep -q "CPU 2 is regul
 let_go TERM
 restored "after the CPU is back: everything is as before"
 
+# A critical group whose reserve is its cap, or is given away while it sleeps, on CPUs that are a partition: no cgroup outside
+# it has them, and its brake gets there all the same.
+kept=$victim
+busy; victim=$started
+for modes in 'strict = true' 'strict = true
+reclaim = true' 'reclaim = true'; do
+    policy /tmp/s.toml "{ pid = $noise }" 'cpus = "1"' "[rest]
+cpus = \"0-1\"
+[regulator]
+sustainable = \"1GB/s\"
+period = \"20ms\"
+$modes"
+    sed -i -e '1a require = "none"' -e "/^cpus = \"$last\"/a reserve.bandwidth = \"300MB/s\"" /tmp/s.toml
+    before
+    hold /tmp/s.toml /user.slice/x
+    title="reserved, $(echo $modes)"
+    quell status >/tmp/status 2>&1
+    same "$title: status says it holds" "$?" 0
+    case $modes in
+    strict*)
+        same "$title: its brake is in its cgroup" "$(cat $(sed 's,.*,/proc/&/comm,' $SLICE/critical/stop/cgroup.procs))" "quell/$last"
+        holds "$title: its tasks are throttled" within 20 eval "quell status | grep -q 'CPU $last .*throttled [1-9]'" ;;
+    *) same "$title: its brake is among its tasks" "$(cat $(sed 's,.*,/proc/&/comm,' $SLICE/critical/cgroup.procs) | grep -c "quell/$last")" 1 ;;
+    esac
+    [ $partitions = no ] || same "$title: its CPUs are a partition" "$(cat $SLICE/critical/cpuset.cpus.partition)" root
+    let_go TERM
+    restored "$title: everything is as before"
+done
+victim=$kept
+
 # A brake needs no right to real-time scheduling.
 if [ -x /bin/setpriv.full ]; then
     # Programs it starts have no more rights than it; to move others it would need the capability.

@@ -70,6 +70,12 @@ impl Place {
         }
     }
 
+    /// The directory that the brakes of a braked group are in.
+    #[must_use]
+    pub fn stop_dir(&self) -> String {
+        format!("{}/{STOP}", self.dir)
+    }
+
     /// Whether a directory is this one, or below it.
     #[must_use]
     pub fn holds(&self, dir: &str) -> bool {
@@ -223,7 +229,7 @@ impl Home {
     pub fn stop_doors(&self) -> Vec<String> {
         let braked = self.places.iter().filter(|p| p.braked);
         braked
-            .map(|p| format!("{}/{STOP}/cgroup.procs", p.dir))
+            .map(|p| format!("{}/cgroup.procs", p.stop_dir()))
             .collect()
     }
 

@@ -1,23 +1,16 @@
 //! Steps become changes of the machine, each recorded first.
 
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::Arc;
 
-use quell_core::control::config::Meter as MeterKind;
-use quell_core::control::config::Regulation;
-use quell_core::control::pooled::Pooled;
-use quell_core::cpuset::{CpuId, CpuSet};
+use quell_core::cpuset::CpuSet;
 use quell_core::ids::REST;
 use quell_core::mechanism::Level;
-use quell_core::options::Split;
 use quell_core::plan::{Setting, Step};
 use quell_core::task::TaskMatch;
 use quell_core::units::Bytes;
 
-use super::{Bound, Group, Linux, Regulated, Splits};
-use crate::brake::{Brake, Decides};
+use super::{Bound, Group, Linux};
 use crate::cgroup::Controller;
 use crate::change::Hands;
 use crate::enforce::cores::Keep;
@@ -25,16 +18,12 @@ use crate::enforce::{self, cores, cpumax, quiet, threaded, weight};
 use crate::error::{Error, Result};
 use crate::home::{Home, Layout, Place};
 use crate::memory::Memory;
-use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
-use crate::perf::Scope;
-use crate::pmu::{self, Counting};
-use crate::pool::Pool;
 use crate::resident::Keeper;
 use crate::root::Files;
 use crate::session::Session;
 use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
-use crate::{below, fair, oom, perf, remaining, rt};
+use crate::{below, fair, oom, remaining, rt};
 
 /// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
 const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
@@ -461,132 +450,5 @@ impl Linux {
                 ),
             )),
         }
-    }
-
-    fn regulate(&mut self, name: &str, regulation: &Regulation) -> Result<Option<String>> {
-        let cgroups = self.cgroups.clone();
-        self.cached_inventory()?;
-        cores::reach(
-            &mut self.hands()?,
-            &cgroups,
-            std::process::id(),
-            &regulation.cpus,
-        )?;
-        let home = self.group(name)?.home.clone();
-        if regulation.is_capped() {
-            if home.stop_doors().is_empty() {
-                return Err(Error::refused_with(
-                    format!("group {name}: its cgroup has no room for a brake"),
-                    "hold its limit by cpu.max (mechanisms.bandwidth = \"none\")",
-                ));
-            }
-            weight::under_the_brake(&mut self.hands()?, &home)?;
-        }
-        for cpu in regulation.cpus.iter() {
-            self.throttle(name, regulation, cpu)?;
-        }
-        if regulation.split == Split::Demand {
-            self.splits.push(Splits::new(name, regulation, rt::now()));
-        }
-        let woken = |r: &&Regulated| r.group == name && r.brake.decides == Decides::Thread;
-        let woken = self.brakes.iter().filter(woken).count();
-        Ok((woken > 0 && !Decides::needs_the_thread(regulation)).then(|| {
-            format!(
-                "group {name}: its brakes are woken at every budget, which costs it 20 to 40 µs each: the kernel loads no program \
-                 for the counter's interrupt (CAP_BPF and CAP_PERFMON)"
-            )
-        }))
-    }
-
-    /// Starts the brake of one of a group's CPUs.
-    pub(super) fn throttle(
-        &mut self,
-        name: &str,
-        regulation: &Regulation,
-        cpu: CpuId,
-    ) -> Result<()> {
-        let home = &self.group(name)?.home;
-        let doors = if regulation.is_capped() {
-            home.stop_doors()
-        } else {
-            Vec::new()
-        };
-        let dirs: Vec<String> = home
-            .dirs(&self.cgroups, Controller::PerfEvent)
-            .map(Place::tasks_dir)
-            .collect();
-        let failed = |what: &str, e: std::io::Error| {
-            Error::refused_with(
-                format!("group {name}, CPU {cpu}: {what}: {e}"),
-                "quell doctor tells what is missing; mechanisms.bandwidth = \"none\" uses cpu-max instead",
-            )
-        };
-        let [dir] = dirs.as_slice() else {
-            return Err(Error::refused_with(
-                format!(
-                    "group {name} lives in {} cgroups that carry perf_event; what it draws is counted in one",
-                    dirs.len()
-                ),
-                "match it by something else than its cgroup, or limit cpu-time",
-            ));
-        };
-        let dir = perf::cgroup_dir(Path::new(dir))
-            .map_err(|e| failed("its cgroup cannot be opened", e))?;
-        let meter: Box<dyn Meter> = match regulation.meter {
-            MeterKind::Time => {
-                let meter = TimeMeter::open(&dir, cpu, regulation.peak);
-                Box::new(meter.map_err(|e| failed("its CPU clock cannot be counted", e))?)
-            }
-            hardware => self
-                .event_meter(hardware, Scope::Cgroup(dir.as_fd(), cpu), cpu)
-                .map_err(|e| failed("its counters cannot be opened", e))?,
-        };
-        let pool = self.pool()?;
-        let lease = Arc::clone(self.session()?.0.lease());
-        let permit = Arc::new(move |now| lease.is_held(now));
-        let brake = Brake::start(cpu, regulation, meter, (permit, doors), &pool)
-            .map_err(|e| failed("no brake", e))?;
-        self.brakes.push(Regulated {
-            group: name.to_owned(),
-            brake,
-            regulation: regulation.clone(),
-            told: [0; 4],
-            told_pooled: Pooled::default(),
-            decisions: Vec::new(),
-            missed: 0,
-        });
-        Ok(())
-    }
-
-    /// Hardware events in `scope`, as the meter wants them.
-    fn event_meter(
-        &self,
-        wanted: MeterKind,
-        scope: Scope<'_>,
-        cpu: CpuId,
-    ) -> std::io::Result<Box<dyn Meter>> {
-        let counting = pmu::of_cpu(&self.counting, cpu);
-        let [reads, writes] = counting.map(Counting::codes_apart).unwrap_or_default();
-        let meter = match wanted {
-            MeterKind::Apart { .. } => {
-                return Ok(Box::new(ApartMeter::open(&reads, &writes, scope)?));
-            }
-            MeterKind::Reads => EventMeter::open(&reads, scope),
-            MeterKind::Writes => EventMeter::open(&writes, scope),
-            MeterKind::Hardware | MeterKind::Time => {
-                EventMeter::open(&[reads, writes].concat(), scope)
-            }
-        };
-        Ok(Box::new(meter?))
-    }
-
-    /// What the brakes of this hold share.
-    fn pool(&mut self) -> Result<Arc<Pool>> {
-        if let Some(pool) = &self.pool {
-            return Ok(Arc::clone(pool));
-        }
-        let cpus = self.all_cpus()?.iter().next_back();
-        let new = Arc::new(Pool::new(cpus.map_or(0, |c| c as usize + 1)));
-        Ok(Arc::clone(self.pool.insert(new)))
     }
 }

@@ -163,37 +163,57 @@ pub struct Keep<'a> {
     pub processes: &'a BTreeSet<u32>,
 }
 
-/// Lets a process of our own run on `cpus`: where the cpuset it was started in does not have them (any more), it moves
-/// to one of ours that has what the machine's top has. A brake cannot be brought onto its CPU otherwise.
+/// The files by which a group's brakes enter cgroups (write `0`): that of the brakes next to its tasks, where it may stop
+/// them. A brake has to get onto `cpus`. Where neither that cgroup nor the one that this process was started in has them,
+/// there are two other ways. A group whose CPUs are a partition has them to itself, so that a brake that only counts lies
+/// among its tasks. Otherwise this process moves to a cgroup of ours that has what the machine's top has.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Refused`] when not even the top has them: they belong to a partition.
-pub fn reach(hands: &mut Hands<'_>, cgroups: &Cgroups, pid: u32, cpus: &CpuSet) -> Result<()> {
+/// [`Error::File`]; [`Error::Refused`] when not even the top has them: they belong to a partition of somebody else.
+pub fn doors(
+    hands: &mut Hands<'_>,
+    cgroups: &Cgroups,
+    home: &Home,
+    stops: bool,
+    cpus: &CpuSet,
+) -> Result<Vec<String>> {
+    let doors = if stops { home.stop_doors() } else { Vec::new() };
     let Some(hierarchy) = cgroups.of(Controller::Cpuset) else {
-        return Ok(());
+        return Ok(doors);
     };
     let has = |files: &dyn Files, dir: &str| -> Result<bool> {
         let effective = effective_cpus(files, hierarchy, dir)?;
         Ok(effective.is_none_or(|all| cpus.is_subset(&all)))
     };
+    for place in home.dirs(cgroups, Controller::Cpuset) {
+        if stops && place.braked && has(hands.files, &place.stop_dir())? {
+            return Ok(doors);
+        }
+    }
+    let pid = std::process::id();
     match hierarchy.dir_of(hands.files, pid)? {
         Some(own) if !has(hands.files, &own)? => {}
-        _ => return Ok(()),
+        _ => return Ok(doors),
     }
     if !has(hands.files, &hierarchy.mount)? {
+        for place in home.dirs(cgroups, Controller::Cpuset).filter(|p| p.ours) {
+            if !stops && has(hands.files, &place.dir)? {
+                return Ok(vec![format!("{}/cgroup.procs", place.tasks_dir())]);
+            }
+        }
         return Err(Error::refused(format!(
             "not all of CPUs {cpus} are left to {}: they belong to a partition",
             hierarchy.mount
         )));
     }
-    let home = Home::internal(hands, cgroups, "main", &[Controller::Cpuset])?;
+    let main = Home::internal(hands, cgroups, "main", &[Controller::Cpuset])?;
     let Some(stat) = procfs::stat(hands.files, pid)? else {
-        return Ok(());
+        return Ok(doors);
     };
-    for place in &home.places {
+    for place in &main.places {
         home::enter(hands, place, std::slice::from_ref(&stat))?;
     }
-    Ok(())
+    Ok(doors)
 }
 
 /// Keeps everybody who is in no group of ours on `cpus`. Returns what a person should know.

@@ -9,7 +9,7 @@ use quell_core::options::CpuWeight;
 use crate::cgroup::{Cgroups, Controller, Version};
 use crate::change::Hands;
 use crate::error::{Error, Result};
-use crate::home::{Home, LOW_SLICE, Place, STOP, WORK};
+use crate::home::{Home, LOW_SLICE, Place};
 use crate::root::Files;
 
 /// `cpu.shares` of the kernel's default weight, 100.
@@ -134,12 +134,8 @@ fn idle(hands: &mut Hands<'_>, dir: &str) -> Result<()> {
 /// As [`give`].
 pub fn under_the_brake(hands: &mut Hands<'_>, home: &Home) -> Result<()> {
     for place in home.places.iter().filter(|p| p.braked) {
-        let (stop, work) = (
-            format!("{}/{STOP}", place.dir),
-            format!("{}/{WORK}", place.dir),
-        );
-        set(hands, place.hierarchy.version, &stop, HIGHEST)?;
-        idle(hands, &work)?;
+        set(hands, place.hierarchy.version, &place.stop_dir(), HIGHEST)?;
+        idle(hands, &place.tasks_dir())?;
     }
     Ok(())
 }
