@@ -2,6 +2,7 @@
 
 mod beside;
 mod held;
+mod mechanisms;
 
 use quell_core::backend::{Action, HoldOptions, Seen, SubjectId};
 use quell_core::control::config::Meter;
@@ -22,6 +23,8 @@ use crate::{
 };
 
 pub use held::{a_promise_lost_while_held_is_told_by_its_number, drift_is_answered_as_asked};
+
+pub use mechanisms::*;
 
 pub use beside::{
     a_program_beside_a_limited_group_runs_on, two_limited_groups_on_a_cpu_have_a_budget_each,
@@ -413,36 +416,6 @@ pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
             demand / even
         },
     );
-}
-
-/// A third of a CPU's time is not more than that, and not much less.
-pub fn a_limit_of_cpu_time_is_held(arm: &mut dyn Arm) {
-    if !offers(arm, Mechanism::CpuMax) {
-        return;
-    }
-    let (first, _) = divided(arm);
-    let (warmup, duration) = arm.spans();
-    let work = |arm: &mut dyn Arm, share: Option<Share>| {
-        gather(arm, "a");
-        confine(arm, "a", &first, false);
-        if let Some(share) = share {
-            let period = Nanos(duration.0.min(100_000_000) / 4).max(Nanos::millis(1));
-            let set = Setting::CpuMax { share, period };
-            arm.backend()
-                .apply(&step("a", Mechanism::CpuMax, set))
-                .unwrap();
-        }
-        arm.prefer();
-        let id = started(arm, &subject("a", BUSY, Some(&first)));
-        let found = rate(&measured(arm, id, warmup, Nanos(3 * duration.0)));
-        arm.backend().undo().unwrap();
-        found
-    };
-    // A span that is no whole number of periods has a part of one more.
-    within(arm, "work, of its share", (0.6, 1.2), &mut |arm| {
-        let free = work(arm, None);
-        work(arm, Some(Share::percent(33))) / free / 0.33
-    });
 }
 
 /// CPUs that were somebody's alone are everybody's again.

@@ -85,7 +85,6 @@ macro_rules! conformance {
             units_of_observed_groups_are_seen,
             a_promise_lost_while_held_is_told_by_its_number,
             drift_is_answered_as_asked,
-            a_limit_of_cpu_time_is_held,
             undoing_takes_everything_back_and_twice_changes_nothing,
             a_group_that_was_not_gathered_is_refused,
             cpus_that_do_not_exist_are_refused,
@@ -93,6 +92,7 @@ macro_rules! conformance {
             the_inventory_does_not_change,
             time_does_not_go_backwards,
         );
+        $crate::mechanisms!($arm);
     };
     ($arm:path: $($body:ident),+ $(,)?) => {
         $(

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::below;
+use crate::error::{Error, Result};
 use crate::procfs;
 use crate::root::Files;
 
@@ -44,6 +45,23 @@ pub fn exempt(files: &dyn Files, dirs: &[String]) -> Option<Exempt> {
         comm: stat.comm,
         policy,
     })
+}
+
+/// Refuses a group with such a task in its cgroups, for no limit of CPU time and no brake holds it.
+///
+/// # Errors
+/// [`Error::Refused`].
+pub fn required(files: &dyn Files, group: &str, dirs: &[String]) -> Result<()> {
+    match exempt(files, dirs) {
+        None => Ok(()),
+        Some(task) => Err(Error::refused_with(
+            format!("group {group}: {task}: its limit would not hold that"),
+            format!(
+                "make it ordinary (chrt --other --pid 0 {}), or leave its process out of the group",
+                task.task
+            ),
+        )),
+    }
 }
 
 /// The name of a policy that is not the fair scheduler's.

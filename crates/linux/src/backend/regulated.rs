@@ -25,7 +25,7 @@ use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
 use crate::perf::{self, Scope};
 use crate::pmu::{self, Counting};
 use crate::pool::Pool;
-use crate::rt;
+use crate::{fair, rt};
 
 /// A regulated CPU.
 pub(super) struct Regulated {
@@ -131,6 +131,7 @@ impl Linux {
     ) -> Result<Option<String>> {
         self.cached_inventory()?;
         let home = self.group(name)?.home.clone();
+        fair::required(&self.files, name, &home.tasks_dirs())?;
         if regulation.is_capped() {
             if home.stop_doors().is_empty() {
                 return Err(Error::refused_with(

@@ -14,7 +14,7 @@ use super::{Bound, Group, Linux};
 use crate::cgroup::Controller;
 use crate::change::Hands;
 use crate::enforce::cores::Keep;
-use crate::enforce::{self, cores, cpumax, quiet, threaded, weight};
+use crate::enforce::{self, cores, quiet, threaded};
 use crate::error::{Error, Result};
 use crate::home::{Home, Layout, Place};
 use crate::memory::Memory;
@@ -23,7 +23,7 @@ use crate::root::Files;
 use crate::session::Session;
 use crate::spent::Ledger;
 use crate::tasks::{self, Matcher};
-use crate::{below, fair, oom, remaining, rt};
+use crate::{below, oom, remaining, rt};
 
 /// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
 const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
@@ -45,15 +45,6 @@ impl Linux {
                 };
                 notes.extend(self.gather(group, matching, layout)?);
             }
-            Setting::Weight { weight } => {
-                let home = self.group(group)?.home.clone();
-                let cgroups = self.cgroups.clone();
-                notes.extend(weight::give(&mut self.hands()?, &cgroups, &home, *weight)?);
-                let exempt = fair::exempt(&self.files, &home.tasks_dirs());
-                notes.extend(
-                    exempt.map(|task| format!("group {group}: {task}: no weight holds it")),
-                );
-            }
             Setting::Confine {
                 cpus,
                 mems,
@@ -68,20 +59,7 @@ impl Linux {
                 quiet::kernel_work(&mut self.hands()?, cpus)?;
             }
             Setting::Regulate(regulation) => {
-                self.all_fair(group)?;
                 notes.extend(self.regulate(group, regulation)?);
-            }
-            Setting::CpuMax { share, period } => {
-                self.all_fair(group)?;
-                let home = self.group(group)?.home.clone();
-                let cgroups = self.cgroups.clone();
-                notes.extend(cpumax::limit(
-                    &mut self.hands()?,
-                    &cgroups,
-                    &home,
-                    *share,
-                    *period,
-                )?);
             }
             Setting::OomImmune => {
                 self.group_mut(group)?.immune = true;
@@ -138,12 +116,11 @@ impl Linux {
             Setting::Lock { level, mask, size } => {
                 notes.extend(self.lock_memory(group, *level, *mask, *size)?);
             }
-            // No plan for this machine has them: it does not say that it could.
-            Setting::Colour { .. } => {
-                return Err(Error::refused(format!(
-                    "{} is not built for Linux yet",
-                    step.mechanism
-                )));
+            set => {
+                self.extend(group, enforce::controllers(set))?;
+                let home = self.group(group)?.home.clone();
+                let cgroups = self.cgroups.clone();
+                notes.extend(enforce::apply(&mut self.hands()?, &cgroups, &home, set)?);
             }
         }
         Ok(notes)
@@ -172,6 +149,9 @@ impl Linux {
     /// Gives a group that is gathered further controllers: those of its cgroups that it has already, or cgroups in further
     /// hierarchies. Controllers that this machine does not have are left out.
     fn extend(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
+        if controllers.is_empty() {
+            return Ok(());
+        }
         let cgroups = self.cgroups.clone();
         let group = self.group(name)?;
         let (mut home, matching) = (group.home.clone(), group.matching.clone());
@@ -436,19 +416,5 @@ impl Linux {
         }
         notes.extend(remaining::remaining_on(&self.files, &quiet, &except)?.sentences(&quiet));
         Ok(notes)
-    }
-
-    /// Refuses a group with a task that no limit of CPU time and no brake holds.
-    fn all_fair(&self, name: &str) -> Result<()> {
-        match fair::exempt(&self.files, &self.group(name)?.home.tasks_dirs()) {
-            None => Ok(()),
-            Some(task) => Err(Error::refused_with(
-                format!("group {name}: {task}: its limit would not hold that"),
-                format!(
-                    "make it ordinary (chrt --other --pid 0 {}), or leave its process out of the group",
-                    task.task
-                ),
-            )),
-        }
     }
 }

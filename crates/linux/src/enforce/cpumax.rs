@@ -6,6 +6,7 @@ use quell_core::units::{Nanos, Share};
 use crate::cgroup::{Cgroups, Controller, Version};
 use crate::change::Hands;
 use crate::error::{Error, Result};
+use crate::fair;
 use crate::home::{Home, Place};
 
 const SHORTEST_US: u64 = 1_000;
@@ -87,6 +88,7 @@ pub fn limit(
             ));
         }
     };
+    fair::required(hands.files, &home.group, &home.tasks_dirs())?;
     let quota = quota(share, period)?;
     match place.hierarchy.version {
         Version::V2 => {

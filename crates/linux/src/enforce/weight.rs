@@ -9,6 +9,7 @@ use quell_core::options::CpuWeight;
 use crate::cgroup::{Cgroups, Controller, Version};
 use crate::change::Hands;
 use crate::error::{Error, Result};
+use crate::fair;
 use crate::home::{Home, LOW_SLICE, Place};
 use crate::root::Files;
 
@@ -58,7 +59,9 @@ pub fn give(
             home.group
         )]);
     }
-    let mut notes = Vec::new();
+    let exempt = fair::exempt(hands.files, &home.tasks_dirs());
+    let exempt = exempt.map(|task| format!("group {}: {task}: no weight holds it", home.group));
+    let mut notes: Vec<String> = exempt.into_iter().collect();
     for place in &places {
         let (version, dir) = (place.hierarchy.version, &place.dir);
         if place.ours {

@@ -164,9 +164,7 @@ fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availabil
             Level::Enforced,
             "the simulated scheduler stops a group that has used its time",
         ),
-        Mechanism::Memory | Mechanism::Stop | Mechanism::Placement | Mechanism::Weight => {
-            return no("not yet built");
-        }
+        _ => return no("not yet built"),
     };
     if !has {
         return no(&format!("the profile {} does not have it", profile.name));
