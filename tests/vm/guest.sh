@@ -52,7 +52,7 @@ stat_of() { sed -n "s/^$2 //p" "$1/cpu.stat"; }
 picture() {
     find $CG -type d | sort | while read -r dir; do
         for file in cgroup.type cgroup.subtree_control cpuset.cpus cpuset.mems cpuset.cpus.exclusive cpuset.cpus.partition \
-            cpuset.cpus.effective cpu.max cpu.weight cpu.idle memory.min memory.low memory.high memory.max cgroup.freeze; do
+            cpuset.cpus.effective cpu.max cpu.weight cpu.idle memory.min memory.low memory.high memory.max cgroup.freeze io.max io.weight; do
             [ -e "$dir/$file" ] && echo "$dir/$file $(cat "$dir/$file")"
         done
         # A cpuset with tasks that was not set cannot be unset again (ENOSPC); everything possible means the same.
@@ -434,6 +434,41 @@ POLICY
 else
     skipped "without CAP_SYS_NICE" "util-linux's setpriv was not at hand"
 fi
+
+# Limits of a disk: in a cgroup of ours, and in one whose owner has limited something else, and something further.
+disk=$(cat /sys/block/vda/dev)
+echo +io >$CG/cgroup.subtree_control
+echo "$disk rbps=3000000 riops=7" >$CG/batch/io.max
+echo "$inplace" >$CG/batch/cgroup.procs
+before
+for where in "{ pid = $noise }" '{ cgroup = "/batch" }'; do
+    policy /tmp/d.toml "$where" 'limit.disk-write = "1MB/s"
+limit.disk-read-iops = 50'
+    hold /tmp/d.toml
+    case $where in
+    *pid*) title="disk, own" found=$LOW/batch expected="$disk rbps=max wbps=1000000 riops=50 wiops=max" ;;
+    *) title="disk, in place" found=$CG/batch expected="$disk rbps=3000000 wbps=1000000 riops=7 wiops=max" ;;
+    esac
+    same "$title: io.max" "$(cat $found/io.max)" "$expected"
+    quell status >/tmp/status 2>&1
+    same "$title: status says it holds" "$?" 0
+    let_go TERM
+    restored "$title: everything is as before"
+done
+# Weights: where nothing shares the disk by them they are refused, and nothing is changed.
+policy /tmp/w.toml "{ pid = $noise }"
+sed -i "/^cpus = \"$last\"/a reserve.disk-weight = 700" /tmp/w.toml
+quell run /tmp/w.toml >/tmp/quell.out 2>&1
+same "weight of a disk: refused where nothing shares it so" "$? $(grep -c 'nothing shares the disk vda by weights' /tmp/quell.out)" "2 1"
+echo "$disk enable=1" >$CG/io.cost.qos
+before
+hold /tmp/w.toml
+same "weight of a disk: the group has it, and its slice" "$(cat $SLICE/io.weight $SLICE/critical/io.weight | tr '\n' ' ')" "default 700 default 700 "
+let_go KILL
+holds "weight of a disk, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
+sweep
+restored "weight of a disk, SIGKILL: everything is as before"
+echo "$disk enable=0" >$CG/io.cost.qos
 
 # A group that stays in its own cgroup is braked there where the policy insists: by threaded children.
 policy /tmp/o.toml '{ cgroup = "/batch" }' 'cpus = "1"

@@ -55,7 +55,7 @@ for variant in "${variants[@]}"; do
     *) echo "FAILED tests/vm, Linux $variant: the lab could not be built (status $status)"; failed=1; continue ;;
     esac
     began=$SECONDS
-    if "$quell" lab --kernel "${options[@]}" --memory 2GiB --timeout $bound "${with[@]}" -- sh /tests/guest.sh; then
+    if "$quell" lab --kernel "${options[@]}" --memory 2GiB --disk 64MiB --timeout $bound "${with[@]}" -- sh /tests/guest.sh; then
         echo "== Linux $variant: passed in $((SECONDS - began)) s"
     else
         echo "FAILED tests/vm, Linux $variant"

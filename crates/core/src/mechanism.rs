@@ -35,11 +35,17 @@ pub enum Mechanism {
     Placement,
     /// The kernel's CPU-time quota.
     CpuMax,
+    /// The kernel's limit of what is moved to and from each disk.
+    IoMax,
+    /// The kernel's latency target for the requests to each disk.
+    IoLatency,
+    /// The weight of a group where several want the same disk.
+    IoWeight,
 }
 
 impl Mechanism {
     /// Every mechanism, in the order of the design.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::Weight,
         Self::Cores,
         Self::Bandwidth,
@@ -52,6 +58,9 @@ impl Mechanism {
         Self::Stop,
         Self::Placement,
         Self::CpuMax,
+        Self::IoMax,
+        Self::IoLatency,
+        Self::IoWeight,
     ];
 
     /// The name used in policies, plans and records.
@@ -70,6 +79,9 @@ impl Mechanism {
             Self::Stop => "stop",
             Self::Placement => "placement",
             Self::CpuMax => "cpu-max",
+            Self::IoMax => "io-max",
+            Self::IoLatency => "io-latency",
+            Self::IoWeight => "io-weight",
         }
     }
 }

@@ -108,6 +108,18 @@ pub enum Setting {
         /// The quota's period.
         period: Nanos,
     },
+    /// Let the group move at most so much to and from each disk.
+    IoMax(DiskRates),
+    /// Hold other groups back where the group's requests to a disk take longer than this at the mean.
+    IoLatency {
+        /// The time.
+        target: Nanos,
+    },
+    /// Give the group this weight of each disk that several cgroups want.
+    IoWeight {
+        /// The weight; any other cgroup has 100.
+        weight: u32,
+    },
     /// Let the group fill these ways only of the caches of a level; it still hits everywhere.
     Ways {
         /// The cache level.
@@ -197,6 +209,39 @@ pub enum Setting {
     },
 }
 
+/// What a group moves to and from each disk, per second, at most.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct DiskRates {
+    /// Read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read: Option<Rate>,
+    /// Written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write: Option<Rate>,
+    /// Requests to read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_iops: Option<u64>,
+    /// Requests to write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_iops: Option<u64>,
+}
+
+impl std::fmt::Display for DiskRates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rate = |rate: Option<Rate>, what| rate.map(|rate| format!("{rate} {what}"));
+        let requests = |n: Option<u64>, what| n.map(|n| format!("{n} {what} a second"));
+        let all = [
+            rate(self.read, "read"),
+            rate(self.write, "written"),
+            requests(self.read_iops, "reads"),
+            requests(self.write_iops, "writes"),
+        ];
+        let all: Vec<String> = all.into_iter().flatten().collect();
+        write!(f, "{} on each disk", all.join(", "))
+    }
+}
+
 /// One direction of memory traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -253,6 +298,18 @@ pub enum Promise {
     LimitCpuTime {
         /// The share.
         share: Share,
+    },
+    /// At most this to and from each disk.
+    LimitDisk(DiskRates),
+    /// Others give way where its requests to a disk take longer at the mean.
+    DiskLatency {
+        /// The time.
+        target: Nanos,
+    },
+    /// Its part of a disk that others want, too.
+    DiskWeight {
+        /// The weight; any other cgroup has 100.
+        weight: u32,
     },
     /// A part of the caches of a level.
     ReserveWays {
@@ -326,6 +383,9 @@ impl std::fmt::Display for Promise {
             Self::ReserveDirection { direction, rate } => write!(f, "at least {rate} {direction}"),
             Self::LimitDirection { direction, rate } => write!(f, "at most {rate} {direction}"),
             Self::LimitCpuTime { share } => write!(f, "at most {share} of a CPU"),
+            Self::LimitDisk(rates) => write!(f, "at most {rates}"),
+            Self::DiskLatency { target } => write!(f, "disk requests within {target} at the mean"),
+            Self::DiskWeight { weight } => write!(f, "weight {weight} where several want a disk"),
             Self::ReserveWays {
                 level,
                 mask,

@@ -207,7 +207,7 @@ fn an_unknown_key_is_answered_with_the_line_and_a_suggestion() {
     assert_eq!(
         answers_below("limit.io = 3\n"),
         [
-            "policy.toml:5:7: unknown key 'io' in group.a.limit; known here: bandwidth, memory, cpu-time"
+            "policy.toml:5:7: unknown key 'io' in group.a.limit; known here: bandwidth, memory, cpu-time, disk-read, disk-write, disk-read-iops, disk-write-iops"
         ]
     );
 }

@@ -14,6 +14,7 @@ use quell_core::partition::Partitions;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Cgroups, Controller, Version};
+use crate::enforce::io;
 use crate::error::Result;
 use crate::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cgroup_dir};
 use crate::pmu::{self, Counting, Named, Pmu};
@@ -215,7 +216,14 @@ pub fn probe(
         memory: memory(files, cgroups, root, (immunity, lock)),
     };
     let virtual_machine = shape.identity.hypervisor.is_some();
-    let mechanisms = mechanisms(files, &means, &cpus, root, (virtual_machine, &offer));
+    let mechanisms = mechanisms(
+        files,
+        cgroups,
+        &means,
+        &cpus,
+        root,
+        (virtual_machine, &offer),
+    );
     let inventory = Inventory {
         identity: shape.identity,
         cpus: shape.cpus,
@@ -311,6 +319,7 @@ const ELSEWHERE: &str = "look at what it would do on a simulated machine (--on s
 
 fn mechanisms(
     files: &dyn Files,
+    cgroups: &Cgroups,
     means: &Means,
     cpus: &CpuSet,
     root: bool,
@@ -356,6 +365,9 @@ fn mechanisms(
                 | Mechanism::Weight
                 | Mechanism::Memory
                 | Mechanism::Stop
+                | Mechanism::IoMax
+                | Mechanism::IoLatency
+                | Mechanism::IoWeight
                     if !root =>
                 {
                     unprivileged()
@@ -422,6 +434,9 @@ fn mechanisms(
                     Level::Regulated,
                     "no cgroup here can be frozen; the controllers latd and cgroup stop processes one by one",
                 ),
+                Mechanism::IoMax | Mechanism::IoLatency | Mechanism::IoWeight => {
+                    io::offered(files, cgroups, mechanism)
+                }
                 Mechanism::Sets | Mechanism::Banks | Mechanism::Placement => {
                     no("not yet built", None)
                 }

@@ -229,6 +229,13 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::CpuMax { share, period } => {
             format!("give at most {share} of one CPU's time in each {period}")
         }
+        Setting::IoMax(rates) => format!("move at most {rates}"),
+        Setting::IoLatency { target } => {
+            format!("hold others back while its requests to a disk take more than {target}")
+        }
+        Setting::IoWeight { weight } => {
+            format!("weigh {weight} against 100 of any other cgroup on each disk")
+        }
         Setting::Ways { level, mask } => {
             let ways = if mask.count() == 1 { "way" } else { "ways" };
             format!("fill {} {ways} of L{level} only: {mask}", mask.count())

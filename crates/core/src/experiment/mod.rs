@@ -35,7 +35,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 15] = [
+const BUILTIN: [(&str, &str); 16] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -80,6 +80,7 @@ const BUILTIN: [(&str, &str); 15] = [
         "pressure-file-repeat",
         include_str!("../../../../experiments/pressure-file-repeat.toml"),
     ),
+    ("disk", include_str!("../../../../experiments/disk.toml")),
     (
         "pressure-dirty",
         include_str!("../../../../experiments/pressure-dirty.toml"),

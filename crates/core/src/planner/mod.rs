@@ -6,7 +6,7 @@
 //! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's
 //! percentages, [`quota`] into CPU time, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around targets,
 //! [`weight`] gives best-effort groups their weight, [`together`] tells which throttled groups share a core with a critical one,
-//! [`sharing`] what shares a cache; [`memory`] plans which groups keep memory, are limited and steer.
+//! [`sharing`] what shares a cache; [`io`] reads what is wanted of disks; [`memory`] plans which groups keep memory, are limited and steer.
 
 mod allot;
 mod amounts;
@@ -17,6 +17,7 @@ mod codedata;
 mod cpus;
 mod deadline;
 mod following;
+mod io;
 mod locking;
 mod mba;
 mod memory;
@@ -109,6 +110,7 @@ pub fn plan_beside(
     bandwidth::plan(&mut draft);
     draft.make_room_for_brakes();
     memory::plan(&mut draft);
+    io::plan(&mut draft);
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
     // What was refused would be judged as missing: the reason has been told already.
@@ -236,6 +238,7 @@ impl Draft<'_> {
             || weight::of(self, group).is_some()
             || self.division.of(name).confined
             || !group.limit.is_empty()
+            || io::wanted(group)
             || deadline::adapts(self.policy)
             || memory::wanted(self.policy)
             || self.policy.groups.values().any(|g| {

@@ -10,7 +10,7 @@ use super::Permission;
 use super::values::{Bandwidth, Banks, CacheWanted, MemoryWanted, Sustainable};
 use crate::mechanism::Mechanism;
 use crate::source::Source;
-use crate::units::{Bytes, Nanos, Share};
+use crate::units::{Bytes, Nanos, Rate, Share};
 
 /// The outcome wanted: either a deadline or a slowdown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -71,6 +71,12 @@ pub struct Reserve {
     /// Files kept resident, warmed from inside the group.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<String>,
+    /// The mean time of a request to a disk, above which the kernel holds other groups back, on every disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_latency: Option<Nanos>,
+    /// Its weight where several groups want the same disk, 1 to 10000; any other cgroup has 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_weight: Option<u32>,
 }
 
 impl Reserve {
@@ -95,6 +101,18 @@ pub struct Limit {
     /// CPU time over all its CPUs together, 100 % = one CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_time: Option<Share>,
+    /// What it reads from each disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_read: Option<Rate>,
+    /// What it writes to each disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_write: Option<Rate>,
+    /// Requests to read from each disk, per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_read_iops: Option<u64>,
+    /// Requests to write to each disk, per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_write_iops: Option<u64>,
 }
 
 impl Limit {

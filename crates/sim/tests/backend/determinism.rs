@@ -83,7 +83,7 @@ fn result(seed: u64, machines: usize) -> (String, serde_json::Value) {
 }
 
 /// Changes with every meant change of the model, the planner or the statistics: then write down the new one.
-const GOLDEN: &str = "fnv1a64:10bd5f9206edbf6f";
+const GOLDEN: &str = "fnv1a64:8545aa42ad66e3eb";
 
 #[test]
 fn the_same_seed_gives_the_same_result_to_the_last_digit_on_any_number_of_threads() {
