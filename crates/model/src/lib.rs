@@ -8,9 +8,9 @@
 //! Each module opens with its method and where that comes from, and with what it leaves out of real hardware.
 
 pub mod address;
+pub mod arch;
 pub mod cache;
 pub mod dram;
-pub mod host;
 
 /// Simulated time or a span of it, in picoseconds: every DRAM clock period in use is close to a whole number of them,
 /// and 64 bits last for half a year.

@@ -1,6 +1,6 @@
 //! The line numbers in a cache's slots, in the form that a lookup reads fastest.
 
-use crate::host::{self, LANES};
+use crate::arch::{self, LANES};
 
 /// Per set a row of tags, padded to whole [`LANES`].
 ///
@@ -37,7 +37,7 @@ impl Tags {
     #[inline]
     pub(super) fn find(&self, base: usize, row: usize, line: u64) -> Option<usize> {
         match self {
-            Self::Narrow(tags) => host::position(&tags[base..base + row], narrow(line)?),
+            Self::Narrow(tags) => arch::position(&tags[base..base + row], narrow(line)?),
             Self::Wide(tags) => tags[base..base + row].iter().position(|&tag| tag == line),
         }
     }

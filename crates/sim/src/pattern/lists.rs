@@ -1,7 +1,7 @@
 //! Independent random lists walked side by side.
 
 use quell_core::workload::Banks;
-use quell_model::host;
+use quell_model::arch;
 
 use super::{Access, LINE, cycle};
 use crate::random::Random;
@@ -124,7 +124,7 @@ impl ParallelLists {
         let head = &mut self.heads[self.turn];
         let address = u64::from(*head) * LINE;
         *head = self.next[*head as usize];
-        host::hint(&self.next, *head as usize);
+        arch::hint(&self.next, *head as usize);
         self.turn = (self.turn + 1) % self.heads.len();
         Access {
             address,
