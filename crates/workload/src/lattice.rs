@@ -10,8 +10,8 @@
 use quell_core::units::{Bytes, LINE_BYTES};
 use quell_core::workload::Pages;
 
-use crate::Error;
 use crate::memory::{Buffer, Granted};
+use crate::{Error, arch};
 
 /// Distributions of a cell.
 const DIRECTIONS: usize = 19;
@@ -87,7 +87,7 @@ impl Lattice {
         });
         let lattice = Self {
             buffer,
-            collide: fastest(),
+            collide: arch::widest::<Collision>(),
             lines,
             shift,
             at: 0,
@@ -149,20 +149,16 @@ impl Lattice {
     }
 }
 
-/// The collision in the widest registers of this processor among those we know.
-fn fastest() -> fn(&mut Cell) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2")]
-        fn in_avx2(cell: &mut Cell) {
-            collide(cell);
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has the feature.
-            return |cell| unsafe { in_avx2(cell) };
-        }
+/// The collision as a loop that gains from wide registers.
+struct Collision;
+
+impl arch::Wide for Collision {
+    type On = Cell;
+
+    #[inline(always)]
+    fn run(on: &mut Cell) {
+        collide(on);
     }
-    |cell| collide(cell)
 }
 
 /// Relaxes a cell's distributions towards those of a fluid of the same density and velocity.

@@ -13,6 +13,7 @@
 
 mod account;
 pub mod affinity;
+mod arch;
 pub mod bench;
 mod cacheline;
 mod churn;

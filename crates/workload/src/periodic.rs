@@ -23,7 +23,7 @@ use crate::generator::{Generator, MOST_WINDOWS, Span};
 use crate::memory::{Buffer, Granted};
 use crate::misses::Misses;
 use crate::resolved::ResolvedWorkload;
-use crate::{Error, clock};
+use crate::{Error, arch, clock};
 
 /// The longest uninterrupted sleep: how late a request to end may be noticed.
 const ASK_NS: u64 = 50_000_000;
@@ -108,7 +108,7 @@ impl Task {
                 "report this",
             ));
         };
-        cycles::known()?;
+        counter_is_known()?;
         let buffer = Buffer::new(size, pages)?;
         let mut task = Self {
             buffer,
@@ -177,9 +177,9 @@ impl Task {
             }
             let woken = clock::now();
             for _ in 0..self.passes {
-                let begin = cycles::now();
+                let begin = cycles();
                 self.pass();
-                let took = cycles::now() - begin;
+                let took = cycles() - begin;
                 if let Some(record) = record.as_deref_mut() {
                     record.cycles.push(took as f64);
                 }
@@ -285,45 +285,24 @@ impl Generator for Task {
     }
 }
 
-/// The time-stamp counter.
-mod cycles {
-    use crate::Error;
-
-    #[cfg(target_arch = "x86_64")]
-    #[expect(clippy::unnecessary_wraps, reason = "refused on other processors")]
-    pub(super) fn known() -> Result<(), Error> {
-        Ok(())
+/// Whether this processor has a counter that passes are timed by.
+fn counter_is_known() -> Result<(), Error> {
+    if arch::ticks().is_some() {
+        return Ok(());
     }
+    Err(Error::refused(
+        "a periodic task",
+        format!(
+            "Quell knows no counter of {} that a program may read",
+            std::env::consts::ARCH
+        ),
+        "use an x86-64 or Arm machine",
+    ))
+}
 
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn now() -> u64 {
-        use core::arch::x86_64::{_mm_lfence, _rdtsc};
-        // SAFETY: both belong to every x86-64 processor; Linux leaves the counter readable. The fences keep the pass's
-        // loads on their side of the reading.
-        unsafe {
-            _mm_lfence();
-            let now = _rdtsc();
-            _mm_lfence();
-            now
-        }
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn known() -> Result<(), Error> {
-        Err(Error::refused(
-            "a periodic task",
-            format!(
-                "Quell knows no cycle counter of {} that a program may read",
-                std::env::consts::ARCH
-            ),
-            "use an x86-64 machine",
-        ))
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn now() -> u64 {
-        0
-    }
+/// That counter now.
+fn cycles() -> u64 {
+    arch::ticks().unwrap_or_default()
 }
 
 /// SCHED_FIFO for the calling thread, until dropped.
@@ -390,7 +369,6 @@ impl Drop for Slack {
 }
 
 #[cfg(test)]
-#[cfg(target_arch = "x86_64")]
 mod tests {
     use std::thread;
 

@@ -9,6 +9,7 @@ use quell_core::units::{Bytes, LINE_BYTES};
 use quell_core::workload::{Pages, Store, line_bytes};
 
 use crate::Error;
+use crate::arch;
 use crate::cacheline::{Maker, Request};
 use crate::memory::{Buffer, Granted};
 
@@ -57,7 +58,7 @@ impl Stores {
                         "Quell knows no stores past the caches on {}",
                         std::env::consts::ARCH
                     ),
-                    "use plain, or an x86-64 machine",
+                    "use plain, or an x86-64 or Arm machine",
                 )
             })?,
             _ => plain(words),
@@ -122,7 +123,7 @@ fn plain(words: u64) -> Visit {
 
 /// The loop for stores past the caches.
 fn non_temporal(words: u64) -> Option<Visit> {
-    cfg!(target_arch = "x86_64").then_some(match words {
+    arch::STORES_PAST.then_some(match words {
         1 => visit::<1, true>,
         2 => visit::<2, true>,
         4 => visit::<4, true>,
@@ -152,18 +153,19 @@ unsafe fn visit<const WORDS: usize, const PAST: bool>(
 }
 
 /// # Safety
-/// `to` must be a word of ours. Past the caches: on x86-64 only, and `kernels::settle` before others read it.
+/// `to` must be a word of ours. Past the caches: `kernels::settle` before others read it.
 #[inline(always)]
 unsafe fn store<const PAST: bool>(to: *mut u64) {
+    const HALF: u32 = 0x5a5a_5a5a;
     const VALUE: u64 = 0x5a5a_5a5a_5a5a_5a5a;
-    #[cfg(target_arch = "x86_64")]
-    if PAST {
-        // SAFETY: by the contract; SSE2 belongs to every x86-64 processor.
-        unsafe { core::arch::x86_64::_mm_stream_si64(to.cast(), VALUE.cast_signed()) };
-        return;
-    }
     // SAFETY: by the contract.
-    unsafe { ptr::write_volatile(to, VALUE) };
+    unsafe {
+        if PAST {
+            arch::store_past(to, HALF);
+        } else {
+            ptr::write_volatile(to, VALUE);
+        }
+    }
 }
 
 #[cfg(test)]

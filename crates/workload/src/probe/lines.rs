@@ -12,6 +12,7 @@ use quell_core::stats::median;
 use quell_core::units::Bytes;
 use quell_core::workload::{Order, Pages};
 
+use crate::arch::{self, Request};
 use crate::list::cycle;
 use crate::memory::Buffer;
 use crate::{Error, clock};
@@ -98,40 +99,22 @@ impl Lines {
         median(&parts).unwrap_or(f64::NAN)
     }
 
-    /// Flushes all sampled lines from all caches.
+    /// Flushes all sampled lines from all caches; [`flush_is_known`] tells whether it can.
     pub(super) fn flush(&self) {
+        let Some(flush) = arch::request(Request::Flush) else {
+            return;
+        };
         for i in 0..SAMPLES {
-            // SAFETY: a sampled line lies inside the buffer.
-            let at = unsafe { self.start().add(sample(i)) };
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: CLFLUSH of a mapped line changes no data; it belongs to every x86-64 processor.
-            unsafe {
-                core::arch::x86_64::_mm_clflush(at);
-            }
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: cleaning a mapped line changes no data; Linux allows it to programs (SCTLR_EL1.UCI).
-            unsafe {
-                std::arch::asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags));
-            }
-            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-            let _ = at;
+            // SAFETY: a sampled line lies inside the buffer, which is mapped and ours.
+            unsafe { flush(self.start().add(sample(i))) };
         }
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a fence has no other effect.
-        unsafe {
-            core::arch::x86_64::_mm_mfence();
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: a barrier has no other effect.
-        unsafe {
-            std::arch::asm!("dsb ish", options(nostack, preserves_flags));
-        }
+        arch::fence();
     }
 }
 
 /// Whether a line can be flushed from all caches by an ordinary program here.
-pub(super) const fn flush_is_known() -> bool {
-    cfg!(any(target_arch = "x86_64", target_arch = "aarch64"))
+pub(super) fn flush_is_known() -> bool {
+    arch::request(Request::Flush).is_some()
 }
 
 #[cfg(test)]
