@@ -7,11 +7,11 @@ use std::process::Command;
 
 use quell_core::lab::{Guest, Lru, Swap};
 
-use crate::Error;
 use crate::image::Image;
 use crate::packages::{Kernel, Packages};
 use crate::profile::Profile;
 use crate::vm::Lab;
+use crate::{Error, arch};
 
 /// The modules behind the ports, in the order they need each other; newer kernels have them built in.
 const CHANNEL: [&str; 6] = [
@@ -184,17 +184,20 @@ fn here(name: &str) -> Result<(PathBuf, String), Error> {
 
 /// `pqos`, with the C library it was built with beside it: programs of this machine bring their own.
 fn pqos(image: &mut Image, tools: &Path) -> Result<(), Error> {
-    for library in [
-        "usr/lib/libpqos.so.6",
-        "usr/lib/x86_64-linux-gnu/libc.so.6",
-        "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+    for (folder, name) in [
+        ("usr/lib", "libpqos.so.6"),
+        (arch::LIBRARIES, "libc.so.6"),
+        (arch::LIBRARIES, arch::LOADER),
     ] {
-        let name = library.rsplit('/').next().unwrap_or(library);
-        image.copy(&tools.join(library), &format!("lab/pqos/{name}"))?;
+        let library = tools.join(folder).join(name);
+        image.copy(&library, &format!("lab/pqos/{name}"))?;
     }
     image.copy(&tools.join("usr/sbin/pqos"), "lab/pqos/pqos")?;
-    let start = "#!/bin/sh\nexec /lab/pqos/ld-linux-x86-64.so.2 --library-path /lab/pqos /lab/pqos/pqos --iface=os \"$@\"\n";
-    image.file("bin/pqos", 0o755, start.as_bytes().to_vec());
+    let start = format!(
+        "#!/bin/sh\nexec /lab/pqos/{} --library-path /lab/pqos /lab/pqos/pqos --iface=os \"$@\"\n",
+        arch::LOADER
+    );
+    image.file("bin/pqos", 0o755, start.into_bytes());
     Ok(())
 }
 

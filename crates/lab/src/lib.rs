@@ -2,6 +2,7 @@
 //! [`emul`] is the processor that QEMU's plugin (`quell-lab-plugin`) puts into that machine: resource control by
 //! `CPUID` and registers, the caches of `quell-model` behind it, performance counters. `docs/lab.md` is its manual.
 
+mod arch;
 mod boot;
 pub mod emul;
 pub mod folder;

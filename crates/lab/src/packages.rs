@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::Error;
 use crate::folder::at;
+use crate::{Error, arch};
 
 /// Where packages come from, unless `QUELL_LAB_MIRROR` says otherwise.
 const MIRROR: &str = "http://deb.debian.org/debian";
@@ -76,7 +76,7 @@ impl Packages {
     /// Where it cannot be had.
     pub fn qemu(&self) -> Result<PathBuf, Error> {
         self.have("qemu", |into| {
-            let wanted = ["-t", BACKPORTS, "qemu-system-x86"];
+            let wanted = ["-t", BACKPORTS, arch::EMULATOR_PACKAGE];
             // An interrupted download may have left another release's.
             let archives = self.folder.join("apt/archives");
             remove(&archives)?;
@@ -186,7 +186,7 @@ impl Packages {
             .lines()
             .filter_map(|line| line.strip_prefix("linux-image-"));
         let mut releases: Vec<_> = releases
-            .filter(|r| r.starts_with(|c: char| c.is_ascii_digit()) && r.ends_with("-cloud-amd64"))
+            .filter(|r| r.starts_with(|c: char| c.is_ascii_digit()) && r.ends_with(arch::KERNEL))
             .map(str::to_owned)
             .collect();
         let number = |release: &String| -> Vec<u32> {
@@ -286,8 +286,8 @@ impl Packages {
             format!("Dir::State::status={}", path("status")),
             format!("Dir::Cache={}", apt.display()),
             format!("Dir::Cache::archives={}", path("archives")),
-            "APT::Architecture=amd64".to_owned(),
-            "APT::Architectures=amd64".to_owned(),
+            format!("APT::Architecture={}", arch::DEBIAN),
+            format!("APT::Architectures={}", arch::DEBIAN),
             "APT::Sandbox::User=root".to_owned(),
             // Nothing here is installed: the lock is our own.
             "Debug::NoLocking=true".to_owned(),

@@ -10,12 +10,12 @@ use std::time::Duration;
 use quell_core::lab::{Accelerator, Guest, Swap};
 use quell_core::units::Bytes;
 
-use crate::Error;
 use crate::boot::{PORTS, Stopped};
 use crate::emul::{Report, Topology};
 use crate::folder::{Folder, at};
 use crate::packages::{Kernel, Packages};
 use crate::profile::Profile;
+use crate::{Error, arch};
 
 /// A machine to be booted and what to do there.
 #[derive(Clone, Debug, Default)]
@@ -127,12 +127,7 @@ impl Lab {
                 fault.key, fault.why, fault.remedy
             )));
         }
-        if !cfg!(target_arch = "x86_64") {
-            let here = std::env::consts::ARCH;
-            return Err(Error::Unavailable(format!(
-                "its packages are for x86-64, this is {here}"
-            )));
-        }
+        arch::runs_here()?;
         let topology = self.topology();
         let profile = self
             .guest
@@ -288,11 +283,12 @@ impl Lab {
 
 /// QEMU with the libraries it was built with, whatever this machine has.
 fn program(root: &Path) -> Command {
-    let mut command = Command::new(root.join("usr/lib64/ld-linux-x86-64.so.2"));
+    let loader = root.join(arch::LOADER_FOLDER).join(arch::LOADER);
+    let mut command = Command::new(loader);
     command
         .arg("--library-path")
-        .arg(root.join("usr/lib/x86_64-linux-gnu"));
-    command.arg(root.join("usr/bin/qemu-system-x86_64"));
+        .arg(root.join(arch::LIBRARIES));
+    command.arg(root.join(arch::EMULATOR));
     for share in ["usr/share/qemu", "usr/share/seabios"] {
         command.arg("-L").arg(root.join(share));
     }

@@ -4,6 +4,7 @@
 //! kernel stand where the kernel does.
 
 pub mod above;
+mod arch;
 pub mod backend;
 pub mod below;
 pub mod bpf;

@@ -147,7 +147,7 @@ fn give_back_code() {
     }
 }
 
-/// Waits an instant without taking execution resources from the SMT sibling (`PAUSE`, `YIELD`).
+/// Waits an instant without taking execution resources from the SMT sibling (`PAUSE`, on Arm `ISB`).
 #[inline]
 pub fn relax() {
     std::hint::spin_loop();

@@ -5,6 +5,7 @@
 
 use quell_core::partition::Partitions;
 
+use crate::arch::{Registers, cpuid};
 use crate::root::Files;
 
 /// What could be divided, as far as the kernel believes the processor (`flags` in `/proc/cpuinfo`).
@@ -15,25 +16,6 @@ pub fn partitions(files: &dyn Files) -> Option<Partitions> {
     let has = |flag: &str| flags.split_whitespace().any(|f| f == flag);
     let found = decode(&cpuid, &has)?;
     (!found.is_empty()).then_some(found)
-}
-
-/// EAX, EBX, ECX, EDX.
-type Registers = [u32; 4];
-
-#[cfg(target_arch = "x86_64")]
-fn cpuid(leaf: u32, part: u32) -> Registers {
-    #[allow(
-        unused_unsafe,
-        reason = "safe since a later Rust than the oldest supported"
-    )]
-    // SAFETY: every x86-64 processor has the instruction, and it changes nothing. (Safe by itself in newer toolchains.)
-    let r = unsafe { std::arch::x86_64::__cpuid_count(leaf, part) };
-    [r.eax, r.ebx, r.ecx, r.edx]
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn cpuid(_: u32, _: u32) -> Registers {
-    [0; 4]
 }
 
 fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> Option<Partitions> {

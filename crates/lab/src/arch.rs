@@ -1,0 +1,29 @@
+//! The architecture of the lab. Guest, emulator and tools are Debian's packages for x86-64, and the
+//! processor that is emulated is Intel's; so the lab is refused on machines of another kind.
+
+use crate::Error;
+
+/// Debian's name for the architecture.
+pub(crate) const DEBIAN: &str = "amd64";
+/// The package with the emulator.
+pub(crate) const EMULATOR_PACKAGE: &str = "qemu-system-x86";
+/// The emulator, in that package.
+pub(crate) const EMULATOR: &str = "usr/bin/qemu-system-x86_64";
+/// How releases of Debian's kernels for virtual machines end.
+pub(crate) const KERNEL: &str = "-cloud-amd64";
+/// Shared libraries.
+pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+/// What loads them: its name, and where programs look for it.
+pub(crate) const LOADER: &str = "ld-linux-x86-64.so.2";
+pub(crate) const LOADER_FOLDER: &str = "usr/lib64";
+
+/// Whether the packages run here.
+pub(crate) fn runs_here() -> Result<(), Error> {
+    if cfg!(target_arch = "x86_64") {
+        return Ok(());
+    }
+    let here = std::env::consts::ARCH;
+    Err(Error::Unavailable(format!(
+        "its packages are for x86-64, this is {here}"
+    )))
+}
