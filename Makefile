@@ -7,10 +7,12 @@ export QUELL_CACHE ?= $(CURDIR)/.cache
 # How often `make soak` kills a run that holds programs back.
 KILLS ?= 1000
 QUELL := $(or $(CARGO_TARGET_DIR),target)/release/quell
+# Rust's name for 64-bit Arm.
+ARM := aarch64-unknown-linux-gnu
 # Tests that change the machine need root; without it they skip themselves aloud.
 PACKAGES := redis-server redis-tools stress-ng
 
-.PHONY: demo build check test soak vm bench imports deps clean
+.PHONY: demo build check check-arm test soak vm bench imports deps clean
 
 demo: build
 	$(QUELL) doctor
@@ -23,10 +25,18 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) test --workspace --lib --bins --locked -q
+	@$(MAKE) --no-print-directory check-arm
+
+# Whether all of it compiles for Arm, where Rust's standard library for Arm is installed.
+check-arm:
+	@if ls "$$($${RUSTC:-rustc} --print target-libdir --target $(ARM))"/libstd-*.rlib >/dev/null 2>&1; \
+	then set -x; $(CARGO) check --workspace --all-targets --locked --target $(ARM); \
+	else echo "SKIPPED: the standard library of $(ARM) is not installed; not checked for Arm"; fi
 
 test: deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@$(MAKE) --no-print-directory check-arm
 	CARGO="$(CARGO)" scripts/test.sh
 	@if command -v cmake >/dev/null && command -v c++ >/dev/null; \
 	then set -x; $(CARGO) clippy -p quell-model --features oracle --all-targets --locked -- -D warnings && \

@@ -25,7 +25,7 @@ pub fn sources(below: &Path) -> Vec<(String, String)> {
 }
 
 /// A source without its comments and without the tests at its end.
-fn program(text: &str) -> String {
+pub fn program(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
     let lines = text
         .lines()

@@ -11,7 +11,7 @@ use std::fs;
 
 mod imports;
 
-use imports::{crates, imports, sources};
+use imports::{crates, imports, program, sources};
 
 /// What some sources do not import.
 struct Rule {
@@ -140,6 +140,18 @@ fn the_layers_import_downwards() {
             assert!(there, "{}: there is no {of}", rule.says);
         }
     }
+}
+
+#[test]
+fn only_modules_named_arch_know_the_processor() {
+    const WORDS: [&str; 4] = ["target_arch", "asm!", "core::arch", "std::arch"];
+    let knows: Vec<String> = sources(&crates())
+        .into_iter()
+        .filter(|(name, _)| name.contains("/src/") && !name.contains("/src/arch"))
+        .filter(|(_, text)| WORDS.iter().any(|word| program(text).contains(word)))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(knows.is_empty(), "{knows:?}");
 }
 
 /// Names of three words and more in backquotes; a star stands for the rest of a name.
