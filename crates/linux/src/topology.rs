@@ -266,10 +266,7 @@ fn identity(files: &dyn Files) -> Result<Identity> {
                 .into_owned()
         }),
         vendor: first(&["vendor_id", "CPU implementer", "mvendorid"]).unwrap_or_default(),
-        model: match first(&["model name", "uarch"]) {
-            Some(name) => name,
-            None => arm_cores(&cpuinfo),
-        },
+        model: model(first(&["model name", "uarch"]), &cpuinfo),
         microcode: first(&["microcode"]),
         hypervisor: hypervisor(files, virtual_machine)?,
         lab: files
@@ -281,20 +278,49 @@ fn identity(files: &dyn Files) -> Result<Identity> {
 /// Where a machine of the lab says how it was booted.
 const LAB: &str = "/lab/guest.json";
 
+/// The processor's name. Some vendors' kernels for Arm print one that all processors have; a part number that we know
+/// tells more.
+fn model(name: Option<String>, cpuinfo: &str) -> String {
+    let cores = arm_cores(cpuinfo);
+    match name {
+        Some(name)
+            if !name.starts_with("ARMv8 Processor")
+                || cores.is_empty()
+                || cores.starts_with("0x") =>
+        {
+            name
+        }
+        _ => cores,
+    }
+}
+
 /// Part numbers of Arm's own cores (MIDR_EL1; arch/arm64/include/asm/cputype.h).
-const ARM_PARTS: [(&str, &str); 12] = [
+const ARM_PARTS: [(&str, &str); 25] = [
     ("0xd03", "Cortex-A53"),
+    ("0xd04", "Cortex-A35"),
     ("0xd05", "Cortex-A55"),
     ("0xd07", "Cortex-A57"),
     ("0xd08", "Cortex-A72"),
+    ("0xd09", "Cortex-A73"),
     ("0xd0a", "Cortex-A75"),
     ("0xd0b", "Cortex-A76"),
     ("0xd0c", "Neoverse-N1"),
+    ("0xd0d", "Cortex-A77"),
     ("0xd40", "Neoverse-V1"),
+    ("0xd41", "Cortex-A78"),
+    ("0xd42", "Cortex-A78AE"),
+    ("0xd44", "Cortex-X1"),
     ("0xd46", "Cortex-A510"),
+    ("0xd47", "Cortex-A710"),
+    ("0xd48", "Cortex-X2"),
     ("0xd49", "Neoverse-N2"),
     ("0xd4d", "Cortex-A715"),
+    ("0xd4e", "Cortex-X3"),
     ("0xd4f", "Neoverse-V2"),
+    ("0xd80", "Cortex-A520"),
+    ("0xd81", "Cortex-A720"),
+    ("0xd84", "Neoverse-V3"),
+    ("0xd8e", "Neoverse-N3"),
 ];
 
 /// The kinds of core by the part numbers that `/proc/cpuinfo` prints on Arm, in the order of the CPUs.
@@ -383,6 +409,21 @@ mod tests {
         let path = root.join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_name_that_all_arm_processors_have_is_none() {
+        let cpuinfo = |implementer: &str, part: &str| {
+            format!("CPU implementer\t: {implementer}\nCPU part\t: {part}")
+        };
+        let any = || Some("ARMv8 Processor rev 1 (v8l)".to_owned());
+        assert_eq!(model(any(), &cpuinfo("0x41", "0xd42")), "Cortex-A78AE");
+        // A part of another maker's, and none at all: the name is all there is.
+        assert_eq!(Some(model(any(), &cpuinfo("0x4e", "0x004"))), any());
+        assert_eq!(Some(model(any(), "")), any());
+        let own = Some("Own".to_owned());
+        assert_eq!(model(own, &cpuinfo("0x41", "0xd42")), "Own");
+        assert_eq!(model(None, &cpuinfo("0x41", "0xd0c")), "Neoverse-N1");
     }
 
     fn machine() -> tempfile::TempDir {
