@@ -392,7 +392,8 @@ impl Inventory {
     }
 
     /// The data caches seen from `cpu`. Levels the machine does not tell of are 32 KiB, 1 MiB and 32 MiB: more than some
-    /// have, less than others, and said by nobody.
+    /// have, less than others, and said by nobody. A last level that each of several cores has for itself is none: Arm's
+    /// servers have a cache behind it that is in no file of the kernel.
     #[must_use]
     pub fn data_caches(&self, cpu: CpuId) -> Caches {
         let level = |level| {
@@ -406,8 +407,17 @@ impl Inventory {
         Caches {
             l1: level(1).unwrap_or(Bytes(32 << 10)),
             l2: level(2).unwrap_or(Bytes(1 << 20)),
-            llc: self.llc(cpu).map_or(Bytes(32 << 20), |c| c.size),
+            llc: match self.llc(cpu) {
+                Some(last) if !self.is_of_one_core(last, cpu) => last.size,
+                last => last.map_or(Bytes(0), |c| c.size).max(Bytes(32 << 20)),
+            },
         }
+    }
+
+    /// Whether a second-level cache is of the core of `cpu` alone, and there are others.
+    fn is_of_one_core(&self, cache: &Cache, cpu: CpuId) -> bool {
+        let of_core = |c: &Cpu| c.id == cpu && cache.cpus.difference(&c.siblings).is_empty();
+        cache.level <= 2 && self.cpus.len() > cache.cpus.len() && self.cpus.iter().any(of_core)
     }
 
     /// The rate the given CPUs can draw together: the sum of their single-CPU peaks, at most what all CPUs sustain.

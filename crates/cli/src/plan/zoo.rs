@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use quell_core::inventory::MeterKind;
+use quell_core::units::Bytes;
 use quell_report::{Measurements, Style};
 
 use super::*;
@@ -85,6 +86,20 @@ fn every_machine_and_every_example_policy_make_a_plan_to_read() {
         wanted.len(),
         "plans of machines or policies that are gone"
     );
+}
+
+/// The buffers that rates are measured with are multiples of it.
+#[test]
+fn a_last_level_that_each_core_has_for_itself_is_none() {
+    let llc = |name: &str| {
+        let file = repository().join(format!("tests/machines/{name}.toml"));
+        let machine = captured(&file).unwrap_or_else(|f| panic!("{}", f.text));
+        machine.data_caches(machine.cpus[0].id).llc
+    };
+    assert_eq!(llc("arm-altra"), Bytes(32 << 20));
+    assert_eq!(llc("jetson-orin"), Bytes(2 << 20));
+    assert_eq!(llc("arm-big-little"), Bytes(3 << 20));
+    assert_eq!(llc("smt-off"), Bytes(8 << 20));
 }
 
 #[test]

@@ -181,9 +181,9 @@ fn stolen(
         .and_then(|(now, before)| now.stolen_since(*before)))
 }
 
-/// The last-level cache of a CPU; 32 MiB where the kernel tells none, which is beyond most.
+/// The last-level cache of a CPU, as generators take it.
 fn llc(machine: &Inventory, cpu: CpuId) -> Bytes {
-    machine.llc(cpu).map_or(Bytes(32 << 20), |c| c.size)
+    machine.data_caches(cpu).llc
 }
 
 /// The first CPU: where lists are walked.
