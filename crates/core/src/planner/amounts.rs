@@ -6,10 +6,10 @@ use crate::partition::Mask;
 use crate::policy::{CacheForm, CacheWanted};
 use crate::units::{Bytes, Share};
 
-use super::Draft;
 use super::allot::{Want, runs};
-use super::claims::{Ask, Kind, Refused};
 use super::codedata as apart;
+use super::draft::Draft;
+use super::parts::{Ask, Kind, Refused};
 
 pub(super) fn at_level(
     wanted: &CacheWanted,

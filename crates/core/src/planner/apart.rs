@@ -7,53 +7,19 @@ use crate::control::config::Meter;
 use crate::control::config::Regulation;
 use crate::cpuset::CpuSet;
 use crate::inventory::{Measured, MeterKind};
-use crate::mechanism::{Level, Mechanism};
+use crate::mechanism::Level;
 use crate::options::Split;
-use crate::plan::{Direction, Held, Promise, Setting};
-use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted};
+use crate::plan::{Direction, Held, Promise};
+use crate::policy::{BandwidthMechanism, Group, MeterWanted};
 use crate::units::{LINE_BYTES, Lines, Rate, Share};
 
-use super::Draft;
-use super::bandwidth::{Limited, regulator};
+use super::brake::{regulate, regulator};
 use super::cpus::on;
 use super::deadline;
+use super::draft::Draft;
 use super::mba;
-use super::pooling::{self, Budget};
-use super::rates::{Wanted, about, rounded};
-use super::together::sibling_note;
-
-/// What is wanted of each direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Apart {
-    read: Option<Rate>,
-    write: Option<Rate>,
-}
-
-impl Apart {
-    /// `None` where both go together.
-    pub(super) fn of(wanted: Bandwidth) -> Option<Self> {
-        match wanted {
-            Bandwidth::ReadWrite { read, write } => Some(Self { read, write }),
-            Bandwidth::Rate(_) | Bandwidth::Share(_) => None,
-        }
-    }
-
-    /// Both together; what is not given counts for nothing.
-    pub(super) fn sum(self) -> Rate {
-        Rate(
-            self.given()
-                .map(|(_, rate)| rate.0)
-                .fold(0, u64::saturating_add),
-        )
-    }
-
-    /// The directions that a rate is given for.
-    pub(super) fn given(self) -> impl Iterator<Item = (Direction, Rate)> {
-        let read = self.read.map(|rate| (Direction::Read, rate));
-        let write = self.write.map(|rate| (Direction::Write, rate));
-        read.into_iter().chain(write)
-    }
-}
+use super::pooling;
+use super::wanted::{Apart, Budget, Limited, Wanted, about, rounded};
 
 /// The most that one CPU was seen to move in a direction: every line of a plain store comes in and is written back, a copy does one half
 /// of its bytes each. Where operations were not measured, what it moved in all.
@@ -139,7 +105,7 @@ pub(super) fn limit(
     if refused {
         return None;
     }
-    let done = regulate(draft, name, wanted, apart, &ways, cpus);
+    let done = budgeted(draft, name, wanted, apart, &ways, cpus);
     // It knows no directions: what one of them may have would hold the other, too, where that has no limit.
     let both = ways.len() == 2;
     if draft.policy.mechanisms.bandwidth == BandwidthMechanism::MbaAndRegulator
@@ -247,7 +213,7 @@ fn unheld(draft: &Draft<'_>, way: &Way, cpus: &CpuSet) -> Option<(String, String
     })
 }
 
-fn regulate(
+fn budgeted(
     draft: &mut Draft<'_>,
     name: &str,
     wanted: &Wanted,
@@ -292,14 +258,7 @@ fn regulate(
             split: Split::Even,
             least: Lines(0),
         };
-        let id = draft.step(
-            Some(name),
-            Mechanism::Bandwidth,
-            Setting::Regulate(regulation),
-            format!("{what} {because}{origin}"),
-        );
-        sibling_note(draft, name, &cpus);
-        id
+        regulate(draft, name, regulation, format!("{what} {because}{origin}"))
     });
     for way in ways {
         let (level, weakest) = if !way.binds {

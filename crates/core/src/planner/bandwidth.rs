@@ -3,26 +3,24 @@
 use crate::control::config::Meter;
 use crate::control::config::Regulation;
 use crate::cpuset::CpuSet;
-use crate::ids::StepId;
 use crate::inventory::{Measured, MeterKind};
-use crate::mechanism::{Level, Mechanism};
+use crate::mechanism::Level;
 use crate::options::Split;
-use crate::plan::{Held, Promise, Setting, Step};
-use crate::policy::{Bandwidth, BandwidthMechanism, Group, MeterWanted, Permission, Role};
-use crate::task::TaskMatch;
+use crate::plan::{Setting, Step};
+use crate::policy::{Bandwidth, BandwidthMechanism, Group, Permission, Role};
 use crate::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
-use super::Draft;
 use super::apart;
+use super::brake::{self, regulator};
 use super::cpus::on;
 use super::deadline;
+use super::draft::Draft;
 use super::mba;
 use super::period;
-use super::pooling::{self, Budget};
+use super::pooling;
 use super::quota::{self, cpu_time, quota};
-use super::rates::{LEAST, Wanted, about, rounded};
 use super::reserves::{judge_reserves, reserves, spare_of};
-use super::together::sibling_note;
+use super::wanted::{Budget, LEAST, Limited, Wanted, about, limit_held, rounded};
 
 /// Why the CPU-time quota comes first.
 const QUOTA_FIRST: &str =
@@ -30,16 +28,6 @@ const QUOTA_FIRST: &str =
 
 /// Below this period a sleep costs more than 2 us above the bare counter (bench `below_budget`).
 const DEAR_SLEEP: Nanos = Nanos::millis(1);
-
-/// How a group's rate was limited.
-pub(super) struct Limited {
-    pub(super) group: String,
-    pub(super) rate: Rate,
-    pub(super) level: Level,
-    pub(super) by: Option<StepId>,
-    pub(super) weakest: Option<String>,
-    pub(super) cpus: CpuSet,
-}
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
@@ -234,80 +222,6 @@ fn limit(
     Some(done)
 }
 
-pub(super) fn limit_held(
-    name: &str,
-    rate: Rate,
-    level: Level,
-    by: Option<StepId>,
-    weakest: Option<String>,
-) -> Held {
-    Held {
-        group: name.to_owned(),
-        promise: Promise::LimitBandwidth { rate },
-        level,
-        held_by: by.into_iter().collect(),
-        weakest,
-    }
-}
-
-/// Whether the brake can hold a group's budget, and with which meter; or why not.
-pub(super) fn regulator(
-    draft: &Draft<'_>,
-    name: &str,
-    group: &Group,
-    budget: Budget,
-) -> Result<Meter, String> {
-    if let Some(why) = draft.unavailable(Mechanism::Bandwidth) {
-        return Err(why);
-    }
-    if !draft.policy.mechanisms.bandwidth.regulates() {
-        return Err("the policy switches the regulator off".to_owned());
-    }
-    let means = &draft.machine.means;
-    if budget != Budget::Reserve {
-        means.brake.clone()?;
-        in_place(draft, name, group)?;
-    }
-    let time = || {
-        if means.time_meter {
-            Ok(Meter::Time)
-        } else {
-            Err("CPU time of a cgroup cannot be counted (perf_event)".to_owned())
-        }
-    };
-    match (draft.policy.regulator.meter, &means.meter) {
-        (MeterWanted::Time, _) => time(),
-        (_, MeterKind::Hardware { .. }) => Ok(Meter::Hardware),
-        (MeterWanted::Hardware, MeterKind::None { why }) => Err(why.clone()),
-        (MeterWanted::Hardware, MeterKind::Time) => {
-            Err("no hardware counter counts on this machine".to_owned())
-        }
-        (MeterWanted::Auto, _) => time(),
-    }
-}
-
-/// Whether a brake can hold a group where it is. One that stays in its own cgroup gets threaded
-/// children there. Its owner notices them, so they are made only where the policy insists.
-fn in_place(draft: &Draft<'_>, name: &str, group: &Group) -> Result<(), String> {
-    let mut tables = group.matching.iter();
-    if !tables.clone().any(TaskMatch::in_place) {
-        return Ok(());
-    }
-    if !draft.policy.mechanisms.bandwidth.insists() {
-        return Err(format!(
-            "group {name} stays in its own cgroup, and its tasks cannot be put next to a brake there"
-        ));
-    }
-    if !tables.all(TaskMatch::in_place) {
-        return Err(format!(
-            "group {name} has tasks in its own cgroup and others elsewhere, and a brake holds one cgroup"
-        ));
-    }
-    let means = &draft.machine.means;
-    let able = means.brake_in_place.clone();
-    able.map_err(|why| format!("group {name} stays in its own cgroup: {why}"))
-}
-
 #[expect(
     clippy::too_many_arguments,
     reason = "the arithmetic of one step, each value named once"
@@ -387,17 +301,11 @@ fn regulate(
             Split::Demand => Lines::at(peak.part(LEAST), period).min(budget),
         },
     };
-    let id = draft.step(
-        Some(name),
-        Mechanism::Bandwidth,
-        Setting::Regulate(regulation),
-        because,
-    );
+    let id = brake::regulate(draft, name, regulation, because);
     if !capped {
         // No limit on this group, and none that others' reserves could rest on.
         return None;
     }
-    sibling_note(draft, name, &cpus);
     if period < DEAR_SLEEP && meter == Meter::Time {
         draft.notes.push(format!(
             "group {name}: at a period of {period}, counting costs a task each time that it goes to sleep: 18 us were measured in \

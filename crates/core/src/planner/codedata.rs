@@ -7,10 +7,9 @@ use crate::mechanism::Mechanism;
 use crate::partition::{Apart, Mask};
 use crate::plan::Setting;
 
-use super::Draft;
 use super::amounts::mask_of;
-use super::claims::{Claim, Kind, Refused};
-use super::partition::Divided;
+use super::draft::Draft;
+use super::parts::{Claim, Divided, Kind, Refused};
 use crate::cpuset::CpuSet;
 
 /// Whether ways of that kind can be had so.

@@ -192,10 +192,7 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
             "ask for fewer, or let one do without CPUs of its own (cpus = \"any\")",
         );
     }
-    division.free = free.clone();
-    if !free.is_empty() {
-        super::others::divide(policy, machine, &free, &mut division, refusals);
-    }
+    division.free = free;
     division
 }
 

@@ -13,10 +13,9 @@ use crate::policy::{Adapt, Group, Permission, Policy, Role, Target};
 use crate::source::Source;
 use crate::units::{Nanos, Rate, Share};
 
-use super::Draft;
-use super::bandwidth::Limited;
 use super::cpus::on;
-use super::rates::LEAST;
+use super::draft::Draft;
+use super::wanted::{LEAST, Limited};
 
 /// Whether budgets move at all.
 pub(super) fn adapts(policy: &Policy) -> bool {
@@ -36,18 +35,6 @@ fn source(target: &Target) -> Option<&Source> {
         Some(source) => Some(source),
     }
 }
-
-/// What is known of a group's program when it runs alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Solo {
-    /// The profile's name.
-    pub profile: String,
-    /// What its units took at the percentile of the group's target, or why that is not known.
-    pub took: Result<Nanos, String>,
-}
-
-/// By group.
-pub type Solos = BTreeMap<GroupId, Solo>;
 
 impl Draft<'_> {
     /// The longest time per unit, if the policy says one, or a profile and how much slower it may be.

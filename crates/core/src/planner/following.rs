@@ -7,10 +7,9 @@ use crate::plan::Following;
 use crate::policy::{Role, WaysKept};
 use crate::units::{Nanos, Rate};
 
-use super::Draft;
 use super::amounts::mask_of;
-use super::claims::{Claim, Kind};
-use super::partition::Divided;
+use super::draft::Draft;
+use super::parts::{Claim, Divided, Kind};
 
 /// How much more a group may draw from memory than with all of its ways, for each of its CPUs: what takes a twentieth of a CPU's time
 /// if each line takes 100 ns and nothing else is done meanwhile.

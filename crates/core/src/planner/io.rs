@@ -6,7 +6,7 @@ use crate::plan::{DiskRates, Held, Promise, Setting};
 use crate::policy::Group;
 use crate::units::{Nanos, Rate};
 
-use super::Draft;
+use super::draft::Draft;
 
 /// The weights that the kernel takes.
 const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=10_000;

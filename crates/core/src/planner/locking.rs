@@ -6,10 +6,9 @@ use crate::partition::Mask;
 use crate::plan::Setting;
 use crate::units::Bytes;
 
-use super::Draft;
 use super::amounts::mask_of;
-use super::claims::Kind;
-use super::partition::{Divided, domains};
+use super::draft::Draft;
+use super::parts::{Divided, Kind, domains};
 
 /// What is locked, after everybody has left its ways.
 pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {

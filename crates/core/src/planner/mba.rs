@@ -16,9 +16,8 @@ use crate::plan::{Held, Promise, Setting};
 use crate::policy::Bandwidth;
 use crate::units::{Bytes, Rate, Share};
 
-use super::Draft;
-use super::bandwidth::Limited;
-use super::rates::{Wanted, about, rounded};
+use super::draft::Draft;
+use super::wanted::{Limited, Wanted, about, rounded};
 
 const MIB: Bytes = Bytes(1 << 20);
 

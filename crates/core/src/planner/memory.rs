@@ -14,7 +14,7 @@ use crate::plan::{Held, Pressured, Promise, Setting, Steered, Watched};
 use crate::policy::{Group, MemoryWanted, Permission, Policy, Pressure, Role};
 use crate::units::Bytes;
 
-use super::Draft;
+use super::draft::Draft;
 
 /// Settings of the machine with `pressure.sysctls`, whoever controls. Writers wait earlier and for less, so that what
 /// waits to be written takes less of what could be reclaimed at once; what programs use is not swapped for files that

@@ -1,21 +1,25 @@
 //! `plan(policy, inventory)`: what will be done on this machine, step by step, and what each promise is then worth.
 //!
+//! [`draft`] is the plan under construction, [`wanted`] and [`parts`] what is wanted: every other part reads these three.
+//!
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
 //! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
 //! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
 //! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's
 //! percentages, [`quota`] into CPU time, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around targets,
-//! [`weight`] gives best-effort groups their weight, [`together`] tells which throttled groups share a core with a critical one,
+//! [`weight`] gives best-effort groups their weight, [`brake`] tells whether the brake can hold a budget and makes its step,
 //! [`sharing`] what shares a cache; [`io`] reads what is wanted of disks; [`memory`] plans which groups keep memory, are limited and steer.
 
 mod allot;
 mod amounts;
 mod apart;
 mod bandwidth;
+mod brake;
 mod claims;
 mod codedata;
 mod cpus;
 mod deadline;
+mod draft;
 mod following;
 mod io;
 mod locking;
@@ -23,13 +27,14 @@ mod mba;
 mod memory;
 mod others;
 mod partition;
+mod parts;
 mod period;
 mod pooling;
 mod quota;
 mod rates;
 mod reserves;
 mod sharing;
-mod together;
+mod wanted;
 mod weight;
 
 use crate::cpuset::CpuSet;
@@ -41,24 +46,8 @@ use crate::plan::{GroupPlan, Held, Loops, Plan, Promise, Refusal, Setting, Step}
 use crate::policy::{CpusWanted, Group, Irqs, Policy, Role};
 use crate::task::TaskMatch;
 use crate::units::Nanos;
-use cpus::Division;
-pub use deadline::{Solo, Solos};
-
-/// The plan under construction.
-struct Draft<'a> {
-    policy: &'a Policy,
-    machine: &'a Inventory,
-    division: Division,
-    groups: Vec<GroupPlan>,
-    steps: Vec<Step>,
-    promises: Vec<Held>,
-    notes: Vec<String>,
-    refusals: Vec<Refusal>,
-    loops: Loops,
-    solos: &'a Solos,
-    /// Of the regulators.
-    period: Nanos,
-}
+use draft::Draft;
+pub use draft::{Solo, Solos};
 
 /// Plans a policy for a machine.
 ///
@@ -78,7 +67,8 @@ pub fn plan_beside(
     solos: &Solos,
 ) -> Result<Plan, Vec<Refusal>> {
     let mut refusals = Vec::new();
-    let division = cpus::divide(policy, machine, &mut refusals);
+    let mut division = cpus::divide(policy, machine, &mut refusals);
+    others::divide(policy, machine, &mut division, &mut refusals);
     let groups = policy
         .groups
         .keys()
@@ -133,44 +123,6 @@ pub fn plan_beside(
 }
 
 impl Draft<'_> {
-    fn step(
-        &mut self,
-        group: Option<&str>,
-        mechanism: Mechanism,
-        set: Setting,
-        because: impl Into<String>,
-    ) -> StepId {
-        let id = StepId(u32::try_from(self.steps.len() + 1).unwrap_or(u32::MAX));
-        self.steps.push(Step {
-            id,
-            group: group.map(str::to_owned),
-            mechanism,
-            set,
-            because: because.into(),
-        });
-        id
-    }
-
-    fn refuse(&mut self, key: impl Into<String>, why: impl Into<String>, remedy: Option<String>) {
-        self.refusals.push(Refusal {
-            key: key.into(),
-            why: why.into(),
-            remedy,
-        });
-    }
-
-    /// Why a mechanism cannot be used: the machine lacks it or the policy denies it.
-    fn unavailable(&self, mechanism: Mechanism) -> Option<String> {
-        if self.policy.mechanisms.deny.contains(&mechanism) {
-            return Some(format!("the policy denies {mechanism}"));
-        }
-        match self.machine.mechanisms.get(&mechanism) {
-            Some(Availability::Yes { .. }) => None,
-            Some(Availability::No { why, .. }) => Some(why.clone()),
-            None => Some(format!("this machine says nothing about {mechanism}")),
-        }
-    }
-
     /// Groups that anything is set for get a home first.
     fn gather(&mut self) {
         let policy = self.policy;

@@ -11,10 +11,13 @@ use super::cpus::{Division, Part, on};
 pub(super) fn divide(
     policy: &Policy,
     machine: &Inventory,
-    free: &CpuSet,
     division: &mut Division,
     refusals: &mut Vec<Refusal>,
 ) {
+    let free = &division.free.clone();
+    if free.is_empty() {
+        return;
+    }
     let mut others = Others {
         machine,
         all: machine.cpu_set(),

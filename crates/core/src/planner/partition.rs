@@ -8,57 +8,17 @@ use std::collections::BTreeSet;
 
 use crate::cpuset::CpuSet;
 use crate::ids::REST;
-use crate::ids::StepId;
-use crate::inventory::CacheKind;
 use crate::mechanism::{Level, Mechanism};
 use crate::partition::{ColourChoice, Divides, Mask};
 use crate::plan::{Held, Promise, Setting};
 use crate::policy::{Coloured, Group, Role};
 
-use super::Draft;
 use super::allot::{self, Allotted, Short, Want};
 use super::amounts::mask_of;
-use super::claims::{self, Claim, Claims, Kind, best_of, colouring};
+use super::claims::{self, best_of};
+use super::draft::Draft;
+use super::parts::{Claim, Claims, Divided, Kind, colouring, domains};
 use super::{codedata, following, locking};
-
-/// One kind of part, divided.
-pub(super) struct Divided {
-    pub kind: Kind,
-    pub claims: Vec<Claim>,
-    pub allotted: Allotted,
-    /// Who gets what is left; not unmatched tasks, where there are none.
-    pub others: Vec<String>,
-    /// The steps that hold it.
-    pub steps: Vec<StepId>,
-}
-
-impl Divided {
-    /// The part a group may use, and whether it is its own.
-    fn of(&self, group: &str) -> Option<(&CpuSet, Option<&Claim>)> {
-        let own = self.claims.iter().zip(&self.allotted.parts);
-        let mut own = own.filter(|(claim, _)| claim.group == group && claim.locked.is_none());
-        if let Some((claim, part)) = own.next() {
-            return Some((part, Some(claim)));
-        }
-        let other = self.others.iter().any(|g| g == group);
-        other.then_some((&self.allotted.left, None))
-    }
-
-    /// The others whose named part overlaps with this one.
-    fn shared_with(&self, which: usize) -> Vec<String> {
-        let own = &self.allotted.parts[which];
-        let parts = self.claims.iter().zip(&self.allotted.parts).enumerate();
-        parts
-            .filter(|(i, (_, part))| *i != which && !part.intersection(own).is_empty())
-            .map(|(_, (claim, _))| claim.group.clone())
-            .collect()
-    }
-
-    /// The groups that have a part of their own.
-    fn owners(&self) -> Vec<&str> {
-        self.claims.iter().map(|c| c.group.as_str()).collect()
-    }
-}
 
 /// Adds the steps, promises and notes.
 pub(super) fn plan(draft: &mut Draft<'_>) {
@@ -315,15 +275,6 @@ fn because(one: &Divided, name: &str, own: Option<&Claim>) -> String {
             one.kind.name()
         )
     }
-}
-
-/// The CPUs of each cache of a level.
-pub(super) fn domains(draft: &Draft<'_>, level: u32) -> Vec<CpuSet> {
-    let caches = draft.machine.caches.iter();
-    caches
-        .filter(|c| c.level == level && c.kind != CacheKind::Instruction)
-        .map(|c| c.cpus.clone())
-        .collect()
 }
 
 fn promise(draft: &mut Draft<'_>, one: &Divided) {

@@ -17,7 +17,7 @@
 use crate::policy::Role;
 use crate::units::{Bytes, Nanos, Rate, Share};
 
-use super::Draft;
+use super::draft::Draft;
 
 /// Without a deadline no longer than this.
 const USUAL: Nanos = Nanos::millis(1);

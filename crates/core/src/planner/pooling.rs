@@ -14,22 +14,10 @@ use crate::plan::Setting;
 use crate::policy::{Adapt, Group, RegulatorKeys, Role};
 use crate::units::{Bytes, LINE_BYTES, Lines, Nanos, Rate, Share};
 
-use super::Draft;
 use super::cpus::on;
-use super::rates::{Wanted, resolve};
-
-/// Why a group has a budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Budget {
-    /// Its policy limits it.
-    Limit,
-    /// It gets what the reserves leave.
-    Spare,
-    /// Its reserve is its cap, too (`strict`).
-    Strict,
-    /// Its reserve is what it gives from; it is no cap.
-    Reserve,
-}
+use super::draft::Draft;
+use super::rates::resolve;
+use super::wanted::{Budget, Wanted};
 
 const QUANTUM: Bytes = Bytes(64 << 10);
 

@@ -13,11 +13,9 @@ use crate::plan::{Held, Promise, Setting};
 use crate::policy::Adapt;
 use crate::units::{Nanos, Rate, Share};
 
-use super::Draft;
-use super::bandwidth::{Limited, limit_held};
+use super::draft::Draft;
 use super::period;
-use super::pooling::Budget;
-use super::rates::{Wanted, about};
+use super::wanted::{Budget, Limited, Wanted, about, limit_held};
 
 /// Period of a limit of CPU time: the kernel's default (sched-bwc.rst).
 const USUAL: Nanos = Nanos::millis(100);

@@ -4,16 +4,14 @@ use crate::ids::StepId;
 use crate::inventory::Measured;
 use crate::mechanism::Level;
 use crate::plan::{Held, Promise};
-use crate::policy::{Bandwidth, Group, Role, Sustainable};
+use crate::policy::{Group, Role, Sustainable};
 use crate::units::Rate;
 
-use super::Draft;
-use super::apart::Apart;
-use super::bandwidth::Limited;
 use super::cpus::on;
 use super::deadline;
-use super::pooling::Budget;
-use super::rates::{Wanted, resolve, rounded};
+use super::draft::Draft;
+use super::rates::{in_bytes, resolve};
+use super::wanted::{Apart, Budget, Limited, Wanted, rounded};
 
 pub(super) fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {
     let policy = draft.policy;
@@ -66,14 +64,10 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
         .policy
         .groups
         .iter()
-        .map(|(name, g)| match g.limit.bandwidth {
-            Some(Bandwidth::Rate(rate)) => rate.0.max(kept(name)),
-            Some(Bandwidth::Share(share)) => draft
-                .sustainable(&draft.division.of(name).cpus)
-                .map_or(0, |r| r.part(share).0)
-                .max(kept(name)),
-            Some(both) => Apart::of(both).map_or(0, |a| a.sum().0).max(kept(name)),
-            None => kept(name),
+        .map(|(name, g)| {
+            let limit = g.limit.bandwidth;
+            let limit = limit.and_then(|limit| in_bytes(draft, name, limit).ok());
+            limit.map_or(0, |(rate, _)| rate.0).max(kept(name))
         })
         .sum();
     let left = total.0.saturating_sub(fixed);

@@ -11,8 +11,8 @@ use crate::partition::Divides;
 use crate::plan::Promise;
 use crate::policy::Role;
 
-use super::Draft;
 use super::cpus::{Part, on};
+use super::draft::Draft;
 
 /// Notes on the caches that the critical groups share with others.
 pub(super) fn notes(draft: &mut Draft<'_>) {

@@ -7,7 +7,7 @@ use crate::options::CpuWeight;
 use crate::plan::Setting;
 use crate::policy::{Group, Role};
 
-use super::Draft;
+use super::draft::Draft;
 
 /// What a best-effort group gets where the policy does not say. Next to any number a program that wakes may wait for a tick:
 /// redis at half of its peak had a p99 of 3.3 ms next to 10 of 100, of 1.7 next to 2, of 0.4 next to an idle group, and of 0.2
