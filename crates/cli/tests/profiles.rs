@@ -68,7 +68,7 @@ fn what_a_profile_gets_wrong_is_told_with_place_reason_and_remedy() {
             "\"cpu-max\"",
             "\"cpu-mx\"",
             &[
-                "92:53: mechanisms.available[4]: 'cpu-mx' is not one of weight, cores, bandwidth, ways, sets, banks, pseudo-lock, mba, memory, stop, placement, cpu-max; did you mean 'cpu-max'?",
+                "92:53: mechanisms.available[4]: 'cpu-mx' is not one of weight, cores, bandwidth, ways, sets, banks, pseudo-lock, mba, memory, stop, placement, cpu-max, io-max, io-latency, io-weight; did you mean 'cpu-max'?",
             ],
         ),
         (
