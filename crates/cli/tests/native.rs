@@ -186,6 +186,8 @@ fn the_controller_is_cheap_and_quick() {
 const PAUSE: Duration = Duration::from_millis(100);
 /// It acts sooner than this after somebody began to wait.
 const SOON: Duration = Duration::from_millis(100);
+/// Less waiting than this in eight seconds is no reason to stop anybody.
+const HARDLY: Duration = Duration::from_millis(20);
 
 /// That it acts so soon, once in three tries: whoever looks is late, too, on a machine that others use.
 fn soon(test: &str, allow: &str) {
@@ -273,12 +275,23 @@ fn cost_and_delay(test: &str, allow: &str) -> Duration {
             Some(Some(took)) => format!("within {} ms of waiting", took.as_millis() + 1),
         }
     );
-    assert!(took.is_some(), "it acted: {events:?}");
+    // Hardly anybody waits where the host keeps in its memory what is read from the disk: nothing is to be done then.
+    assert!(
+        took.is_some() || waited_in_all(&events) < HARDLY,
+        "{events:?}"
+    );
     // Bounds for a machine that others use, too; the figures themselves are in docs/performance.md.
     assert!(share < 10.0, "{share} % of a CPU");
     assert!(resident < 32 << 20, "{resident}");
     machine.unchanged("at the end");
     took.flatten().unwrap_or_default()
+}
+
+/// How long the controller saw the group that it protects wait for memory or a disk, in the whole run.
+fn waited_in_all(events: &[Value]) -> Duration {
+    let waited = |e: &&Value| e["event"] == "waited";
+    let ns = |e: &Value| e["memory_ns"].as_u64().unwrap() + e["io_ns"].as_u64().unwrap();
+    Duration::from_nanos(events.iter().filter(waited).map(ns).sum())
 }
 
 /// One short round of an experiment with a real program in it.

@@ -354,10 +354,10 @@ impl<'a> Work<'a> {
 
     fn put_back(&mut self, task: TaskId, from: &'a str, to: &'a str) -> Step {
         if !self.is_member(to, task.pid) {
-            if !self.is_member(from, task.pid)
-                && procfs::alive(self.files, task)
-                && self.files.exists(to)
-            {
+            // A task that is exiting is listed in no group, and nobody has moved it.
+            let stays = matches!(procfs::stat(self.files, task.pid),
+                Ok(Some(stat)) if stat.id == task && !stat.leaving());
+            if stays && !self.is_member(from, task.pid) && self.files.exists(to) {
                 return self.leave(format!(
                     "task {} was not moved back to {from}: somebody has moved it since",
                     task.pid
