@@ -46,7 +46,7 @@ test: deps
 # The thousand kills, another thousand while programs are frozen or limited, and the hour: every fault point, 200 random kills, every interleaving of the pool, caps and frontier in full.
 soak: deps build
 	QUELL_SOAK=1 QUELL_KILLS=$(KILLS) $(CARGO) test --workspace --locked -- --test-threads=1
-	RUSTFLAGS="--cfg loom" $(CARGO) test -p quell-core --release --locked --target-dir target/loom --lib control::pool
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p quell-control --release --locked --target-dir target/loom --lib pool
 	$(QUELL) compare experiments/caps.toml --check
 	$(QUELL) compare neighbour --rounds 60 --check
 	$(QUELL) compare deadline --check

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
-use quell_core::cpuset::CpuSet;
-use quell_core::policy::{Bandwidth, CpusWanted};
-use quell_core::task::TaskMatch;
-use quell_core::units::{Bytes, Nanos, Rate};
-use quell_core::workload::{
+use quell_policy::workload::{
     Access, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, STREAM_SIZE, Size, Store, TASK_SIZE,
     Touch, Word,
 };
+use quell_policy::{Bandwidth, CpusWanted};
+use quell_types::cpuset::CpuSet;
+use quell_types::task::TaskMatch;
+use quell_types::units::{Bytes, Nanos, Rate};
 
 use crate::bench::OpenLoop;
 use crate::lab::Lab;

@@ -3,11 +3,11 @@
 use std::fmt::Display;
 use std::path::Path;
 
-use quell_core::attribution::ACCOUNT_ENV;
-use quell_core::backend::Backend;
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::units::Nanos;
-use quell_core::workload::{Banks, CALL_RATE, CALL_SEARCH, Workload};
+use quell_policy::workload::{Banks, CALL_RATE, CALL_SEARCH, Workload};
+use quell_record::attribution::ACCOUNT_ENV;
+use quell_record::backend::Backend;
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::units::Nanos;
 use quell_workload::flush::FlushOptions;
 use quell_workload::open_loop::{MOST_CONNECTIONS, OpenLoopOptions};
 use quell_workload::overrun::OverrunOptions;
@@ -258,7 +258,7 @@ pub fn run(args: &Bench) -> Result {
             let (mut backend, machine) = machine::linux()?;
             if llc.is_none() {
                 let machine = backend
-                    .inventory(quell_core::backend::Probe::Deep)
+                    .inventory(quell_record::backend::Probe::Deep)
                     .map_err(failed)?;
                 return rates(machine.measured.as_ref(), *json);
             }
@@ -299,7 +299,7 @@ fn canary(cpus: Option<&CpuSet>, rounds: u32, json: bool) -> Result {
     Ok(Exit::Done)
 }
 
-fn rates(measured: Option<&quell_core::inventory::Measured>, json: bool) -> Result {
+fn rates(measured: Option<&quell_plan::inventory::Measured>, json: bool) -> Result {
     if json {
         return show_json(&measured);
     }

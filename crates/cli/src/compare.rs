@@ -5,12 +5,12 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use quell_core::experiment::{Experiment, Subject};
-use quell_core::inventory::Inventory;
-use quell_core::plan::Refusal;
-use quell_core::policy::Policy;
-use quell_core::workload::Workload;
 use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
+use quell_plan::inventory::Inventory;
+use quell_policy::Policy;
+use quell_policy::experiment::{Experiment, Subject};
+use quell_policy::workload::Workload;
+use quell_types::refusal::Refusal;
 
 use crate::args::Compare;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
@@ -222,7 +222,7 @@ pub fn carry_out(
         &machine,
         &|policy: &Policy, machine: &Inventory| {
             let solos = crate::profile::solos(policy, machine, on, &BTreeMap::new());
-            quell_core::planner::plan_beside(policy, machine, &solos)
+            quell_plan::planner::plan_beside(policy, machine, &solos)
         },
         &options,
         &mut bar,

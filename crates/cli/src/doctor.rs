@@ -2,9 +2,9 @@
 
 use std::num::NonZeroUsize;
 
-use quell_core::inventory::Inventory;
-use quell_core::lab::Guest;
 use quell_linux::capture;
+use quell_plan::inventory::Inventory;
+use quell_policy::lab::Guest;
 use quell_report::Measurements;
 use quell_workload::deep::Depth;
 

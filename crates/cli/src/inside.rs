@@ -9,10 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use quell_core::lab::Guest;
-use quell_core::policy::Policy;
 use quell_lab::folder::Folder;
 use quell_lab::vm;
+use quell_policy::Policy;
+use quell_policy::lab::Guest;
 
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::machine;

@@ -4,12 +4,12 @@ use std::io::{stderr, stdout};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use quell_core::lab::{Accelerator, Guest, Lru, Swap};
-use quell_core::units::{Bytes, Nanos, Rate};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
 use quell_lab::vm::{self, Outcome, Talk};
 use quell_linux::signals::{next_signal, stop_signals};
+use quell_policy::lab::{Accelerator, Guest, Lru, Swap};
+use quell_types::units::{Bytes, Nanos, Rate};
 
 use crate::args::word;
 use crate::exit::{Exit, Failure, Result, failed, usage};

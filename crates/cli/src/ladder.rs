@@ -6,10 +6,10 @@ use std::fmt::{self, Write};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::experiment::Experiment;
-use quell_core::units::{Nanos, Rate};
-use quell_core::workload::Workload;
+use quell_policy::experiment::Experiment;
+use quell_policy::workload::Workload;
+use quell_types::cpuset::CpuSet;
+use quell_types::units::{Nanos, Rate};
 
 use crate::compare::{Wanted, carry_out, complete};
 use crate::exit::{Exit, Result, failed, problems, usage};

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use quell_core::inventory::Inventory;
-use quell_core::lab::Guest;
-use quell_core::plan::{Plan as Planned, Refusal};
-use quell_core::planner::Solos;
-use quell_core::policy::Policy;
-use quell_core::text::place_of;
 use quell_linux::capture::Capture;
+use quell_plan::Plan as Planned;
+use quell_plan::inventory::Inventory;
+use quell_plan::planner::Solos;
+use quell_policy::Policy;
+use quell_policy::lab::Guest;
+use quell_types::refusal::Refusal;
+use quell_types::text::place_of;
 
 use crate::args::Plan;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
@@ -38,7 +39,7 @@ pub fn plan(
     machine: &Inventory,
     solos: &Solos,
 ) -> Result<Planned> {
-    quell_core::planner::plan_beside(policy, machine, solos).map_err(|all| refused(&all, path))
+    quell_plan::planner::plan_beside(policy, machine, solos).map_err(|all| refused(&all, path))
 }
 
 /// Refusals, each with its place in the file, if there is one, in the order of the file.

@@ -1,8 +1,8 @@
 //! `quell bench detector`, `anon-hog`, `file-hog`, `dirty-writer`.
 
 use clap::Subcommand;
-use quell_core::units::{Bytes, Nanos, Rate};
-use quell_core::workload::{AnonHog, Detector, DirtyWriter, FileHog, Passes, Reading, Workload};
+use quell_policy::workload::{AnonHog, Detector, DirtyWriter, FileHog, Passes, Reading, Workload};
+use quell_types::units::{Bytes, Nanos, Rate};
 
 use crate::args::{Common, word};
 

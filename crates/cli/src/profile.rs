@@ -7,24 +7,24 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use quell_core::backend::{Program, SubjectSpec};
-use quell_core::cpuset::CpuSet;
-use quell_core::deep::Fingerprint;
-use quell_core::demand::{
-    BIN, Measuring, PROFILE_SCHEMA, Profile, Quantity, Sampler, Series, Sought, Subject, UnitTimes,
-    WorkingSet, assess, bins, proposal,
-};
-use quell_core::inventory::{Inventory, MeterKind};
-use quell_core::lab::Guest;
-use quell_core::planner::{Solo, Solos};
-use quell_core::policy::{Group, Policy, Target as PolicyTarget};
-use quell_core::task::TaskMatch;
-use quell_core::units::{LINE_BYTES, Nanos};
-use quell_core::workload::Workload;
 use quell_engine::compare::Progress;
 use quell_linux::pmu;
 use quell_linux::profile::{Options, Wanted, sees_writes, watch};
 use quell_linux::root::Kernel;
+use quell_plan::deep::Fingerprint;
+use quell_plan::inventory::{Inventory, MeterKind};
+use quell_plan::planner::{Solo, Solos};
+use quell_policy::lab::Guest;
+use quell_policy::workload::Workload;
+use quell_policy::{Group, Policy, Target as PolicyTarget};
+use quell_record::backend::{Program, SubjectSpec};
+use quell_record::demand::{
+    BIN, Measuring, PROFILE_SCHEMA, Profile, Quantity, Sampler, Series, Sought, Subject, UnitTimes,
+    WorkingSet, assess, bins, proposal,
+};
+use quell_types::cpuset::CpuSet;
+use quell_types::task::TaskMatch;
+use quell_types::units::{LINE_BYTES, Nanos};
 
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::inside::{self, Luggage};

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 
-use quell_core::record::Record;
-use quell_core::result::{CompareResult, Figures};
-use quell_core::stats::Interval;
+use quell_record::events::Record;
+use quell_record::result::{CompareResult, Figures};
+use quell_types::stats::Interval;
 
 use crate::args::{Export, Format, Report};
 use crate::exit::{Exit, Result, failed, usage};

@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use quell_core::backend::{HoldOptions, Program, SubjectSpec};
-use quell_core::cpuset::CpuId;
-use quell_core::ids::GroupId;
-use quell_core::inventory::Inventory;
-use quell_core::lab::Guest;
-use quell_core::plan::Plan;
-use quell_core::policy::{Adapt, Group, Policy, Role};
-use quell_core::record::{CpuTimes, Decision, Event};
-use quell_core::units::Nanos;
 use quell_engine::folder::Folder;
 use quell_engine::hold::{Held, Outcome, Until, run as hold};
 use quell_engine::sink::Sink;
 use quell_linux::backend::Linux;
+use quell_plan::Plan;
+use quell_plan::inventory::Inventory;
+use quell_policy::lab::Guest;
+use quell_policy::{Adapt, Group, Policy, Role};
+use quell_record::backend::{HoldOptions, Program, SubjectSpec};
+use quell_record::events::{CpuTimes, Decision, Event};
+use quell_types::cpuset::CpuId;
+use quell_types::ids::GroupId;
+use quell_types::units::Nanos;
 
 use crate::args::Run;
 use crate::exit::{Exit, Failure, Result, failed, usage};
@@ -133,7 +133,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
 }
 
 fn now(backend: &Linux) -> Nanos {
-    quell_core::backend::Backend::now(backend)
+    quell_record::backend::Backend::now(backend)
 }
 
 /// The policy, and the group that the command of the command line is launched in.
@@ -310,7 +310,7 @@ fn record(
 ) -> Result<String> {
     let text = toml::to_string_pretty(policy).map_err(failed)?;
     let manifest = serde_json::json!({
-        "schema": quell_core::record::MANIFEST_SCHEMA,
+        "schema": quell_record::events::MANIFEST_SCHEMA,
         "version": env!("CARGO_PKG_VERSION"),
         "created_unix_s": begun_unix_s,
         "command_line": machine::command_line(),

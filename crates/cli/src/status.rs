@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use quell_core::ids::GroupId;
-use quell_core::plan::{Plan, Setting};
-use quell_core::record::Declared;
-use quell_core::standing::Standing;
-use quell_core::units::Nanos;
 use quell_linux::lease::{self, Lease, State};
 use quell_linux::lock::Lock;
 use quell_linux::root::Kernel;
 use quell_linux::{restore as undo, rt, session};
+use quell_plan::{Plan, Setting};
+use quell_record::events::Declared;
+use quell_record::standing::Standing;
+use quell_types::ids::GroupId;
+use quell_types::units::Nanos;
 use serde::Serialize;
 
 use crate::args::Status;

@@ -3,13 +3,13 @@
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use quell_core::backend::{Backend, Probe};
-use quell_core::inventory::Inventory;
-use quell_core::lab::Accelerator;
-use quell_core::result::Timing;
 use quell_engine::compare::Machines;
 use quell_lab::profile::Profile as Emulated;
 use quell_linux::backend::Linux;
+use quell_plan::inventory::Inventory;
+use quell_policy::lab::Accelerator;
+use quell_record::backend::{Backend, Probe};
+use quell_record::result::Timing;
 use quell_sim::Sim;
 use quell_sim::board::Board;
 use quell_sim::profile::Profile;

@@ -5,8 +5,8 @@ use std::io::{self, BufRead, BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use quell_core::units::Bytes;
 use quell_sim::trace::{Import, Reader, Summary, import_lackey, summary};
+use quell_types::units::Bytes;
 
 use crate::exit::{Exit, Result, failed, usage};
 

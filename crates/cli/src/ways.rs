@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Instant;
 
-use quell_core::record::{Event, MANIFEST_SCHEMA};
-use quell_core::units::Nanos;
-use quell_core::ways::{Change, Snapshot, Timeline, changes, findings};
 use quell_engine::folder::Folder;
 use quell_engine::sink::Sink;
 use quell_linux::root::Kernel;
 use quell_linux::ways::Looker;
 use quell_linux::{rt, signals};
+use quell_record::events::{Event, MANIFEST_SCHEMA};
+use quell_record::ways::{Change, Snapshot, Timeline, changes, findings};
+use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::exit::{Exit, Result, failed, usage};

@@ -13,21 +13,21 @@ use std::path::Path;
 
 use common::Machine;
 use quell_conformance::{Arm, conformance, divided, inventory, offers, plan, step};
-use quell_core::backend::{Backend, SubjectId};
-use quell_core::control::config::Meter;
-use quell_core::control::config::Regulation;
-use quell_core::cpuset::CpuSet;
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::options::CpuWeight;
-use quell_core::options::Split;
-use quell_core::plan::{Plan, Promise, Setting, Step};
-use quell_core::units::{Lines, Nanos, Rate};
-use quell_core::workload::{Caches, Workload};
+use quell_control::config::Meter;
+use quell_control::config::Regulation;
 use quell_linux::backend::{Linux, Tools};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::lock::RUN_ROOT;
 use quell_linux::resident::KeeperCommand;
 use quell_linux::session::WatchdogCommand;
+use quell_plan::{Plan, Promise, Setting, Step};
+use quell_policy::workload::{Caches, Workload};
+use quell_record::backend::{Backend, SubjectId};
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::options::CpuWeight;
+use quell_types::options::Split;
+use quell_types::units::{Lines, Nanos, Rate};
 
 /// Field order is drop order: the hold ends before the machine is compared with what it was.
 struct Live {

@@ -53,7 +53,7 @@ fn shape(deep: &Value, cpus: usize) {
         }
     }
     let points = deep["caches"]["points"].as_array().unwrap();
-    let sizes: Vec<quell_core::units::Bytes> = points
+    let sizes: Vec<quell_types::units::Bytes> = points
         .iter()
         .map(|p| p["size"].as_str().unwrap().parse().unwrap())
         .collect();
@@ -182,7 +182,7 @@ fn witnesses(machine: &Value) {
                     "instruction" => "i",
                     _ => "",
                 };
-                let size: quell_core::units::Bytes = c["size"].as_str().unwrap().parse().unwrap();
+                let size: quell_types::units::Bytes = c["size"].as_str().unwrap().parse().unwrap();
                 format!("L{}{kind}", c["level"]) == name && size.0 == bytes
             });
             assert!(ours, "{cache} is not in {}", machine["caches"]);

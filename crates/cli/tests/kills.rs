@@ -236,7 +236,7 @@ fn a_kill_at_a_random_moment_leaves_nothing() {
         u32::try_from(begun.elapsed().as_micros()).unwrap()
     });
     let whole = whole.min().unwrap();
-    let mut random = quell_core::rng::Rng::new(std::process::id().into());
+    let mut random = quell_types::rng::Rng::new(std::process::id().into());
     let (rounds, mut alive) = (kills::kills().max(20), 0);
     let mut longest = Duration::ZERO;
     for round in 0..rounds {

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::{Machine, Running, eventually, in_status, machine, quell, status_of};
-use quell_core::experiment::Experiment;
 use quell_linux::cgroup::{Cgroups, Controller, Hierarchy, Version};
+use quell_policy::experiment::Experiment;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -159,7 +159,7 @@ fn all_subjects_and_their_groups_are_below_one_limit_and_controllers_see_it_as_t
 
 /// How many CPUs a list names.
 fn width(list: &str) -> usize {
-    list.parse::<quell_core::cpuset::CpuSet>().unwrap().len()
+    list.parse::<quell_types::cpuset::CpuSet>().unwrap().len()
 }
 
 /// Time that tasks of a group have waited for memory so far, in µs.

@@ -15,7 +15,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use common::{quell, run, send};
-use quell_core::measurement::Measurement;
+use quell_record::measurement::Measurement;
 use rustix::process::Signal;
 
 /// A generator as a runner starts it.

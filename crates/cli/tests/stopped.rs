@@ -16,8 +16,8 @@ mod guest;
 #[path = "common/kills.rs"]
 mod kills;
 
-use quell_core::lab::{Guest, Lru};
-use quell_core::units::{Bytes, Rate};
+use quell_policy::lab::{Guest, Lru};
+use quell_types::units::{Bytes, Rate};
 
 const SCRIPT: &str = r#"
 CG=/sys/fs/cgroup

@@ -15,9 +15,9 @@ use std::time::Duration;
 mod guest;
 
 use guest::Said;
-use quell_core::deep::MbaCurve;
-use quell_core::inventory::Inventory;
-use quell_core::units::Share;
+use quell_plan::deep::MbaCurve;
+use quell_plan::inventory::Inventory;
+use quell_types::units::Share;
 
 /// Words, a critical sleeper and a neighbour that writes without end.
 const SUBJECTS: &str = r#"

@@ -4,18 +4,18 @@ mod beside;
 mod held;
 mod mechanisms;
 
-use quell_core::backend::{Action, HoldOptions, Seen, SubjectId};
-use quell_core::control::config::Meter;
-use quell_core::control::config::Pooling;
-use quell_core::control::config::Regulation;
-use quell_core::cpuset::CpuSet;
-use quell_core::inventory::MeterKind;
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::options::After;
-use quell_core::options::Split;
-use quell_core::plan::{Observed, Promise, Setting};
-use quell_core::source::Source;
-use quell_core::units::{Lines, Nanos, Rate, Share};
+use quell_control::config::Meter;
+use quell_control::config::Pooling;
+use quell_control::config::Regulation;
+use quell_plan::inventory::MeterKind;
+use quell_plan::{Observed, Promise, Setting};
+use quell_record::backend::{Action, HoldOptions, Seen, SubjectId};
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::options::After;
+use quell_types::options::Split;
+use quell_types::source::Source;
+use quell_types::units::{Lines, Nanos, Rate, Share};
 
 use crate::{
     Arm, confine, divided, gather, inventory, measured, measured_together, offers, plan, rate,

@@ -15,17 +15,17 @@ pub mod bodies;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use quell_core::backend::{
+use quell_control::config::Meter;
+use quell_plan::inventory::Availability;
+use quell_plan::{Held, Loops, Plan, Promise, Setting, Step};
+use quell_record::backend::{
     Action, Backend, Observation, Probe, Program, Seen, SubjectId, SubjectSpec,
 };
-use quell_core::control::config::Meter;
-use quell_core::cpuset::CpuSet;
-use quell_core::ids::StepId;
-use quell_core::inventory::Availability;
-use quell_core::measurement::Measurement;
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::plan::{Held, Loops, Plan, Promise, Setting, Step};
-use quell_core::units::Nanos;
+use quell_record::measurement::Measurement;
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::StepId;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::units::Nanos;
 
 /// A machine under test.
 pub trait Arm {
@@ -180,7 +180,7 @@ pub fn confine(arm: &mut dyn Arm, name: &str, cpus: &CpuSet, exclusive: bool) {
 }
 
 /// The machine.
-pub fn inventory(arm: &mut dyn Arm) -> quell_core::inventory::Inventory {
+pub fn inventory(arm: &mut dyn Arm) -> quell_plan::inventory::Inventory {
     arm.backend().inventory(Probe::Fast).unwrap()
 }
 

@@ -4,19 +4,19 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Action, Backend, Seen};
-use quell_core::control::config::Regulation;
-use quell_core::control::deadline::{Aim, Step, Unit};
-use quell_core::control::deadlines::Deadlines;
-use quell_core::cpuset::CpuSet;
-use quell_core::ids::GroupId;
-use quell_core::ids::PromiseId;
-use quell_core::mechanism::Level;
-use quell_core::plan::{Adaptation, Observed, Plan, Promise, Setting};
-use quell_core::record::{Declared, Event};
-use quell_core::source::Source;
-use quell_core::standing::Cause;
-use quell_core::units::{Lines, Nanos, Rate, Share};
+use quell_control::config::Regulation;
+use quell_control::deadline::{Aim, Step, Unit};
+use quell_control::deadlines::Deadlines;
+use quell_plan::{Adaptation, Observed, Plan, Promise, Setting};
+use quell_record::backend::{Action, Backend, Seen};
+use quell_record::events::{Declared, Event};
+use quell_record::standing::Cause;
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::GroupId;
+use quell_types::ids::PromiseId;
+use quell_types::mechanism::Level;
+use quell_types::source::Source;
+use quell_types::units::{Lines, Nanos, Rate, Share};
 
 use crate::loops::Loop;
 use crate::sink::Sink;

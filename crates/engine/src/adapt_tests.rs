@@ -3,14 +3,14 @@
 use super::*;
 use crate::fake::{Fake, command, plan_with_steps};
 use crate::hold::{self, Until};
-use quell_core::backend::HoldOptions;
-use quell_core::control::config::Meter;
-use quell_core::control::config::Regulation;
-use quell_core::ids::StepId;
-use quell_core::mechanism::Mechanism;
-use quell_core::options::Split;
-use quell_core::plan::{Headroom, Held, Lever};
-use quell_core::standing::Standing;
+use quell_control::config::Meter;
+use quell_control::config::Regulation;
+use quell_plan::{Headroom, Held, Lever};
+use quell_record::backend::HoldOptions;
+use quell_record::standing::Standing;
+use quell_types::ids::StepId;
+use quell_types::mechanism::Mechanism;
+use quell_types::options::Split;
 
 const DEADLINE: Nanos = Nanos::millis(8);
 

@@ -1,9 +1,9 @@
 //! From windows to figures: what a round says about a metric, and what the rounds together say. The rules are those of
-//! [`quell_core::result`]; everything here is a function of its arguments.
+//! [`quell_record::result`]; everything here is a function of its arguments.
 
-use quell_core::result::Figures;
-use quell_core::stats::Better;
-use quell_core::stats::{Interval, bootstrap, mean, median, percentile, ratios, sorted};
+use quell_record::result::Figures;
+use quell_types::stats::Better;
+use quell_types::stats::{Interval, bootstrap, mean, median, percentile, ratios, sorted};
 
 /// Windows a round must have before a percentile of it means anything: one in the tail.
 const FOR_P95: usize = 20;

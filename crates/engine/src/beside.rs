@@ -13,11 +13,11 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 use std::vec;
 
-use quell_core::backend::Backend;
-use quell_core::cpuset::CpuId;
-use quell_core::ids::GroupId;
-use quell_core::record::{CpuTimes, Decision, Event};
-use quell_core::units::Nanos;
+use quell_record::backend::Backend;
+use quell_record::events::{CpuTimes, Decision, Event};
+use quell_types::cpuset::CpuId;
+use quell_types::ids::GroupId;
+use quell_types::units::Nanos;
 
 use crate::compare::Progress;
 use crate::folder::Folder;

@@ -5,16 +5,16 @@
 //! machine, on a program that does nothing but read the clock: how much shorter than the budget its runs are. Nine tenths of
 //! what nineteen runs of twenty lose are taken.
 
-use quell_core::backend::{Backend, BackendError, Program, Seen, SubjectSpec};
-use quell_core::control::config::Meter;
-use quell_core::control::config::Regulation;
-use quell_core::cpuset::CpuId;
-use quell_core::ids::StepId;
-use quell_core::inventory::{Availability, Inventory};
-use quell_core::mechanism::Mechanism;
-use quell_core::options::Split;
-use quell_core::plan::{Setting, Step};
-use quell_core::units::{Lines, Nanos, Share};
+use quell_control::config::Meter;
+use quell_control::config::Regulation;
+use quell_plan::inventory::{Availability, Inventory};
+use quell_plan::{Setting, Step};
+use quell_record::backend::{Backend, BackendError, Program, Seen, SubjectSpec};
+use quell_types::cpuset::CpuId;
+use quell_types::ids::StepId;
+use quell_types::mechanism::Mechanism;
+use quell_types::options::Split;
+use quell_types::units::{Lines, Nanos, Share};
 
 const GROUP: &str = "calibration";
 const PERIOD: Nanos = Nanos::millis(1);

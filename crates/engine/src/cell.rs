@@ -12,17 +12,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use quell_core::attribution::Stop;
-use quell_core::backend::{Action, Program, Seen, SubjectId, SubjectSpec};
-use quell_core::control::bandwidth::Fast;
-use quell_core::control::pooled::Pooled;
-use quell_core::cpuset::CpuId;
-use quell_core::experiment::RUN_TIME;
-use quell_core::ids::GroupId;
-use quell_core::measurement::Measurement;
-use quell_core::record::{Decision, Event};
-use quell_core::source::NumberPattern;
-use quell_core::units::Nanos;
+use quell_control::bandwidth::Fast;
+use quell_control::pooled::Pooled;
+use quell_policy::experiment::RUN_TIME;
+use quell_record::attribution::Stop;
+use quell_record::backend::{Action, Program, Seen, SubjectId, SubjectSpec};
+use quell_record::events::{Decision, Event};
+use quell_record::measurement::Measurement;
+use quell_types::cpuset::CpuId;
+use quell_types::ids::GroupId;
+use quell_types::source::NumberPattern;
+use quell_types::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::drive::{Order, Script};

@@ -4,8 +4,8 @@ use super::*;
 use crate::drive::{DriveError, Driven, drive};
 use crate::fake::{self, Fake, Scene, plan_with_steps};
 use crate::sink::NoSink;
-use quell_core::backend::HoldOptions;
-use quell_core::workload::{Access, Operation, Order as Walk, Pages, Size, Workload};
+use quell_policy::workload::{Access, Operation, Order as Walk, Pages, Size, Workload};
+use quell_record::backend::HoldOptions;
 
 fn member(name: &str, program: Program, decides: bool) -> Member {
     let command = matches!(program, Program::Command(_));

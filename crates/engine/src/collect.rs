@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::attribution::{Account, Attribution, Stop, Sum, reference};
-use quell_core::experiment::Configuration;
-use quell_core::ids::PromiseId;
-use quell_core::inventory::Inventory;
-use quell_core::measurement::Measurement;
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::plan::{Plan, Promise, Setting, Step};
-use quell_core::record::COMPARE_SCHEMA;
-use quell_core::result::{
+use quell_plan::inventory::Inventory;
+use quell_plan::{Plan, Promise, Setting, Step};
+use quell_policy::experiment::Configuration;
+use quell_policy::workload::{Pages, Workload};
+use quell_record::attribution::{Account, Attribution, Stop, Sum, reference};
+use quell_record::events::COMPARE_SCHEMA;
+use quell_record::measurement::Measurement;
+use quell_record::result::{
     CellFailure, CompareResult, ConfigurationResult, Figures, Frontier, PromiseLost, PromiseResult,
     Reaction, SubjectResult, Timing, Totals,
 };
-use quell_core::stats::Better;
-use quell_core::stats::{percentile, sorted};
-use quell_core::units::Nanos;
-use quell_core::workload::{Pages, Workload};
+use quell_types::ids::PromiseId;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::stats::Better;
+use quell_types::stats::{percentile, sorted};
+use quell_types::units::Nanos;
 
 use crate::aggregate::{Round, Rules, figures, tidy};
 use crate::cell::Throttling;

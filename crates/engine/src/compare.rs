@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use quell_core::experiment::Experiment;
-use quell_core::inventory::Inventory;
-use quell_core::plan::{Plan, Refusal};
-use quell_core::policy::Policy;
-use quell_core::record::{MANIFEST_SCHEMA, Record};
-use quell_core::result::{CompareResult, Timing};
+use quell_plan::Plan;
+use quell_plan::inventory::Inventory;
+use quell_policy::Policy;
+use quell_policy::experiment::Experiment;
+use quell_record::events::{MANIFEST_SCHEMA, Record};
+use quell_record::result::{CompareResult, Timing};
+use quell_types::refusal::Refusal;
 use serde::Serialize;
 
 use crate::collect::{Collected, Heading};

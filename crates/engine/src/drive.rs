@@ -4,15 +4,15 @@
 //! What differs between holding a policy and measuring a cell is the [`Script`]: a state machine that never touches the
 //! backend itself. So there is one place in which things are applied, and one in which they are undone.
 
-use quell_core::backend::{
+use quell_plan::Plan;
+use quell_record::backend::{
     Action, Backend, HoldOptions, Observation, Seen, SubjectId, SubjectSpec, Undone,
 };
-use quell_core::demand::{Drawn, WorkingSet};
-use quell_core::mechanism::Level;
-use quell_core::plan::Plan;
-use quell_core::record::Event;
-use quell_core::standing::{Cause, Standing};
-use quell_core::units::Nanos;
+use quell_record::demand::{Drawn, WorkingSet};
+use quell_record::events::Event;
+use quell_record::standing::{Cause, Standing};
+use quell_types::mechanism::Level;
+use quell_types::units::Nanos;
 
 use crate::loops::{self, Loop};
 use crate::sink::{Sink, Watching};
@@ -336,7 +336,7 @@ fn finding(backend: &dyn Backend, sink: &mut dyn Sink, what: &str) {
 mod tests {
     use super::*;
     use crate::fake::{Fake, command, plan_with_steps};
-    use quell_core::record::CpuTimes;
+    use quell_record::events::CpuTimes;
 
     /// Starts one command and ends with it.
     struct UntilExit {

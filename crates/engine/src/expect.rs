@@ -1,7 +1,7 @@
 //! What an experiment expects of its result, and whether it was found: the rows of `compare --check`.
 
-use quell_core::experiment::{Expect, Figure};
-use quell_core::result::{ConfigurationResult, ExpectationResult, Figures};
+use quell_policy::experiment::{Expect, Figure};
+use quell_record::result::{ConfigurationResult, ExpectationResult, Figures};
 
 /// One row per condition, in the order of the experiment. A configuration that was not asked for (`--only`) gives no
 /// row; one that was refused or could not be measured fails its rows.

@@ -4,26 +4,26 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use quell_core::backend::{
-    Action, Backend, BackendError, HoldOptions, Observation, Own, Probe, Program, Seen, SubjectId,
-    SubjectSpec, Undone,
-};
-use quell_core::control::deadline::Unit;
-use quell_core::control::pressure::Look;
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::demand::Drawn;
-use quell_core::ids::StepId;
-use quell_core::inventory::{
+use quell_control::deadline::Unit;
+use quell_control::pressure::Look;
+use quell_plan::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
     MemoryMeans, MeterKind, Node,
 };
-use quell_core::measurement::Measurement;
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::partition::Partitions;
-use quell_core::plan::{Loops, Plan, Pressured, Setting, Step};
-use quell_core::record::{CpuTimes, Declared, Event};
-use quell_core::standing::Standing;
-use quell_core::units::{Bytes, Nanos, Rate};
+use quell_plan::{Loops, Plan, Pressured, Setting, Step};
+use quell_record::backend::{
+    Action, Backend, BackendError, HoldOptions, Observation, Own, Probe, Program, Seen, SubjectId,
+    SubjectSpec, Undone,
+};
+use quell_record::demand::Drawn;
+use quell_record::events::{CpuTimes, Declared, Event};
+use quell_record::measurement::Measurement;
+use quell_record::standing::Standing;
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::ids::StepId;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::partition::Partitions;
+use quell_types::units::{Bytes, Nanos, Rate};
 
 /// What a generator reports: from (its name, the steps in force, the others running beside it, its span).
 pub type Behaviour = Box<dyn Fn(&Scene<'_>) -> Measurement + Send>;

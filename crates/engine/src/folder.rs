@@ -8,14 +8,14 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use quell_core::attribution::{Account, Row, Unit};
-use quell_core::calendar;
-use quell_core::control::bandwidth::Fast;
-use quell_core::cpuset::CpuId;
-use quell_core::ids::GroupId;
-use quell_core::measurement::Measurement;
-use quell_core::record::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
-use quell_core::units::Nanos;
+use quell_control::bandwidth::Fast;
+use quell_record::attribution::{Account, Row, Unit};
+use quell_record::events::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
+use quell_record::measurement::Measurement;
+use quell_types::calendar;
+use quell_types::cpuset::CpuId;
+use quell_types::ids::GroupId;
+use quell_types::units::Nanos;
 
 use crate::resume::{self, Done};
 use crate::sink::Sink;

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Backend, HoldOptions, Seen, SubjectId, SubjectSpec, Undone};
-use quell_core::plan::Plan;
-use quell_core::record::Event;
-use quell_core::standing::Standing;
-use quell_core::units::Nanos;
+use quell_plan::Plan;
+use quell_record::backend::{Backend, HoldOptions, Seen, SubjectId, SubjectSpec, Undone};
+use quell_record::events::Event;
+use quell_record::standing::Standing;
+use quell_types::units::Nanos;
 
 use crate::drive::{DriveError, Ended, Order, Script, drive};
 use crate::sink::Sink;

@@ -1,8 +1,8 @@
 //! What is done again and again while a plan holds: the slow controllers, behind one trait.
 
-use quell_core::backend::{Backend, Seen};
-use quell_core::plan::Plan;
-use quell_core::units::Nanos;
+use quell_plan::Plan;
+use quell_record::backend::{Backend, Seen};
+use quell_types::units::Nanos;
 
 use crate::adapt::Adapt;
 use crate::memory::Memory;

@@ -1,12 +1,12 @@
 //! The control of memory pressure while a plan holds: looks at the machine's memory, decisions as acts, and the record of
 //! both. What is decided is [`Controller`]'s.
 
-use quell_core::backend::{Action, Backend, Own, Seen};
-use quell_core::control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
-use quell_core::journal::TaskId;
-use quell_core::plan::{Plan, Pressured};
-use quell_core::record::{Event, Steering};
-use quell_core::units::{Bytes, Nanos};
+use quell_control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
+use quell_plan::{Plan, Pressured};
+use quell_record::backend::{Action, Backend, Own, Seen};
+use quell_record::events::{Event, Steering};
+use quell_types::journal::TaskId;
+use quell_types::units::{Bytes, Nanos};
 
 use crate::loops::Loop;
 use crate::sink::Sink;
@@ -250,12 +250,12 @@ mod tests {
     use crate::drive::{Ended, drive};
     use crate::fake::{Fake, plan_with_steps};
     use crate::hold::{Until, run};
-    use quell_core::backend::HoldOptions;
-    use quell_core::control::config::Allows;
-    use quell_core::control::pressure::{Machine, Neighbour, Process};
-    use quell_core::options::PressureController;
-    use quell_core::plan::{Steered, Watched};
-    use quell_core::units::Share;
+    use quell_control::config::Allows;
+    use quell_control::pressure::{Machine, Neighbour, Process};
+    use quell_plan::{Steered, Watched};
+    use quell_record::backend::HoldOptions;
+    use quell_types::options::PressureController;
+    use quell_types::units::Share;
 
     fn plan() -> Plan {
         let allows = Allows {
@@ -502,7 +502,7 @@ mod tests {
             fn begin(&mut self, _: Nanos, _: &mut Vec<crate::drive::Order>) -> Result<(), String> {
                 Ok(())
             }
-            fn started(&mut self, _: &str, _: quell_core::backend::SubjectId, _: Nanos) {}
+            fn started(&mut self, _: &str, _: quell_record::backend::SubjectId, _: Nanos) {}
             fn seen(
                 &mut self,
                 _: Nanos,

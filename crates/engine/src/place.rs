@@ -8,9 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::inventory::Inventory;
-use quell_core::policy::Role;
+use quell_plan::inventory::Inventory;
+use quell_policy::Role;
+use quell_types::cpuset::{CpuId, CpuSet};
 
 /// Where a subject wants to run.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Action, Backend, HoldOptions, Program, Seen, SubjectId, SubjectSpec};
-use quell_core::demand::{BIN, Drawn, WorkingSet};
-use quell_core::plan::{Loops, Observed, Plan};
-use quell_core::source::Source;
-use quell_core::units::{Nanos, Share};
+use quell_plan::{Loops, Observed, Plan};
+use quell_record::backend::{Action, Backend, HoldOptions, Program, Seen, SubjectId, SubjectSpec};
+use quell_record::demand::{BIN, Drawn, WorkingSet};
+use quell_types::source::Source;
+use quell_types::units::{Nanos, Share};
 
 use crate::compare::Progress;
 use crate::drive::{DriveError, Ended, Order, Script, drive};
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::compare::NoProgress;
     use crate::fake::{Fake, command};
-    use quell_core::measurement::Measurement;
+    use quell_record::measurement::Measurement;
 
     fn generator(fake: &mut Fake) -> SubjectSpec {
         fake.generator("job", |_| Measurement::default());

@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use quell_core::calendar;
-use quell_core::cpuset::CpuId;
-use quell_core::inventory::Inventory;
-use quell_core::plan::{Plan, Refusal};
-use quell_core::record::{
+use quell_plan::Plan;
+use quell_plan::inventory::Inventory;
+use quell_record::events::{
     COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, Event, MANIFEST_SCHEMA, Met, Record, Span,
     Stamped, Stop,
 };
-use quell_core::result::CompareResult;
+use quell_record::result::CompareResult;
+use quell_types::calendar;
+use quell_types::cpuset::CpuId;
+use quell_types::refusal::Refusal;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -409,7 +410,7 @@ mod tests {
     use super::*;
     use crate::folder::Folder;
     use crate::sink::Sink;
-    use quell_core::units::Nanos;
+    use quell_types::units::Nanos;
 
     /// A record of a run with the manifest given.
     fn record(runs: &Path, manifest: &str) -> PathBuf {

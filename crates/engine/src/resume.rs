@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use quell_core::ids::PromiseId;
-use quell_core::measurement::Measurement;
-use quell_core::mechanism::Level;
-use quell_core::standing::Cause;
-use quell_core::units::Nanos;
+use quell_record::measurement::Measurement;
+use quell_record::standing::Cause;
+use quell_types::ids::PromiseId;
+use quell_types::mechanism::Level;
+use quell_types::units::Nanos;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -7,13 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Backend, HoldOptions};
-use quell_core::measurement::Measurement;
-use quell_core::record::Event;
-use quell_core::result::CellFailure;
-use quell_core::rng::Rng;
-use quell_core::standing::Standing;
-use quell_core::units::Nanos;
+use quell_record::backend::{Backend, HoldOptions};
+use quell_record::events::Event;
+use quell_record::measurement::Measurement;
+use quell_record::result::CellFailure;
+use quell_record::standing::Standing;
+use quell_types::rng::Rng;
+use quell_types::units::Nanos;
 
 use crate::beside::beside;
 use crate::cell::{Cell, Throttling};

@@ -3,17 +3,18 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::attribution::ACCOUNT_ENV;
-use quell_core::backend::{Program, SubjectSpec};
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::experiment::{
+use quell_plan::Plan;
+use quell_plan::inventory::Inventory;
+use quell_policy::experiment::{
     Configuration, Each, Experiment, Instance, Measure, Pin, Span as Wanted, Until,
 };
-use quell_core::inventory::Inventory;
-use quell_core::plan::{Plan, Refusal};
-use quell_core::policy::{CpusWanted, Policy, Role};
-use quell_core::text::suggestion;
-use quell_core::units::Nanos;
+use quell_policy::{CpusWanted, Policy, Role};
+use quell_record::attribution::ACCOUNT_ENV;
+use quell_record::backend::{Program, SubjectSpec};
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::refusal::Refusal;
+use quell_types::text::suggestion;
+use quell_types::units::Nanos;
 
 use crate::cell::{Extract, Member, Span};
 use crate::compare::{CompareError, PlanFn};

@@ -1,11 +1,11 @@
 //! Where the events of a hold go.
 
-use quell_core::cpuset::CpuId;
-use quell_core::ids::GroupId;
-use quell_core::plan::Plan;
-use quell_core::record::{CpuTimes, Decision, Event};
-use quell_core::standing::Standing;
-use quell_core::units::Nanos;
+use quell_plan::Plan;
+use quell_record::events::{CpuTimes, Decision, Event};
+use quell_record::standing::Standing;
+use quell_types::cpuset::CpuId;
+use quell_types::ids::GroupId;
+use quell_types::units::Nanos;
 
 /// Where events go.
 pub trait Sink {

@@ -1,12 +1,12 @@
 //! Ways that follow what a group misses while a plan holds. What is decided is [`Sizer`]'s; here its word becomes masks, and events.
 
-use quell_core::backend::{Action, Backend};
-use quell_core::control::config::Boundary;
-use quell_core::control::ways::{Rules, Sizer, Step};
-use quell_core::partition::Mask;
-use quell_core::plan::Following;
-use quell_core::record::Event;
-use quell_core::units::Nanos;
+use quell_control::config::Boundary;
+use quell_control::ways::{Rules, Sizer, Step};
+use quell_plan::Following;
+use quell_record::backend::{Action, Backend};
+use quell_record::events::Event;
+use quell_types::partition::Mask;
+use quell_types::units::Nanos;
 
 use crate::loops::Loop;
 use crate::sink::Sink;

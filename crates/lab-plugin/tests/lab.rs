@@ -16,12 +16,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use quell_core::lab::{Accelerator, Guest, Lru, Swap};
-use quell_core::units::{Bytes, Rate};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
 use quell_lab::profile::BUILT_IN;
 use quell_lab::vm::{Lab, Outcome, Talk};
+use quell_policy::lab::{Accelerator, Guest, Lru, Swap};
+use quell_types::units::{Bytes, Rate};
 
 /// What the guest's shell scripts share: `role` runs this program in one of its roles, on `$ON`'s CPU.
 const WORDS: &str = r#"

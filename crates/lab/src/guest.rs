@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use quell_core::lab::{Guest, Lru, Swap};
+use quell_policy::lab::{Guest, Lru, Swap};
 
 use crate::image::Image;
 use crate::packages::{Kernel, Packages};

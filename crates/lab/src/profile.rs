@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
-use quell_core::bits::BitFunctions;
-use quell_core::units::Bytes;
 use quell_model::address::{AddressMap, Fields};
 use quell_model::cache::{Cache, Geometry, Policy};
 use quell_model::dram::{OpenRows, Row};
+use quell_types::bits::BitFunctions;
+use quell_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;

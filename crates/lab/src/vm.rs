@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use quell_core::lab::{Accelerator, Guest, Swap};
-use quell_core::units::Bytes;
+use quell_policy::lab::{Accelerator, Guest, Swap};
+use quell_types::units::Bytes;
 
 use crate::boot::{PORTS, Stopped};
 use crate::emul::{Report, Topology};

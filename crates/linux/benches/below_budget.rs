@@ -26,16 +26,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use counted::Counted;
-use quell_core::control::config::Meter as Kind;
-use quell_core::control::config::Regulation;
-use quell_core::options::Split;
-use quell_core::units::{Lines, Nanos, Rate};
+use quell_control::config::Meter as Kind;
+use quell_control::config::Regulation;
 use quell_linux::brake::{Brake, Decides, Permit};
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::meter::TimeMeter;
 use quell_linux::perf::{self, Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
 use quell_linux::pool::Pool;
 use quell_linux::root::Kernel;
+use quell_types::options::Split;
+use quell_types::units::{Lines, Nanos, Rate};
 
 /// One line is one nanosecond at this rate.
 const PEAK: Rate = Rate(64_000_000_000);

@@ -7,8 +7,8 @@
 //!   (`calculate_min_free_kbytes`, mm/page_alloc.c): who grows gets so much between two looks.
 //! - v1 tells of no pressure: the v2 cgroup above all groups does, where there is one.
 
-use quell_core::control::pressure::Machine;
-use quell_core::units::{Bytes, Share};
+use quell_control::pressure::Machine;
+use quell_types::units::{Bytes, Share};
 
 use crate::cgroup::Version;
 use crate::error::Result;

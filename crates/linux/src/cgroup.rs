@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use crate::below::tasks_in;
 use crate::error::{Error, Result};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::journal::{Stopped, TaskId, Undo};
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::{Stopped, TaskId, Undo};
 
 use crate::error::{Error, Result};
 use crate::fault;

@@ -7,10 +7,10 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use quell_core::backend::{Seen, SubjectId};
-use quell_core::cpuset::CpuSet;
-use quell_core::measurement::Measurement;
-use quell_core::units::Nanos;
+use quell_record::backend::{Seen, SubjectId};
+use quell_record::measurement::Measurement;
+use quell_types::cpuset::CpuSet;
+use quell_types::units::Nanos;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::{Error, Result};

@@ -10,12 +10,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use quell_client::{Caller, Listener, Refused};
-use quell_core::backend::Seen;
-use quell_core::ids::GroupId;
-use quell_core::plan::Observed;
-use quell_core::record::Event;
-use quell_core::source::Source;
-use quell_core::units::Nanos;
+use quell_plan::Observed;
+use quell_record::backend::Seen;
+use quell_record::events::Event;
+use quell_types::ids::GroupId;
+use quell_types::source::Source;
+use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 
@@ -294,10 +294,10 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use quell_client::{Demand, Session, layout};
-    use quell_core::control::deadline::Unit;
-    use quell_core::record::Declared;
-    use quell_core::task::TaskMatch;
-    use quell_core::units::Share;
+    use quell_control::deadline::Unit;
+    use quell_record::events::Declared;
+    use quell_types::task::TaskMatch;
+    use quell_types::units::Share;
 
     use super::*;
     use crate::root::Kernel;

@@ -1,6 +1,6 @@
 //! Which kind of core partition this kernel makes. cgroup-v2.rst ("Cpuset").
 
-use quell_core::inventory::CpusetKind;
+use quell_plan::inventory::CpusetKind;
 
 use crate::cgroup::{Cgroups, Controller, Version};
 use crate::error::Result;

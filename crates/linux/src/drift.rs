@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use quell_core::journal::Undo;
-use quell_core::options::OnDrift;
+use quell_types::journal::Undo;
+use quell_types::options::OnDrift;
 
 use crate::resctrl::Resctrl;
 use crate::resctrl::lock::For;

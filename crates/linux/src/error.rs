@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 
-use quell_core::backend::BackendError;
+use quell_record::backend::BackendError;
 
 /// A failure at the kernel's interface.
 #[derive(Debug)]

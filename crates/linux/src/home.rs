@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::journal::{TaskId, Undo};
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::{TaskId, Undo};
 
 use crate::below::tasks_in;
 use crate::cgroup::{Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems};

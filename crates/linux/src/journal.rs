@@ -13,8 +13,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_core::backend::Undone;
-use quell_core::journal::{TaskId, Undo};
+use quell_record::backend::Undone;
+use quell_types::journal::{TaskId, Undo};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -360,7 +360,7 @@ fn checksum(bytes: &[u8]) -> u64 {
 pub(crate) mod tests {
     use super::*;
     use crate::root::Kernel;
-    use quell_core::units::Nanos;
+    use quell_types::units::Nanos;
 
     pub(crate) fn header() -> Header {
         Header {

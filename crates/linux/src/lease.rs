@@ -13,7 +13,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_core::units::Nanos;
+use quell_types::units::Nanos;
 
 use crate::error::{Error, Result};
 

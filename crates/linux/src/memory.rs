@@ -8,7 +8,7 @@
 //!   to reclaim. v1 has no protection.
 //! - A page of a file is charged to whoever touches it first.
 
-use quell_core::units::Bytes;
+use quell_types::units::Bytes;
 
 use crate::cgroup::Version;
 use crate::error::{Error, Result};

@@ -9,10 +9,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use quell_core::control::bandwidth::Account;
-use quell_core::control::config::Moved;
-use quell_core::cpuset::CpuId;
-use quell_core::units::{Lines, Nanos, Rate};
+use quell_control::bandwidth::Account;
+use quell_control::config::Moved;
+use quell_types::cpuset::CpuId;
+use quell_types::units::{Lines, Nanos, Rate};
 
 use crate::bpf::{Budget, Decider};
 use crate::perf::{Event, EventCode, Overflow, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};

@@ -1,7 +1,7 @@
 //! What our own process takes: CPU time by its own clock, memory as `/proc/self/status` tells (proc_pid_status(5)).
 
-use quell_core::backend::Own;
-use quell_core::units::Bytes;
+use quell_record::backend::Own;
+use quell_types::units::Bytes;
 use rustix::time::ClockId;
 
 use crate::error::{Error, Result};

@@ -12,8 +12,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use quell_core::cpuset::CpuId;
-use quell_core::units::Nanos;
+use quell_types::cpuset::CpuId;
+use quell_types::units::Nanos;
 
 /// `PERF_TYPE_SOFTWARE`.
 pub const TYPE_SOFTWARE: u32 = 1;

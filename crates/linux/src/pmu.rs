@@ -8,8 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::deep::CounterCheck;
+use quell_plan::deep::CounterCheck;
+use quell_types::cpuset::{CpuId, CpuSet};
 
 use crate::error::Result;
 use crate::perf::{Event, EventCode, SW_MINOR_FAULTS, Scope, TYPE_SOFTWARE, Wake};

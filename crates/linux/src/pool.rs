@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use quell_core::control::pool::{Period, Pool as _, SharedPool};
+use quell_control::pool::{Period, Pool as _, SharedPool};
 use rustix::event::EventfdFlags;
 
 use crate::rt;

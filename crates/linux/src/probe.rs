@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::inventory::{
+use quell_plan::inventory::{
     Availability, CpusetKind, Inventory, Means, Measured, MemoryControl, MemoryMeans, MeterKind,
 };
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::partition::Partitions;
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::partition::Partitions;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Cgroups, Controller, Version};

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::journal::TaskId;
-use quell_core::record::CpuTimes;
-use quell_core::units::Bytes;
+use quell_record::events::CpuTimes;
+use quell_types::journal::TaskId;
+use quell_types::units::Bytes;
 
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};

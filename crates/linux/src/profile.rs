@@ -10,11 +10,11 @@ use std::sync::mpsc;
 
 use quell_client::Reader;
 use quell_client::layout::VARIABLE;
-use quell_core::backend::{Seen, SubjectId};
-use quell_core::cpuset::CpuSet;
-use quell_core::demand::WorkingSet;
-use quell_core::task::TaskMatch;
-use quell_core::units::Nanos;
+use quell_record::backend::{Seen, SubjectId};
+use quell_record::demand::WorkingSet;
+use quell_types::cpuset::CpuSet;
+use quell_types::task::TaskMatch;
+use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::children::{Birth, Subject};

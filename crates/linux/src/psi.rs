@@ -5,7 +5,7 @@
 //! totals. A trigger makes the kernel wake whoever polls it; without CAP_SYS_RESOURCE its window is a multiple of two
 //! seconds, and before Linux 6.4 at least 500 ms and for the privileged only, so that reading has to do without one.
 
-use quell_core::units::{Nanos, Share};
+use quell_types::units::{Nanos, Share};
 
 use crate::error::{Error, Result};
 use crate::root::Files;

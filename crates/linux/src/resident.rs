@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
 
-use quell_core::units::Bytes;
+use quell_types::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::mm::{MapFlags, ProtFlags};
 

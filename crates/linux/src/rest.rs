@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::units::{Nanos, Rate};
+use quell_types::units::{Nanos, Rate};
 
 use crate::error::{Error, Result};
 use crate::procfs;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use quell_core::backend::Undone;
-use quell_core::journal::Undo;
+use quell_record::backend::Undone;
+use quell_types::journal::Undo;
 
 use crate::error::{Error, Result};
 use crate::journal::{self, Journal};
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
     use crate::journal::Header;
     use crate::root::Kernel;
-    use quell_core::journal::TaskId;
+    use quell_types::journal::TaskId;
 
     /// A machine with one setting that a dead run has changed.
     fn machine(boot: &str) -> (tempfile::TempDir, Kernel, PathBuf) {

@@ -4,9 +4,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_core::control::bandwidth::Fast;
-use quell_core::record::Decision;
-use quell_core::units::{Lines, Nanos};
+use quell_control::bandwidth::Fast;
+use quell_record::events::Decision;
+use quell_types::units::{Lines, Nanos};
 
 /// Decisions that fit: at the shortest period, 100 µs, those of a hundred milliseconds. 40 KiB.
 const SLOTS: usize = 1024;

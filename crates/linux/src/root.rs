@@ -10,8 +10,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use quell_core::cpuset::{CpuId, CpuSet, MAX_CPU};
-use quell_core::journal::TaskId;
+use quell_types::cpuset::{CpuId, CpuSet, MAX_CPU};
+use quell_types::journal::TaskId;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};

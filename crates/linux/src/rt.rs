@@ -7,8 +7,8 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quell_core::cpuset::CpuId;
-use quell_core::units::Nanos;
+use quell_types::cpuset::CpuId;
+use quell_types::units::Nanos;
 use rustix::time::Timespec;
 
 /// The watchdog's priority: above ordinary real-time work's usual 1..50, below the kernel's watchdogs at 99.

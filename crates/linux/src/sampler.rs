@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use quell_core::cpuset::CpuId;
-use quell_core::demand::BIN;
-use quell_core::units::Nanos;
+use quell_record::demand::BIN;
+use quell_types::cpuset::CpuId;
+use quell_types::units::Nanos;
 
 use crate::perf::Event;
 use crate::rt;

@@ -6,13 +6,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_core::backend::Undone;
-use quell_core::cpuset::CpuSet;
-use quell_core::ids::GroupId;
-use quell_core::plan::Plan;
-use quell_core::record::Declared;
-use quell_core::standing::Standing;
-use quell_core::units::Nanos;
+use quell_plan::Plan;
+use quell_record::backend::Undone;
+use quell_record::events::Declared;
+use quell_record::standing::Standing;
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::GroupId;
+use quell_types::units::Nanos;
 
 use crate::cgroup::Cgroups;
 use crate::change::Hands;
@@ -196,7 +196,7 @@ impl Session {
 
     /// What was changed, oldest first.
     #[must_use]
-    pub fn changes(&self) -> &[quell_core::journal::Undo] {
+    pub fn changes(&self) -> &[quell_types::journal::Undo] {
         self.journal.entries()
     }
 

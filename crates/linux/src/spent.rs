@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::journal::TaskId;
-use quell_core::record::Spent;
+use quell_record::events::Spent;
+use quell_types::journal::TaskId;
 
 use crate::below::tasks_in;
 use crate::error::{Error, Result};

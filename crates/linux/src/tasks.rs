@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::ids::GroupId;
-use quell_core::task::TaskMatch;
+use quell_types::ids::GroupId;
+use quell_types::task::TaskMatch;
 use regex::Regex;
 
 use crate::error::{Error, Result};

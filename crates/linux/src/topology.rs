@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::inventory::{Cache, CacheKind, Cpu, Identity, Node};
-use quell_core::units::{Bytes, LINE_BYTES};
+use quell_plan::inventory::{Cache, CacheKind, Cpu, Identity, Node};
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::units::{Bytes, LINE_BYTES};
 
 use crate::error::{Error, Result};
 use crate::root::Files;

@@ -19,9 +19,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use quell_core::backend::Undone;
-use quell_core::cpuset::CpuSet;
-use quell_core::journal::{Stopped, TaskId, Undo};
+use quell_record::backend::Undone;
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::{Stopped, TaskId, Undo};
 
 use crate::below::{door, tasks_in};
 use crate::enforce::freezer;

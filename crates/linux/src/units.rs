@@ -4,14 +4,14 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use quell_client::Reader;
-use quell_core::backend::{Seen, SubjectId};
-use quell_core::control::deadline::Unit;
-use quell_core::ids::GroupId;
-use quell_core::plan::Observed;
-use quell_core::record::{Declared, Event};
-use quell_core::source::Pattern;
-use quell_core::source::Source;
-use quell_core::units::Nanos;
+use quell_control::deadline::Unit;
+use quell_plan::Observed;
+use quell_record::backend::{Seen, SubjectId};
+use quell_record::events::{Declared, Event};
+use quell_types::ids::GroupId;
+use quell_types::source::Pattern;
+use quell_types::source::Source;
+use quell_types::units::Nanos;
 
 use crate::error::{Error, Result};
 use crate::rt;

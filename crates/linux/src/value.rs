@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use crate::resctrl::Schemata;
 use crate::root::parse_mask;

@@ -1,7 +1,7 @@
 //! The machine's memory as a whole: `/proc/meminfo`, the watermarks of `/proc/zoneinfo`, refaults and scans of
 //! `/proc/vmstat`. proc(5), Documentation/admin-guide/sysctl/vm.rst (min_free_kbytes, watermark_scale_factor).
 
-use quell_core::units::Bytes;
+use quell_types::units::Bytes;
 
 use crate::error::{Error, Result};
 use crate::root::Files;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use quell_core::units::Nanos;
+use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::cgroup::{Cgroups, Controller};

@@ -1,7 +1,7 @@
 //! Where unbound kernel work runs. Documentation/core-api/workqueue.rst ("Affinity Scopes"), and the mask in
 //! /sys/devices/virtual/workqueue.
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use crate::error::{Error, Result};
 use crate::root::{Files, parse_mask};

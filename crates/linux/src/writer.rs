@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use quell_core::units::Bytes;
+use quell_types::units::Bytes;
 
 use crate::cgroup::Version;
 use crate::error::{Error, Result};

@@ -19,11 +19,6 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use quell_core::cpuset::CpuSet;
-use quell_core::experiment::Experiment;
-use quell_core::inventory::Inventory;
-use quell_core::journal::{TaskId, Undo};
-use quell_core::policy::Policy;
 use quell_linux::capture::Capture;
 use quell_linux::cgroup::{self, Cgroups};
 use quell_linux::home::Place;
@@ -31,6 +26,11 @@ use quell_linux::journal::{self, Header, Journal};
 use quell_linux::memory::Memory;
 use quell_linux::root::{self, Files};
 use quell_linux::{io as io_files, procfs, psi, topology, vm};
+use quell_plan::inventory::Inventory;
+use quell_policy::Policy;
+use quell_policy::experiment::Experiment;
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::{TaskId, Undo};
 
 /// Memory a thread holds and held at most, so that tests beside each other do not count for each other.
 struct Counting;
@@ -426,7 +426,7 @@ proptest! {
         let text = damaged(text, &damages);
         let machine = machine.get(inventories());
         bounded(|| match Policy::parse(&text, name) {
-            Ok(policy) => quell_core::planner::plan(&policy, machine).map(drop).unwrap_or_else(|r| assert!(!r.is_empty())),
+            Ok(policy) => quell_plan::planner::plan(&policy, machine).map(drop).unwrap_or_else(|r| assert!(!r.is_empty())),
             Err(problems) => assert!(!problems.is_empty()),
         })?;
     }
@@ -449,7 +449,7 @@ proptest! {
         bounded(|| {
             let Ok(capture) = Capture::parse(&text) else { return };
             if let Ok(machine) = capture.inventory() {
-                let _ = quell_core::planner::plan(policy, &machine);
+                let _ = quell_plan::planner::plan(policy, &machine);
             }
         })?;
     }
@@ -501,7 +501,7 @@ proptest! {
         let text = damaged(&serde_json::to_string(which.get(inventories())).unwrap(), &damages);
         let policy = policy.get(policies());
         bounded(|| if let Ok(machine) = serde_json::from_str::<Inventory>(&text) {
-            let _ = quell_core::planner::plan(policy, &machine);
+            let _ = quell_plan::planner::plan(policy, &machine);
         })?;
     }
 

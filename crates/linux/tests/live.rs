@@ -13,8 +13,6 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use common::{Guard, Picture, Program, eventually, machine, set};
-use quell_core::cpuset::CpuSet;
-use quell_core::task::TaskMatch;
 use quell_linux::below::door;
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::change::Hands;
@@ -24,6 +22,8 @@ use quell_linux::remaining::remaining_on;
 use quell_linux::root::{Files, Kernel};
 use quell_linux::tasks::{Matcher, assign};
 use quell_linux::{cgroup, procfs};
+use quell_types::cpuset::CpuSet;
+use quell_types::task::TaskMatch;
 
 const GROUP: &str = "quell-test";
 

@@ -18,9 +18,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use common::{Picture, Program, eventually, header, machine};
-use quell_core::cpuset::CpuSet;
-use quell_core::task::TaskMatch;
-use quell_core::units::{Nanos, Share};
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::change::Hands;
 use quell_linux::enforce::cores::{Keep, confine, confine_rest};
@@ -33,6 +30,9 @@ use quell_linux::root::{Files, Kernel};
 use quell_linux::tasks::{Matcher, assign};
 use quell_linux::watchdog::{self, Health};
 use quell_linux::{fault, procfs, restore, rt};
+use quell_types::cpuset::CpuSet;
+use quell_types::task::TaskMatch;
+use quell_types::units::{Nanos, Share};
 use rustix::process::Signal;
 
 fn main() -> ExitCode {

@@ -1,7 +1,7 @@
 //! Why critical subjects were late: one row per configuration and subject, a column per cause that has a part in any.
 
-use quell_core::attribution::{Attribution, Cause, How};
-use quell_core::result::CompareResult;
+use quell_record::attribution::{Attribution, Cause, How};
+use quell_record::result::CompareResult;
 
 use crate::text::{Style, Table, TableCell, Tone, number, percent};
 

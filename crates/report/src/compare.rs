@@ -1,7 +1,7 @@
 //! The result of a comparison on a terminal: one table, the verdict, the frontier, and what was left out.
 
-use quell_core::result::{CompareResult, ConfigurationResult, Figures, PromiseResult, Subset};
-use quell_core::stats::Better;
+use quell_record::result::{CompareResult, ConfigurationResult, Figures, PromiseResult, Subset};
+use quell_types::stats::Better;
 
 use crate::doctor::lab;
 use crate::frontier::{self, Data};
@@ -316,7 +316,7 @@ fn expectations(result: &CompareResult, style: Style) -> String {
 mod tests {
     use super::*;
     use crate::sample;
-    use quell_core::result::{CellFailure, ExpectationResult};
+    use quell_record::result::{CellFailure, ExpectationResult};
 
     #[test]
     fn the_first_screen_is_one_table() {

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::result::{CompareResult, ConfigurationResult};
-use quell_core::stats::Interval;
-use quell_core::workload::{Caches, Size};
+use quell_policy::workload::{Caches, Size};
+use quell_record::result::{CompareResult, ConfigurationResult};
+use quell_types::stats::Interval;
 
 use crate::text::{Style, Table, TableCell, Tone, spread, unit};
 use crate::view::middle;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::inventory::{
+use quell_plan::inventory::{
     Availability, Cache, CacheKind, CpusetKind, Inventory, Means, MeterKind,
 };
-use quell_core::lab::{Accelerator, Guest};
-use quell_core::mechanism::Mechanism;
+use quell_policy::lab::{Accelerator, Guest};
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::Mechanism;
 
 use crate::deep;
 use crate::parts;

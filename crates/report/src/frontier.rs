@@ -2,9 +2,9 @@
 //! compared at the same rate kept, never at the same cap: between two caps of the reference the figure there is
 //! interpolated linearly, and its interval with it; beyond its caps nothing is said.
 
-use quell_core::mechanism::Mechanism;
-use quell_core::result::{CompareResult, ConfigurationResult, Subset};
-use quell_core::stats::Interval;
+use quell_record::result::{CompareResult, ConfigurationResult, Subset};
+use quell_types::mechanism::Mechanism;
+use quell_types::stats::Interval;
 
 use crate::text::{Style, Table, TableCell, Tone, percent};
 use crate::view::{Spread, View, median_kept, tail_kept};

@@ -1,6 +1,6 @@
 //! A ladder as a table: the victim's percentiles against the rate the aggressors reached.
 
-use quell_core::result::{CompareResult, ConfigurationResult};
+use quell_record::result::{CompareResult, ConfigurationResult};
 
 use crate::text::{Style, Table, TableCell, Tone, count, normalized, number, spread, unit};
 
@@ -76,7 +76,7 @@ fn row(
         let aggressors = configuration.subjects.iter().filter(|s| s.name != victim);
         let rates: Vec<f64> = aggressors.filter_map(|s| s.figures.value).collect();
         let achieved: f64 = rates.iter().sum();
-        let wanted = asked.parse::<quell_core::units::Rate>().ok();
+        let wanted = asked.parse::<quell_types::units::Rate>().ok();
         let short =
             wanted.is_some_and(|r| achieved < r.0 as f64 / 1e6 * rates.len() as f64 * REACHED);
         *missed |= short;

@@ -1,9 +1,9 @@
 //! Promises that were worth less than planned while they were held.
 
-use quell_core::plan::Plan;
-use quell_core::record::Record;
-use quell_core::result::CompareResult;
-use quell_core::standing::Standing;
+use quell_plan::Plan;
+use quell_record::events::Record;
+use quell_record::result::CompareResult;
+use quell_record::standing::Standing;
 
 use crate::text::count;
 
@@ -58,11 +58,11 @@ pub(crate) fn of_run(record: &Record) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use quell_core::ids::PromiseId;
-    use quell_core::mechanism::Level;
-    use quell_core::record::{Event, Stamped};
-    use quell_core::result::PromiseLost;
-    use quell_core::standing::Cause;
+    use quell_record::events::{Event, Stamped};
+    use quell_record::result::PromiseLost;
+    use quell_record::standing::Cause;
+    use quell_types::ids::PromiseId;
+    use quell_types::mechanism::Level;
 
     use super::*;
     use crate::sample;

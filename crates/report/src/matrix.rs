@@ -1,6 +1,6 @@
 //! Results of more than two subjects: a table per figure, configurations down and subjects across.
 
-use quell_core::result::{CompareResult, Figures, SubjectResult};
+use quell_record::result::{CompareResult, Figures, SubjectResult};
 
 use crate::text::{Style, Table, TableCell, normalized, spread};
 

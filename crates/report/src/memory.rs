@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::record::{Event, Record, Steering};
-use quell_core::units::Bytes;
+use quell_record::events::{Event, Record, Steering};
+use quell_types::units::Bytes;
 
 use crate::text::{count, list};
 
@@ -210,7 +210,7 @@ fn mib(bytes: u64) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_core::record::Stamped;
+    use quell_record::events::Stamped;
 
     #[test]
     fn acts_are_summed_and_a_freeze_that_never_ended_lasts_to_the_end() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use quell_core::record::{Declared, Event, Record, Spent};
+use quell_record::events::{Declared, Event, Record, Spent};
 
 use crate::memory::memory;
 use crate::plan::plan_text;
@@ -185,7 +185,7 @@ fn stolen(record: &Record, group: &str) -> u64 {
 mod tests {
     use super::*;
     use crate::sample;
-    use quell_core::record::Stamped;
+    use quell_record::events::Stamped;
 
     #[test]
     fn a_run_is_told_by_its_plan_and_how_it_went() {

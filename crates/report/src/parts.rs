@@ -1,8 +1,8 @@
 //! What a machine's caches, banks and controllers can be divided by, in words.
 
-use quell_core::deep::{MbaCurve, MbaPoint};
-use quell_core::inventory::{CacheKind, Inventory};
-use quell_core::partition::{Apart, Colouring, Mask, MbaBounds, MbaUnit, WayPartition};
+use quell_plan::deep::{MbaCurve, MbaPoint};
+use quell_plan::inventory::{CacheKind, Inventory};
+use quell_types::partition::{Apart, Colouring, Mask, MbaBounds, MbaUnit, WayPartition};
 
 use crate::doctor::size;
 use crate::text::{count, list};
@@ -163,8 +163,8 @@ fn function(mask: Mask) -> String {
 mod tests {
     use super::*;
     use crate::sample;
-    use quell_core::mechanism::Mechanism;
-    use quell_core::partition::{Exclusion, MbaBounds, Partitions};
+    use quell_types::mechanism::Mechanism;
+    use quell_types::partition::{Exclusion, MbaBounds, Partitions};
 
     #[test]
     fn everything_that_can_be_divided_is_told() {

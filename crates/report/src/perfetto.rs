@@ -9,8 +9,8 @@
 //! | threads | each thread's class |
 //! | a subject | its measured spans, named by configuration; its metric, window by window |
 
-use quell_core::record::{CpuTimes, Event, Record, Span};
-use quell_core::ways::rate;
+use quell_record::events::{CpuTimes, Event, Record, Span};
+use quell_record::ways::rate;
 use serde_json::{Value, json};
 
 use crate::ways::{fillers, stages, title};
@@ -363,7 +363,7 @@ fn metric<'r>(record: &'r Record, subject: &str) -> &'r str {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use quell_core::record::Stamped;
+    use quell_record::events::Stamped;
 
     use super::*;
     use crate::sample;

@@ -1,15 +1,15 @@
 //! A plan in words: what will be done and why, what it is then worth and what would break it first.
 
-use quell_core::control::config::Allows;
-use quell_core::control::config::Meter;
-use quell_core::cpuset::CpuSet;
-use quell_core::ids::REST;
-use quell_core::ids::StepId;
-use quell_core::mechanism::Level;
-use quell_core::options::CpuWeight;
-use quell_core::plan::{Held, Plan, Setting};
-use quell_core::task::TaskMatch;
-use quell_core::units::{LINE_BYTES, Lines, Nanos, Rate};
+use quell_control::config::Allows;
+use quell_control::config::Meter;
+use quell_plan::{Held, Plan, Setting};
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::REST;
+use quell_types::ids::StepId;
+use quell_types::mechanism::Level;
+use quell_types::options::CpuWeight;
+use quell_types::task::TaskMatch;
+use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
 use crate::text::{Style, Table, TableCell, Tone, list};
 

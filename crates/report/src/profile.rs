@@ -1,9 +1,9 @@
 //! A profile as text, and the sentences about it that the page says, too.
 
-use quell_core::demand::{
+use quell_record::demand::{
     Burst, Figures, Measuring, Profile, Quantity, Sensitivity, UnitTimes, WorkingSet,
 };
-use quell_core::units::{Rate, Share};
+use quell_types::units::{Rate, Share};
 
 use crate::text::{Style, Table, TableCell, Tone, number, percent, spread, thousands};
 

@@ -2,23 +2,24 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::attribution::{Attribution, Cause, How, Part};
-use quell_core::control::config::Meter;
-use quell_core::control::config::Regulation;
-use quell_core::cpuset::CpuSet;
-use quell_core::ids::StepId;
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::options::Split;
-use quell_core::plan::{GroupPlan, Held, Loops, Plan, Promise, Refusal, Setting, Step};
-use quell_core::policy::Role;
-use quell_core::record::{COMPARE_SCHEMA, CpuTimes, Event, Record, Span, Stamped, Stop};
-use quell_core::result::{
+use quell_control::config::Meter;
+use quell_control::config::Regulation;
+use quell_plan::{GroupPlan, Held, Loops, Plan, Promise, Setting, Step};
+use quell_policy::Role;
+use quell_record::attribution::{Attribution, Cause, How, Part};
+use quell_record::events::{COMPARE_SCHEMA, CpuTimes, Event, Record, Span, Stamped, Stop};
+use quell_record::result::{
     CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult, Reaction, SubjectResult,
     Timing, Totals,
 };
-use quell_core::stats::Better;
-use quell_core::stats::Interval;
-use quell_core::units::{Lines, Nanos, Rate};
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::StepId;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::options::Split;
+use quell_types::refusal::Refusal;
+use quell_types::stats::Better;
+use quell_types::stats::Interval;
+use quell_types::units::{Lines, Nanos, Rate};
 
 mod machine;
 pub(crate) mod profile;

@@ -1,6 +1,6 @@
 //! Laying out text: aligned columns, wrapped paragraphs, numbers that a person can read, colour where it is wanted.
 
-use quell_core::stats::Interval;
+use quell_types::stats::Interval;
 
 /// How text is to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::record::{Event, Stamped};
-use quell_core::result::{CompareResult, Reaction};
-use quell_core::units::LINE_BYTES;
+use quell_record::events::{Event, Stamped};
+use quell_record::result::{CompareResult, Reaction};
+use quell_types::units::LINE_BYTES;
 
 use crate::text::{Table, TableCell, list, number, thousands};
 

@@ -2,8 +2,8 @@
 //! that, what it costs the neighbour, what holds the promise, and where the remedy everybody has does as well. An
 //! effect or a benefit is claimed only where the interval excludes chance.
 
-use quell_core::plan::Promise;
-use quell_core::result::{CompareResult, ConfigurationResult, Figures, Subset, Timing};
+use quell_plan::Promise;
+use quell_record::result::{CompareResult, ConfigurationResult, Figures, Subset, Timing};
 
 use crate::frontier::{Data, Standing};
 use crate::text::{count, list, number, percent, unit};

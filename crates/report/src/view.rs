@@ -1,12 +1,12 @@
 //! Which parts of a result are shown, and under which names: the protected subject, the one that pays, the unprotected
 //! configuration, and the figures that speak for a subject.
 
-use quell_core::mechanism::Mechanism;
-use quell_core::policy::Role;
-use quell_core::record::{Event, Record};
-use quell_core::result::{CompareResult, ConfigurationResult, Figures, Subset};
-use quell_core::stats::Better;
-use quell_core::stats::Interval;
+use quell_policy::Role;
+use quell_record::events::{Event, Record};
+use quell_record::result::{CompareResult, ConfigurationResult, Figures, Subset};
+use quell_types::mechanism::Mechanism;
+use quell_types::stats::Better;
+use quell_types::stats::Interval;
 
 /// A figure with its interval.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use quell_core::record::{Event, Record};
-use quell_core::ways::{Cache, Change, Fill, Finding, Kind, ROOT, Timeline, findings};
+use quell_record::events::{Event, Record};
+use quell_record::ways::{Cache, Change, Fill, Finding, Kind, ROOT, Timeline, findings};
 
 use crate::text::{Style, Tone, list};
 use crate::view::cells;
@@ -244,9 +244,9 @@ fn picture(timeline: &Timeline, cache: &Cache, style: Style) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use quell_core::partition::Mask;
-    use quell_core::record::Stamped;
-    use quell_core::ways::{Class, Figures, Mode, Place, Snapshot, Thread, changes};
+    use quell_record::events::Stamped;
+    use quell_record::ways::{Class, Figures, Mode, Place, Snapshot, Thread, changes};
+    use quell_types::partition::Mask;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! A machine to simulate, built from its profile: all numbers are there ([`crate::profile`]).
 
-use quell_core::units::Nanos;
 use quell_model::Invalid;
+use quell_types::units::Nanos;
 
 use crate::machine::Description;
 use crate::os::Costs;

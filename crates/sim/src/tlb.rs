@@ -96,7 +96,7 @@ impl Tlb {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_core::units::Bytes;
+    use quell_types::units::Bytes;
 
     fn shape() -> TlbShape {
         TlbShape {

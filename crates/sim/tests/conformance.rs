@@ -6,15 +6,15 @@
 )]
 
 use quell_conformance::{Arm, conformance, inventory, plan, step, subject};
-use quell_core::backend::{Backend, SubjectId};
-use quell_core::control::config::Meter;
-use quell_core::cpuset::CpuSet;
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::partition::{ColourChoice, Divides};
-use quell_core::plan::{Plan, Promise, Setting};
-use quell_core::units::Nanos;
+use quell_control::config::Meter;
+use quell_plan::{Plan, Promise, Setting};
+use quell_record::backend::{Backend, SubjectId};
 use quell_sim::Sim;
 use quell_sim::board::Board;
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::partition::{ColourChoice, Divides};
+use quell_types::units::Nanos;
 
 struct Simulated(Sim);
 

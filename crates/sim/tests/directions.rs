@@ -9,16 +9,16 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{
+use quell_plan::inventory::Inventory;
+use quell_plan::planner;
+use quell_policy::Policy;
+use quell_record::backend::{
     Action, Backend, Observation, Probe, Program, Seen, SubjectId, SubjectSpec,
 };
-use quell_core::inventory::Inventory;
-use quell_core::planner;
-use quell_core::policy::Policy;
-use quell_core::units::Nanos;
 use quell_sim::Sim;
 use quell_sim::board::Board;
 use quell_sim::profile::Profile;
+use quell_types::units::Nanos;
 
 /// CPUs of the neighbour.
 const CPUS: u32 = 3;

@@ -8,16 +8,16 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Action, Backend, Observation, Probe, Program, Seen, SubjectSpec};
-use quell_core::inventory::Inventory;
-use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Plan, Setting};
-use quell_core::planner;
-use quell_core::policy::Policy;
-use quell_core::units::{Nanos, Rate};
+use quell_plan::inventory::Inventory;
+use quell_plan::planner;
+use quell_plan::{Plan, Setting};
+use quell_policy::Policy;
+use quell_record::backend::{Action, Backend, Observation, Probe, Program, Seen, SubjectSpec};
 use quell_sim::Sim;
 use quell_sim::board::Board;
 use quell_sim::profile::Profile;
+use quell_types::mechanism::Mechanism;
+use quell_types::units::{Nanos, Rate};
 
 /// Eight cores in steps of 10 %, without their second threads.
 fn sim() -> Sim {
@@ -149,6 +149,6 @@ fn a_limit_in_bytes_holds_for_any_number_of_cpus() {
     assert!(why.contains("cannot be reached by the hardware"), "{why}");
     assert!(matches!(
         machine.mechanisms[&Mechanism::Mba],
-        quell_core::inventory::Availability::Yes { .. }
+        quell_plan::inventory::Availability::Yes { .. }
     ));
 }

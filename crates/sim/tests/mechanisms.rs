@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use quell_core::cpuset::CpuSet;
-use quell_core::units::Nanos;
 use quell_model::address::Colours;
 use quell_sim::Counts;
 use quell_sim::board::Board;
@@ -11,6 +9,8 @@ use quell_sim::frames::{Choice, Frames, Placement, Refused};
 use quell_sim::os::{Os, TaskId};
 use quell_sim::pattern::{Lattice, Pattern};
 use quell_sim::profile::{FrameOrder, Profile};
+use quell_types::cpuset::CpuSet;
+use quell_types::units::Nanos;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

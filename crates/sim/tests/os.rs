@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use quell_core::cpuset::CpuSet;
-use quell_core::units::Nanos;
 use quell_sim::board::Board;
 use quell_sim::frames::Placement;
 use quell_sim::os::{Os, TaskId};
 use quell_sim::pattern::{Frames, Pattern, Stage};
+use quell_types::cpuset::CpuSet;
+use quell_types::units::Nanos;
 
 const MIB: u64 = 1 << 20;
 /// When frame `n` is due, from 0: the first one when the task has been switched to, which takes 2 us.

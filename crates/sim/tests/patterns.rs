@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use quell_core::workload::{Banks, Order, Store, Touch};
+use quell_policy::workload::{Banks, Order, Store, Touch};
 use quell_sim::pattern::{
     Access, Churn, Effect, Frames, LINE, Lattice, ParallelLists, Pattern, Stage, Stores, Stream,
 };

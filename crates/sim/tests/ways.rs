@@ -9,19 +9,19 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{
+use quell_engine::drive::{Order, Script, drive};
+use quell_plan::planner::plan;
+use quell_policy::Policy;
+use quell_record::backend::{
     Action, Backend, HoldOptions, Probe, Program, Seen, SubjectId, SubjectSpec,
 };
-use quell_core::planner::plan;
-use quell_core::policy::Policy;
-use quell_core::record::Event;
-use quell_core::stats::median;
-use quell_core::units::Nanos;
-use quell_core::ways::{Change, Timeline};
-use quell_engine::drive::{Order, Script, drive};
+use quell_record::events::Event;
+use quell_record::ways::{Change, Timeline};
 use quell_sim::Sim;
 use quell_sim::board::Board;
 use quell_sim::profile::Profile;
+use quell_types::stats::median;
+use quell_types::units::Nanos;
 
 /// Lists that fit five of eight segments of 128 KiB, then one, then five again; how long each is walked.
 const STAGES: [(&str, Nanos); 3] = [

@@ -3,13 +3,13 @@
 //! (measured, [`Account::sample_ns`]): the thread's CPU clock, its `schedstat` (Documentation/scheduler/sched-stats.rst)
 //! and `getrusage(RUSAGE_THREAD)`. What things are worth on this machine (a fault, the gap of an interrupt, reading the
 //! clocks) is measured when the sampler is made; what only the whole span tells (interrupts, steal) before and after it.
-//! [`quell_core::attribution`] makes something of it.
+//! [`quell_record::attribution`] makes something of it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use quell_core::attribution::{Account, Unit};
-use quell_core::cpuset::CpuId;
+use quell_record::attribution::{Account, Unit};
+use quell_types::cpuset::CpuId;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
@@ -360,8 +360,8 @@ mod tests {
     }
 
     fn lateness_is_faults(sampler: &mut Sampler) -> Result<(), String> {
-        use quell_core::attribution::{Cause, Sum};
-        use quell_core::stats::Better;
+        use quell_record::attribution::{Cause, Sum};
+        use quell_types::stats::Better;
         const WORK_NS: u64 = 1_000_000;
         const LENGTH: usize = 16 << 20;
         assert!(sampler.prepare(10, WORK_NS));

@@ -1,7 +1,7 @@
 //! Where a thread may run (sched_setaffinity(2)). Masks are as large as the kernel's largest (`NR_CPUS`), so machines
 //! beyond the C library's 1024 CPUs work, too.
 
-use quell_core::cpuset::{CpuId, CpuSet, MAX_CPU};
+use quell_types::cpuset::{CpuId, CpuSet, MAX_CPU};
 
 use crate::Error;
 

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use quell_core::cpuset::CpuId;
-use quell_core::stats::{mean, percentile, sorted};
-use quell_core::units::Nanos;
-use quell_core::workload::Traffic;
+use quell_policy::workload::Traffic;
+use quell_types::cpuset::CpuId;
+use quell_types::stats::{mean, percentile, sorted};
+use quell_types::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::generator::{Span, generator};
@@ -111,7 +111,7 @@ pub struct BenchReport {
     /// The lines it was given, where they were chosen by DRAM bank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub banks: Option<Placed>,
-    /// The metric it is judged by (`quell_core::workload`: its name says its unit).
+    /// The metric it is judged by (`quell_policy::workload`: its name says its unit).
     pub metric: String,
     /// That metric.
     #[serde(flatten)]
@@ -325,8 +325,8 @@ fn described(workload: &ResolvedWorkload) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_core::units::{Bytes, Rate};
-    use quell_core::workload::{Access, Operation, Order, Pages};
+    use quell_policy::workload::{Access, Operation, Order, Pages};
+    use quell_types::units::{Bytes, Rate};
 
     fn list() -> BenchOptions {
         BenchOptions {

@@ -4,8 +4,8 @@
 
 use std::ptr;
 
-use quell_core::units::{Bytes, LINE_BYTES};
-use quell_core::workload::{Order, Pages, Touch};
+use quell_policy::workload::{Order, Pages, Touch};
+use quell_types::units::{Bytes, LINE_BYTES};
 
 use crate::Error;
 use crate::cacheline::{Maker, Request};

@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use quell_core::cpuset::CpuId;
-use quell_core::units::{Bytes, Nanos};
-use quell_core::workload::Pages;
+use quell_policy::workload::Pages;
+use quell_types::cpuset::CpuId;
+use quell_types::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::{SCHEMA, duration_text};

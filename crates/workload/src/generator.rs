@@ -1,8 +1,8 @@
 //! What a runner needs of any generator: measured spans, and its load in between. Loads of equal steps are kept up by a
 //! [`Driver`]; the others keep time by themselves.
 
-use quell_core::measurement::Measurement;
-use quell_core::units::Nanos;
+use quell_record::measurement::Measurement;
+use quell_types::units::Nanos;
 
 use crate::account::Sampler;
 use crate::frames::{Call, Display};

@@ -1,7 +1,7 @@
 //! The inner loops of the streams: what is done to whole lines. Their rates define a machine's peak, so they must not be
 //! slower than a program's.
 
-use quell_core::workload::Operation;
+use quell_policy::workload::Operation;
 
 use crate::arch;
 pub use crate::arch::{Kernel, settle};

@@ -2,8 +2,8 @@
 //! before, so time ÷ accesses is the latency of one (as lmbench `lat_mem_rd` and IsolBench `latency` do). A walk that
 //! stores, too, leaves every line changed, so that beyond the caches each costs a write-back besides.
 
-use quell_core::units::{Bytes, LINE_BYTES};
-use quell_core::workload::{Access, Order, Pages};
+use quell_policy::workload::{Access, Order, Pages};
+use quell_types::units::{Bytes, LINE_BYTES};
 
 use crate::Error;
 use crate::memory::{Buffer, Granted};

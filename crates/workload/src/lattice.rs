@@ -7,8 +7,8 @@
 //! longer per row than it is wide (helical boundaries). Mass is conserved to rounding, which tells that every line is read
 //! and written once. SPEC's keeps a cell's distributions together and has obstacles; here each has an array, and there are none.
 
-use quell_core::units::{Bytes, LINE_BYTES};
-use quell_core::workload::Pages;
+use quell_policy::workload::Pages;
+use quell_types::units::{Bytes, LINE_BYTES};
 
 use crate::memory::{Buffer, Granted};
 use crate::{Error, arch};

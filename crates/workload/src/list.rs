@@ -2,8 +2,8 @@
 //! permutation", Information Processing Letters 22, 1986), a Fisher-Yates shuffle that never leaves an item in place
 //! of its own round and so yields one cycle through all.
 
-use quell_core::rng::Rng;
-use quell_core::workload::Order;
+use quell_policy::workload::Order;
+use quell_types::rng::Rng;
 
 /// The successor of every node: one cycle through all of them.
 #[must_use]

@@ -3,9 +3,9 @@
 //! measuring, asking once a millisecond whether to end. Nothing here allocates.
 
 use crate::account::Sampler;
-use quell_core::pace::{Pace, SPIN_NS};
-use quell_core::units::Rate;
-use quell_core::windows::next_batch;
+use quell_types::pace::{Pace, SPIN_NS};
+use quell_types::units::Rate;
+use quell_types::windows::next_batch;
 
 use crate::clock;
 use crate::kernels;
@@ -130,9 +130,9 @@ mod tests {
     use super::*;
     use crate::ResolvedWorkload;
     use crate::noise::{expect, in_one_of_ten};
-    use quell_core::units::Bytes;
-    use quell_core::windows::{Cut, LONGEST_BATCH};
-    use quell_core::workload::{Access, Operation, Order, Pages};
+    use quell_policy::workload::{Access, Operation, Order, Pages};
+    use quell_types::units::Bytes;
+    use quell_types::windows::{Cut, LONGEST_BATCH};
 
     fn write_stream(rate: Option<Rate>) -> Driver {
         let workload = ResolvedWorkload::Bandwidth {

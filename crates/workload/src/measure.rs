@@ -21,11 +21,11 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::deep::{Runs, Streams};
-use quell_core::inventory::Measured;
-use quell_core::units::{Bytes, LINE_BYTES};
-use quell_core::workload::{Operation, Pages};
+use quell_plan::deep::{Runs, Streams};
+use quell_plan::inventory::Measured;
+use quell_policy::workload::{Operation, Pages};
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::units::{Bytes, LINE_BYTES};
 
 use crate::load::Driver;
 use crate::resolved::Load;

@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::ptr::{self, NonNull};
 
-use quell_core::units::Bytes;
-use quell_core::workload::Pages;
+use quell_policy::workload::Pages;
+use quell_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, procfs};

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use quell_core::workload::Order;
+use quell_policy::workload::Order;
 
 use crate::list::cycle;
 use crate::memory::Buffer;

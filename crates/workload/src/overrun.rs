@@ -10,9 +10,9 @@
 use std::fmt;
 use std::fs::File;
 
-use quell_core::cpuset::CpuId;
-use quell_core::stats::{mean, median, percentile, sorted};
-use quell_core::units::Nanos;
+use quell_types::cpuset::CpuId;
+use quell_types::stats::{mean, median, percentile, sorted};
+use quell_types::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::bench::{SCHEMA, duration_text};

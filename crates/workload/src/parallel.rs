@@ -9,8 +9,8 @@
 use std::path::Path;
 use std::ptr;
 
-use quell_core::units::{Bytes, LINE_BYTES};
-use quell_core::workload::{Access, Banks, Order, Pages};
+use quell_policy::workload::{Access, Banks, Order, Pages};
+use quell_types::units::{Bytes, LINE_BYTES};
 
 use crate::Error;
 use crate::latency::{SEED, access_bytes, lines};
@@ -187,7 +187,7 @@ macro_rules! walks {
 }
 
 /// A loop per number of lists, so that the pointers of few lists stay in registers: reading, and storing, too.
-static WALKS: [(Walk, Walk); quell_core::workload::MOST_LISTS as usize] = walks!(
+static WALKS: [(Walk, Walk); quell_policy::workload::MOST_LISTS as usize] = walks!(
     1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64
 );
 

@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use quell_client::{Demand, Session};
-use quell_core::measurement::Measurement;
-use quell_core::units::LINE_BYTES;
+use quell_record::measurement::Measurement;
+use quell_types::units::LINE_BYTES;
 
 use crate::generator::{Generator, MOST_WINDOWS, Span};
 use crate::memory::{Buffer, Granted};
@@ -374,8 +374,8 @@ mod tests {
 
     use super::*;
     use crate::noise::{expect, in_one_of_ten};
-    use quell_core::units::{Bytes, Nanos};
-    use quell_core::workload::Pages;
+    use quell_policy::workload::Pages;
+    use quell_types::units::{Bytes, Nanos};
 
     /// A task; none, said aloud, where the processor has no counter for it.
     fn task(size: u64, period: Nanos, passes: u32) -> Option<Task> {
@@ -405,7 +405,7 @@ mod tests {
     }
 
     fn median(values: &[f64]) -> f64 {
-        quell_core::stats::median(values).unwrap()
+        quell_types::stats::median(values).unwrap()
     }
 
     #[test]

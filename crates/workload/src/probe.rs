@@ -23,9 +23,9 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use quell_core::cpuset::CpuId;
-use quell_core::stats::median;
-use quell_core::units::Bytes;
+use quell_types::cpuset::CpuId;
+use quell_types::stats::median;
+use quell_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, affinity, clock, procfs};

@@ -7,8 +7,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use quell_core::cpuset::CpuId;
-use quell_core::units::Bytes;
+use quell_types::cpuset::CpuId;
+use quell_types::units::Bytes;
 
 use crate::Error;
 

@@ -1,7 +1,7 @@
 //! A workload with its sizes in bytes, and the generator built from it.
 
-use quell_core::units::Bytes;
-use quell_core::workload::{BANDWIDTH_MB_S, LATENCY_NS, Workload, ns_per_line};
+use quell_policy::workload::{BANDWIDTH_MB_S, LATENCY_NS, Workload, ns_per_line};
+use quell_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -13,7 +13,7 @@ use crate::memory::Granted;
 use crate::parallel::Lists;
 use crate::stores::Stores;
 use crate::stream::Stream;
-use quell_core::windows::Cut;
+use quell_types::windows::Cut;
 
 /// A generator and its parameters, independent of the machine: what a runner hands to a child.
 pub type ResolvedWorkload = Workload<Bytes>;
@@ -208,8 +208,8 @@ impl Load {
 mod tests {
     use super::*;
     use crate::generator::generator;
-    use quell_core::units::Rate;
-    use quell_core::workload::{Caches, Operation, Pages};
+    use quell_policy::workload::{Caches, Operation, Pages};
+    use quell_types::units::Rate;
 
     #[test]
     fn sizes_follow_the_cache_and_travel_as_json() {

@@ -3,7 +3,7 @@
 //! | runner | generator |
 //! |---|---|
 //! | | `ready`: memory taken, touched, laid out |
-//! | `go WARMUP_NS DURATION_NS` | runs; after the measured span `result {…}` (a [`quell_core::measurement::Measurement`] as JSON); runs on |
+//! | `go WARMUP_NS DURATION_NS` | runs; after the measured span `result {…}` (a [`quell_record::measurement::Measurement`] as JSON); runs on |
 //! | `go …` again, after a result | another span |
 //! | `stop`, or the end of its input | ends, at the latest two milliseconds after it next gets to run; one that sleeps between its work (`periodic`, `frames-…`) within 100 ms |
 //!
@@ -15,8 +15,8 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::units::Nanos;
+use quell_types::cpuset::CpuSet;
+use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Error;

@@ -5,8 +5,8 @@
 
 use std::ptr;
 
-use quell_core::units::{Bytes, LINE_BYTES};
-use quell_core::workload::{Pages, Store, line_bytes};
+use quell_policy::workload::{Pages, Store, line_bytes};
+use quell_types::units::{Bytes, LINE_BYTES};
 
 use crate::Error;
 use crate::arch;

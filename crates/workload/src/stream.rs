@@ -1,8 +1,8 @@
 //! A stream through a buffer, line after line, round and round: read, write, copy (one half of the buffer to the other)
 //! or non-temporal stores. Program bytes: 64 a line, 128 for a copied one.
 
-use quell_core::units::{Bytes, LINE_BYTES};
-use quell_core::workload::{Operation, Pages};
+use quell_policy::workload::{Operation, Pages};
+use quell_types::units::{Bytes, LINE_BYTES};
 
 use crate::Error;
 use crate::kernels::{self, Extra, Kernel};

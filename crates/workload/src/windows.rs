@@ -1,7 +1,7 @@
-//! The windows of a span ([`quell_core::windows`]) with the account of each unit, where one is kept.
+//! The windows of a span ([`quell_types::windows`]) with the account of each unit, where one is kept.
 
-use quell_core::attribution::Account;
-use quell_core::windows::Cut;
+use quell_record::attribution::Account;
+use quell_types::windows::Cut;
 
 use crate::Error;
 use crate::account::Sampler;
@@ -9,16 +9,16 @@ use crate::account::Sampler;
 /// The windows of one span. All memory is taken and touched when it is made.
 #[derive(Debug)]
 pub struct Windows<'s> {
-    windows: quell_core::windows::Windows,
+    windows: quell_types::windows::Windows,
     sampler: Option<&'s mut Sampler>,
 }
 
 impl<'s> Windows<'s> {
-    /// As [`quell_core::windows::Windows::new`].
+    /// As [`quell_types::windows::Windows::new`].
     #[must_use]
     pub fn new(duration: u64, window: u64, cut: Cut) -> Self {
         Self {
-            windows: quell_core::windows::Windows::new(duration, window, cut),
+            windows: quell_types::windows::Windows::new(duration, window, cut),
             sampler: None,
         }
     }

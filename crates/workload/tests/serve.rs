@@ -8,9 +8,9 @@ use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write, pipe};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use quell_core::measurement::Measurement;
-use quell_core::units::{Bytes, Rate};
-use quell_core::workload::{Access, Operation, Order, Pages};
+use quell_policy::workload::{Access, Operation, Order, Pages};
+use quell_record::measurement::Measurement;
+use quell_types::units::{Bytes, Rate};
 use quell_workload::{Error, ResolvedWorkload, ServeOptions, serve};
 
 struct Child {

@@ -7,8 +7,8 @@
 
 use std::process::Command;
 
-use quell_core::units::{Bytes, Nanos};
-use quell_core::workload::{Caches, Workload};
+use quell_policy::workload::{Caches, Workload};
+use quell_types::units::{Bytes, Nanos};
 use quell_workload::{BenchOptions, Load, ResolvedWorkload, bench};
 
 fn resolved(spec: &str) -> ResolvedWorkload {

@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use quell_core::inventory::MeterKind;
-use quell_core::units::Bytes;
+use quell_plan::inventory::MeterKind;
 use quell_report::{Measurements, Style};
+use quell_types::units::Bytes;
 
 use super::*;
 

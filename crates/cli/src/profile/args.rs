@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::task::TaskMatch;
-use quell_core::units::Nanos;
-use quell_core::workload::Workload;
+use quell_policy::workload::Workload;
+use quell_types::cpuset::CpuSet;
+use quell_types::task::TaskMatch;
+use quell_types::units::Nanos;
 
 use crate::target::On;
 

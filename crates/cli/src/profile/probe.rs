@@ -5,13 +5,13 @@
 use std::fmt::Write;
 use std::num::NonZeroUsize;
 
-use quell_core::demand::{Pressed, Sensitivity, Subject};
-use quell_core::experiment::Experiment;
-use quell_core::inventory::Inventory;
-use quell_core::result::CompareResult;
-use quell_core::stats::Interval;
-use quell_core::units::Rate;
-use quell_core::workload::{BANDWIDTH_MB_S, Workload};
+use quell_plan::inventory::Inventory;
+use quell_policy::experiment::Experiment;
+use quell_policy::workload::{BANDWIDTH_MB_S, Workload};
+use quell_record::demand::{Pressed, Sensitivity, Subject};
+use quell_record::result::CompareResult;
+use quell_types::stats::Interval;
+use quell_types::units::Rate;
 
 use crate::compare::{Wanted, carry_out, complete};
 use crate::exit::{Failure, Result, failed, problems};
@@ -229,8 +229,8 @@ fn slowdowns(result: &CompareResult, press: &Press) -> Vec<Pressed> {
 mod tests {
     use super::*;
     use clap::Parser;
-    use quell_core::backend::{Backend, Probe};
-    use quell_core::inventory::Measured;
+    use quell_plan::inventory::Measured;
+    use quell_record::backend::{Backend, Probe};
     use quell_sim::Sim;
     use quell_sim::board::Board;
     use quell_sim::profile::Profile;

@@ -69,13 +69,13 @@ pub fn imports(text: &str) -> BTreeSet<String> {
             paths(tree, "", &mut found);
         }
     }
-    for beginning in ["crate::", "quell_core::", "quell_report::"] {
+    for beginning in ["crate::", "quell_"] {
         for (at, _) in text.match_indices(beginning) {
             let rest = &text[at..];
             let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
             let path = &rest[..end.unwrap_or(rest.len())];
             // What goes on with a brace is a use tree.
-            if !path.ends_with("::") {
+            if path.contains("::") && !path.ends_with("::") {
                 found.insert(path.to_owned());
             }
         }
@@ -83,7 +83,7 @@ pub fn imports(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// Which module a source is: its crate as others name it, and its path in there (`quell_core`, `plan::loops`).
+/// Which module a source is: its crate as others name it, and its path in there (`quell_plan`, `plan::loops`).
 fn module(name: &str) -> Option<(String, Vec<String>)> {
     let (krate, path) = name.split_once("/src/")?;
     let krate = match krate {

@@ -10,10 +10,10 @@ use std::time::Duration;
 #[path = "../../../lab-plugin/tests/roles/touch.rs"]
 pub mod touch;
 
-use quell_core::lab::{Accelerator, Guest};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
 use quell_lab::vm::{Lab, Talk};
+use quell_policy::lab::{Accelerator, Guest};
 
 use touch::Memory;
 

@@ -1,11 +1,11 @@
 //! What a machine tells while it holds a plan.
 
-use quell_core::backend::HoldOptions;
-use quell_core::ids::PromiseId;
-use quell_core::options::OnDrift;
-use quell_core::plan::Plan;
-use quell_core::record::Event;
-use quell_core::standing::Standing;
+use quell_plan::Plan;
+use quell_record::backend::HoldOptions;
+use quell_record::events::Event;
+use quell_record::standing::Standing;
+use quell_types::ids::PromiseId;
+use quell_types::options::OnDrift;
 
 use super::*;
 use crate::until;

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use super::*;
-use quell_core::backend::Backend;
+use quell_record::backend::Backend;
 
 /// What is measured depends on the cell's number, and how long that takes is different from cell to cell.
 fn numbered() -> Fake {

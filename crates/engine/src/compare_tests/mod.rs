@@ -2,15 +2,15 @@
 //! about what is done, also where something goes wrong, and the record of it, [`beside`] about several machines.
 #![expect(clippy::cast_sign_loss, reason = "rates are positive")]
 
-use quell_core::control::config::Regulation;
-use quell_core::ids::StepId;
-use quell_core::measurement::Measurement;
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::options::Split;
-use quell_core::plan::{GroupPlan, Held, Loops, Promise, Setting, Step};
-use quell_core::policy::{Bandwidth, CpusWanted};
-use quell_core::result::{CompareResult, ConfigurationResult};
-use quell_core::units::{Lines, Nanos, Rate, Share};
+use quell_control::config::Regulation;
+use quell_plan::{GroupPlan, Held, Loops, Promise, Setting, Step};
+use quell_policy::{Bandwidth, CpusWanted};
+use quell_record::measurement::Measurement;
+use quell_record::result::{CompareResult, ConfigurationResult};
+use quell_types::ids::StepId;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::options::Split;
+use quell_types::units::{Lines, Nanos, Rate, Share};
 
 use super::*;
 use crate::fake::{Fake, Scene, machine};
@@ -72,7 +72,7 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
                 cpus: cpus.clone(),
                 budget: Lines::at(rate, Nanos::millis(1)),
                 period: Nanos::millis(1),
-                meter: quell_core::control::config::Meter::Time,
+                meter: quell_control::config::Meter::Time,
                 peak: Rate(10_000_000_000),
                 pooling: None,
                 split: Split::Even,

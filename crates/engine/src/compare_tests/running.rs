@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use quell_core::record::Span;
+use quell_record::events::Span;
 
 #[test]
 fn every_round_runs_every_cell_once_in_an_order_of_its_own() {
@@ -171,7 +171,7 @@ fn the_real_planner_confines_groups_to_where_their_subjects_run() {
         let machine = machine(cpus);
         let runs = tempfile::tempdir().unwrap();
         let options = options(1, Some(runs.path()));
-        let plan = quell_core::planner::plan;
+        let plan = quell_plan::planner::plan;
         let Comparison { result, folder } = run(
             &neighbour(),
             Machines::One(&mut fake()),

@@ -1,5 +1,5 @@
 use super::*;
-use quell_core::ids::StepId;
+use quell_types::ids::StepId;
 
 #[test]
 fn the_hash_is_the_published_one() {

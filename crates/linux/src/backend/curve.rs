@@ -6,9 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::inventory::Cpu;
-use quell_core::plan::Setting;
+use quell_plan::Setting;
+use quell_plan::inventory::Cpu;
+use quell_types::cpuset::CpuSet;
 
 use super::Linux;
 use crate::error::{Error, Result};

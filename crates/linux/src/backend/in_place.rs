@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::backend::{Observation, Seen};
-use quell_core::record::Event;
+use quell_record::backend::{Observation, Seen};
+use quell_record::events::Event;
 
 use super::apart::not_ours;
 use super::regulated::{Absent, Regulated};

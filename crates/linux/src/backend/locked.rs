@@ -10,10 +10,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use quell_client::locked::{BYTES_VARIABLE, CPUS_VARIABLE, FD_VARIABLE};
-use quell_core::backend::SubjectId;
-use quell_core::partition::Mask;
-use quell_core::standing::Cause;
-use quell_core::units::Bytes;
+use quell_record::backend::SubjectId;
+use quell_record::standing::Cause;
+use quell_types::partition::Mask;
+use quell_types::units::Bytes;
 
 use super::Linux;
 use super::stays::Stays;

@@ -1,6 +1,6 @@
 //! What a deep look measures on this machine.
 
-use quell_core::inventory::Measured;
+use quell_plan::inventory::Measured;
 
 use super::Linux;
 use crate::error::{Error, Result};

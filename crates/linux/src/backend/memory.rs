@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use quell_core::control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
-use quell_core::journal::{Stopped, TaskId};
-use quell_core::options::PressureController;
-use quell_core::plan::{Pressured, Steered, Watched};
-use quell_core::units::{Bytes, Nanos};
+use quell_control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
+use quell_plan::{Pressured, Steered, Watched};
+use quell_types::journal::{Stopped, TaskId};
+use quell_types::options::PressureController;
+use quell_types::units::{Bytes, Nanos};
 
 use super::Linux;
 use super::apart::{apart, not_ours};
@@ -533,7 +533,7 @@ mod tests {
     use crate::backend::apart::tests::home;
     use crate::journal::Journal;
     use crate::journal::tests::header;
-    use quell_core::journal::Undo;
+    use quell_types::journal::Undo;
 
     #[test]
     fn a_frozen_cgroup_that_is_made_anew_is_neither_frozen_nor_ours_to_thaw() {

@@ -21,23 +21,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_client::layout::VARIABLE;
-use quell_core::backend::{
+use quell_control::pressure::Look;
+use quell_plan::inventory::{Inventory, Measured};
+use quell_plan::{Observed, Plan, Pressured, Step};
+use quell_policy::workload::{Caches, Workload};
+use quell_record::backend::{
     Action, Backend, BackendError, HoldOptions, Observation, Own, Probe, Program, SubjectId,
     SubjectSpec, Undone,
 };
-use quell_core::control::pressure::Look;
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::ids::GroupId;
-use quell_core::inventory::{Inventory, Measured};
-use quell_core::mechanism::Level;
-use quell_core::options::OnDrift;
-use quell_core::plan::{Observed, Plan, Pressured, Step};
-use quell_core::record::{CpuTimes, Declared};
-use quell_core::source::Source;
-use quell_core::standing::Standing;
-use quell_core::task::TaskMatch;
-use quell_core::units::{Bytes, Nanos};
-use quell_core::workload::{Caches, Workload};
+use quell_record::events::{CpuTimes, Declared};
+use quell_record::standing::Standing;
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::ids::GroupId;
+use quell_types::mechanism::Level;
+use quell_types::options::OnDrift;
+use quell_types::source::Source;
+use quell_types::task::TaskMatch;
+use quell_types::units::{Bytes, Nanos};
 
 use crate::cgroup::Cgroups;
 use crate::change::Hands;

@@ -11,13 +11,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use quell_core::backend::Seen;
-use quell_core::ids::REST;
-use quell_core::mechanism::Level;
-use quell_core::partition::Mask;
-use quell_core::plan::{GroupPlan, Plan, Promise, Setting, Step};
-use quell_core::record::Event;
-use quell_core::standing::Cause;
+use quell_plan::{GroupPlan, Plan, Promise, Setting, Step};
+use quell_record::backend::Seen;
+use quell_record::events::Event;
+use quell_record::standing::Cause;
+use quell_types::ids::REST;
+use quell_types::mechanism::Level;
+use quell_types::partition::Mask;
 
 use super::Linux;
 use super::locked::Locked;

@@ -6,14 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use quell_core::control::config::Meter as MeterKind;
-use quell_core::control::config::Regulation;
-use quell_core::control::pooled::Pooled;
-use quell_core::control::split::ByDemand;
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::options::Split;
-use quell_core::record::Decision;
-use quell_core::units::{Lines, Nanos};
+use quell_control::config::Meter as MeterKind;
+use quell_control::config::Regulation;
+use quell_control::pooled::Pooled;
+use quell_control::split::ByDemand;
+use quell_record::events::Decision;
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::options::Split;
+use quell_types::units::{Lines, Nanos};
 
 use super::Linux;
 use crate::brake::{Brake, Decides};

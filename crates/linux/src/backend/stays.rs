@@ -11,8 +11,8 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use quell_client::Locked;
-use quell_core::cpuset::CpuSet;
-use quell_core::units::{Bytes, LINE_BYTES};
+use quell_types::cpuset::CpuSet;
+use quell_types::units::{Bytes, LINE_BYTES};
 
 use crate::perf::{Event, EventCode, Scope, Wake};
 use crate::rt;

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::ids::REST;
-use quell_core::mechanism::Level;
-use quell_core::plan::{Setting, Step};
-use quell_core::task::TaskMatch;
-use quell_core::units::Bytes;
+use quell_plan::{Setting, Step};
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::REST;
+use quell_types::mechanism::Level;
+use quell_types::task::TaskMatch;
+use quell_types::units::Bytes;
 
 use super::{Bound, Group, Linux};
 use crate::cgroup::Controller;

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use quell_core::backend::{Observation, Seen};
-use quell_core::control::config::Meter;
-use quell_core::control::config::Regulation;
-use quell_core::cpuset::CpuId;
-use quell_core::ids::GroupId;
-use quell_core::mechanism::Level;
-use quell_core::options::OnDrift;
-use quell_core::plan::Setting;
-use quell_core::record::{Declared, Event, Spent};
-use quell_core::standing::Cause;
-use quell_core::units::Nanos;
+use quell_control::config::Meter;
+use quell_control::config::Regulation;
+use quell_plan::Setting;
+use quell_record::backend::{Observation, Seen};
+use quell_record::events::{Declared, Event, Spent};
+use quell_record::standing::Cause;
+use quell_types::cpuset::CpuId;
+use quell_types::ids::GroupId;
+use quell_types::mechanism::Level;
+use quell_types::options::OnDrift;
+use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags};
 
 use super::worth::limits;

@@ -1,10 +1,10 @@
 //! What promises are worth once something that holds them is gone.
 
-use quell_core::backend::Seen;
-use quell_core::mechanism::Level;
-use quell_core::plan::Setting;
-use quell_core::record::Event;
-use quell_core::standing::Cause;
+use quell_plan::Setting;
+use quell_record::backend::Seen;
+use quell_record::events::Event;
+use quell_record::standing::Cause;
+use quell_types::mechanism::Level;
 
 use super::Linux;
 

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
-use quell_core::control::bandwidth::{CpuRegulator, Fast};
-use quell_core::units::{Lines, Nanos};
+use quell_control::bandwidth::{CpuRegulator, Fast};
+use quell_types::units::{Lines, Nanos};
 
 use super::insn::*;
 use super::program::{self, NOW, READ_EVENT, SLEEP_ON, VALUE_BYTES, WAKE};

@@ -2,7 +2,7 @@
 //! run on each overflow and wakes the brake's thread only where the budget went sooner than a
 //! period.
 //!
-//! The rule is [`CpuRegulator`](quell_core::control::bandwidth::CpuRegulator)'s, in the event's own
+//! The rule is [`CpuRegulator`](quell_control::bandwidth::CpuRegulator)'s, in the event's own
 //! unit; the program is written as instructions (`program`) and loaded with `bpf(2)` (`load`), and
 //! an evaluator runs it against the regulator in the tests. Its state lies in a map that the thread
 //! has mapped: Linux 5.5, CAP_BPF and CAP_PERFMON.
@@ -24,7 +24,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_core::units::Nanos;
+use quell_types::units::Nanos;
 
 /// The part of a budget by which an overflow decided in the interrupt may come late: one of this
 /// many. The event is armed when some of the budget is spent already, and each time the group is
@@ -54,7 +54,7 @@ struct State {
     renewed: AtomicU64,
 }
 
-/// A budget in counts of an event: [`Account`](quell_core::control::bandwidth::Account) in the
+/// A budget in counts of an event: [`Account`](quell_control::bandwidth::Account) in the
 /// event's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {

@@ -29,13 +29,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 
-use quell_core::control::Regulator;
-use quell_core::control::config::Meter as Wanted;
-use quell_core::control::config::Regulation;
-use quell_core::control::pooled::Pooled;
-use quell_core::cpuset::CpuId;
-use quell_core::options::Split;
-use quell_core::units::{Lines, Nanos};
+use quell_control::Regulator;
+use quell_control::config::Meter as Wanted;
+use quell_control::config::Regulation;
+use quell_control::pooled::Pooled;
+use quell_types::cpuset::CpuId;
+use quell_types::options::Split;
+use quell_types::units::{Lines, Nanos};
 
 use crate::meter::Meter;
 use crate::pool::{Bed, Pool};

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
-use quell_core::control::Regulator;
-use quell_core::control::bandwidth::Fast;
-use quell_core::control::config::Moved;
-use quell_core::control::pool::Period;
-use quell_core::cpuset::CpuId;
-use quell_core::record::Decision;
-use quell_core::units::{Lines, Nanos};
+use quell_control::Regulator;
+use quell_control::bandwidth::Fast;
+use quell_control::config::Moved;
+use quell_control::pool::Period;
+use quell_record::events::Decision;
+use quell_types::cpuset::CpuId;
+use quell_types::units::{Lines, Nanos};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{LOOK, Lost, Permit, Shared};

@@ -25,9 +25,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use quell_core::cpuset::CpuSet;
-use quell_core::inventory::{Inventory, Measured};
-use quell_core::journal::TaskId;
+use quell_plan::inventory::{Inventory, Measured};
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::TaskId;
 use serde::{Deserialize, Serialize};
 
 use anonymous::anonymous;
@@ -481,7 +481,7 @@ model name : Small'''
         );
         assert_eq!(
             machine.means.meter,
-            quell_core::inventory::MeterKind::Hardware {
+            quell_plan::inventory::MeterKind::Hardware {
                 events: vec!["cpu/LONGEST_LAT_CACHE.MISS".to_owned()],
                 fills_only: machine.cpu_set(),
                 apart: CpuSet::EMPTY,

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::journal::{TaskId, Undo};
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::{TaskId, Undo};
 
 use super::cores::Keep;
 use crate::below::tasks;

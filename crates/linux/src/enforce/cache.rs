@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::journal::Undo;
+use quell_types::journal::Undo;
 
 use crate::change::Hands;
 use crate::error::{Error, Result};

@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::cpuset::CpuSet;
-use quell_core::ids::REST;
-use quell_core::journal::Undo;
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::REST;
+use quell_types::journal::Undo;
 
 use super::affinity;
 use crate::below::{door, tasks_in};

@@ -1,7 +1,7 @@
 //! The CPU-time quota: `cpu.max` (v2) or `cpu.cfs_quota_us` and `cpu.cfs_period_us` (v1).
 //! Documentation/scheduler/sched-bwc.rst: quota and period are at least 1 ms, the period at most 1 s.
 
-use quell_core::units::{Nanos, Share};
+use quell_types::units::{Nanos, Share};
 
 use crate::cgroup::{Cgroups, Controller, Version};
 use crate::change::Hands;

@@ -1,7 +1,7 @@
 //! Stopping a cgroup whole: `cgroup.freeze` (v2), `freezer.state` (v1). cgroup-v2.rst ("cgroup.freeze"),
 //! cgroup-v1/freezer-subsystem.rst. What is frozen in v2 can still be killed; children born meanwhile are frozen, too.
 
-use quell_core::journal::Stopped;
+use quell_types::journal::Stopped;
 
 use crate::cgroup::Version;
 use crate::change::Hands;

@@ -3,10 +3,10 @@
 //! A limit and a target are set for every disk: each device in `/sys/block` with hardware behind it, so that what a device
 //! mapper or a loop hands on is counted once.
 
-use quell_core::inventory::Availability;
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::plan::DiskRates;
-use quell_core::units::Nanos;
+use quell_plan::DiskRates;
+use quell_plan::inventory::Availability;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::units::Nanos;
 
 use crate::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use crate::change::Hands;

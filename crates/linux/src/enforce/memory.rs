@@ -2,8 +2,8 @@
 
 use std::os::unix::fs::FileExt;
 
-use quell_core::journal::{TaskId, Undo};
-use quell_core::units::Bytes;
+use quell_types::journal::{TaskId, Undo};
+use quell_types::units::Bytes;
 
 use crate::cgroup::Version;
 use crate::change::Hands;

@@ -1,7 +1,7 @@
 //! What changes the machine: one file for each mechanism. Each change goes through [`Hands`](crate::change::Hands), which
 //! record it first, so that it can be taken back.
 
-use quell_core::plan::Setting;
+use quell_plan::Setting;
 
 use crate::cgroup::{Cgroups, Controller};
 use crate::change::Hands;

@@ -1,6 +1,6 @@
 //! Keeping interrupts and unbound kernel work off CPUs.
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use crate::change::Hands;
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! Stopping single processes by SIGSTOP, for as long as a run holds them back.
 
-use quell_core::journal::{Stopped, TaskId};
+use quell_types::journal::{Stopped, TaskId};
 
 use crate::change::Hands;
 use crate::error::{Error, Result};

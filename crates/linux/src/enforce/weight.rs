@@ -4,7 +4,7 @@
 //! Setting `cpu.idle` loses the weight, and clearing it leaves the default one. So `cpu.idle` is set in cgroups of ours only,
 //! which go as a whole.
 
-use quell_core::options::CpuWeight;
+use quell_types::options::CpuWeight;
 
 use crate::cgroup::{Cgroups, Controller, Version};
 use crate::change::Hands;

@@ -5,7 +5,7 @@
 //! - CPUs are never hot-plugged, nodes neither; the v1 mount option `cpuset_v2_mode` is not modelled.
 //! - Memory is not migrated; `cpuset.memory_*` and `cpuset.sched_*` are values without an effect.
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use super::Answer;
 use super::cgroup::parent;

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use super::Answer;
 use super::machine::Spec;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::journal::TaskId;
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::TaskId;
 
 use super::Answer;
 use super::cgroup::Tree;

@@ -27,8 +27,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use quell_core::cpuset::CpuSet;
-use quell_core::journal::TaskId;
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::TaskId;
 
 use crate::root::Files;
 pub use machine::{Flavour, Machine, Spec};

@@ -16,7 +16,7 @@
 
 use std::fmt;
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use super::Answer;
 use super::cgroup::parent;

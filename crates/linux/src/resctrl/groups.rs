@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use super::schemata::sizes;
 use super::{Resctrl, Schemata};

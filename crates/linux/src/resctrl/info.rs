@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::partition::Mask;
+use quell_types::partition::Mask;
 
 use super::Resctrl;
 use crate::error::{Error, Result};

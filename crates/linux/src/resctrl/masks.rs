@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::partition::Mask;
+use quell_types::partition::Mask;
 
 use super::info::Ways;
 use super::{Mode, Resctrl, Schemata};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::partition::{Apart, Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
+use quell_types::partition::{Apart, Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
 
 use super::info::Bandwidth;
 use super::lock::{For, PATIENCE};

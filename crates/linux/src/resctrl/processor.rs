@@ -3,7 +3,7 @@
 //!
 //! The kernel knows of errata that the processor does not tell: what counts in the end is `info`, once it is mounted.
 
-use quell_core::partition::Partitions;
+use quell_types::partition::Partitions;
 
 use crate::arch::{Registers, cpuid};
 use crate::root::Files;
@@ -19,7 +19,7 @@ pub fn partitions(files: &dyn Files) -> Option<Partitions> {
 }
 
 fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> Option<Partitions> {
-    use quell_core::partition::{Apart, Mask, MbaBounds, MbaUnit, WayPartition};
+    use quell_types::partition::{Apart, Mask, MbaBounds, MbaUnit, WayPartition};
 
     const ALLOCATION: u32 = 0x10;
     let [last, b, c, d] = cpuid(0, 0);
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!((ways.level, ways.bits, ways.classes), (3, 11, 8));
         assert!(ways.sparse && ways.shareable.0 == 0x600 && found.ways.len() == 1);
         // Of twelve classes six are left where code and data are apart.
-        let apart = quell_core::partition::Apart::OnceMounted { classes: 6 };
+        let apart = quell_types::partition::Apart::OnceMounted { classes: 6 };
         assert_eq!(ways.apart, apart);
         let mba = found.mba.unwrap();
         assert_eq!((mba.least, mba.step, mba.classes), (10, 10, 8));

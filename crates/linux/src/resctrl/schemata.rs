@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use quell_core::partition::Mask;
+use quell_types::partition::Mask;
 
 use super::info;
 

@@ -8,8 +8,8 @@ pub mod registers;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::inventory::CacheKind;
-use quell_core::ways::{Cache, Class, Figures, Mode, Place, ROOT, Snapshot, Thread};
+use quell_plan::inventory::CacheKind;
+use quell_record::ways::{Cache, Class, Figures, Mode, Place, ROOT, Snapshot, Thread};
 
 use crate::error::{Error, Result};
 use crate::resctrl::groups::membership;
@@ -222,7 +222,7 @@ fn caches(files: &dyn Files, resctrl: &Resctrl, info: &Info) -> Result<Vec<Cache
 }
 
 /// The kernel's number of a cache.
-fn number(files: &dyn Files, cache: &quell_core::inventory::Cache) -> Result<Option<u32>> {
+fn number(files: &dyn Files, cache: &quell_plan::inventory::Cache) -> Result<Option<u32>> {
     let Some(cpu) = cache.cpus.first() else {
         return Ok(None);
     };

@@ -9,8 +9,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use quell_core::cpuset::CpuId;
-use quell_core::ways::{Cache, Place, ROOT, Register, Snapshot};
+use quell_record::ways::{Cache, Place, ROOT, Register, Snapshot};
+use quell_types::cpuset::CpuId;
 
 use crate::error::{Error, Result};
 use crate::resctrl::{Info, Resctrl};
@@ -239,8 +239,8 @@ fn read(files: &BTreeMap<CpuId, File>, cpu: CpuId, number: u32) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_core::partition::Mask;
-    use quell_core::ways::Class;
+    use quell_record::ways::Class;
+    use quell_types::partition::Mask;
 
     #[test]
     fn a_class_is_known_by_its_mask_while_that_is_one_of_a_kind() {

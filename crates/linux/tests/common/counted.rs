@@ -3,12 +3,12 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use quell_core::control::bandwidth::Account;
-use quell_core::control::config::Moved;
-use quell_core::units::{Lines, Nanos};
+use quell_control::bandwidth::Account;
+use quell_control::config::Moved;
 use quell_linux::brake::Decides;
 use quell_linux::meter::{MOST_EVENTS, Meter, TimeMeter};
 use quell_linux::perf::Overflow;
+use quell_types::units::{Lines, Nanos};
 
 /// A time meter for which no budget is too large to be counted, and which may be kept from deciding
 /// in the interrupt.

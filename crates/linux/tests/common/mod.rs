@@ -13,14 +13,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use quell_core::cpuset::CpuSet;
-use quell_core::journal::TaskId;
 use quell_linux::below::tasks_in;
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::journal::{Header, Journal, VERSION};
 use quell_linux::lock::{Lock, RUN_ROOT};
 use quell_linux::procfs::{self, Membership};
 use quell_linux::root::{Files, Kernel};
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::TaskId;
 
 /// The running kernel, alone; or `None`, said aloud.
 pub fn machine(test: &str) -> Option<(Kernel, Lock)> {

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::journal::Undo;
 use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
 use quell_linux::journal::{Header, Journal, VERSION};
 use quell_linux::lock::Lock;
 use quell_linux::procfs;
 use quell_linux::resctrl::locked::holders;
 use quell_linux::root::{Files, Kernel};
+use quell_types::cpuset::CpuSet;
+use quell_types::journal::Undo;
 
 use crate::common::{Picture, Program, eventually, machine};
 

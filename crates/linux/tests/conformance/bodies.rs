@@ -3,10 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::options::CpuWeight;
-use quell_core::task::TaskMatch;
-use quell_core::units::{Nanos, Share};
 use quell_linux::below::{door, tasks_in};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
@@ -16,6 +12,10 @@ use quell_linux::home::{Home, LOW_SLICE, Layout, SLICE};
 use quell_linux::root::Files;
 use quell_linux::tasks::{Matcher, assign};
 use quell_linux::{cgroup, procfs, undo, workqueue};
+use quell_types::cpuset::CpuSet;
+use quell_types::options::CpuWeight;
+use quell_types::task::TaskMatch;
+use quell_types::units::{Nanos, Share};
 
 use crate::arms::{Arm, Held};
 

@@ -3,10 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use quell_core::cpuset::CpuSet;
-use quell_core::options::CpuWeight;
-use quell_core::partition::Mask;
-use quell_core::units::{Bytes, Nanos, Share};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
 use quell_linux::enforce::cores::{Keep, confine, confine_rest};
@@ -18,6 +14,10 @@ use quell_linux::memory::Memory;
 use quell_linux::resctrl::{self, Info, Mode, Resctrl, Schemata};
 use quell_linux::root::Files;
 use quell_linux::{enforce, fault, journal, procfs, undo};
+use quell_types::cpuset::CpuSet;
+use quell_types::options::CpuWeight;
+use quell_types::partition::Mask;
+use quell_types::units::{Bytes, Nanos, Share};
 
 use crate::arms::{Held, compare, furnished};
 use crate::bodies::{ALL, ends, gather};

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::task::TaskMatch;
 use quell_linux::below::{self, tasks_in};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
@@ -12,6 +11,7 @@ use quell_linux::home::Home;
 use quell_linux::procfs;
 use quell_linux::root::Files;
 use quell_linux::tasks::{Matcher, assign};
+use quell_types::task::TaskMatch;
 
 use crate::arms::{Arm, Held, compare, furnished};
 use crate::bodies::{GROUP, family, none, weighs};

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use quell_core::cpuset::CpuSet;
 use quell_linux::below::tasks_in;
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::change::Hands;
@@ -13,6 +12,7 @@ use quell_linux::fake::{Fake, Flavour, Op, Spec};
 use quell_linux::home::Home;
 use quell_linux::root::Files;
 use quell_linux::{irq, workqueue};
+use quell_types::cpuset::CpuSet;
 
 use crate::arms::{Held, compare, furnished};
 use crate::bodies::{ALL, GROUP, ends, family, gathered};

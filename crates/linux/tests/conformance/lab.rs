@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use quell_core::lab::{Accelerator, Guest};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
 use quell_lab::vm::Lab;
+use quell_policy::lab::{Accelerator, Guest};
 
 /// Boots a kernel on a processor and runs every body of a module there.
 fn on(kernel: &str, profile: &str, bodies: &str, count: usize) {

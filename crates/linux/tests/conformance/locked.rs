@@ -1,12 +1,12 @@
 //! Memory locked in a cache, as the kernel does it and as `quell_linux::resctrl` uses it: one body each, on the model shaped
 //! like the lab's `goldmont` and, in the lab, on the kernel. Whether what is locked stays is for `crates/cli/tests/locked.rs`.
 
-use quell_core::partition::Mask;
 use quell_linux::change::Hands;
 use quell_linux::resctrl::locked::{holders, possible};
 use quell_linux::resctrl::{Mode, Resctrl, Schemata};
 use quell_linux::root::Files;
 use quell_linux::undo;
+use quell_types::partition::Mask;
 
 use crate::arms::{Arm, Held};
 use crate::resctrl::{ROOT, errno, fresh, make};

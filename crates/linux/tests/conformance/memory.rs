@@ -1,7 +1,5 @@
 //! The bodies for memory and for stopping: `memory`, `freezer`, `pidfd`, `oom`, `sysctl`, `psi`, `vm`.
 
-use quell_core::journal::TaskId;
-use quell_core::units::{Bytes, Nanos};
 use quell_linux::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::Hands;
 use quell_linux::enforce::freezer::Freezer;
@@ -12,6 +10,8 @@ use quell_linux::memory::{self, Memory};
 use quell_linux::psi::{self, Resource};
 use quell_linux::root::Files;
 use quell_linux::{oom, pidfd, procfs, sysctl, vm};
+use quell_types::journal::TaskId;
+use quell_types::units::{Bytes, Nanos};
 
 use crate::arms::{Arm, Held};
 use crate::bodies::{GROUP, family, gathered};

@@ -2,9 +2,9 @@
 //! machine; managed interrupts against their documentation; resctrl has bodies of its own (`resctrl`). What can be tried
 //! on this kernel without harm is (`v1_answers_are_the_kernels`).
 
-use quell_core::cpuset::CpuSet;
 use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
 use quell_linux::root::Files;
+use quell_types::cpuset::CpuSet;
 
 use crate::common::{Program, machine};
 

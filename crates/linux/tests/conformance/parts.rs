@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use quell_core::journal::Undo;
-use quell_core::partition::Mask;
 use quell_linux::change::Hands;
 use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
 use quell_linux::resctrl::{Info, Mode, Resctrl, Schemata};
 use quell_linux::root::Files;
+use quell_types::journal::Undo;
+use quell_types::partition::Mask;
 
 use crate::arms::Held;
 

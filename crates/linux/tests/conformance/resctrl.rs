@@ -5,13 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use quell_core::partition::Mask;
 use quell_linux::change::Hands;
 use quell_linux::error::Result;
 use quell_linux::procfs;
 use quell_linux::resctrl::groups::membership;
 use quell_linux::resctrl::{Group, Info, Kind, Mode, Reading, Resctrl, Schemata};
 use quell_linux::root::Files;
+use quell_types::partition::Mask;
 
 use crate::arms::{Arm, Held};
 

@@ -22,11 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use quell_core::control::config::Meter as Kind;
-use quell_core::control::config::Moved;
-use quell_core::control::config::Regulation;
-use quell_core::options::Split;
-use quell_core::units::{Lines, Nanos, Rate, Share};
+use quell_control::config::Meter as Kind;
+use quell_control::config::Moved;
+use quell_control::config::Regulation;
 use quell_linux::brake::{Brake, Lost, Permit};
 use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::lock::Lock;
@@ -37,6 +35,8 @@ use quell_linux::perf::{
 use quell_linux::pool::Pool;
 use quell_linux::root::Kernel;
 use quell_linux::rt;
+use quell_types::options::Split;
+use quell_types::units::{Lines, Nanos, Rate, Share};
 
 /// One line is one nanosecond at this rate.
 const PEAK: Rate = Rate(64_000_000_000);

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use quell_core::control::config::Pooling;
-use quell_core::control::config::Regulation;
-use quell_core::control::pooled::Pooled;
-use quell_core::options::After;
-use quell_core::units::{Lines, Nanos, Share};
+use quell_control::config::Pooling;
+use quell_control::config::Regulation;
+use quell_control::pooled::Pooled;
 use quell_linux::brake::{Brake, Lost};
+use quell_types::options::After;
+use quell_types::units::{Lines, Nanos, Share};
 
 use crate::{Busy, pool};
 

@@ -1,9 +1,9 @@
 //! Rates, latency under load, cache sizes and page size.
 
-use quell_core::deep::{
+use quell_plan::deep::{
     CacheSteps, CpuRate, LevelSeen, Loaded, OperationRates, PageCost, Seen, Spread, Tail,
 };
-use quell_core::inventory::Measured;
+use quell_plan::inventory::Measured;
 
 use super::{NARROW, bar, cell, gb, gb_range, head, range, sparkline};
 use crate::doctor::size;

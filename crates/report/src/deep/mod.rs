@@ -4,8 +4,8 @@
 mod memory;
 mod sharing;
 
-use quell_core::deep::{CounterCheck, Deep, Sharing, Spread, Tail, Wakeup};
-use quell_core::inventory::Measured;
+use quell_plan::deep::{CounterCheck, Deep, Sharing, Spread, Tail, Wakeup};
+use quell_plan::inventory::Measured;
 
 use crate::text::{Style, Table, TableCell, Tone, number, percent};
 use memory::{

@@ -1,6 +1,6 @@
 //! Which CPUs share a cache, and how far the probe that tells is to be trusted.
 
-use quell_core::deep::{Case, Pair, Sharing};
+use quell_plan::deep::{Case, Pair, Sharing};
 
 use super::{NARROW, cell, head};
 use crate::text::{Style, Table, TableCell, Tone, percent};

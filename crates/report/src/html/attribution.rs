@@ -1,6 +1,6 @@
 //! Why critical subjects were late: a bar of the late time per configuration, a part per cause, and the table.
 
-use quell_core::attribution::{Attribution, Cause};
+use quell_record::attribution::{Attribution, Cause};
 
 use crate::attribution::{all, legend, several, table, whose};
 use crate::text::{number, percent};

@@ -1,6 +1,6 @@
 //! Normalized performance of every subject under every configuration, with the interval over rounds.
 
-use quell_core::result::{ConfigurationResult, Subset};
+use quell_record::result::{ConfigurationResult, Subset};
 
 use crate::text::percent;
 use crate::view::{Spread, median_kept, tail_kept};

@@ -1,8 +1,8 @@
 //! What the reader must hold against the figures: computed from the record, worst first.
 
-use quell_core::inventory::{Inventory, MeterKind};
-use quell_core::record::Event;
-use quell_core::result::CompareResult;
+use quell_plan::inventory::{Inventory, MeterKind};
+use quell_record::events::Event;
+use quell_record::result::CompareResult;
 
 use crate::compare::{skipped, unmeasured};
 use crate::lost;

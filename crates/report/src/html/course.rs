@@ -1,7 +1,7 @@
 //! What a subject met in memory over time, under every configuration, whoever looked after memory: what it had there, and what
 //! it missed.
 
-use quell_core::record::{Course, Met};
+use quell_record::events::{Course, Met};
 
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width};
 use super::envelope::envelope;

@@ -1,8 +1,8 @@
 //! Many points on few pixels, without losing what matters: per bucket the smallest, the median and the largest value,
 //! so that no peak disappears and none is invented. Averages would hide exactly the late units a report is about.
 
-use quell_core::record::Stop;
-use quell_core::stats::{percentile, sorted};
+use quell_record::events::Stop;
+use quell_types::stats::{percentile, sorted};
 
 /// What the points of one bucket come to.
 #[derive(Clone, Copy, Debug, PartialEq)]

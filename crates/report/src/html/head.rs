@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use quell_core::record::Record;
-use quell_core::result::Subset;
+use quell_record::events::Record;
+use quell_record::result::Subset;
 
 use crate::compare::{footnote, partly_shared, table};
 use crate::doctor::lab;

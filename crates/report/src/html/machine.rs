@@ -1,6 +1,6 @@
 //! The machine, and which mechanisms it offers.
 
-use quell_core::inventory::Availability;
+use quell_plan::inventory::Availability;
 
 use crate::doctor;
 

@@ -30,7 +30,7 @@ mod tests;
 
 use std::fmt::Write;
 
-use quell_core::record::Record;
+use quell_record::events::Record;
 
 use page::{Page, Section};
 

@@ -1,9 +1,9 @@
 //! What all sections share: the record seen as a comparison, and one look (colour, mark) per family of configurations,
 //! the same in every figure.
 
-use quell_core::mechanism::Mechanism;
-use quell_core::record::{Record, Span};
-use quell_core::result::{CompareResult, ConfigurationResult};
+use quell_record::events::{Record, Span};
+use quell_record::result::{CompareResult, ConfigurationResult};
+use quell_types::mechanism::Mechanism;
 
 use crate::verdict::spoken_for;
 use crate::view::View;

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use quell_core::plan::Plan;
+use quell_plan::Plan;
 
 use crate::plan::describe;
 use crate::text::list;

@@ -1,7 +1,7 @@
 //! Memory over time, where somebody looked after it: what there was, what the critical groups used and how long they waited, and
 //! everything that was done, each act a mark.
 
-use quell_core::record::{Event, Stamped, Steering};
+use quell_record::events::{Event, Stamped, Steering};
 
 use crate::text::count;
 use crate::view::{Cell, cells};

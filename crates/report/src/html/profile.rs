@@ -1,7 +1,7 @@
 //! The page of a profile: demand per millisecond over one second, the whole span, the figures, and what follows from them.
 
-use quell_core::calendar;
-use quell_core::demand::{Measuring, Profile, Quantity};
+use quell_record::demand::{Measuring, Profile, Quantity};
+use quell_types::calendar;
 
 use crate::profile::{circumstances, figures, measured_by, sensitivity, sentences, untried};
 use crate::text::number;

@@ -1,9 +1,9 @@
 //! One round in time, configuration beside configuration: the protected subject's windows, what the other one got, when a
 //! regulator stopped it, and what the host took.
 
-use quell_core::cpuset::CpuId;
-use quell_core::record::{CpuTimes, Span};
-use quell_core::stats::{median, percentile, sorted};
+use quell_record::events::{CpuTimes, Span};
+use quell_types::cpuset::CpuId;
+use quell_types::stats::{median, percentile, sorted};
 
 use crate::text::unit;
 use crate::view::{View, median_kept};

@@ -1,9 +1,9 @@
 //! The distribution of the protected subject's windows, on scales that show the tail: percentiles by their distance from
 //! 100 %, as in HdrHistogram's plots, and values logarithmically.
 
-use quell_core::result::ConfigurationResult;
-use quell_core::stats::Better;
-use quell_core::stats::{percentile, sorted};
+use quell_record::result::ConfigurationResult;
+use quell_types::stats::Better;
+use quell_types::stats::{percentile, sorted};
 
 use crate::text::{thousands, unit};
 

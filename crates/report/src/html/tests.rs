@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use quell_core::record::{Course, Event, Met, Record, Stamped, Steering};
+use quell_record::events::{Course, Event, Met, Record, Stamped, Steering};
 
 use super::*;
 use crate::sample;

@@ -3,10 +3,10 @@
 
 use std::fmt::Write as _;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::ways::{
+use quell_record::ways::{
     Block, Cache, Finding, ROOT, Sampled, ThreadLane, Timeline, findings, rate,
 };
+use quell_types::cpuset::CpuSet;
 
 use crate::text::{Table, TableCell, Tone};
 use crate::ways::{MOST_TOLD, Stage, called, evidence, fillers, stages, title, word};

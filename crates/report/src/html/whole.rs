@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::CpuId;
-use quell_core::record::{Event, Record, Stop};
-use quell_core::stats::median;
-use quell_core::units::LINE_BYTES;
+use quell_record::events::{Event, Record, Stop};
+use quell_types::cpuset::CpuId;
+use quell_types::stats::median;
+use quell_types::units::LINE_BYTES;
 
 use crate::text::unit;
 

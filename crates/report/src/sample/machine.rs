@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::deep::{
+use quell_plan::deep::{
     CacheSteps, Case, Control, CounterCheck, CpuRate, Deep, Loaded, LoadedPoint, OperationRates,
     PageCost, Pair, Sharing, SizePoint, Spread, Tail, Wakeup, knee, levels,
 };
-use quell_core::inventory::{
+use quell_plan::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
     MemoryMeans, MeterKind, Node,
 };
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::partition::Partitions;
-use quell_core::units::{Bytes, Rate};
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::partition::Partitions;
+use quell_types::units::{Bytes, Rate};
 
 use super::cpus;
 

@@ -1,12 +1,12 @@
 //! Profiles for the tests: thirty bursts a second with known amounts, and the same as CPU time.
 
-use quell_core::deep::Fingerprint;
-use quell_core::demand::{
+use quell_plan::deep::Fingerprint;
+use quell_record::demand::{
     Measuring, PROFILE_SCHEMA, Pressed, Profile, Quantity, Sampler, Sensitivity, Series, Sought,
     Subject, UnitTimes, WorkingSet, assess, proposal,
 };
-use quell_core::result::Timing;
-use quell_core::units::Rate;
+use quell_record::result::Timing;
+use quell_types::units::Rate;
 
 use super::machine;
 

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::CpuSet;
-use quell_core::inventory::{
+use quell_plan::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, MemoryMeans,
     MeterKind, Node, Simulated,
 };
-use quell_core::mechanism::{Level, Mechanism};
-use quell_core::partition::{Apart, Colouring, Mask, Partitions, WayPartition};
-use quell_core::units::Bytes;
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::partition::{Apart, Colouring, Mask, Partitions, WayPartition};
+use quell_types::units::Bytes;
 
 use quell_model::address::Colours;
 use quell_model::address::gf2::Space;

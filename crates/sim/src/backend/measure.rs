@@ -1,21 +1,21 @@
 //! What the simulated machine is, as its own generators measure it: the rates, by the procedure used on real machines
-//! (`quell_workload::measure`) in simulated time, and what its bandwidth allocation comes to (`quell_core::deep::MbaCurve`).
+//! (`quell_workload::measure`) in simulated time, and what its bandwidth allocation comes to (`quell_plan::deep::MbaCurve`).
 //!
 //! Deviations from that procedure: nothing disturbs a run, so runs are short and each CPU alone runs once; every run begins on a
 //! machine freshly booted, its buffer touched.
 
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::deep::{MbaCurve, Runs, Streams};
-use quell_core::inventory::Measured;
-use quell_core::units::{LINE_BYTES, Nanos, Rate};
-use quell_core::workload::Operation;
+use quell_plan::deep::{MbaCurve, Runs, Streams};
+use quell_plan::inventory::Measured;
+use quell_policy::workload::Operation;
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::units::{LINE_BYTES, Nanos, Rate};
 
 use crate::board::Board;
 use crate::frames::Placement;
 use crate::os::{Os, TaskId};
 use crate::pattern::{Pattern, Stream};
 
-use quell_core::backend::BackendError;
+use quell_record::backend::BackendError;
 
 /// A run under a percentage of bandwidth allocation, of which there are many.
 const BRIEF: Nanos = Nanos::micros(300);

@@ -16,23 +16,23 @@ mod witness;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::backend::{
+use quell_control::config::Meter;
+use quell_control::config::Regulation;
+use quell_plan::inventory::Inventory;
+use quell_plan::{Held, Plan, Setting, Step};
+use quell_record::backend::{
     Action, Backend, BackendError, HoldOptions, Observation, Probe, Program, Seen, SubjectId,
     SubjectSpec, Undone,
 };
-use quell_core::control::config::Meter;
-use quell_core::control::config::Regulation;
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::demand::{Drawn, WorkingSet};
-use quell_core::ids::GroupId;
-use quell_core::ids::PromiseId;
-use quell_core::ids::REST;
-use quell_core::inventory::Inventory;
-use quell_core::mechanism::Level;
-use quell_core::plan::{Held, Plan, Setting, Step};
-use quell_core::record::{Decision, Event};
-use quell_core::standing::Cause;
-use quell_core::units::{LINE_BYTES, Nanos};
+use quell_record::demand::{Drawn, WorkingSet};
+use quell_record::events::{Decision, Event};
+use quell_record::standing::Cause;
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::ids::GroupId;
+use quell_types::ids::PromiseId;
+use quell_types::ids::REST;
+use quell_types::mechanism::Level;
+use quell_types::units::{LINE_BYTES, Nanos};
 
 use crate::board::Board;
 use crate::os::{Notice, Os, TaskId, Throttled};

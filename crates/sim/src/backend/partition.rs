@@ -1,13 +1,13 @@
 //! Steps that divide caches, banks, the controller and CPU time between groups: what is set at once, and what waits for the group's
 //! programs to be started (their pages' colours, the lines to lock).
 
-use quell_core::backend::BackendError;
-use quell_core::inventory::Availability;
-use quell_core::mechanism::Mechanism;
-use quell_core::partition::{ColourChoice, Mask};
-use quell_core::plan::{Setting, Step};
-use quell_core::units::{Bytes, Nanos, Share};
 use quell_model::address::Colours;
+use quell_plan::inventory::Availability;
+use quell_plan::{Setting, Step};
+use quell_record::backend::BackendError;
+use quell_types::mechanism::Mechanism;
+use quell_types::partition::{ColourChoice, Mask};
+use quell_types::units::{Bytes, Nanos, Share};
 
 use super::Sim;
 use crate::frames::{Choice, PAGE_SHIFT, Placement};

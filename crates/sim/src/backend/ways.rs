@@ -1,11 +1,11 @@
 //! What the record is told of ways: masks as they are set, and now and then what was counted of each class.
 
-use quell_core::backend::Seen;
-use quell_core::ids::REST;
-use quell_core::partition::Mask;
-use quell_core::record::Event;
-use quell_core::units::Nanos;
-use quell_core::ways::{Cache, Change, Figures, Place, ROOT, Snapshot, changes};
+use quell_record::backend::Seen;
+use quell_record::events::Event;
+use quell_record::ways::{Cache, Change, Figures, Place, ROOT, Snapshot, changes};
+use quell_types::ids::REST;
+use quell_types::partition::Mask;
+use quell_types::units::Nanos;
 
 use super::Sim;
 

@@ -1,6 +1,6 @@
 //! What tests see of a simulated machine besides what it tells the engine: its operating system's own account.
 
-use quell_core::backend::SubjectId;
+use quell_record::backend::SubjectId;
 
 use super::Sim;
 

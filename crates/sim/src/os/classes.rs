@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::ids::REST;
 use quell_model::Invalid;
 use quell_model::cache::Level;
+use quell_types::ids::REST;
 
 use super::{Os, TaskId};
 use crate::machine::CLASSES;

@@ -18,10 +18,10 @@ mod regulator;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use quell_core::control::pool::SharedPool;
-use quell_core::cpuset::CpuSet;
-use quell_core::units::Nanos;
+use quell_control::pool::SharedPool;
 use quell_model::{Invalid, Picos};
+use quell_types::cpuset::CpuSet;
+use quell_types::units::Nanos;
 
 use crate::board::Board;
 use crate::frames::{Frames, Placement, Refused, Space};

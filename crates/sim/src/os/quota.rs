@@ -6,8 +6,8 @@
 
 use std::cmp::Reverse;
 
-use quell_core::units::Nanos;
 use quell_model::Picos;
+use quell_types::units::Nanos;
 
 use super::{Due, Os, PS, TaskId};
 

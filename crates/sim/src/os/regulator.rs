@@ -19,18 +19,18 @@
 
 use std::cmp::Reverse;
 
-use quell_core::control::Regulator;
-use quell_core::control::bandwidth::Fast;
-use quell_core::control::config::Meter;
-use quell_core::control::config::Moved;
-use quell_core::control::config::Regulation;
-use quell_core::control::pool::Pool;
-use quell_core::control::pooled::Pooled;
-use quell_core::control::split::ByDemand;
-use quell_core::cpuset::CpuSet;
-use quell_core::options::Split;
-use quell_core::record::Decision;
-use quell_core::units::{Lines, Nanos};
+use quell_control::Regulator;
+use quell_control::bandwidth::Fast;
+use quell_control::config::Meter;
+use quell_control::config::Moved;
+use quell_control::config::Regulation;
+use quell_control::pool::Pool;
+use quell_control::pooled::Pooled;
+use quell_control::split::ByDemand;
+use quell_record::events::Decision;
+use quell_types::cpuset::CpuSet;
+use quell_types::options::Split;
+use quell_types::units::{Lines, Nanos};
 
 use super::{Due, Os, PS, TaskId};
 use crate::machine::{Armed, CoreCounts};

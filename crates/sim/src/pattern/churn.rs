@@ -1,7 +1,7 @@
 //! Lines of a buffer under one operation after the other, and stores word by word.
 
-use quell_core::units::Bytes;
-use quell_core::workload::{Order, Store, Touch, WORD_BYTES, line_bytes};
+use quell_policy::workload::{Order, Store, Touch, WORD_BYTES, line_bytes};
+use quell_types::units::Bytes;
 
 use super::{Access, Effect, LINE};
 use crate::random::Random;

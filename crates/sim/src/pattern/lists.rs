@@ -1,7 +1,7 @@
 //! Independent random lists walked side by side.
 
-use quell_core::workload::Banks;
 use quell_model::arch;
+use quell_policy::workload::Banks;
 
 use super::{Access, LINE, cycle};
 use crate::random::Random;

@@ -10,14 +10,14 @@ mod read;
 
 use std::collections::BTreeMap;
 
-use quell_core::mechanism::Mechanism;
-use quell_core::partition::{Exclusion, MbaBounds};
-use quell_core::text::Problem;
-use quell_core::units::{Bytes, Nanos};
+use quell_types::mechanism::Mechanism;
+use quell_types::partition::{Exclusion, MbaBounds};
+use quell_types::text::Problem;
+use quell_types::units::{Bytes, Nanos};
 use serde::Deserialize;
 
 pub use origins::Origin;
-pub use quell_core::bits::BitFunctions;
+pub use quell_types::bits::BitFunctions;
 
 /// The profiles that come with Quell: name and text.
 const BUILT_IN: [(&str, &str); 6] = [
@@ -358,7 +358,7 @@ impl Profile {
     /// Where there is none of that name.
     pub fn built_in(name: &str) -> Result<Self, Unknown> {
         let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) else {
-            let remedy = match quell_core::text::suggestion(name, Self::names()) {
+            let remedy = match quell_types::text::suggestion(name, Self::names()) {
                 Some(close) => format!("did you mean '{close}'?"),
                 None => format!("there are {}", Self::names().collect::<Vec<_>>().join(", ")),
             };
@@ -374,6 +374,6 @@ impl Profile {
     /// # Errors
     /// Every problem found, with its place.
     pub fn parse(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
-        quell_core::text::read(text, file, read::check)
+        quell_types::text::read(text, file, read::check)
     }
 }

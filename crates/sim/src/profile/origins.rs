@@ -1,7 +1,7 @@
 //! Where every number of a profile comes from, and the numbers as reports show them.
 
-use quell_core::inventory::Parameter;
-use quell_core::partition::MbaBounds;
+use quell_plan::inventory::Parameter;
+use quell_types::partition::MbaBounds;
 
 use super::{Assumed, BitFunctions, Profile, Ways};
 

@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use quell_core::mechanism::Mechanism;
-use quell_core::partition::MbaUnit;
-use quell_core::text::{Complaint, Path, suggestion};
 use quell_model::Invalid;
 use quell_model::address::gf2::Space;
 use quell_model::cache::{Cache, Hierarchy};
 use quell_model::dram::Dram;
+use quell_types::mechanism::Mechanism;
+use quell_types::partition::MbaUnit;
+use quell_types::text::{Complaint, Path, suggestion};
 
 use super::{Assumed, Profile};
 
@@ -266,7 +266,7 @@ fn memory(profile: &Profile, found: &mut Found) {
         Ok(_) if memory.reach() != memory.size.0 => {
             let why = format!(
                 "the functions tell {} apart, not {}",
-                quell_core::units::Bytes(memory.reach()),
+                quell_types::units::Bytes(memory.reach()),
                 memory.size
             );
             let remedy =

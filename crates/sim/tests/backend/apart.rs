@@ -1,15 +1,15 @@
 //! Reads and writes with a budget each, on the machine's counters of lines read and of lines written back.
 
-use quell_core::backend::{Action, Backend, SubjectId};
-use quell_core::control::config::Meter;
-use quell_core::control::config::Regulation;
-use quell_core::demand::Drawn;
-use quell_core::inventory::MeterKind;
-use quell_core::plan::Setting;
-use quell_core::units::{Lines, Nanos, Rate};
+use quell_control::config::Meter;
+use quell_control::config::Regulation;
+use quell_plan::Setting;
+use quell_plan::inventory::MeterKind;
+use quell_record::backend::{Action, Backend, SubjectId};
+use quell_record::demand::Drawn;
 use quell_sim::Sim;
 use quell_sim::board::Board;
 use quell_sim::profile::Profile;
+use quell_types::units::{Lines, Nanos, Rate};
 
 use crate::regulation::{PERIOD, regulation};
 use crate::{cpus, group, measure, sim, step, subject};
@@ -130,7 +130,7 @@ fn one_budget_for_both_stays_a_sum_where_counters_see_both() {
     let mut profile = Profile::built_in(Board::USUAL).unwrap();
     profile.counters.writes = true;
     let mut sim = Sim::new(Board::of(profile).unwrap(), 1).unwrap();
-    let machine = sim.inventory(quell_core::backend::Probe::Fast).unwrap();
+    let machine = sim.inventory(quell_record::backend::Probe::Fast).unwrap();
     let MeterKind::Hardware {
         events,
         fills_only,

@@ -1,10 +1,10 @@
 //! A run is a function of the experiment, the seed and the version.
 
-use quell_core::backend::{Backend, Probe};
-use quell_core::experiment::Experiment;
-use quell_core::result::Timing;
 use quell_engine::compare::{Machines, NoProgress, Options, run};
 use quell_engine::folder::hash;
+use quell_policy::experiment::Experiment;
+use quell_record::backend::{Backend, Probe};
+use quell_record::result::Timing;
 
 const EXPERIMENT: &str = r#"
 quell    = 1
@@ -63,7 +63,7 @@ fn result(seed: u64, machines: usize) -> (String, serde_json::Value) {
         experiment_text: EXPERIMENT,
         html: None,
     };
-    let plan = quell_core::planner::plan;
+    let plan = quell_plan::planner::plan;
     let done = run(
         &experiment,
         Machines::Alike(all.collect()),

@@ -1,14 +1,14 @@
 //! What divides caches, banks, controllers and CPU time between groups, from steps to what subjects get.
 
-use quell_core::backend::Backend;
-use quell_core::inventory::Availability;
-use quell_core::mechanism::Mechanism;
-use quell_core::partition::{ColourChoice, Divides, Mask};
-use quell_core::plan::Setting;
-use quell_core::units::{Bytes, Nanos, Share};
+use quell_plan::Setting;
+use quell_plan::inventory::Availability;
+use quell_record::backend::Backend;
 use quell_sim::Sim;
 use quell_sim::board::Board;
 use quell_sim::profile::Profile;
+use quell_types::mechanism::Mechanism;
+use quell_types::partition::{ColourChoice, Divides, Mask};
+use quell_types::units::{Bytes, Nanos, Share};
 
 use crate::{cpus, group, measure, rate, sim, step, subject};
 
@@ -16,8 +16,8 @@ fn sim_of(name: &str) -> Sim {
     Sim::new(Board::of(Profile::built_in(name).unwrap()).unwrap(), 1).unwrap()
 }
 
-fn fast(sim: &mut Sim) -> quell_core::inventory::Inventory {
-    sim.inventory(quell_core::backend::Probe::Fast).unwrap()
+fn fast(sim: &mut Sim) -> quell_plan::inventory::Inventory {
+    sim.inventory(quell_record::backend::Probe::Fast).unwrap()
 }
 
 fn banks(sim: &mut Sim, colours: &str) -> Setting {

@@ -1,9 +1,9 @@
 //! The generators: each runs, and what must hold between them does.
 
-use quell_core::backend::{Backend, Program};
-use quell_core::measurement::Measurement;
-use quell_core::units::Nanos;
-use quell_core::workload::Workload;
+use quell_policy::workload::Workload;
+use quell_record::backend::{Backend, Program};
+use quell_record::measurement::Measurement;
+use quell_types::units::Nanos;
 
 use crate::{measure, rate, sim, subject};
 

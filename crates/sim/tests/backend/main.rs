@@ -18,16 +18,16 @@ mod scoped;
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Action, Backend, Observation, Program, Seen, SubjectId, SubjectSpec};
-use quell_core::cpuset::CpuSet;
-use quell_core::ids::StepId;
-use quell_core::measurement::Measurement;
-use quell_core::mechanism::Mechanism;
-use quell_core::plan::{Setting, Step};
-use quell_core::record::{Decision, Event};
-use quell_core::units::Nanos;
+use quell_plan::{Setting, Step};
+use quell_record::backend::{Action, Backend, Observation, Program, Seen, SubjectId, SubjectSpec};
+use quell_record::events::{Decision, Event};
+use quell_record::measurement::Measurement;
 use quell_sim::Sim;
 use quell_sim::board::Board;
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::StepId;
+use quell_types::mechanism::Mechanism;
+use quell_types::units::Nanos;
 
 pub(crate) fn sim() -> Sim {
     Sim::new(Board::usual().unwrap(), 1).unwrap()

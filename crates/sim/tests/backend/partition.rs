@@ -1,9 +1,9 @@
 //! Core partition and the tasks on the cores.
 
-use quell_core::backend::{Backend, Program, Seen};
-use quell_core::plan::Setting;
-use quell_core::task::TaskMatch;
-use quell_core::units::Nanos;
+use quell_plan::Setting;
+use quell_record::backend::{Backend, Program, Seen};
+use quell_types::task::TaskMatch;
+use quell_types::units::Nanos;
 
 use crate::{cpus, group, measure, rate, sim, step, subject};
 
@@ -169,7 +169,7 @@ fn a_generator_is_ready_measures_again_and_stops() {
         );
         assert_eq!(measured.metrics["latency_ns"].len(), 3);
     }
-    let stop = quell_core::backend::Action::Stop(id);
+    let stop = quell_record::backend::Action::Stop(id);
     sim.act(&stop).unwrap();
     assert!(
         sim.act(&stop)

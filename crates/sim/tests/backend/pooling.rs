@@ -1,14 +1,14 @@
 //! Budgets in one pool: what a neighbour gets while the critical group sleeps, and what is left of it when that wakes.
 
-use quell_core::backend::{Action, Backend, Observation, Seen};
-use quell_core::control::config::Pooling;
-use quell_core::control::config::Regulation;
-use quell_core::control::pooled::Pooled;
-use quell_core::options::After;
-use quell_core::options::Split;
-use quell_core::plan::Setting;
-use quell_core::record::Event;
-use quell_core::units::{Lines, Nanos, Rate, Share};
+use quell_control::config::Pooling;
+use quell_control::config::Regulation;
+use quell_control::pooled::Pooled;
+use quell_plan::Setting;
+use quell_record::backend::{Action, Backend, Observation, Seen};
+use quell_record::events::Event;
+use quell_types::options::After;
+use quell_types::options::Split;
+use quell_types::units::{Lines, Nanos, Rate, Share};
 
 use crate::regulation::{PERIOD, regulation, stream};
 use crate::{group, measure, rate, sim, step, subject};

@@ -1,14 +1,14 @@
 //! The regulator: the same code as on Linux, driven by the simulated counters' interrupts.
 
-use quell_core::backend::{Action, Backend, BackendError};
-use quell_core::control::bandwidth::Fast;
-use quell_core::control::config::Meter;
-use quell_core::control::config::Regulation;
-use quell_core::options::Split;
-use quell_core::plan::Setting;
-use quell_core::units::{LINE_BYTES, Lines, Nanos, Rate};
+use quell_control::bandwidth::Fast;
+use quell_control::config::Meter;
+use quell_control::config::Regulation;
+use quell_plan::Setting;
+use quell_record::backend::{Action, Backend, BackendError};
 use quell_sim::Sim;
 use quell_sim::board::Board;
+use quell_types::options::Split;
+use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
 use crate::{Outcome, cpus, group, measure, rate, sim, step, subject};
 

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::backend::{Action, Backend, Observation, Seen};
-use quell_core::control::config::Pooling;
-use quell_core::control::config::Regulation;
-use quell_core::options::After;
-use quell_core::plan::Setting;
-use quell_core::record::Event;
-use quell_core::units::{Lines, Nanos, Rate, Share};
+use quell_control::config::Pooling;
+use quell_control::config::Regulation;
+use quell_plan::Setting;
+use quell_record::backend::{Action, Backend, Observation, Seen};
+use quell_record::events::Event;
 use quell_sim::Sim;
+use quell_types::options::After;
+use quell_types::units::{Lines, Nanos, Rate, Share};
 
 use crate::regulation::{regulation, stream};
 use crate::{Outcome, group, measure, rate, sim, step, subject};

@@ -23,7 +23,7 @@ use portable as here;
 use x86_64 as here;
 
 /// Bytes of a line, as everywhere in Quell.
-const LINE: usize = quell_core::units::LINE_BYTES as usize;
+const LINE: usize = quell_types::units::LINE_BYTES as usize;
 
 /// What is done to `lines` whole lines at `to`, reading from `from`. Kernels that only read or only write are given the
 /// same place twice.

@@ -3,9 +3,9 @@
 
 use std::io;
 
-use quell_core::cpuset::CpuId;
-use quell_core::deep::{Case, Control, PAIRS, Pair, Sharing, Spread, pairs};
-use quell_core::inventory::Inventory;
+use quell_plan::deep::{Case, Control, PAIRS, Pair, Sharing, Spread, pairs};
+use quell_plan::inventory::Inventory;
+use quell_types::cpuset::CpuId;
 
 use super::{Block, Watch};
 use crate::Error;

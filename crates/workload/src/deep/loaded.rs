@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use quell_core::cpuset::CpuId;
-use quell_core::deep::{Loaded, LoadedPoint, Spread, Tail, knee};
-use quell_core::inventory::Inventory;
-use quell_core::rng::Rng;
-use quell_core::stats::median;
-use quell_core::units::{Bytes, Rate};
-use quell_core::workload::{Access, Operation, Order, Pages};
+use quell_plan::deep::{Loaded, LoadedPoint, Spread, Tail, knee};
+use quell_plan::inventory::Inventory;
+use quell_policy::workload::{Access, Operation, Order, Pages};
+use quell_types::cpuset::CpuId;
+use quell_types::rng::Rng;
+use quell_types::stats::median;
+use quell_types::units::{Bytes, Rate};
 
 use super::{Block, Depth, first, latencies, llc, warm};
 use crate::load::Driver;

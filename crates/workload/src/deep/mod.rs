@@ -1,5 +1,5 @@
 //! The measurements of `quell doctor --deep` that only run programs and look at the clock, one module each. Bounded in
-//! time: [`Depth`] has every number of rounds and every span. What they mean is `quell_core::deep`'s.
+//! time: [`Depth`] has every number of rounds and every span. What they mean is `quell_plan::deep`'s.
 
 mod canary;
 mod loaded;
@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use quell_core::cpuset::CpuId;
-use quell_core::deep::Deep;
-use quell_core::inventory::Inventory;
-use quell_core::units::Bytes;
+use quell_plan::deep::Deep;
+use quell_plan::inventory::Inventory;
+use quell_types::cpuset::CpuId;
+use quell_types::units::Bytes;
 
 use crate::latency::List;
 use crate::procfs::{self, CpuTime};
@@ -228,7 +228,7 @@ fn latencies(list: &mut List, span: u64) -> Vec<f64> {
 
 /// The median of [`latencies`].
 fn latency(list: &mut List, span: u64) -> Option<f64> {
-    quell_core::stats::median(&latencies(list, span))
+    quell_types::stats::median(&latencies(list, span))
 }
 
 /// Walks a list once through, or so far that the caches hold what they would in the long run.
@@ -239,7 +239,7 @@ fn warm(list: &mut List) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_core::workload::{Access, Order, Pages};
+    use quell_policy::workload::{Access, Order, Pages};
 
     #[test]
     fn a_list_within_the_first_cache_is_no_slower_than_one_beyond_all() {

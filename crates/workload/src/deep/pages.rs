@@ -1,10 +1,10 @@
 //! What address translation costs: the same random list in pages of 4 KiB and of 2 MiB, at sizes from within the second
 //! translation cache to far beyond it, the two side by side in every round.
 
-use quell_core::deep::{PageCost, Spread};
-use quell_core::inventory::Inventory;
-use quell_core::units::Bytes;
-use quell_core::workload::{Access, Order, Pages};
+use quell_plan::deep::{PageCost, Spread};
+use quell_plan::inventory::Inventory;
+use quell_policy::workload::{Access, Order, Pages};
+use quell_types::units::Bytes;
 
 use super::{Block, Depth, beyond, first, latency, llc, warm};
 use crate::latency::List;

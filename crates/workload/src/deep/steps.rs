@@ -1,10 +1,10 @@
 //! Latency against size, as `lat_mem_rd` (lmbench) measures it, with a random list in huge pages, so that neither
 //! prefetching nor address translation blurs the steps.
 
-use quell_core::deep::{CacheSteps, SizePoint, Spread, levels};
-use quell_core::inventory::{CacheKind, Inventory};
-use quell_core::units::Bytes;
-use quell_core::workload::{Access, Order, Pages};
+use quell_plan::deep::{CacheSteps, SizePoint, Spread, levels};
+use quell_plan::inventory::{CacheKind, Inventory};
+use quell_policy::workload::{Access, Order, Pages};
+use quell_types::units::Bytes;
 
 use super::{Block, Depth, beyond, first, latency, llc, warm};
 use crate::latency::List;

@@ -6,10 +6,10 @@ use std::io;
 use std::path::Path;
 use std::thread;
 
-use quell_core::cpuset::{CpuId, CpuSet};
-use quell_core::deep::MbaCurve;
-use quell_core::partition::MbaBounds;
-use quell_core::units::Bytes;
+use quell_plan::deep::MbaCurve;
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::partition::MbaBounds;
+use quell_types::units::Bytes;
 
 use super::Depth;
 use crate::measure::{self, Worker};
@@ -86,7 +86,7 @@ fn together(workers: &[Worker], cpus: &[CpuId], way: Way, span: u64) -> Result<f
 mod tests {
     use super::*;
     use crate::affinity;
-    use quell_core::partition::MbaUnit;
+    use quell_types::partition::MbaUnit;
 
     /// A class that notes what it is asked, and fails at a percentage.
     #[derive(Default)]

@@ -5,9 +5,9 @@ use std::io;
 use std::path::Path;
 use std::thread;
 
-use quell_core::cpuset::CpuId;
-use quell_core::deep::{Tail, Wakeup};
-use quell_core::inventory::Inventory;
+use quell_plan::deep::{Tail, Wakeup};
+use quell_plan::inventory::Inventory;
+use quell_types::cpuset::CpuId;
 
 use super::{Block, Depth, Fifo, stolen};
 use crate::{Error, affinity, clock, procfs};

@@ -1,7 +1,7 @@
 use std::thread;
 use std::time::Duration;
 
-use quell_core::units::{Nanos, Rate};
+use quell_types::units::{Nanos, Rate};
 
 use super::super::display::Display;
 use super::super::share::{Listener, SLOTS};

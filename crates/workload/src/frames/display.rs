@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use quell_client::Session;
-use quell_core::measurement::Measurement;
-use quell_core::units::Bytes;
-use quell_core::workload::Pages;
+use quell_policy::workload::Pages;
+use quell_record::measurement::Measurement;
+use quell_types::units::Bytes;
 use rustix::event::{PollFd, PollFlags};
 
 use super::picture;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::measurement::Measurement;
+use quell_record::measurement::Measurement;
 
 use crate::generator::Span;
 use crate::periodic::room;

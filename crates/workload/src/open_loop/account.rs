@@ -1,6 +1,6 @@
 //! What becomes of requests: latencies from the intended start, and those without an answer.
 
-use quell_core::stats::{percentile, sorted};
+use quell_types::stats::{percentile, sorted};
 
 use super::Latency;
 

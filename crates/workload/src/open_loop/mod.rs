@@ -20,8 +20,8 @@ mod tests;
 
 use std::fmt;
 
-use quell_core::cpuset::CpuId;
-use quell_core::units::Nanos;
+use quell_types::cpuset::CpuId;
+use quell_types::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 pub use client::open_loop;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use quell_core::units::Nanos;
+use quell_types::units::Nanos;
 
 use super::{OpenLoopOptions, OpenLoopReport, open_loop};
 use crate::Error;

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_core::measurement::Measurement;
-use quell_core::workload::{self, PAGES_PER_S};
+use quell_policy::workload::{self, PAGES_PER_S};
+use quell_record::measurement::Measurement;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -304,7 +304,7 @@ impl Generator for AnonHog {
 mod tests {
     use super::*;
     use crate::pressure::span_of;
-    use quell_core::units::{Bytes, Nanos};
+    use quell_types::units::{Bytes, Nanos};
 
     fn hog() -> AnonHog {
         AnonHog::new(&workload::AnonHog {

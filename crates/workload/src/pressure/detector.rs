@@ -10,9 +10,9 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use quell_client::{Demand, Session};
-use quell_core::measurement::Measurement;
-use quell_core::units::Bytes;
-use quell_core::workload::{self, FRAME_MS};
+use quell_policy::workload::{self, FRAME_MS};
+use quell_record::measurement::Measurement;
+use quell_types::units::Bytes;
 use rustix::process::{Resource, getrlimit};
 
 use super::files::{Cached, Map, make};
@@ -291,7 +291,7 @@ impl Generator for Detector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_core::units::Nanos;
+    use quell_types::units::Nanos;
 
     fn detector(fps: u32, mib: u64) -> Detector {
         Detector::new(&workload::Detector {

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 
-use quell_core::measurement::Measurement;
-use quell_core::units::Bytes;
-use quell_core::workload::{self, BANDWIDTH_MB_S, Passes, Reading};
+use quell_policy::workload::{self, BANDWIDTH_MB_S, Passes, Reading};
+use quell_record::measurement::Measurement;
+use quell_types::units::Bytes;
 
 use super::files::{Cached, Map, forget, make, noise};
 use super::page;
@@ -171,7 +171,7 @@ generators!(FileHog, Writer);
 mod tests {
     use super::*;
     use crate::pressure::span_of;
-    use quell_core::units::Rate;
+    use quell_types::units::Rate;
 
     fn spec(reading: Reading, passes: Passes, rate: Option<Rate>) -> workload::FileHog {
         workload::FileHog {

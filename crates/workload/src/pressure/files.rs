@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 
-use quell_core::units::Bytes;
+use quell_types::units::Bytes;
 use rustix::fs::{
     Advice, Mode, OFlags, fadvise, fcntl_getfl, fcntl_setfl, fdatasync, fstatfs, fstatvfs, open,
 };

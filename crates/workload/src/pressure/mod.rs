@@ -26,7 +26,7 @@ pub(crate) use anon::AnonHog;
 pub(crate) use detector::Detector;
 pub(crate) use file::{FileHog, Writer};
 
-use quell_core::units::Nanos;
+use quell_types::units::Nanos;
 
 use crate::Error;
 use crate::generator::MOST_WINDOWS;
@@ -101,8 +101,8 @@ fn span_of(ms: u64) -> crate::generator::Span {
 mod tests {
     use super::*;
     use crate::bench::{BenchOptions, bench};
-    use quell_core::units::Bytes;
-    use quell_core::workload::{AnonHog, Detector};
+    use quell_policy::workload::{AnonHog, Detector};
+    use quell_types::units::Bytes;
 
     #[test]
     fn a_span_of_too_many_values_is_refused_in_their_unit_before_anything_is_made() {

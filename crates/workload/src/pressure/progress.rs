@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::measurement::Measurement;
+use quell_record::measurement::Measurement;
 
 use super::{ASK_NS, window};
 use crate::generator::Span;

@@ -8,9 +8,9 @@
 
 use std::ptr;
 
-use quell_core::stats::median;
-use quell_core::units::Bytes;
-use quell_core::workload::{Order, Pages};
+use quell_policy::workload::{Order, Pages};
+use quell_types::stats::median;
+use quell_types::units::Bytes;
 
 use crate::arch::{self, Request};
 use crate::list::cycle;

@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use quell_core::control::config::Allows;
-use quell_core::control::pressure::{Controller as Control, Decision, LONGEST_FREEZE, Rules};
-use quell_core::units::Share;
+use quell_control::config::Allows;
+use quell_control::pressure::{Controller as Control, Decision, LONGEST_FREEZE, Rules};
+use quell_types::units::Share;
 
 use super::*;
 use crate::cgroup::Cgroups;

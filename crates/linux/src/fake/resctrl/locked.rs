@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use super::{Control, Resctrl, Resource};
 use crate::fake::Answer;

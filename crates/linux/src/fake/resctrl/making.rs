@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use super::locked::Lock;
 use super::{Control, Place, Resctrl, shape};

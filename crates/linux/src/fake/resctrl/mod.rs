@@ -19,7 +19,7 @@ mod shape;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 use super::Answer;
 use super::machine::Task;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_core::cpuset::CpuSet;
+use quell_types::cpuset::CpuSet;
 
 /// A processor with allocation and monitoring, shaped like those of the lab.
 #[derive(Clone, Debug)]

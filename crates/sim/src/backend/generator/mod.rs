@@ -6,13 +6,13 @@ mod work;
 
 use std::collections::BTreeMap;
 
-use quell_core::control::deadline::Unit;
-use quell_core::measurement::Measurement;
-use quell_core::pace::{Pace, SPIN_NS};
-use quell_core::units::{LINE_BYTES, Nanos};
-use quell_core::windows::{Cut, LOOK_NS, Windows};
-use quell_core::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, ns_per_line};
+use quell_control::deadline::Unit;
 use quell_model::Picos;
+use quell_policy::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, ns_per_line};
+use quell_record::measurement::Measurement;
+use quell_types::pace::{Pace, SPIN_NS};
+use quell_types::units::{LINE_BYTES, Nanos};
+use quell_types::windows::{Cut, LOOK_NS, Windows};
 
 use crate::machine::Counts;
 use crate::os::{Os, TaskId};

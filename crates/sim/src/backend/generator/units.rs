@@ -13,12 +13,12 @@
 //!
 //! Deviations from Linux: no packets, no rate control, no hand-over from call to display, so a frame has no age.
 
-use quell_core::control::deadline;
-use quell_core::measurement::Measurement;
-use quell_core::units::{Bytes, LINE_BYTES, Nanos, Rate};
-use quell_core::windows::{Cut, Windows};
-use quell_core::workload::BANDWIDTH_MB_S;
+use quell_control::deadline;
 use quell_model::Picos;
+use quell_policy::workload::BANDWIDTH_MB_S;
+use quell_record::measurement::Measurement;
+use quell_types::units::{Bytes, LINE_BYTES, Nanos, Rate};
+use quell_types::windows::{Cut, Windows};
 
 use super::{Bell, Counter, Key, WINDOW};
 use crate::machine::Unit;

@@ -3,14 +3,14 @@
 use std::fs::File;
 use std::io::BufReader;
 
-use quell_core::backend::BackendError;
-use quell_core::record::Declared;
-use quell_core::units::{Bytes, LINE_BYTES, Rate};
-use quell_core::workload::{
+use quell_model::Picos;
+use quell_policy::workload::{
     Access, Banks, CALL_RATE, Caches, Operation, Order, Pages, STREAM_SIZE, Store, Workload,
     line_bytes,
 };
-use quell_model::Picos;
+use quell_record::backend::BackendError;
+use quell_record::events::Declared;
+use quell_types::units::{Bytes, LINE_BYTES, Rate};
 
 use super::units::Job;
 use crate::frames::{Placement, Space};
@@ -368,7 +368,7 @@ fn as_published(workload: &Workload<Bytes>, rate: Rate) -> Result<(), BackendErr
     let usual: Workload = workload
         .kind()
         .parse()
-        .map_err(|e: quell_core::workload::SpecError| refused(workload, &e))?;
+        .map_err(|e: quell_policy::workload::SpecError| refused(workload, &e))?;
     let llc = Bytes(0);
     let nothing = Caches {
         l1: llc,

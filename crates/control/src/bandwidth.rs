@@ -1,0 +1,376 @@
+//! The fast controller: one per regulated CPU, run inside the brake thread or the simulated overflow handler.
+//!
+//! Method: MemGuard's reservation (Yun et al., RTAS 2013, section III: a budget of memory transactions per CPU and
+//! period, the CPU stopped when it is spent) refreshed lazily, as a generic cell rate algorithm does (ITU-T I.371,
+//! annex A): nothing happens at the start of a period. Only when a budget has been used up is it asked whether that took
+//! at least a period; if so a new budget begins on the spot, if not the group is stopped there until the period is over. A CPU
+//! that stays below its budget is therefore never stopped, and looked at once per budget, not once per period. What ran past the budget before the stop took
+//! hold is debited from the periods that follow, so that the average holds whatever the reaction time.
+//!
+//! No allocation, no clock, no system call: the caller brings the time and the counter's reading.
+
+use quell_types::units::{Lines, Nanos};
+
+/// What to do after a counter overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fast {
+    /// The budget is not used up yet (the overflow came early): count on, for so many lines.
+    Rearm(Lines),
+    /// The budget lasted at least a period: a new one begins now, with so many lines.
+    NewPeriod(Lines),
+    /// The budget went sooner than a period: stop the group on this CPU until then, and call [`CpuRegulator::begin`].
+    ThrottleUntil(Nanos),
+    /// All that may be drawn has been, by everybody in the pool, or this CPU has no cap: run on uncounted until then, and
+    /// call [`PooledRegulator::begin`](super::pooled::PooledRegulator::begin).
+    RunFreeUntil(Nanos),
+}
+
+impl Fast {
+    /// Whether the CPU is to be stopped.
+    #[must_use]
+    pub fn stops(self) -> bool {
+        matches!(self, Self::ThrottleUntil(_))
+    }
+
+    /// The same on another clock.
+    #[must_use]
+    pub fn on_clock(self, clock: impl FnOnce(Nanos) -> Nanos) -> Self {
+        match self {
+            Self::ThrottleUntil(until) => Self::ThrottleUntil(clock(until)),
+            Self::RunFreeUntil(until) => Self::RunFreeUntil(clock(until)),
+            Self::Rearm(_) | Self::NewPeriod(_) => self,
+        }
+    }
+}
+
+/// The longest time a debt may stop a group on a CPU. Beyond it (the brake itself was kept from running) the rest of the
+/// debt is forgiven and counted, so that one failure does not freeze a CPU for minutes.
+pub const LONGEST_DEBT: Nanos = Nanos::secs(1);
+
+/// The budget that a regulator is in, for a copy of it that decides elsewhere (in the counter's
+/// interrupt).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// When the budget began.
+    pub start: Nanos,
+    /// The counter's reading from which use is charged to it.
+    pub base: Lines,
+    /// Lines of this budget, at least one.
+    pub budget: Lines,
+    /// At least a nanosecond.
+    pub period: Nanos,
+}
+
+/// The regulator of one CPU: reservation only.
+#[derive(Clone, Debug)]
+pub struct CpuRegulator {
+    budget: u64,
+    /// Once that is used up and paid for.
+    next_budget: u64,
+    period: u64,
+    /// Most periods that one spell of use may cost.
+    most_periods: u64,
+    /// When the current budget began.
+    start: Nanos,
+    /// The counter's reading from which use is charged to the current budget: the reading when it began, less the debt.
+    base: u64,
+    forgiven: u64,
+}
+
+impl CpuRegulator {
+    /// A regulator with `budget` lines per `period`, beginning at `now` with the counter at `used`.
+    /// Budgets and periods of zero are taken as one.
+    #[must_use]
+    pub fn new(budget: Lines, period: Nanos, now: Nanos, used: Lines) -> Self {
+        let period = period.0.max(1);
+        Self {
+            budget: budget.0.max(1),
+            next_budget: budget.0.max(1),
+            period,
+            most_periods: (LONGEST_DEBT.0 / period).max(1),
+            start: now,
+            base: used.0,
+            forgiven: 0,
+        }
+    }
+
+    /// The lines left before the next overflow.
+    #[must_use]
+    pub fn left(&self, used: Lines) -> Lines {
+        Lines(
+            self.budget
+                .saturating_sub(used.0.saturating_sub(self.base))
+                .max(1),
+        )
+    }
+
+    /// The budget from when the current one is used up: what was drawn until then is paid for by that.
+    pub fn set_budget(&mut self, budget: Lines) {
+        self.next_budget = budget.0.max(1);
+    }
+
+    /// The budget from when the current one is used up.
+    #[must_use]
+    pub fn budget(&self) -> Lines {
+        Lines(self.next_budget)
+    }
+
+    /// Lines of debt forgiven since the beginning ([`LONGEST_DEBT`]).
+    #[must_use]
+    pub fn forgiven(&self) -> Lines {
+        Lines(self.forgiven)
+    }
+
+    /// A budget begins at `now`, with the counter at `used`, and nothing is owed: nobody counted until now.
+    pub fn restart(&mut self, now: Nanos, used: Lines) -> Lines {
+        self.start = now;
+        self.base = used.0;
+        self.budget = self.next_budget;
+        self.left(used)
+    }
+
+    /// The budget that it is in. `None` where the next one is another.
+    #[must_use]
+    pub fn account(&self) -> Option<Account> {
+        (self.budget == self.next_budget).then_some(Account {
+            start: self.start,
+            base: Lines(self.base),
+            budget: Lines(self.budget),
+            period: Nanos(self.period),
+        })
+    }
+
+    /// Goes on where a copy of it arrived: in a budget that began at `start`, from the counter's
+    /// reading `base`.
+    pub fn resume(&mut self, start: Nanos, base: Lines) {
+        self.start = start;
+        self.base = base.0;
+    }
+
+    /// After a throttle: pays for what was used with the periods that have passed, and returns what the counter is
+    /// armed with. The phase of the periods is kept, so that a CPU that always wants more gets exactly its rate.
+    pub fn begin(&mut self, now: Nanos, used: Lines) -> Lines {
+        let spent = used.0.saturating_sub(self.base);
+        let passed = now.since(self.start).0 / self.period;
+        let paid = spent.min(passed.saturating_mul(self.budget));
+        self.start = self.start.plus(Nanos(passed.saturating_mul(self.period)));
+        self.base = self.base.saturating_add(paid);
+        self.budget = self.next_budget;
+        self.left(used)
+    }
+
+    /// The counter overflowed at `now` and reads `used`.
+    pub fn overflow(&mut self, now: Nanos, used: Lines) -> Fast {
+        let spent = used.0.saturating_sub(self.base);
+        if spent < self.budget {
+            return Fast::Rearm(Lines(self.budget - spent));
+        }
+        let mut costs = spent / self.budget;
+        if costs > self.most_periods {
+            let kept = self.most_periods * self.budget;
+            self.forgiven = self.forgiven.saturating_add(spent - kept);
+            self.base = used.0 - kept;
+            costs = self.most_periods;
+        }
+        let due = self.start.plus(Nanos(costs.saturating_mul(self.period)));
+        if now < due {
+            return Fast::ThrottleUntil(due);
+        }
+        self.start = now;
+        self.base += costs * self.budget;
+        self.budget = self.next_budget;
+        Fast::NewPeriod(self.left(used))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PERIOD: Nanos = Nanos(1_000);
+    const BUDGET: Lines = Lines(100);
+
+    /// A CPU that draws 25 budgets of what it is to have from now on pays for them as what they were: one.
+    #[test]
+    fn what_was_drawn_is_paid_for_by_the_budget_that_it_was_drawn_from() {
+        let mut cpu = CpuRegulator::new(Lines(2_500), PERIOD, Nanos(0), Lines(0));
+        cpu.set_budget(BUDGET);
+        assert_eq!(
+            cpu.overflow(Nanos(400), Lines(2_500)),
+            Fast::ThrottleUntil(PERIOD)
+        );
+        assert_eq!(cpu.begin(PERIOD, Lines(2_500)), BUDGET);
+        assert_eq!(
+            cpu.overflow(Nanos(1_016), Lines(2_600)),
+            Fast::ThrottleUntil(Nanos(2_000))
+        );
+    }
+
+    fn fresh() -> CpuRegulator {
+        CpuRegulator::new(BUDGET, PERIOD, Nanos(0), Lines(0))
+    }
+
+    #[test]
+    fn a_budget_used_too_soon_stops_the_cpu_until_the_period_ends() {
+        let mut cpu = fresh();
+        assert_eq!(
+            cpu.overflow(Nanos(300), Lines(100)),
+            Fast::ThrottleUntil(Nanos(1_000))
+        );
+        assert_eq!(cpu.begin(Nanos(1_000), Lines(100)), BUDGET);
+    }
+
+    #[test]
+    fn after_a_restart_nothing_is_owed() {
+        let mut cpu = fresh();
+        cpu.set_budget(Lines(10));
+        assert_eq!(cpu.restart(Nanos(5_300), Lines(50_000)), Lines(10));
+        assert_eq!(
+            cpu.overflow(Nanos(5_400), Lines(50_010)),
+            Fast::ThrottleUntil(Nanos(6_300))
+        );
+    }
+
+    #[test]
+    fn a_budget_that_lasted_a_period_is_renewed_without_a_stop() {
+        let mut cpu = fresh();
+        assert_eq!(
+            cpu.overflow(Nanos(1_200), Lines(100)),
+            Fast::NewPeriod(BUDGET)
+        );
+        // The new budget began at 1200: using it up by 2000 is again too soon.
+        assert_eq!(
+            cpu.overflow(Nanos(2_000), Lines(200)),
+            Fast::ThrottleUntil(Nanos(2_200))
+        );
+    }
+
+    #[test]
+    fn overshoot_is_debited() {
+        let mut cpu = fresh();
+        assert_eq!(
+            cpu.overflow(Nanos(200), Lines(130)),
+            Fast::ThrottleUntil(Nanos(1_000))
+        );
+        assert_eq!(cpu.begin(Nanos(1_003), Lines(130)), Lines(70));
+        // Three budgets at once cost three periods, and the rest of the fourth.
+        assert_eq!(
+            cpu.overflow(Nanos(1_400), Lines(450)),
+            Fast::ThrottleUntil(Nanos(4_000))
+        );
+        assert_eq!(cpu.begin(Nanos(4_000), Lines(450)), Lines(50));
+    }
+
+    #[test]
+    fn an_early_overflow_only_rearms() {
+        assert_eq!(
+            fresh().overflow(Nanos(10), Lines(60)),
+            Fast::Rearm(Lines(40))
+        );
+    }
+
+    #[test]
+    fn a_debt_beyond_a_second_is_forgiven_and_counted() {
+        let mut cpu = fresh();
+        let periods = LONGEST_DEBT.0 / PERIOD.0;
+        let used = Lines(BUDGET.0 * (periods + 500));
+        assert_eq!(
+            cpu.overflow(Nanos(10), used),
+            Fast::ThrottleUntil(LONGEST_DEBT)
+        );
+        assert_eq!(cpu.forgiven(), Lines(BUDGET.0 * 500));
+        assert_eq!(cpu.begin(LONGEST_DEBT, used), BUDGET);
+    }
+
+    #[test]
+    fn a_resumed_regulator_decides_as_the_one_it_was_taken_from() {
+        let mut first = fresh();
+        let mut second = fresh();
+        assert_eq!(
+            first.overflow(Nanos(1_200), Lines(110)),
+            Fast::NewPeriod(Lines(90))
+        );
+        let account = first.account().unwrap();
+        assert_eq!((account.start, account.base), (Nanos(1_200), Lines(100)));
+        second.resume(account.start, account.base);
+        let at = (Nanos(1_300), Lines(205));
+        assert_eq!(second.overflow(at.0, at.1), first.overflow(at.0, at.1));
+        first.set_budget(Lines(7));
+        assert_eq!(first.account(), None);
+    }
+
+    /// A CPU that draws one line per `gap` whenever it is not stopped, wants `idle` pauses, and is stopped only
+    /// `late` after the overflow.
+    struct Cpu {
+        now: u64,
+        used: u64,
+    }
+
+    proptest! {
+        /// Whatever the demand and the reaction time: by any time t no more has been used than the budgets of the
+        /// periods begun, plus what one reaction lets through.
+        #[test]
+        fn the_average_never_exceeds_the_budget(
+            spells in proptest::collection::vec((1u64..50, 0u64..3_000, 0u64..400), 1..200),
+        ) {
+            let mut cpu = fresh();
+            let mut at = Cpu { now: 0, used: 0 };
+            let mut armed = cpu.left(Lines(0)).0;
+            for (gap, idle, late) in spells {
+                at.now += idle;
+                // Run at one line per `gap` until the armed count is used up, then `late` longer.
+                at.used += armed + late / gap;
+                at.now += armed * gap + late;
+                let overshoot = late / gap;
+                let bound = (at.now / PERIOD.0 + 1) * BUDGET.0 + overshoot;
+                prop_assert!(at.used <= bound, "used {} by {}, bound {}", at.used, at.now, bound);
+                armed = match cpu.overflow(Nanos(at.now), Lines(at.used)) {
+                    Fast::Rearm(lines) | Fast::NewPeriod(lines) => lines.0,
+                    Fast::ThrottleUntil(until) => {
+                        prop_assert!(until.0 > at.now);
+                        at.now = until.0;
+                        cpu.begin(until, Lines(at.used)).0
+                    }
+                    shared @ Fast::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
+                };
+                prop_assert!((1..=BUDGET.0).contains(&armed));
+            }
+        }
+
+        /// A CPU that always wants more gets its whole budget in every period (to within one reaction).
+        #[test]
+        fn a_greedy_cpu_gets_its_rate(late in 0u64..40, wake in 0u64..5) {
+            let mut cpu = fresh();
+            let mut at = Cpu { now: 0, used: 0 };
+            let mut armed = BUDGET.0;
+            while at.now < 200 * PERIOD.0 {
+                at.used += armed + late;
+                at.now += armed + late;
+                armed = match cpu.overflow(Nanos(at.now), Lines(at.used)) {
+                    Fast::Rearm(lines) | Fast::NewPeriod(lines) => lines.0,
+                    Fast::ThrottleUntil(until) => {
+                        at.now = until.0 + wake;
+                        cpu.begin(Nanos(at.now), Lines(at.used)).0
+                    }
+                    shared @ Fast::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
+                };
+            }
+            let due = at.now / PERIOD.0 * BUDGET.0;
+            prop_assert!(at.used >= due - BUDGET.0 && at.used <= due + BUDGET.0 + late);
+        }
+
+        /// A CPU that stays below its budget is never stopped.
+        #[test]
+        fn below_the_budget_nothing_happens(gap in 10u64..100) {
+            let mut cpu = fresh();
+            let (mut now, mut used) = (0, 0);
+            for _ in 0..50 {
+                now += BUDGET.0 * gap;
+                used += BUDGET.0;
+                let fast = cpu.overflow(Nanos(now), Lines(used));
+                prop_assert!(matches!(fast, Fast::NewPeriod(_)), "{:?}", fast);
+            }
+        }
+    }
+}

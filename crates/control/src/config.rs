@@ -1,0 +1,180 @@
+//! What a plan tells the controllers: the plan contains it, and the controllers own it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use quell_types::cpuset::CpuSet;
+use quell_types::options::{After, Split};
+use quell_types::partition::Mask;
+use quell_types::units::{Lines, Nanos, Rate, Share};
+
+/// Which meter a regulation uses. Each counts the tasks of the regulated group only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Meter {
+    /// Hardware events, whatever they tell of both directions together.
+    Hardware,
+    /// CPU time × peak single-CPU rate.
+    Time,
+    /// Hardware events of lines that come in, those that a store fetches included.
+    Reads,
+    /// Hardware events of lines that are written back.
+    Writes,
+    /// Lines that come in and lines that are written back, each with a budget of its own: `budget` is that of the
+    /// lines that come in.
+    Apart {
+        /// Lines that each CPU may write back per period.
+        writes: Lines,
+    },
+}
+
+/// The budgets of several CPUs in one pool, and periods that begin together. All regulations of a plan that are pooled share one pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Pooling {
+    /// What a group is predicted not to draw on a CPU goes to the other members of the pool.
+    pub reclaim: bool,
+    /// What happens once all members have drawn all there is.
+    pub after: After,
+    /// Weight of the newest period in the prediction.
+    pub predictor: Share,
+    /// How much is taken from the pool at a time.
+    pub quantum: Lines,
+    /// The budget is a cap. If not, the group is never stopped: it only gives what it does not draw of the budget.
+    pub capped: bool,
+    /// The budget is headroom: the group gives all of it while it draws nothing on any of its CPUs, and nothing while it draws.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub headroom: bool,
+}
+
+/// The regulator of one group: a budget per CPU and period.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Regulation {
+    /// The CPUs, each with its own brake.
+    pub cpus: CpuSet,
+    /// Lines that the group may move on each CPU per period.
+    pub budget: Lines,
+    /// The regulation period.
+    pub period: Nanos,
+    /// What counts.
+    pub meter: Meter,
+    /// For the time meter: the peak single-CPU rate.
+    pub peak: Rate,
+    /// How its CPUs' budgets go together with those of others. Absent: each by itself, reservation only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<Pooling>,
+    /// How the sum of the budgets is spread over the CPUs: by demand, again and again, or evenly.
+    #[serde(default = "Split::even", skip_serializing_if = "Split::is_even")]
+    pub split: Split,
+    /// Lines per period that every CPU keeps when the budget is split by demand: what can be held there.
+    #[serde(default, skip_serializing_if = "Lines::is_zero")]
+    pub least: Lines,
+}
+
+impl Regulation {
+    /// Whether its budget is a cap, so that a group that has spent it is stopped.
+    #[must_use]
+    pub fn is_capped(&self) -> bool {
+        self.pooling.as_ref().is_none_or(|p| p.capped)
+    }
+
+    /// What the group may move on each CPU per period.
+    #[must_use]
+    pub fn budgets(&self) -> Moved {
+        Moved {
+            lines: self.budget,
+            writes: match self.meter {
+                Meter::Apart { writes } => writes,
+                _ => Lines(0),
+            },
+        }
+    }
+}
+
+/// Lines of a regulated CPU: what its counters read, or what it may move per period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// What counts against [`Regulation::budget`]: lines that come in, where those written back have a budget of their own.
+    pub lines: Lines,
+    /// Lines written back, where they have; else none.
+    pub writes: Lines,
+}
+
+impl Moved {
+    /// Of all directions.
+    #[must_use]
+    pub fn sum(self) -> Lines {
+        Lines(self.lines.0.saturating_add(self.writes.0))
+    }
+}
+
+impl From<Lines> for Moved {
+    fn from(lines: Lines) -> Self {
+        let writes = Lines(0);
+        Self { lines, writes }
+    }
+}
+
+/// What may be done to a neighbour: what its `allow` names, `escalate` names too, and the machine can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Allows {
+    /// Held below a limit that moves.
+    pub limit: bool,
+    /// Stopped and let go on.
+    pub freeze: bool,
+    /// Its memory reclaimed.
+    pub reclaim: bool,
+    /// Killed.
+    pub kill: bool,
+}
+
+impl Allows {
+    /// Whether nothing may be done.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
+/// Two neighbouring parts of a cache, and the line between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boundary {
+    /// The most that the group has.
+    own: Mask,
+    /// What the others have at least.
+    others: Mask,
+    /// The others' ways are above.
+    above: bool,
+}
+
+impl Boundary {
+    /// Of the group's ways at most, and the others' at least. `None` where what is given back could not be the others' without a
+    /// hole: the two have to be runs side by side.
+    #[must_use]
+    pub fn between(own: Mask, others: Mask) -> Option<Self> {
+        let run = |mask: Mask| {
+            let first = mask.0.trailing_zeros();
+            (!mask.is_empty() && mask == Mask::run(first, mask.count())).then_some(first)
+        };
+        let (first, other) = (run(own)?, run(others)?);
+        let above = other == first + own.count();
+        let below = first == other + others.count();
+        (above || below).then_some(Self { own, others, above })
+    }
+
+    /// The group's mask and the others' where it has so many ways.
+    #[must_use]
+    pub fn at(&self, ways: u32) -> (Mask, Mask) {
+        let all = self.own.count();
+        let ways = ways.clamp(1, all);
+        let first = self.own.0.trailing_zeros();
+        let own = if self.above {
+            Mask::run(first, ways)
+        } else {
+            Mask::run(first + all - ways, ways)
+        };
+        (own, Mask(self.others.0 | (self.own.0 & !own.0)))
+    }
+}

@@ -1,0 +1,218 @@
+//! `latd`: the latency daemon as described (experiments.md C). The critical task is exempt from the OOM killer and the
+//! sysctls are tuned by steps of the plan; here the rest: *some* pressure of the machine is read from PSI, the process
+//! with the highest `oom_score` is stopped when it rises and goes on when it is stable, and is terminated when available
+//! memory falls to 0.1 % of the total.
+//!
+//! Frozen before any protected run, with their origins:
+//! - [`RISES`]: 10 % of ten seconds. The description says "rises"; this is the threshold commonly used with `avg10`
+//!   (pressure.md 6, "avg10>10%, 1 s").
+//! - [`EVERY`]: a second, the same row.
+//! - *stable*: `avg10` is not above the threshold any more.
+//! - [`LEAST`]: a thousandth of the total, as described.
+//!
+//! Known weaknesses, kept: the average moves every two seconds and may never reach the threshold while frames are late
+//! by a factor of a hundred; a process that is stopped gives nothing back; and nothing bounds how long it is stopped. (Ours: where
+//! memory cannot be seen any more, it goes on after [`LONGEST_FREEZE`].)
+
+use quell_types::journal::TaskId;
+use quell_types::units::{Bytes, Nanos, Share};
+
+use super::{Act, Decision, LONGEST_FREEZE, Look, Process, Rules, Why};
+use crate::config::Allows;
+
+/// `avg10` above this is high.
+const RISES: Share = Share::percent(10);
+/// How often it looks.
+const EVERY: Nanos = Nanos::secs(1);
+/// One part of so many of the total: what is available when the process is terminated.
+const LEAST: u64 = 1_000;
+
+/// Stops the worst process while pressure is high, and terminates it when memory is all but gone.
+#[derive(Clone, Debug)]
+pub(super) struct Stopper {
+    allows: Vec<Allows>,
+    stopped: Option<TaskId>,
+    /// Since when nothing can be seen.
+    blind: Option<Nanos>,
+}
+
+impl Stopper {
+    pub fn new(allows: &[Allows]) -> Self {
+        Self {
+            allows: allows.to_vec(),
+            stopped: None,
+            blind: None,
+        }
+    }
+
+    /// Nothing can be seen: for so long as `quell` keeps anybody frozen it may pass.
+    pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
+        let since = *self.blind.get_or_insert(now);
+        if now.since(since) >= LONGEST_FREEZE
+            && let Some(task) = self.stopped.take()
+        {
+            decisions.push(Decision {
+                act: Act::Continue(task),
+                why: Why::Bound,
+            });
+        }
+    }
+
+    fn worst(&self, look: &Look, may: impl Fn(&Allows) -> bool) -> Option<TaskId> {
+        let allowed = |p: &&Process| self.allows.get(p.neighbour).is_some_and(&may);
+        let of = look.processes.iter().filter(allowed);
+        of.max_by_key(|p| (p.oom_score, std::cmp::Reverse(p.task)))
+            .map(|p| p.task)
+    }
+
+    pub fn step(&mut self, look: &Look, decisions: &mut Vec<Decision>) {
+        self.blind = None;
+        let machine = &look.machine;
+        // Who left the group is nobody's to stop any more; who ended does not mind.
+        if let Some(task) = self.stopped
+            && !look.processes.iter().any(|p| p.task == task)
+        {
+            self.stopped = None;
+            decisions.push(Decision {
+                act: Act::Continue(task),
+                why: Why::Gone,
+            });
+        }
+        if machine.available <= Bytes(machine.total.0 / LEAST) {
+            if let Some(task) = self.worst(look, |a| a.kill) {
+                if self.stopped == Some(task) {
+                    self.stopped = None;
+                }
+                let why = Why::Spare(machine.available);
+                decisions.push(Decision {
+                    act: Act::Kill(task),
+                    why,
+                });
+            }
+            return;
+        }
+        let Some(average) = machine.average else {
+            return;
+        };
+        match self.stopped {
+            None if average > RISES => {
+                if let Some(task) = self.worst(look, |a| a.freeze) {
+                    self.stopped = Some(task);
+                    let why = Why::Pressure(average);
+                    decisions.push(Decision {
+                        act: Act::Stop(task),
+                        why,
+                    });
+                }
+            }
+            Some(task) if average <= RISES => {
+                self.stopped = None;
+                decisions.push(Decision {
+                    act: Act::Continue(task),
+                    why: Why::Calm,
+                });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The daemon.
+#[derive(Clone, Debug)]
+pub struct Latd {
+    stopper: Stopper,
+    next: Nanos,
+}
+
+impl Latd {
+    /// One that looks every second from `now` on, whatever the policy's interval.
+    #[must_use]
+    pub fn new(rules: &Rules, now: Nanos) -> Self {
+        Self {
+            stopper: Stopper::new(&rules.allows),
+            next: now.plus(EVERY),
+        }
+    }
+
+    /// When the next look is due.
+    #[must_use]
+    pub fn next(&self) -> Nanos {
+        self.next
+    }
+
+    /// Decides.
+    pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
+        self.next = now.plus(EVERY);
+        self.stopper.step(look, decisions);
+    }
+
+    /// Lets go on who is stopped, once nothing can be seen for too long.
+    pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
+        self.stopper.blind(now, decisions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pressure::Machine;
+
+    fn look(average: u64, available: u64) -> Look {
+        let process = |pid, neighbour, oom_score| Process {
+            task: TaskId { pid, start: 7 },
+            neighbour,
+            oom_score,
+            resident: Bytes(0),
+            io: 0,
+            major_faults: 0,
+        };
+        Look {
+            machine: Machine {
+                total: Bytes(1_000_000),
+                available: Bytes(available),
+                average: Some(Share::percent(average)),
+                ..Machine::default()
+            },
+            processes: vec![process(5, 0, 900), process(6, 1, 700), process(7, 1, 800)],
+            ..Look::default()
+        }
+    }
+
+    fn acts(latd: &mut Latd, look: &Look) -> Vec<Act> {
+        let mut decisions = Vec::new();
+        latd.step(Nanos::secs(1), look, &mut decisions);
+        decisions.iter().map(|d| d.act).collect()
+    }
+
+    #[test]
+    fn the_worst_that_may_be_is_stopped_resumed_and_at_last_terminated() {
+        let both = Allows {
+            freeze: true,
+            kill: true,
+            ..Allows::default()
+        };
+        let rules = Rules {
+            interval: Nanos::millis(20),
+            start: Share::percent(5),
+            release: Share::percent(1),
+            grace: Nanos::millis(500),
+            measured: vec![false],
+            allows: vec![Allows::default(), both],
+        };
+        let mut latd = Latd::new(&rules, Nanos(0));
+        let worst = TaskId { pid: 7, start: 7 };
+        assert_eq!(latd.next(), Nanos::secs(1));
+        assert_eq!(acts(&mut latd, &look(10, 500_000)), []);
+        assert_eq!(acts(&mut latd, &look(11, 500_000)), [Act::Stop(worst)]);
+        assert_eq!(acts(&mut latd, &look(60, 500_000)), [], "one at a time");
+        assert_eq!(acts(&mut latd, &look(4, 500_000)), [Act::Continue(worst)]);
+        assert_eq!(acts(&mut latd, &look(60, 500_000)), [Act::Stop(worst)]);
+        let mut left = look(4, 500_000);
+        left.processes.pop();
+        let gone = acts(&mut latd, &left);
+        assert_eq!(gone, [Act::Continue(worst)], "it moved elsewhere");
+        assert_eq!(acts(&mut latd, &left), []);
+        assert_eq!(acts(&mut latd, &look(4, 1_001)), []);
+        assert_eq!(acts(&mut latd, &look(4, 1_000)), [Act::Kill(worst)]);
+    }
+}

@@ -1,0 +1,536 @@
+//! `quell`: protect first, stop second, kill last.
+//!
+//! *Protect.* What a critical group works on is protected by the kernel ([`WorkingSet`] where it is measured), and the
+//! neighbours are kept from taking it: together they may use what is there but for what the critical groups have, and a
+//! [`reserve`]. That is known before anybody waits, and holds alone where nothing else disturbs. Below that ceiling is
+//! another one, moved by how long the critical groups waited since the last look: down at once, in proportion to it, and
+//! up again slowly, half-way to where they waited last and from there in steps that become small as what is there is used up
+//! (as the closed loop around a deadline does it, [`super::super::deadline`]). Between `start` and `release` nothing moves. Who is to blame for more is cut more.
+//!
+//! *Stop.* Where that does not hold for `grace`, or nobody may be limited, the one most to blame is frozen. A frozen group
+//! gives nothing back by itself, so that its memory is reclaimed meanwhile, where it may be. It stays frozen for `grace`; and
+//! since letting it go on is a trial that costs the critical group a unit of work when it fails, each failed one doubles the
+//! next stop, up to [`LONGEST_FREEZE`]. If units of the critical group stop ending although it waits for no memory, it may
+//! wait for a lock that a frozen program holds: that one goes on at once, and is left alone for a while.
+//!
+//! *Kill.* When what is left beside the critical groups' own falls below the kernel's own watermark, or the stall goes on
+//! although all else is in force and the reserve is used up.
+
+use quell_types::units::{Bytes, Nanos, Share};
+
+use super::rank::{Blame, Suspects};
+use super::stall::{Difference, Stall, disks_used};
+use super::working::WorkingSet;
+use super::{Act, Critical, Decision, Look, Machine, Rules, Why};
+
+/// The longest a group is kept frozen at a time.
+pub const LONGEST_FREEZE: Nanos = Nanos::secs(8);
+/// Waiting again this soon after a group went on was its doing.
+const PROBATION: Nanos = Nanos::secs(2);
+/// A group that may hold a lock is not frozen again for so long.
+const SHY: Nanos = Nanos::secs(10);
+/// Units of work are overdue after so many times the usual distance, and no sooner than this.
+const OVERDUE: (u64, Nanos) = (4, Nanos::millis(200));
+/// A cut needs so many looks to show an effect.
+const SETTLES: u64 = 3;
+/// At a stall share of all the time, one part of so many of what the neighbours use is cut at once.
+const CUT: u64 = 4;
+/// Parts of the machine: the smallest cut and step back, and the least change of a limit that is worth a write.
+const STEP: u64 = 256;
+const WORTH: u64 = 128;
+/// Beyond where they waited last the ceiling rises by one part of so many of what is there for the neighbours.
+const BEYOND: u64 = 16;
+/// Parts of the machine that have to be left for limits to be taken off, and below which they are set.
+const PLENTY: u64 = 4;
+const SCARCE: u64 = 8;
+/// The least a neighbour's limit sinks to: one part of so many of the machine, within bounds.
+const LEAST: (u64, u64, u64) = (16, 16 << 20, 256 << 20);
+/// How many times what is missing of the reserve is taken from the neighbours' limits.
+const FIRM: u64 = 4;
+/// Looks in a row that find too little left before anybody is killed: one may be a moment's figure.
+const SURE: u32 = 2;
+
+/// What is kept free beside what the critical groups have: twice the level at which the kernel stops to reclaim, so that it
+/// does not begin, and a sixty-fourth of the machine for what grows between two looks.
+#[must_use]
+pub fn reserve(machine: &Machine) -> Bytes {
+    Bytes(2 * machine.high.0 + machine.total.0 / 64)
+}
+
+/// One neighbour.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    limit: Option<Bytes>,
+    /// Since when it is frozen, and until when at the latest.
+    frozen: Option<(Nanos, Nanos)>,
+    /// When it went on last.
+    thawed: Option<Nanos>,
+    /// How long it was frozen last, while that has not helped.
+    length: Nanos,
+    /// Not to be frozen before.
+    shy: Nanos,
+}
+
+/// When units of a critical group end.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beat {
+    last: Option<Nanos>,
+    gap: Nanos,
+}
+
+impl Beat {
+    fn see(&mut self, beat: Option<Nanos>) {
+        if let (Some(last), Some(beat)) = (self.last, beat)
+            && beat > last
+        {
+            let gap = beat.since(last);
+            self.gap = Nanos(self.gap.0.max(1) - self.gap.0 / 8 + gap.0 / 8);
+        }
+        self.last = beat.or(self.last);
+    }
+
+    fn overdue(&self, now: Nanos) -> bool {
+        let (times, least) = OVERDUE;
+        let usual = Nanos(self.gap.0.saturating_mul(times)).max(least);
+        self.gap > Nanos(1) && self.last.is_some_and(|last| now.since(last) > usual)
+    }
+}
+
+/// The controller.
+#[derive(Clone, Debug)]
+pub struct Quell {
+    rules: Rules,
+    looked: Option<Nanos>,
+    next: Nanos,
+    critical: Vec<Stall>,
+    sets: Vec<WorkingSet>,
+    beats: Vec<Beat>,
+    moved: Vec<Difference>,
+    blame: Blame,
+    suspects: Suspects,
+    held: Vec<Held>,
+    /// What the neighbours may use together, as far as waiting tells.
+    ceiling: Option<u64>,
+    /// Where the critical groups waited last.
+    tripped: u64,
+    /// When the ceiling moved last.
+    moved_at: Nanos,
+    /// When less than the reserve was left last.
+    scarce_at: Option<Nanos>,
+    high_since: Option<Nanos>,
+    last_high: Nanos,
+    calm_since: Option<Nanos>,
+    /// When something was stopped, reclaimed or killed last.
+    acted: Nanos,
+    short: u32,
+    processes: bool,
+}
+
+impl Quell {
+    /// One that looks first an interval after `now`.
+    #[must_use]
+    pub fn new(rules: &Rules, now: Nanos) -> Self {
+        let (critical, neighbours) = (rules.measured.len(), rules.allows.len());
+        Self {
+            rules: rules.clone(),
+            looked: None,
+            next: now.plus(rules.interval),
+            critical: vec![Stall::default(); critical],
+            sets: vec![WorkingSet::new(now); critical],
+            beats: vec![Beat::default(); critical],
+            moved: vec![Difference::default(); neighbours],
+            blame: Blame::new(neighbours),
+            suspects: Suspects::new(),
+            held: vec![Held::default(); neighbours],
+            ceiling: None,
+            tripped: 0,
+            moved_at: now,
+            scarce_at: None,
+            high_since: None,
+            last_high: now,
+            calm_since: None,
+            acted: now,
+            short: 0,
+            processes: false,
+        }
+    }
+
+    /// When the next look is due.
+    #[must_use]
+    pub fn next(&self) -> Nanos {
+        self.next
+    }
+
+    /// Whether the next look has to show processes.
+    #[must_use]
+    pub fn wants_processes(&self) -> bool {
+        self.processes
+    }
+
+    /// Decides.
+    pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
+        self.next = now.plus(self.rules.interval);
+        let anew = self.held.iter_mut().zip(&look.neighbours);
+        anew.filter(|(_, neighbour)| neighbour.thawed)
+            .for_each(|(held, _)| held.frozen = None);
+        let before = self.looked.replace(now);
+        let span = before.map_or(self.rules.interval, |before| now.since(before));
+        if span == Nanos(0) {
+            return;
+        }
+        let left = self.left(look);
+        let near = left < 2 * reserve(&look.machine).0;
+        let others = disks_used(&mut self.moved, &look.neighbours);
+        let shares = self.critical.iter_mut().zip(&look.critical);
+        let share = shares
+            .map(|(stall, group)| stall.share(group, span, (near, others)))
+            .fold(Share(0), Share::max);
+        self.blame.see(&look.neighbours, span);
+        if !look.processes.is_empty() {
+            self.suspects.see(&look.processes);
+        }
+        for (beat, group) in self.beats.iter_mut().zip(&look.critical) {
+            beat.see(group.beat);
+        }
+        self.judge(now, share);
+        self.protect(now, &look.critical, decisions);
+        self.thaw(now, share, decisions);
+        self.limit(now, share, (look, left), decisions);
+        self.escalate(now, share, look, decisions);
+        // They are looked at for who is to be killed, and nobody is while there is more than this. (Who grows is found in few looks.)
+        let kills = self.rules.allows.iter().any(|a| a.kill);
+        self.processes = kills && self.spare(look) < 2 * reserve(&look.machine).0;
+    }
+
+    /// Lets go on who has been frozen for as long as he may; nothing tells that a lock is waited for.
+    pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
+        self.next = now.plus(self.rules.interval);
+        self.thaw(now, Share::WHOLE, decisions);
+    }
+
+    /// Pages of the critical groups' files that nobody else gets: those that they use again and again, and whatever else is protected.
+    fn kept(&self, look: &Look) -> u64 {
+        let groups = look.critical.iter().zip(&self.sets);
+        let kept = groups.map(|(group, set)| {
+            let anonymous = group.anonymous.0;
+            let all = group.usage.0.saturating_sub(anonymous);
+            let protected = set.protected().0.saturating_sub(anonymous);
+            group.file.0.max(all.min(protected))
+        });
+        kept.sum()
+    }
+
+    /// What could be had without taking from the critical groups what they keep: nobody is killed for what the kernel can reclaim.
+    fn spare(&self, look: &Look) -> u64 {
+        look.machine.available.0.saturating_sub(self.kept(look))
+    }
+
+    /// What could be had without taking from anybody what he uses: the kernel's estimate counts everybody's files.
+    fn left(&self, look: &Look) -> u64 {
+        let neighbours = look.neighbours.iter();
+        let files = neighbours.map(|n| n.usage.0.saturating_sub(n.anonymous.0));
+        self.spare(look).saturating_sub(files.sum())
+    }
+
+    /// Since when it is bad, or calm.
+    fn judge(&mut self, now: Nanos, share: Share) {
+        if share >= self.rules.start {
+            self.last_high = now;
+            self.high_since.get_or_insert(now);
+            self.calm_since = None;
+        } else if share <= self.rules.release {
+            self.calm_since.get_or_insert(now);
+        } else {
+            self.calm_since = None;
+        }
+        if now.since(self.last_high) >= self.rules.grace {
+            self.high_since = None;
+        }
+    }
+
+    fn protect(&mut self, now: Nanos, groups: &[Critical], decisions: &mut Vec<Decision>) {
+        for (i, (set, group)) in self.sets.iter_mut().zip(groups).enumerate() {
+            if !self.rules.measured[i] {
+                continue;
+            }
+            if let Some(memory) = set.step(now, group) {
+                decisions.push(Decision {
+                    act: Act::Protect {
+                        critical: i,
+                        memory,
+                    },
+                    why: Why::WorkingSet,
+                });
+            }
+        }
+    }
+
+    fn limitable(&self, look: &Look, i: usize) -> bool {
+        self.rules.allows[i].limit && look.neighbours[i].populated
+    }
+
+    fn limit(
+        &mut self,
+        now: Nanos,
+        share: Share,
+        (look, left): (&Look, u64),
+        decisions: &mut Vec<Decision>,
+    ) {
+        let (total, machine) = (look.machine.total.0, &look.machine);
+        let limited = || (0..look.neighbours.len()).filter(|i| self.limitable(look, *i));
+        let count = limited().count() as u64;
+        if count == 0 {
+            return;
+        }
+        let used: u64 = limited().map(|i| look.neighbours[i].usage.0).sum();
+        let least = (total / LEAST.0).clamp(LEAST.1, LEAST.2);
+        let reserve = reserve(machine).0;
+        // What is there for them all: what they have, and what is left but for the reserve.
+        let known = (used + left).saturating_sub(reserve);
+        self.steer(now, share, (used, least * count, known), total);
+        let ceiling = self.ceiling.unwrap_or(u64::MAX);
+        let any = self.held.iter().any(|h| h.limit.is_some());
+        let calm = self
+            .calm_since
+            .is_some_and(|since| now.since(since) >= self.rules.grace);
+        let plenty = left > reserve + total / PLENTY && self.ceiling.is_none() && calm;
+        let scarce = left < reserve + total / SCARCE || self.ceiling.is_some();
+        if any && plenty {
+            for neighbour in 0..self.held.len() {
+                if self.held[neighbour].limit.take().is_some() {
+                    decisions.push(Decision {
+                        act: Act::Limit {
+                            neighbour,
+                            most: None,
+                        },
+                        why: Why::Calm,
+                    });
+                }
+            }
+            return;
+        }
+        if !any && !scarce {
+            return;
+        }
+        // Beyond its limit a program that has nothing to be reclaimed goes on, the slower the further beyond it is
+        // (mm/memcontrol.c): what is missing of the reserve is asked for several times.
+        let known = match reserve.saturating_sub(left) {
+            0 => known,
+            missing => {
+                self.scarce_at = Some(now);
+                used.saturating_sub(missing.saturating_mul(FIRM))
+            }
+        };
+        // Who has just had too much is not given more at once: one who reads on fills a limit faster than a look sees, goes beyond
+        // it before the kernel has reclaimed, and would be cut again.
+        let rises = self
+            .scarce_at
+            .is_none_or(|at| now.since(at) >= self.rules.grace);
+        let budget = known.min(ceiling);
+        let blamed = |i: usize| u128::from(self.blame.of(i, &look.neighbours[i]).max(1));
+        let blame: u128 = (0..look.neighbours.len())
+            .filter(|i| self.limitable(look, *i))
+            .map(blamed)
+            .sum();
+        let why = if share >= self.rules.start {
+            Why::Stalled(share)
+        } else if ceiling < known {
+            Why::Calm
+        } else {
+            Why::Spare(Bytes(left))
+        };
+        for neighbour in 0..look.neighbours.len() {
+            if !self.limitable(look, neighbour) {
+                continue;
+            }
+            let own = look.neighbours[neighbour].usage.0;
+            let to = if budget >= used {
+                own + (budget - used) / count
+            } else {
+                let cut = u128::from(used - budget) * blamed(neighbour) / blame.max(1);
+                own.saturating_sub(u64::try_from(cut).unwrap_or(u64::MAX))
+            };
+            let most = Bytes(to.max(least));
+            let worth = total / WORTH;
+            let moves = match self.held[neighbour].limit {
+                None => true,
+                Some(old) if most < old => old.0 - most.0 >= worth.min(old.0 / 16).max(1 << 20),
+                Some(old) => rises && most.0 - old.0 >= worth,
+            };
+            if moves {
+                self.held[neighbour].limit = Some(most);
+                decisions.push(Decision {
+                    act: Act::Limit {
+                        neighbour,
+                        most: Some(most),
+                    },
+                    why,
+                });
+            }
+        }
+    }
+
+    /// Moves the ceiling by how long the critical groups waited.
+    fn steer(
+        &mut self,
+        now: Nanos,
+        share: Share,
+        (used, least, known): (u64, u64, u64),
+        total: u64,
+    ) {
+        let settles = Nanos(self.rules.interval.0.saturating_mul(SETTLES));
+        let small = total / STEP;
+        if share >= self.rules.start {
+            if self.ceiling.is_some() && now.since(self.moved_at) < settles {
+                return;
+            }
+            let from = self.ceiling.unwrap_or(u64::MAX).min(used);
+            let cut = Share(share.0 / CUT);
+            let cut = u128::from(from) * u128::from(cut.0) / u128::from(Share::WHOLE.0);
+            let cut = u64::try_from(cut).unwrap_or(from).max(small);
+            self.tripped = from;
+            self.ceiling = Some(from.saturating_sub(cut).max(least));
+            self.moved_at = now;
+            return;
+        }
+        let Some(ceiling) = self.ceiling else {
+            return;
+        };
+        let calm = self
+            .calm_since
+            .is_some_and(|since| now.since(since) >= self.rules.grace);
+        if !calm || now.since(self.moved_at) < self.rules.grace {
+            return;
+        }
+        // Half-way to where it was too much; there, and beyond, in small steps, as long as what is known to be there for them
+        // does not tell that it was something else.
+        let step = (self.tripped.saturating_sub(ceiling) / 2)
+            .max(known.saturating_sub(ceiling) / BEYOND)
+            .max(small);
+        let ceiling = ceiling.saturating_add(step);
+        self.moved_at = now;
+        // Nobody comes near it.
+        self.ceiling = (ceiling < used.saturating_add(total / PLENTY)).then_some(ceiling);
+    }
+
+    fn thaw(&mut self, now: Nanos, share: Share, decisions: &mut Vec<Decision>) {
+        let waits = share > self.rules.release;
+        let overdue = !waits && self.beats.iter().any(|b| b.overdue(now));
+        for (neighbour, held) in self.held.iter_mut().enumerate() {
+            let Some((since, until)) = held.frozen else {
+                continue;
+            };
+            let locked = overdue && now.since(since) >= OVERDUE.1;
+            let why = if locked {
+                held.shy = now.plus(SHY);
+                Why::Heartbeat
+            } else if now.plus(self.rules.interval) > until {
+                Why::Bound
+            } else {
+                continue;
+            };
+            held.frozen = None;
+            held.thawed = Some(now);
+            decisions.push(Decision {
+                act: Act::Thaw { neighbour },
+                why,
+            });
+        }
+    }
+
+    fn escalate(&mut self, now: Nanos, share: Share, look: &Look, decisions: &mut Vec<Decision>) {
+        let grace = self.rules.grace;
+        let spare = self.spare(look);
+        self.short = if spare < look.machine.high.0 {
+            self.short + 1
+        } else {
+            0
+        };
+        let waited = now.since(self.acted) >= grace;
+        if self.short >= SURE && waited && self.kill(look, Why::Spare(Bytes(spare)), decisions) {
+            self.acted = now;
+            return;
+        }
+        let Some(since) = self.high_since.filter(|_| share >= self.rules.start) else {
+            return;
+        };
+        let limits = (0..look.neighbours.len()).any(|i| self.limitable(look, i));
+        let enough = !limits || now.since(since) >= grace;
+        if !enough || !(waited || !limits && self.held.iter().all(|h| h.frozen.is_none())) {
+            return;
+        }
+        let why = Why::Stalled(share);
+        let done = self.freeze(now, look, why, decisions)
+            || self.reclaim(look, decisions)
+            || (now.since(since) >= Nanos(grace.0.saturating_mul(4))
+                && spare < reserve(&look.machine).0
+                && self.kill(look, why, decisions));
+        if done {
+            self.acted = now;
+        }
+    }
+
+    fn freeze(&mut self, now: Nanos, look: &Look, why: Why, decisions: &mut Vec<Decision>) -> bool {
+        let may = |i: usize| {
+            let held = &self.held[i];
+            self.rules.allows[i].freeze && held.frozen.is_none() && now >= held.shy
+        };
+        let Some(neighbour) = self.blame.worst(&look.neighbours, may) else {
+            return false;
+        };
+        let held = &mut self.held[neighbour];
+        let failed = held.thawed.is_some_and(|at| now.since(at) < PROBATION);
+        let least = self.rules.grace.max(self.rules.interval);
+        held.length = if failed {
+            Nanos(held.length.0.saturating_mul(2))
+        } else {
+            least
+        }
+        .min(LONGEST_FREEZE);
+        held.frozen = Some((now, now.plus(held.length)));
+        decisions.push(Decision {
+            act: Act::Freeze { neighbour },
+            why,
+        });
+        true
+    }
+
+    /// What a frozen group has and can be had: pages of files, and its own where there is swap space.
+    fn reclaim(&self, look: &Look, decisions: &mut Vec<Decision>) -> bool {
+        for (neighbour, held) in self.held.iter().enumerate() {
+            if held.frozen.is_none() || !self.rules.allows[neighbour].reclaim {
+                continue;
+            }
+            let has = &look.neighbours[neighbour];
+            let files = has.usage.0.saturating_sub(has.anonymous.0);
+            let own = has.anonymous.0.min(look.machine.swap_free.0);
+            let amount = files.saturating_add(own) / 2;
+            if amount >= look.machine.total.0 / STEP {
+                decisions.push(Decision {
+                    act: Act::Reclaim {
+                        neighbour,
+                        amount: Bytes(amount),
+                    },
+                    why: Why::WhileStopped,
+                });
+                return true;
+            }
+        }
+        false
+    }
+
+    fn kill(&self, look: &Look, why: Why, decisions: &mut Vec<Decision>) -> bool {
+        let small = look.machine.total.0 / STEP;
+        // Killing who has nothing of its own gives nothing that could not be reclaimed.
+        let may = |i: usize| self.rules.allows[i].kill && look.neighbours[i].anonymous.0 >= small;
+        let worst = self.blame.worst(&look.neighbours, may);
+        let Some(task) = worst.and_then(|i| self.suspects.worst(i, &look.processes)) else {
+            return false;
+        };
+        decisions.push(Decision {
+            act: Act::Kill(task),
+            why,
+        });
+        true
+    }
+}

@@ -1,0 +1,98 @@
+//! How much of the time somebody waited: differences of sums (`total=`), since the averages that the kernel offers move
+//! every two seconds and span ten.
+
+use quell_types::units::{Nanos, Share};
+
+use super::{Critical, Neighbour};
+
+/// What it takes at most to read a page that was taken: where an access takes 10 ms, it brings some ten pages.
+const COMES_BACK: Nanos = Nanos::millis(1);
+
+/// A sum that is looked at again and again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Difference {
+    last: Option<u64>,
+}
+
+impl Difference {
+    /// What was added since the last look; nothing at the first, and where the sum began anew.
+    pub fn of(&mut self, sum: u64) -> u64 {
+        let last = self.last.replace(sum);
+        last.map_or(0, |last| sum.saturating_sub(last))
+    }
+}
+
+/// Of one critical group.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stall {
+    memory: Difference,
+    io: Difference,
+    refaults: Difference,
+}
+
+impl Stall {
+    /// The share of `span` for which it waited. Waiting for input and output counts only while memory is short: before, pages
+    /// that come back were taken in other times, and nobody's limit would bring them sooner. It counts as far as it can be due to pages
+    /// that had been taken from it and came back ([`COMES_BACK`] each), and all of it where others used the disks and are to be
+    /// held back for that: a program that reads something for the first time waits, too, and nobody is to blame.
+    pub fn share(&mut self, group: &Critical, span: Nanos, (short, others): (bool, bool)) -> Share {
+        let memory = self.memory.of(group.memory_stall.0);
+        let io = self.io.of(group.io_stall.0);
+        let refaults = self.refaults.of(group.refaults);
+        let back = refaults.saturating_mul(COMES_BACK.0);
+        let io = match (short, others) {
+            (false, _) => 0,
+            (true, false) => io.min(back),
+            (true, true) => io,
+        };
+        Share::ratio(memory.saturating_add(io), span.0).min(Share::WHOLE)
+    }
+}
+
+/// Whether any neighbour used the disks since the last look.
+pub(super) fn disks_used(moved: &mut [Difference], neighbours: &[Neighbour]) -> bool {
+    let mut used = false;
+    for (moved, neighbour) in moved.iter_mut().zip(neighbours) {
+        used |= moved.of(neighbour.io) > 0;
+    }
+    used
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_reads_count_only_for_who_is_to_be_held_back_and_a_page_that_came_back_for_no_more_than_a_disk_takes()
+     {
+        let span = Nanos::millis(1000);
+        let look = |io, refaults| Critical {
+            io_stall: Nanos::millis(io),
+            refaults,
+            ..Critical::default()
+        };
+        let share = |before, after, others| {
+            let others = (true, others);
+            let mut stall = Stall::default();
+            stall.share(&before, span, others);
+            stall.share(&after, span, others)
+        };
+        assert_eq!(share(look(0, 5), look(400, 5), false), Share(0));
+        assert_eq!(share(look(0, 5), look(400, 5), true), Share::percent(40));
+        assert_eq!(share(look(0, 5), look(400, 15), false), Share::percent(1));
+        assert_eq!(share(look(0, 5), look(400, 500), false), Share::percent(40));
+
+        let mut plenty = Stall::default();
+        plenty.share(&look(0, 5), span, (false, true));
+        let waited = Critical {
+            memory_stall: Nanos::millis(50),
+            ..look(400, 500)
+        };
+        let counted = plenty.share(&waited, span, (false, true));
+        assert_eq!(
+            counted,
+            Share::percent(5),
+            "memory was waited for, whatever there is"
+        );
+    }
+}

@@ -1,0 +1,130 @@
+//! What a machine's rates come to, from the runs of its streams: the same on Linux and on the simulated machine, which only
+//! make the runs. `quell_workload::measure` says which runs, and by what rule each figure follows.
+
+use std::collections::BTreeMap;
+
+use quell_types::cpuset::CpuId;
+use quell_types::stats::median;
+use quell_types::units::Rate;
+
+use super::{CpuRate, OperationRates, Spread};
+use crate::inventory::Measured;
+
+/// Rates in program bytes per second: of each CPU, run by run.
+pub type Runs = BTreeMap<CpuId, Vec<f64>>;
+
+/// The runs of one operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Streams {
+    /// Which.
+    pub operation: &'static str,
+    /// CPUs running alone, one after the other.
+    pub alone: Runs,
+    /// All CPUs at once.
+    pub together: Runs,
+}
+
+impl Streams {
+    /// What all CPUs reached in each run together.
+    fn sums(&self) -> Vec<f64> {
+        let runs = self.together.values().map(Vec::len).max().unwrap_or(0);
+        (0..runs)
+            .map(|i| self.together.values().filter_map(|r| r.get(i)).sum())
+            .collect()
+    }
+
+    fn best_alone(&self) -> f64 {
+        self.alone.values().flatten().copied().fold(0.0, f64::max)
+    }
+}
+
+impl OperationRates {
+    /// An operation's figures, for a person; `None` without any run.
+    #[must_use]
+    pub fn of(streams: &Streams) -> Option<Self> {
+        let mb_s = |rates: &[f64]| Spread::of(&rates.iter().map(|r| r / 1e6).collect::<Vec<f64>>());
+        let each = |runs: &Runs| {
+            let rates = runs.iter().map(|(cpu, runs)| {
+                Some(CpuRate {
+                    cpu: *cpu,
+                    mb_s: mb_s(runs)?,
+                })
+            });
+            rates.collect::<Option<Vec<CpuRate>>>()
+        };
+        Some(Self {
+            operation: streams.operation.to_owned(),
+            alone: each(&streams.alone)?,
+            loaded: each(&streams.together)?,
+            together: mb_s(&streams.sums())?,
+        })
+    }
+}
+
+impl Measured {
+    /// The figures of all operations' streams on `cpus` CPUs, measured at `at_unix_s`; `None` without any operation.
+    #[must_use]
+    pub fn of_streams(all: &[Streams], cpus: usize, at_unix_s: u64) -> Option<Self> {
+        let (fastest, peak) = all
+            .iter()
+            .map(|streams| (streams, streams.best_alone()))
+            .max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let sustained = median(&fastest.sums()).unwrap_or(0.0);
+        Some(Self {
+            peak_cpu: Rate::measured(peak),
+            peak_operation: fastest.operation.to_owned(),
+            by_operation: all
+                .iter()
+                .map(|s| (s.operation.to_owned(), Rate::measured(s.best_alone())))
+                .collect(),
+            sustainable: Rate::measured(sustained.max(peak)),
+            cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
+            stop_cost: None,
+            operations: all.iter().filter_map(OperationRates::of).collect(),
+            counters: BTreeMap::new(),
+            mba: None,
+            within_cache: None,
+            rest: None,
+            at_unix_s,
+            deep: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peak_is_the_best_alone_and_sustainable_the_median_of_its_sums() {
+        let runs = |all: &[(CpuId, &[f64])]| all.iter().map(|(c, r)| (*c, r.to_vec())).collect();
+        let streams = |operation, alone, together| Streams {
+            operation,
+            alone,
+            together,
+        };
+        let read = streams(
+            "read",
+            runs(&[(0, &[3.1e9, 4.0000001e9])]),
+            runs(&[(0, &[3e9, 2e9, 1e9]), (1, &[3e9, 3e9, 3e9])]),
+        );
+        let write = streams(
+            "write",
+            runs(&[(0, &[2e9])]),
+            runs(&[(0, &[9e9]), (1, &[9e9])]),
+        );
+        let measured = Measured::of_streams(&[write, read], 2, 7).unwrap();
+        assert_eq!(
+            (measured.peak_operation.as_str(), measured.peak_cpu),
+            ("read", Rate(4_001_000_000))
+        );
+        assert_eq!(measured.sustainable, Rate(5_000_000_000));
+        assert_eq!(measured.by_operation["write"], Rate(2_000_000_000));
+        let read = &measured.operations[1];
+        assert_eq!(
+            (read.together.p50, read.alone[0].mb_s.low),
+            (5000.0, 3100.0)
+        );
+        assert_eq!(Measured::of_streams(&[], 2, 7), None);
+    }
+}

@@ -1,0 +1,432 @@
+//! What the machine is and offers. Filled by a backend, read by the planner; a value, so that plans can be made for a
+//! machine that is not here.
+
+use std::collections::BTreeMap;
+
+use quell_policy::lab::Guest;
+use quell_policy::workload::Caches;
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::partition::Partitions;
+use quell_types::units::{Bytes, Nanos, Rate};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::deep::{CounterCheck, Deep, MbaCurve, OperationRates};
+
+/// The machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Inventory {
+    /// Which machine this is.
+    pub identity: Identity,
+    /// The CPUs that are online and that we may use, ascending.
+    pub cpus: Vec<Cpu>,
+    /// Every cache, by level.
+    pub caches: Vec<Cache>,
+    /// The memory nodes.
+    pub nodes: Vec<Node>,
+    /// Which mechanisms are available, and why not.
+    pub mechanisms: BTreeMap<Mechanism, Availability>,
+    /// How the mechanisms would be carried out.
+    pub means: Means,
+    /// What its caches, banks and controllers can be divided by.
+    #[serde(default, skip_serializing_if = "Partitions::is_empty")]
+    pub partitions: Partitions,
+    /// What was measured on it, if anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
+    /// What it is made of, if it exists in the simulator only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<Simulated>,
+}
+
+/// A simulated machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Simulated {
+    /// The profile's name.
+    pub profile: String,
+    /// Everything that times depend on.
+    pub parameters: Vec<Parameter>,
+}
+
+/// A parameter of a simulated machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Parameter {
+    /// What it is.
+    pub name: String,
+    /// Its value, with the unit.
+    pub value: String,
+    /// Where the value comes from: a data sheet, a manual, a measurement, or nowhere ("assumed").
+    pub origin: String,
+}
+
+/// What tells one machine from another, without naming the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Identity {
+    /// Kernel release, as `uname -r`.
+    pub kernel: String,
+    /// Hardware architecture, as `uname -m`.
+    pub architecture: String,
+    /// Processor vendor.
+    pub vendor: String,
+    /// Processor model name.
+    pub model: String,
+    /// Microcode revision, where the kernel tells one (x86).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub microcode: Option<String>,
+    /// The hypervisor, when running in a virtual machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hypervisor: Option<String>,
+    /// How Quell booted it, if it is a machine of the lab.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lab: Option<Guest>,
+}
+
+/// One logical CPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Cpu {
+    /// The kernel's number.
+    pub id: CpuId,
+    /// The logical CPUs of the same core, this one included (SMT siblings).
+    pub siblings: CpuSet,
+    /// The physical package.
+    pub package: u32,
+    /// The memory node.
+    pub node: u32,
+    /// The kind of core, fastest first: 0 the fastest, 1 the next. All 0 where the cores are alike.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tier: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+/// What a cache holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheKind {
+    /// Data only.
+    Data,
+    /// Instructions only.
+    Instruction,
+    /// Both.
+    Unified,
+}
+
+/// One cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Cache {
+    /// 1, 2, 3, …
+    pub level: u32,
+    /// What it holds.
+    pub kind: CacheKind,
+    /// Capacity.
+    pub size: Bytes,
+    /// Associativity; absent where the kernel does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ways: Option<u32>,
+    /// Number of sets; absent where the kernel does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sets: Option<u32>,
+    /// Line size.
+    pub line: Bytes,
+    /// The CPUs that share it, as the kernel believes.
+    pub cpus: CpuSet,
+}
+
+/// One memory node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Node {
+    /// The kernel's number.
+    pub id: u32,
+    /// Its CPUs.
+    pub cpus: CpuSet,
+    /// Its memory.
+    pub memory: Bytes,
+}
+
+/// Whether a mechanism can be used here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "available")]
+pub enum Availability {
+    /// It can.
+    Yes {
+        /// The best level a promise can reach with it.
+        best: Level,
+        /// How it is done here, and within what bounds.
+        how: String,
+    },
+    /// It cannot.
+    No {
+        /// Why.
+        why: String,
+        /// What would enable it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        remedy: Option<String>,
+    },
+}
+
+/// Which version of a cgroup controller is mounted, and what it can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CpusetKind {
+    /// A v1 hierarchy.
+    V1,
+    /// The v2 hierarchy, without `cpuset.cpus.partition`.
+    V2,
+    /// The v2 hierarchy with `cpuset.cpus.partition`: the kernel takes the CPUs away from everybody else.
+    V2Partition,
+    /// No usable controller: affinity of the matched tasks only.
+    AffinityOnly,
+}
+
+/// What counts a regulated CPU's use of memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum MeterKind {
+    /// Hardware events, seen to count on this machine: `(PMU, event names)`.
+    Hardware {
+        /// The events, as `pmu/event` names.
+        events: Vec<String>,
+        /// CPUs whose events count the lines that come in only, not those written back: a proxy. Elsewhere both count.
+        #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+        fills_only: CpuSet,
+        /// CPUs whose events tell the lines that come in from those written back, so that each can have a budget.
+        #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+        apart: CpuSet,
+    },
+    /// CPU time × the measured peak single-CPU rate: an upper bound.
+    Time,
+    /// Nothing can be opened.
+    None {
+        /// Why not.
+        why: String,
+    },
+}
+
+/// How mechanisms would be carried out on this machine: what the planner chooses from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Means {
+    /// Core partition.
+    pub cpuset: CpusetKind,
+    /// Interrupts whose affinity can be written (numbers), and how many cannot.
+    pub movable_irqs: u32,
+    /// Interrupts that cannot be moved: the kernel binds them, or we may not.
+    pub fixed_irqs: u32,
+    /// Whether the mask of unbound kernel work can be written.
+    pub workqueue_mask: bool,
+    /// What the regulator would count with.
+    pub meter: MeterKind,
+    /// The time proxy can be had even where `meter` is hardware.
+    pub time_meter: bool,
+    /// Whether a group can be stopped without stopping its CPU (`cpu.idle`, a cgroup's CPU clock); why not.
+    #[serde(default = "unknown_brake")]
+    pub brake: Result<(), String>,
+    /// Whether a group that stays in its own cgroup can be stopped there (threaded children of
+    /// cgroup v2); why not.
+    #[serde(default = "unknown_brake")]
+    pub brake_in_place: Result<(), String>,
+    /// The CPU-time quota (`cpu.max` or `cpu.cfs_quota_us`) can be written.
+    pub cpu_max: bool,
+    /// Others who hold hardware counters (for example the NMI watchdog).
+    pub counter_users: Vec<String>,
+    /// What can be done about memory.
+    #[serde(default, skip_serializing_if = "MemoryMeans::is_unknown")]
+    pub memory: MemoryMeans,
+}
+
+/// Inventories of versions before the brake do not say.
+fn unknown_brake() -> Result<(), String> {
+    Err("this inventory says nothing about it; take it again".to_owned())
+}
+
+/// Who limits and protects memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryControl {
+    /// cgroup v2: `memory.min`, `memory.high`.
+    V2,
+    /// cgroup v1: limits beyond which the kernel kills, and no protection.
+    V1,
+    /// Nobody: no hierarchy carries the controller, or this machine has none.
+    #[default]
+    None,
+}
+
+/// What can be done about memory on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct MemoryMeans {
+    /// Limits and protection.
+    pub control: MemoryControl,
+    /// Whether waiting for memory is told (PSI); why not.
+    pub pressure: Result<(), String>,
+    /// Whether it is told of each group (v2 cgroups), too.
+    pub group_pressure: bool,
+    /// Whether a group can be frozen.
+    pub freeze: bool,
+    /// Whether memory of a group can be reclaimed ahead of need (`memory.reclaim`).
+    pub reclaim: bool,
+    /// Whether a program can be made immune from the OOM killer; why not.
+    pub immunity: Result<(), String>,
+    /// Whether files can be locked in memory; why not.
+    pub lock: Result<(), String>,
+}
+
+impl MemoryMeans {
+    /// Whether nobody has looked.
+    fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for MemoryMeans {
+    fn default() -> Self {
+        let unknown = || Err("this machine says nothing about it".to_owned());
+        Self {
+            control: MemoryControl::None,
+            pressure: unknown(),
+            group_pressure: false,
+            freeze: false,
+            reclaim: false,
+            immunity: unknown(),
+            lock: unknown(),
+        }
+    }
+}
+
+/// Measured on the machine; never assumed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Measured {
+    /// The highest rate one CPU alone reached over all operations, in program bytes.
+    pub peak_cpu: Rate,
+    /// The operation that reached it.
+    pub peak_operation: String,
+    /// The rate of every operation on one CPU alone, in program bytes.
+    pub by_operation: BTreeMap<String, Rate>,
+    /// The rate all CPUs together sustained.
+    pub sustainable: Rate,
+    /// How many CPUs drew it.
+    pub cpus: u32,
+    /// CPU time that each stop costs the group: the interrupt, the wake-up of the brake and the switch back, and on virtual
+    /// machines the exits they take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_cost: Option<Nanos>,
+    /// The same runs with their spread, each CPU alone and all together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub operations: Vec<OperationRates>,
+    /// Every event that could meter and was seen to count, beside known traffic, as `pmu/event`. One that is off, or is
+    /// not here, is no meter.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counters: BTreeMap<String, CounterCheck>,
+    /// What the percentages of bandwidth allocation in hardware come to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mba: Option<MbaCurve>,
+    /// How much each CPU streamed through where memory was too short to go beyond the last-level cache: part of the
+    /// traffic stayed in it, and memory may sustain less than these rates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within_cache: Option<Bytes>,
+    /// What the tasks of no group (`rest`) drew from memory, in bytes per second: the CPU time that they used in windows of
+    /// some 20 ms, 99th percentile over the windows, at the highest rate of one CPU. An upper bound. Absent: not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rest: Option<Rate>,
+    /// When it was measured, seconds since 1970.
+    pub at_unix_s: u64,
+    /// What `quell doctor --deep` found out besides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deep: Option<Box<Deep>>,
+}
+
+impl Measured {
+    /// Why a promise that rests on these rates is an estimate at best, where it is.
+    #[must_use]
+    pub fn doubt(&self) -> Option<String> {
+        let size = self.within_cache?;
+        Some(format!(
+            "rates were measured within the last-level cache, for want of free memory (buffers of {size}): memory may sustain \
+             less. Free memory and run `quell doctor --deep` again"
+        ))
+    }
+
+    /// The operation that all CPUs together sustain least of, and its rate: what is there whatever a program does. Absent
+    /// where the operations were not measured together.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a measured rate: positive, far below 2^53"
+    )]
+    pub fn least_sustained(&self) -> Option<(&str, Rate)> {
+        self.operations
+            .iter()
+            .min_by(|a, b| a.together.p50.total_cmp(&b.together.p50))
+            .map(|o| (o.operation.as_str(), Rate((o.together.p50 * 1e6) as u64)))
+    }
+}
+
+impl Inventory {
+    /// All usable CPUs.
+    #[must_use]
+    pub fn cpu_set(&self) -> CpuSet {
+        self.cpus.iter().map(|c| c.id).collect()
+    }
+
+    /// The last-level cache seen from `cpu`.
+    #[must_use]
+    pub fn llc(&self, cpu: CpuId) -> Option<&Cache> {
+        self.caches
+            .iter()
+            .filter(|c| c.kind != CacheKind::Instruction && c.cpus.contains(cpu))
+            .max_by_key(|c| c.level)
+    }
+
+    /// The data caches seen from `cpu`. Levels the machine does not tell of are 32 KiB, 1 MiB and 32 MiB: more than some
+    /// have, less than others, and said by nobody. A last level that each of several cores has for itself is none: Arm's
+    /// servers have a cache behind it that is in no file of the kernel.
+    #[must_use]
+    pub fn data_caches(&self, cpu: CpuId) -> Caches {
+        let level = |level| {
+            self.caches
+                .iter()
+                .find(|c| {
+                    c.level == level && c.kind != CacheKind::Instruction && c.cpus.contains(cpu)
+                })
+                .map(|c| c.size)
+        };
+        Caches {
+            l1: level(1).unwrap_or(Bytes(32 << 10)),
+            l2: level(2).unwrap_or(Bytes(1 << 20)),
+            llc: match self.llc(cpu) {
+                Some(last) if !self.is_of_one_core(last, cpu) => last.size,
+                last => last.map_or(Bytes(0), |c| c.size).max(Bytes(32 << 20)),
+            },
+        }
+    }
+
+    /// Whether a second-level cache is of the core of `cpu` alone, and there are others.
+    fn is_of_one_core(&self, cache: &Cache, cpu: CpuId) -> bool {
+        let of_core = |c: &Cpu| c.id == cpu && cache.cpus.difference(&c.siblings).is_empty();
+        cache.level <= 2 && self.cpus.len() > cache.cpus.len() && self.cpus.iter().any(of_core)
+    }
+
+    /// The rate the given CPUs can draw together: the sum of their single-CPU peaks, at most what all CPUs sustain.
+    /// Percentages of bandwidth in a policy refer to this rate for the CPUs of their group.
+    #[must_use]
+    pub fn sustainable(&self, cpus: &CpuSet) -> Option<Rate> {
+        let measured = self.measured.as_ref()?;
+        let sum = measured.peak_cpu.0.saturating_mul(cpus.len() as u64);
+        let all = measured.sustainable.0.max(measured.peak_cpu.0);
+        Some(Rate(sum.min(all)))
+    }
+}

@@ -1,0 +1,9 @@
+//! What there is (inventory), and what will be done (plan), by a planner that reads a policy.
+
+pub mod deep;
+pub mod inventory;
+pub mod planner;
+
+mod plan;
+
+pub use plan::*;

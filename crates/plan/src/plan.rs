@@ -1,0 +1,556 @@
+//! What will be done, why, and what each promise is then worth.
+
+mod loops;
+
+use quell_control::config::Regulation;
+use quell_types::ids::GroupId;
+use quell_types::ids::{PromiseId, StepId};
+use std::collections::{BTreeMap, BTreeSet};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use quell_control::config::Allows;
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::options::CpuWeight;
+use quell_types::partition::{ColourChoice, Divides, Mask};
+use quell_types::task::TaskMatch;
+use quell_types::units::{Bytes, Nanos, Rate, Share};
+
+pub use loops::{Adaptation, Following, Headroom, Lever, Observed, Pressured, Steered, Watched};
+
+/// One thing to be set, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Step {
+    /// Its number.
+    pub id: StepId,
+    /// The group it is for; absent when it is for the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupId>,
+    /// The mechanism it belongs to.
+    pub mechanism: Mechanism,
+    /// What is set.
+    pub set: Setting,
+    /// Why, in a sentence.
+    pub because: String,
+}
+
+impl Step {
+    /// Every mechanism at work: one choice of pages may divide caches and banks alike.
+    #[must_use]
+    pub fn mechanisms(&self) -> Vec<Mechanism> {
+        let Setting::Colour { choices, .. } = &self.set else {
+            return vec![self.mechanism];
+        };
+        let all: BTreeSet<Mechanism> = choices
+            .iter()
+            .flat_map(|c| c.divides.mechanisms())
+            .copied()
+            .collect();
+        all.into_iter().collect()
+    }
+}
+
+/// What a step sets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Setting {
+    /// Collect the group's tasks (matched or launched) in a cgroup of ours, or find the cgroup they are changed in.
+    Gather {
+        /// Which tasks belong to it; empty when its tasks are only launched.
+        matching: Vec<TaskMatch>,
+        /// Its cgroup lies in the slice of groups with a low weight.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        low: bool,
+        /// Its tasks live in a child cgroup `work`, next to the cgroup `stop` of its brakes.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        braked: bool,
+    },
+    /// Give the group this weight of the CPU time that several cgroups want.
+    Weight {
+        /// The weight.
+        weight: CpuWeight,
+    },
+    /// Confine the group to CPUs and memory nodes. `exclusive`: nobody else may run there.
+    Confine {
+        /// The CPUs.
+        cpus: CpuSet,
+        /// The memory nodes.
+        mems: CpuSet,
+        /// Nobody else may run there.
+        exclusive: bool,
+    },
+    /// Keep every other task (group `rest`) on these CPUs.
+    ConfineRest {
+        /// The CPUs left to them.
+        cpus: CpuSet,
+    },
+    /// Send interrupts to `to` that could arrive on `from`.
+    MoveIrqs {
+        /// CPUs to be kept quiet.
+        from: CpuSet,
+        /// CPUs that take the interrupts.
+        to: CpuSet,
+    },
+    /// Let unbound kernel work run on these CPUs only.
+    WorkqueueMask {
+        /// The CPUs.
+        cpus: CpuSet,
+    },
+    /// Regulate the group's memory bandwidth in software.
+    Regulate(Regulation),
+    /// Give the group at most `share` of each period as CPU time, over all its CPUs together (100 % = one CPU).
+    CpuMax {
+        /// CPU time per period, over all CPUs.
+        share: Share,
+        /// The quota's period.
+        period: Nanos,
+    },
+    /// Let the group move at most so much to and from each disk.
+    IoMax(DiskRates),
+    /// Hold other groups back where the group's requests to a disk take longer than this at the mean.
+    IoLatency {
+        /// The time.
+        target: Nanos,
+    },
+    /// Give the group this weight of each disk that several cgroups want.
+    IoWeight {
+        /// The weight; any other cgroup has 100.
+        weight: u32,
+    },
+    /// Let the group fill these ways only of the caches of a level; it still hits everywhere.
+    Ways {
+        /// The cache level.
+        level: u32,
+        /// The ways.
+        mask: Mask,
+    },
+    /// Mount resctrl with code and data of the caches of these levels apart, which nobody has done; until the end.
+    MountApart {
+        /// Cache levels.
+        levels: Vec<u32>,
+    },
+    /// Let the group fill these ways of the caches of a level with code, and those with everything else.
+    WaysApart {
+        /// The cache level.
+        level: u32,
+        /// The ways for instructions.
+        code: Mask,
+        /// The ways for data.
+        data: Mask,
+    },
+    /// Give the group page frames of these colours only (pages of 4 KiB). Every choice must hold.
+    Colour {
+        /// What it is kept to.
+        choices: Vec<ColourChoice>,
+        /// What happens when these colours are used up: others are taken and reported, or the allocation fails.
+        spill: bool,
+    },
+    /// Pseudo-lock the first bytes of the group's memory in the caches of a level: others fill other ways, and what
+    /// is locked is not evicted.
+    Lock {
+        /// The cache level.
+        level: u32,
+        /// The ways that hold it, taken from everybody.
+        mask: Mask,
+        /// How much.
+        size: Bytes,
+    },
+    /// Keep the kernel from killing the group's programs when memory runs out.
+    OomImmune,
+    /// Keep memory of the group from being reclaimed.
+    ProtectMemory {
+        /// How much; absent: what it works on, as measured while it runs.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        size: Option<Bytes>,
+    },
+    /// Keep these files in memory, charged to the group.
+    LockFiles {
+        /// Their paths.
+        files: Vec<String>,
+    },
+    /// Let the group use at most so much memory.
+    LimitMemory {
+        /// How much.
+        most: Bytes,
+        /// Beyond it the kernel kills in the group; else it only slows the group down.
+        kills: bool,
+    },
+    /// Let all groups, and programs of none, use at most so much memory together: their cgroups are made below one with this limit.
+    BoundMemory {
+        /// How much.
+        most: Bytes,
+    },
+    /// Look at how long the group waits for memory, and at what it uses, for as long as the plan holds.
+    WatchMemory,
+    /// Steer the group's memory by how long the watched groups wait, as far as this is allowed.
+    SteerMemory {
+        /// What may be done to it.
+        allows: Allows,
+        /// Nothing of it is swapped out.
+        unswapped: bool,
+    },
+    /// Set the kernel's machine-wide settings of memory.
+    Sysctls {
+        /// Name below `/proc/sys/vm` → value.
+        values: BTreeMap<String, i64>,
+    },
+    /// Let the hardware delay the group's requests to memory.
+    Mba {
+        /// Percentage of an unthrottled core's requests, as resctrl's `MB` line.
+        percent: u32,
+    },
+    /// Let the kernel look for that percentage, so that the group keeps to a rate on each memory domain (resctrl mounted with `mba_MBps`).
+    MbaRate {
+        /// The rate in MiB/s, as resctrl's `MB` line.
+        mib_s: u32,
+    },
+}
+
+/// What a group moves to and from each disk, per second, at most.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct DiskRates {
+    /// Read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read: Option<Rate>,
+    /// Written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write: Option<Rate>,
+    /// Requests to read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_iops: Option<u64>,
+    /// Requests to write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_iops: Option<u64>,
+}
+
+impl std::fmt::Display for DiskRates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rate = |rate: Option<Rate>, what| rate.map(|rate| format!("{rate} {what}"));
+        let requests = |n: Option<u64>, what| n.map(|n| format!("{n} {what} a second"));
+        let all = [
+            rate(self.read, "read"),
+            rate(self.write, "written"),
+            requests(self.read_iops, "reads"),
+            requests(self.write_iops, "writes"),
+        ];
+        let all: Vec<String> = all.into_iter().flatten().collect();
+        write!(f, "{} on each disk", all.join(", "))
+    }
+}
+
+/// One direction of memory traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// Lines that come in.
+    Read,
+    /// Lines that are written back.
+    Write,
+}
+
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "written back",
+        })
+    }
+}
+
+/// A promise the policy makes to or about a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Promise {
+    /// The group's CPUs are its own.
+    Cpus {
+        /// The CPUs.
+        cpus: CpuSet,
+    },
+    /// At least this bandwidth.
+    ReserveBandwidth {
+        /// The rate.
+        rate: Rate,
+    },
+    /// At most this bandwidth.
+    LimitBandwidth {
+        /// The rate.
+        rate: Rate,
+    },
+    /// At least this bandwidth in one direction.
+    ReserveDirection {
+        /// Which.
+        direction: Direction,
+        /// The rate.
+        rate: Rate,
+    },
+    /// At most this bandwidth in one direction.
+    LimitDirection {
+        /// Which.
+        direction: Direction,
+        /// The rate.
+        rate: Rate,
+    },
+    /// At most this CPU time (100 % = one CPU).
+    LimitCpuTime {
+        /// The share.
+        share: Share,
+    },
+    /// At most this to and from each disk.
+    LimitDisk(DiskRates),
+    /// Others give way where its requests to a disk take longer at the mean.
+    DiskLatency {
+        /// The time.
+        target: Nanos,
+    },
+    /// Its part of a disk that others want, too.
+    DiskWeight {
+        /// The weight; any other cgroup has 100.
+        weight: u32,
+    },
+    /// A part of the caches of a level.
+    ReserveWays {
+        /// The cache level.
+        level: u32,
+        /// The ways.
+        mask: Mask,
+        /// Other groups that fill them, too, because the policy gives them some of the same.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        shared_with: Vec<GroupId>,
+    },
+    /// A part of the last-level cache's sets, of the DRAM banks, or of both.
+    ReserveColours {
+        /// What the colours divide.
+        divides: Divides,
+        /// The colours.
+        colours: CpuSet,
+        /// How many there are.
+        of: u32,
+        /// Other groups that use them, too, because the policy gives them some of the same.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        shared_with: Vec<GroupId>,
+    },
+    /// So much of the group's memory stays in the caches of a level.
+    ReserveLocked {
+        /// The cache level.
+        level: u32,
+        /// How much.
+        size: Bytes,
+    },
+    /// So much of its memory is never taken away.
+    ReserveMemory {
+        /// How much; absent: what it works on, as measured.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        size: Option<Bytes>,
+    },
+    /// These files stay in memory.
+    ReserveFiles {
+        /// Their paths.
+        files: Vec<String>,
+    },
+    /// At most this memory.
+    LimitMemory {
+        /// How much.
+        most: Bytes,
+    },
+    /// It waits for memory at most so much of the time.
+    MemoryStall {
+        /// How much.
+        share: Share,
+    },
+    /// Units of work end in time.
+    Deadline {
+        /// The longest time per unit; absent: what the application says of each.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        deadline: Option<Nanos>,
+        /// Which share of the units.
+        percentile: Share,
+    },
+}
+
+impl std::fmt::Display for Promise {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpus { cpus } if cpus.len() > 1 => {
+                write!(f, "CPUs {} to itself", cpus.brief())
+            }
+            Self::Cpus { cpus } => write!(f, "CPU {cpus} to itself"),
+            Self::ReserveBandwidth { rate } => write!(f, "at least {rate}"),
+            Self::LimitBandwidth { rate } => write!(f, "at most {rate}"),
+            Self::ReserveDirection { direction, rate } => write!(f, "at least {rate} {direction}"),
+            Self::LimitDirection { direction, rate } => write!(f, "at most {rate} {direction}"),
+            Self::LimitCpuTime { share } => write!(f, "at most {share} of a CPU"),
+            Self::LimitDisk(rates) => write!(f, "at most {rates}"),
+            Self::DiskLatency { target } => write!(f, "disk requests within {target} at the mean"),
+            Self::DiskWeight { weight } => write!(f, "weight {weight} where several want a disk"),
+            Self::ReserveWays {
+                level,
+                mask,
+                shared_with,
+            } => {
+                let ways = if mask.count() == 1 { "way" } else { "ways" };
+                let whose = whose(shared_with);
+                write!(f, "{} {ways} ({mask}) of L{level} {whose}", mask.count())
+            }
+            Self::ReserveColours {
+                divides,
+                colours,
+                of,
+                shared_with,
+            } => {
+                let (s, what) = (if colours.len() == 1 { "" } else { "s" }, divides.of());
+                let whose = whose(shared_with);
+                write!(
+                    f,
+                    "colour{s} {} of the {of} of {what} {whose}",
+                    colours.brief()
+                )
+            }
+            Self::ReserveLocked { level, size } => write!(f, "{size} locked in L{level}"),
+            Self::ReserveMemory { size: Some(size) } => write!(f, "{size} of memory kept"),
+            Self::ReserveMemory { size: None } => f.write_str("the memory it works on kept"),
+            Self::ReserveFiles { files } if files.len() == 1 => {
+                write!(f, "{} kept in memory", files[0])
+            }
+            Self::ReserveFiles { files } => write!(f, "{} files kept in memory", files.len()),
+            Self::LimitMemory { most } => write!(f, "at most {most} of memory"),
+            Self::MemoryStall { share } => {
+                write!(f, "waits for memory at most {share} of the time")
+            }
+            Self::Deadline {
+                deadline: Some(deadline),
+                percentile,
+            } => write!(f, "{percentile} of its units within {deadline}"),
+            Self::Deadline {
+                deadline: None,
+                percentile,
+            } => write!(f, "{percentile} of its units within what it says of each"),
+        }
+    }
+}
+
+fn whose(shared_with: &[GroupId]) -> String {
+    if shared_with.is_empty() {
+        return "to itself".to_owned();
+    }
+    format!("shared with {}", shared_with.join(", "))
+}
+
+/// A promise and what it is worth.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Held {
+    /// To or about whom.
+    pub group: GroupId,
+    /// What.
+    pub promise: Promise,
+    /// Worth.
+    pub level: Level,
+    /// The steps that hold it.
+    pub held_by: Vec<StepId>,
+    /// What would break it first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weakest: Option<String>,
+}
+
+/// A group and its CPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct GroupPlan {
+    /// The group's name.
+    pub name: GroupId,
+    /// Its CPUs.
+    pub cpus: CpuSet,
+}
+
+/// What the slow controllers do while a plan holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Loops {
+    /// Groups whose units of work are observed, and how.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub observed: BTreeMap<GroupId, Observed>,
+    /// Who looks after memory while the plan holds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pressure: Option<Pressured>,
+    /// Budgets that move while the plan holds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub adapts: Option<Adaptation>,
+    /// Ways that move while the plan holds.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub follows: Vec<Following>,
+}
+
+/// The plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Plan {
+    /// The policy's name.
+    pub policy: String,
+    /// The groups, in the order of the policy.
+    pub groups: Vec<GroupPlan>,
+    /// What is done, in order.
+    pub steps: Vec<Step>,
+    /// What it is worth.
+    pub promises: Vec<Held>,
+    /// What a person should know besides: defaults chosen, residual risks.
+    pub notes: Vec<String>,
+    /// What is looked at, and steered, while the plan holds.
+    #[serde(flatten)]
+    pub loops: Loops,
+}
+
+impl Plan {
+    /// The configuration's level: the minimum of its promises', `none` without promises.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.promises
+            .iter()
+            .map(|p| p.level)
+            .min()
+            .unwrap_or(Level::None)
+    }
+
+    /// The CPUs of a group, if the plan has it.
+    #[must_use]
+    pub fn cpus(&self, group: &str) -> Option<&CpuSet> {
+        self.groups
+            .iter()
+            .find(|g| g.name == group)
+            .map(|g| &g.cpus)
+    }
+
+    /// The CPU a one-CPU group runs on.
+    #[must_use]
+    pub fn first_cpu(&self, group: &str) -> Option<CpuId> {
+        self.cpus(group).and_then(CpuSet::first)
+    }
+}
+
+impl Plan {
+    /// Its promises by their numbers.
+    pub fn numbered(&self) -> impl Iterator<Item = (PromiseId, &Held)> {
+        (1..).map(PromiseId).zip(&self.promises)
+    }
+
+    /// The promises that rest on such steps of a group, whosever they are.
+    pub fn resting_on<'p>(
+        &'p self,
+        group: &str,
+        such: &dyn Fn(&Setting) -> bool,
+    ) -> impl Iterator<Item = (PromiseId, &'p Held)> {
+        let of = |step: &&Step| step.group.as_deref() == Some(group) && such(&step.set);
+        let steps: BTreeSet<StepId> = self.steps.iter().filter(of).map(|s| s.id).collect();
+        self.numbered()
+            .filter(move |(_, held)| held.held_by.iter().any(|by| steps.contains(by)))
+    }
+
+    /// A promise by its number.
+    #[must_use]
+    pub fn promise(&self, id: PromiseId) -> Option<&Held> {
+        self.promises.get((id.0 as usize).checked_sub(1)?)
+    }
+}

@@ -1,0 +1,173 @@
+//! How much of a cache a policy asks for, in whole ways or colours of this machine.
+
+use quell_policy::{CacheForm, CacheWanted};
+use quell_types::cpuset::CpuSet;
+use quell_types::partition::Mask;
+use quell_types::units::{Bytes, Share};
+
+use crate::inventory::CacheKind;
+
+use super::allot::{Want, runs};
+use super::codedata as apart;
+use super::draft::Draft;
+use super::parts::{Ask, Kind, Refused};
+
+pub(super) fn at_level(
+    wanted: &CacheWanted,
+    level: Option<u32>,
+    what: &str,
+) -> Result<(), Refused> {
+    match (wanted.level, level) {
+        (Some(asked), Some(level)) if u32::from(asked) != level => Err((
+            format!("{what} in L{level} on this machine, not in L{asked}"),
+            Some(format!(
+                "write level = \"L{level}\", or leave the level out"
+            )),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// A part of a cache, as ways or colours.
+pub(super) fn cache(
+    draft: &mut Draft<'_>,
+    ask: &Ask<'_>,
+    wanted: &CacheWanted,
+    kind: Kind,
+) -> Result<Want, Refused> {
+    let Some(whole) = kind.whole(&draft.machine.partitions) else {
+        let levels: Vec<String> = draft
+            .machine
+            .partitions
+            .ways
+            .iter()
+            .map(|w| format!("L{}", w.level))
+            .collect();
+        return Err((
+            format!(
+                "no {} can be given here, those of {} can",
+                kind.name(),
+                levels.join(", ")
+            ),
+            Some("leave the level out".to_owned()),
+        ));
+    };
+    let counted = |n: u32| {
+        if n < whole.least {
+            let why = format!("a part has at least {} {} here", whole.least, kind.name());
+            return Err((why, Some(format!("write {}", whole.least))));
+        }
+        Ok(Want::Count(n))
+    };
+    match &wanted.form {
+        CacheForm::Ways(n) => counted(*n),
+        CacheForm::Apart { code, data } => {
+            apart::possible(draft, kind)?;
+            counted(*code)?;
+            counted(*data)?;
+            Ok(Want::Count(code.saturating_add(*data)))
+        }
+        CacheForm::Mask(mask) => {
+            let ways = ways_of(Mask(*mask));
+            let ways = exist(draft, kind, &ways)?;
+            if !whole.sparse && runs(&ways).len() > 1 {
+                return Err((
+                    format!(
+                        "the mask {mask:#x} has holes, and the {} are given in one piece here",
+                        kind.name()
+                    ),
+                    Some("name ways that follow each other".to_owned()),
+                ));
+            }
+            counted(mask.count_ones())?;
+            Ok(Want::Named(ways))
+        }
+        CacheForm::Colours(list) => Ok(Want::Named(exist(draft, kind, list)?)),
+        CacheForm::Locked(size) | CacheForm::Size(size) => {
+            let n = parts_of(draft, ask.group, kind, *size).max(whole.least);
+            Ok(rounded(draft, ask, kind, &size.to_string(), n))
+        }
+        CacheForm::Share(share) => {
+            let parts = u64::from(whole.count) * share.0;
+            let n = u32::try_from(parts.div_ceil(Share::WHOLE.0)).unwrap_or(u32::MAX);
+            Ok(rounded(
+                draft,
+                ask,
+                kind,
+                &share.to_string(),
+                n.max(whole.least),
+            ))
+        }
+    }
+}
+
+/// A size or share in whole parts, told.
+fn rounded(draft: &mut Draft<'_>, ask: &Ask<'_>, kind: Kind, what: &str, n: u32) -> Want {
+    let each = size_of(draft, ask.group, kind);
+    let of = kind.whole(&draft.machine.partitions).map_or(0, |w| w.count);
+    draft.notes.push(format!(
+        "group {}: {} {what} comes to {n} of the {of} {}, {each} each",
+        ask.group,
+        ask.name(),
+        kind.name()
+    ));
+    Want::Count(n)
+}
+
+/// The named numbers, if all of them are there.
+pub(super) fn exist(draft: &Draft<'_>, kind: Kind, list: &CpuSet) -> Result<CpuSet, Refused> {
+    let count = kind.whole(&draft.machine.partitions).map_or(0, |w| w.count);
+    let missing: CpuSet = list.iter().filter(|n| *n >= count).collect();
+    if missing.is_empty() {
+        return Ok(list.clone());
+    }
+    Err((
+        format!(
+            "{} {} not here: there are {count} {}",
+            missing.brief(),
+            if missing.len() == 1 { "is" } else { "are" },
+            kind.name()
+        ),
+        Some(format!("name some of 0-{}", count.saturating_sub(1))),
+    ))
+}
+
+/// The bytes of cache that one way or colour stands for.
+pub(super) fn size_of(draft: &Draft<'_>, group: &str, kind: Kind) -> Bytes {
+    let caches = draft
+        .machine
+        .caches
+        .iter()
+        .filter(|c| c.kind != CacheKind::Instruction);
+    let level = match kind {
+        Kind::Ways(level) => Some(level),
+        Kind::Colours(_) => caches.clone().map(|c| c.level).max(),
+    };
+    let cpus = &draft.division.of(group).cpus;
+    let size = caches
+        .filter(|c| Some(c.level) == level)
+        .filter(|c| cpus.is_empty() || !c.cpus.intersection(cpus).is_empty())
+        .map(|c| c.size.0)
+        .min();
+    let count = kind
+        .whole(&draft.machine.partitions)
+        .map_or(1, |w| w.count.max(1));
+    Bytes((size.unwrap_or(0) / u64::from(count)).max(1))
+}
+
+/// How many ways or colours hold so much.
+pub(super) fn parts_of(draft: &Draft<'_>, group: &str, kind: Kind, size: Bytes) -> u32 {
+    u32::try_from(size.0.div_ceil(size_of(draft, group, kind).0)).unwrap_or(u32::MAX)
+}
+
+/// The numbers of a mask's bits.
+fn ways_of(mask: Mask) -> CpuSet {
+    (0..u64::BITS)
+        .filter(|bit| mask.0 >> bit & 1 == 1)
+        .collect()
+}
+
+/// The mask of ways with these numbers.
+pub(super) fn mask_of(ways: &CpuSet) -> Mask {
+    Mask(ways.iter().fold(0, |mask, bit| mask | Mask::run(bit, 1).0))
+}

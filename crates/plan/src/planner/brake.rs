@@ -1,0 +1,109 @@
+//! Whether the brake can hold a budget, and its step.
+
+use quell_control::config::{Meter, Regulation};
+use quell_policy::{Group, MeterWanted, Role};
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::StepId;
+use quell_types::mechanism::Mechanism;
+use quell_types::task::TaskMatch;
+
+use crate::inventory::MeterKind;
+use crate::plan::Setting;
+
+use super::draft::Draft;
+use super::wanted::Budget;
+
+/// Whether the brake can hold a group's budget, and with which meter; or why not.
+pub(super) fn regulator(
+    draft: &Draft<'_>,
+    name: &str,
+    group: &Group,
+    budget: Budget,
+) -> Result<Meter, String> {
+    if let Some(why) = draft.unavailable(Mechanism::Bandwidth) {
+        return Err(why);
+    }
+    if !draft.policy.mechanisms.bandwidth.regulates() {
+        return Err("the policy switches the regulator off".to_owned());
+    }
+    let means = &draft.machine.means;
+    if budget != Budget::Reserve {
+        means.brake.clone()?;
+        in_place(draft, name, group)?;
+    }
+    let time = || {
+        if means.time_meter {
+            Ok(Meter::Time)
+        } else {
+            Err("CPU time of a cgroup cannot be counted (perf_event)".to_owned())
+        }
+    };
+    match (draft.policy.regulator.meter, &means.meter) {
+        (MeterWanted::Time, _) => time(),
+        (_, MeterKind::Hardware { .. }) => Ok(Meter::Hardware),
+        (MeterWanted::Hardware, MeterKind::None { why }) => Err(why.clone()),
+        (MeterWanted::Hardware, MeterKind::Time) => {
+            Err("no hardware counter counts on this machine".to_owned())
+        }
+        (MeterWanted::Auto, _) => time(),
+    }
+}
+
+/// Whether a brake can hold a group where it is. One that stays in its own cgroup gets threaded
+/// children there. Its owner notices them, so they are made only where the policy insists.
+fn in_place(draft: &Draft<'_>, name: &str, group: &Group) -> Result<(), String> {
+    let mut tables = group.matching.iter();
+    if !tables.clone().any(TaskMatch::in_place) {
+        return Ok(());
+    }
+    if !draft.policy.mechanisms.bandwidth.insists() {
+        return Err(format!(
+            "group {name} stays in its own cgroup, and its tasks cannot be put next to a brake there"
+        ));
+    }
+    if !tables.all(TaskMatch::in_place) {
+        return Err(format!(
+            "group {name} has tasks in its own cgroup and others elsewhere, and a brake holds one cgroup"
+        ));
+    }
+    let means = &draft.machine.means;
+    let able = means.brake_in_place.clone();
+    able.map_err(|why| format!("group {name} stays in its own cgroup: {why}"))
+}
+
+/// The step of a budget: the brake holds it where it is a cap.
+pub(super) fn regulate(
+    draft: &mut Draft<'_>,
+    name: &str,
+    regulation: Regulation,
+    because: String,
+) -> StepId {
+    let (capped, cpus) = (regulation.is_capped(), regulation.cpus.clone());
+    let set = Setting::Regulate(regulation);
+    let id = draft.step(Some(name), Mechanism::Bandwidth, set, because);
+    if capped {
+        sibling_note(draft, name, &cpus);
+    }
+    id
+}
+
+/// Notes that a stopped group is not silent for the other thread of its core: while it is stopped, its brake spins there.
+fn sibling_note(draft: &mut Draft<'_>, name: &str, cpus: &CpuSet) {
+    let machine = draft.machine;
+    let critical = draft.policy.with_role(Role::Critical);
+    for (other, _) in critical.filter(|(other, _)| *other != name) {
+        let critical = draft.division.of(other).cpus.clone();
+        let beside: CpuSet = machine
+            .cpus
+            .iter()
+            .filter(|c| cpus.contains(c.id) && !c.siblings.intersection(&critical).is_empty())
+            .map(|c| c.id)
+            .collect();
+        if !beside.is_empty() {
+            draft.notes.push(format!(
+                "group {name} is throttled on CPU {beside}, SMT siblings of group {other}: while it is stopped, its brake uses a \
+                 little of the shared core"
+            ));
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! What the policy wants of caches and DRAM banks, in numbers of this machine: which mechanism gives it, whether mechanisms
+//! that exclude each other are asked for, and how many ways or colours a size comes to.
+//!
+//! Where the sets of a cache and the DRAM banks are told apart by the same address bits, a page cannot be chosen for one
+//! without being chosen for the other: asked for together they are one partition of fewer, joint colours.
+
+use quell_policy::{Banks, CacheForm, CacheMechanism, CacheWanted, Role};
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::partition::{Colouring, Divides, Partitions};
+use quell_types::units::Bytes;
+
+use crate::inventory::Availability;
+
+use super::allot::Want;
+use super::amounts::{at_level, cache, exist, parts_of, size_of};
+use super::draft::Draft;
+use super::parts::{Ask, BOTH, Claim, Claims, Form, Kind, Refused, colouring};
+
+/// Reads what all groups want. What cannot be had is refused.
+pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
+    let before = draft.refusals.len();
+    let asks = asks(draft);
+    exclusions(draft, &asks);
+    for ask in &asks {
+        if let Some((why, remedy)) = missing(draft, ask) {
+            draft.refuse(ask.key(), why, remedy);
+        }
+    }
+    if draft.refusals.len() > before {
+        return Vec::new();
+    }
+    let asked = |m| asks.iter().any(|a| a.mechanism == m);
+    let joint = asked(Mechanism::Sets)
+        && asked(Mechanism::Banks)
+        && draft.machine.partitions.joint.is_some();
+    if joint {
+        joint_note(draft);
+    }
+    let mut all: Vec<Claims> = Vec::new();
+    for ask in &asks {
+        let (kind, want, locked) = match claim(draft, ask, joint) {
+            Ok(claim) => claim,
+            Err((why, remedy)) => {
+                draft.refuse(ask.key(), why, remedy);
+                continue;
+            }
+        };
+        let Some(whole) = kind.whole(&draft.machine.partitions) else {
+            continue;
+        };
+        let claims = match all.iter_mut().position(|c| c.kind == kind) {
+            Some(at) => &mut all[at],
+            None => {
+                let list = Vec::new();
+                all.push(Claims { kind, whole, list });
+                let last = all.len() - 1;
+                &mut all[last]
+            }
+        };
+        let own = claims.list.iter_mut().find(|c| c.group == ask.group);
+        let Some(own) = own else {
+            claims.list.push(Claim {
+                group: ask.group.to_owned(),
+                key: ask.name(),
+                want,
+                locked,
+                code: ask.code(),
+            });
+            continue;
+        };
+        // Sets and banks of the same group, as joint colours.
+        own.key = BOTH;
+        match both(&own.want, &want) {
+            Some(both) => own.want = both,
+            None => draft.refuse(
+                format!("group.{}.reserve", ask.group),
+                format!(
+                    "cache sets and DRAM banks share address bits here, so that a group has the same joint colours of both, and \
+                     {} does not fit {}",
+                    in_words(&want),
+                    in_words(&own.want)
+                ),
+                Some("write the same list twice, or banks = \"private\"".to_owned()),
+            ),
+        }
+    }
+    all.sort_by_key(|c| match c.kind {
+        Kind::Ways(level) => level,
+        // Banks before sets, as they are spoken of.
+        Kind::Colours(Divides::Sets) => u32::MAX,
+        Kind::Colours(_) => u32::MAX - 1,
+    });
+    all
+}
+
+fn in_words(want: &Want) -> String {
+    match want {
+        Want::Named(list) => format!("\"{list}\""),
+        Want::Count(n) | Want::Top(n) => n.to_string(),
+        Want::Even => "\"private\"".to_owned(),
+    }
+}
+
+/// One part that is what two keys want.
+fn both(cache: &Want, banks: &Want) -> Option<Want> {
+    match (cache, banks) {
+        (cache, Want::Even) => Some(cache.clone()),
+        (Want::Named(one), Want::Named(other)) => (one == other).then(|| cache.clone()),
+        (Want::Named(list), Want::Count(n)) | (Want::Count(n), Want::Named(list)) => {
+            (list.len() == *n as usize).then(|| Want::Named(list.clone()))
+        }
+        (Want::Count(one), Want::Count(other)) => Some(Want::Count(*one.max(other))),
+        _ => None,
+    }
+}
+
+/// Who asks for which mechanism.
+fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
+    let policy = draft.policy;
+    let mut asks = Vec::new();
+    let mut open: Vec<Ask<'a>> = Vec::new();
+    for (name, group) in &policy.groups {
+        if group.role == Role::Exempt
+            && (group.reserve.cache.is_some() || group.reserve.banks.is_some())
+        {
+            draft.refuse(
+                format!("group.{name}.reserve"),
+                "an exempt group is never confined, so that no part can be its own",
+                Some("make it critical or best-effort, or leave the reserve out".to_owned()),
+            );
+            continue;
+        }
+        if let Some(wanted) = &group.reserve.cache {
+            let mechanism = match wanted.form {
+                CacheForm::Ways(_) | CacheForm::Apart { .. } | CacheForm::Mask(_) => {
+                    Some(Mechanism::Ways)
+                }
+                CacheForm::Colours(_) => Some(Mechanism::Sets),
+                CacheForm::Locked(_) => Some(Mechanism::PseudoLock),
+                CacheForm::Size(_) | CacheForm::Share(_) => None,
+            };
+            let given = match policy.mechanisms.cache {
+                CacheMechanism::Ways => Some(Mechanism::Ways),
+                CacheMechanism::Sets => Some(Mechanism::Sets),
+                CacheMechanism::PseudoLock => Some(Mechanism::PseudoLock),
+                CacheMechanism::Any => mechanism,
+                CacheMechanism::None => {
+                    draft.refuse(
+                        format!("group.{name}.reserve.cache"),
+                        "the policy switches cache partition off (mechanisms.cache = \"none\")",
+                        Some("leave one of the two out".to_owned()),
+                    );
+                    continue;
+                }
+            };
+            if let (Some(form), Some(given)) = (mechanism, given)
+                && form != given
+            {
+                draft.refuse(
+                    format!("group.{name}.reserve.cache"),
+                    format!(
+                        "it is written in terms of {form}, and mechanisms.cache is \"{given}\""
+                    ),
+                    Some("give a size or a share, or write mechanisms.cache = \"any\"".to_owned()),
+                );
+                continue;
+            }
+            let ask = Ask {
+                group: name,
+                mechanism: given.unwrap_or(Mechanism::Ways),
+                form: Form::Cache(wanted),
+            };
+            if given.is_some() {
+                asks.push(ask);
+            } else {
+                open.push(ask);
+            }
+        }
+        if let Some(banks) = &group.reserve.banks {
+            asks.push(Ask {
+                group: name,
+                mechanism: Mechanism::Banks,
+                form: Form::Banks(banks),
+            });
+        }
+    }
+    if let Some(first) = open.first() {
+        match strongest(draft, &asks) {
+            Ok((mechanism, why)) => {
+                if let Some(why) = why {
+                    draft.notes.push(format!(
+                        "sizes and shares of the cache are given as {mechanism}: {why}"
+                    ));
+                }
+                let open = open.into_iter().map(|ask| Ask { mechanism, ..ask });
+                asks.extend(open);
+            }
+            Err(why) => {
+                let remedy = or_leave_out(draft, Mechanism::Ways);
+                draft.refuse(first.key(), why, Some(remedy));
+            }
+        }
+    }
+    // The cache of a group before its banks, groups as in the policy.
+    asks.sort_by_key(|ask| {
+        let at = policy.groups.get_index_of(ask.group);
+        (at, matches!(ask.form, Form::Banks(_)))
+    });
+    asks
+}
+
+/// What gives a part of the cache whose mechanism nobody chose, beside what is asked for in any case; and why it is not
+/// ways, the cheapest.
+fn strongest(draft: &Draft<'_>, asks: &[Ask<'_>]) -> Result<(Mechanism, Option<String>), String> {
+    let mut reasons = Vec::new();
+    let mut best: Option<(Level, Mechanism)> = None;
+    for mechanism in [Mechanism::Ways, Mechanism::Sets] {
+        let excluded = asks.iter().find_map(|ask| {
+            let why = draft
+                .machine
+                .partitions
+                .excluded(mechanism, ask.mechanism)?;
+            Some(format!(
+                "{mechanism} and {} ({}) cannot be had together on this machine: {why}",
+                ask.mechanism,
+                ask.key()
+            ))
+        });
+        match draft.unavailable(mechanism).or(excluded) {
+            Some(why) => reasons.push(why),
+            None => {
+                let level = best_of(draft, mechanism);
+                if best.is_none_or(|(most, _)| level > most) {
+                    best = Some((level, mechanism));
+                }
+            }
+        }
+    }
+    match best {
+        Some((_, Mechanism::Ways)) => Ok((Mechanism::Ways, None)),
+        Some((_, mechanism)) => Ok((mechanism, reasons.into_iter().next())),
+        None => Err(reasons.join("; ")),
+    }
+}
+
+/// The best level a promise can reach with a mechanism here.
+pub(super) fn best_of(draft: &Draft<'_>, mechanism: Mechanism) -> Level {
+    match draft.machine.mechanisms.get(&mechanism) {
+        Some(Availability::Yes { best, .. }) => *best,
+        _ => Level::None,
+    }
+}
+
+/// Mechanisms that are asked for and cannot be had together: each pair once, by the first keys that ask.
+fn exclusions(draft: &mut Draft<'_>, asks: &[Ask<'_>]) {
+    let mut told: Vec<(Mechanism, Mechanism)> = Vec::new();
+    for (i, one) in asks.iter().enumerate() {
+        for other in &asks[i + 1..] {
+            let pair = (
+                one.mechanism.min(other.mechanism),
+                one.mechanism.max(other.mechanism),
+            );
+            let partitions = &draft.machine.partitions;
+            let Some(reason) = partitions.excluded(pair.0, pair.1) else {
+                continue;
+            };
+            if told.contains(&pair) {
+                continue;
+            }
+            told.push(pair);
+            let why = format!(
+                "{} and {} (here and in {}) cannot be had together on this machine: {reason}",
+                one.mechanism,
+                other.mechanism,
+                other.key()
+            );
+            let beside = |m: Mechanism| {
+                draft.unavailable(m).is_none()
+                    && asks
+                        .iter()
+                        .filter(|a| !matches!(a.form, Form::Cache(_)))
+                        .all(|a| partitions.excluded(m, a.mechanism).is_none())
+            };
+            let remedy = if pair.0 == Mechanism::Ways && beside(Mechanism::Sets) {
+                "leave one of them out, or write the cache as { colours = \"…\" }"
+            } else {
+                "leave one of them out"
+            };
+            draft.refuse(one.key(), why, Some(remedy.to_owned()));
+        }
+    }
+}
+
+/// Why a mechanism that is asked for is not to be had at all.
+fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
+    let partitions = &draft.machine.partitions;
+    let there = match ask.mechanism {
+        Mechanism::Ways => !partitions.ways.is_empty(),
+        Mechanism::Sets => partitions.sets.is_some(),
+        Mechanism::Banks => partitions.banks.is_some(),
+        _ => partitions
+            .lock
+            .is_some_and(|level| Kind::Ways(level).whole(partitions).is_some()),
+    };
+    // What is locked is kept by taking its ways from everybody.
+    let masks = || match ask.mechanism {
+        Mechanism::PseudoLock => draft.unavailable(Mechanism::Ways),
+        _ => None,
+    };
+    let why = match draft.unavailable(ask.mechanism).or_else(masks) {
+        Some(why) => why,
+        None if !there => format!("this machine does not tell what {} divide", ask.mechanism),
+        None => return None,
+    };
+    if let Form::Cache(CacheWanted {
+        form: CacheForm::Locked(size) | CacheForm::Size(size),
+        ..
+    }) = ask.form
+        && ask.mechanism == Mechanism::PseudoLock
+        && draft.unavailable(Mechanism::Ways).is_none()
+        && let Some(level) = last_level(partitions)
+    {
+        let ways = parts_of(draft, ask.group, Kind::Ways(level), *size).max(1);
+        let remedy = format!(
+            "write cache = {{ ways = {ways}, level = \"L{level}\" }}: ways of its own, of that size, are the closest to it here"
+        );
+        return Some((why, Some(remedy)));
+    }
+    Some((why, Some(or_leave_out(draft, ask.mechanism))))
+}
+
+/// What would make a mechanism available, if anything does.
+fn or_leave_out(draft: &Draft<'_>, mechanism: Mechanism) -> String {
+    match draft.machine.mechanisms.get(&mechanism) {
+        Some(Availability::No {
+            remedy: Some(remedy),
+            ..
+        }) => format!("{remedy}, or leave the key out"),
+        _ => "leave the key out".to_owned(),
+    }
+}
+
+/// The last level that has ways.
+fn last_level(partitions: &Partitions) -> Option<u32> {
+    partitions.ways.iter().map(|w| w.level).max()
+}
+
+fn joint_note(draft: &mut Draft<'_>) {
+    let partitions = &draft.machine.partitions;
+    let count = |divides| colouring(partitions, divides).map_or(0, Colouring::count);
+    let bits = partitions.joint.as_ref().map_or(0, |j| j.functions.len());
+    let note = format!(
+        "cache sets and DRAM banks share {bits} address bit{}: divided together they come to {} joint colours, instead of {} colours \
+         of banks and {} of sets",
+        if bits == 1 { "" } else { "s" },
+        count(Divides::Joint),
+        count(Divides::Banks),
+        count(Divides::Sets),
+    );
+    draft.notes.push(note);
+}
+
+/// What one key comes to.
+fn claim(
+    draft: &mut Draft<'_>,
+    ask: &Ask<'_>,
+    joint: bool,
+) -> Result<(Kind, Want, Option<Bytes>), Refused> {
+    let coloured = |divides| Kind::Colours(if joint { Divides::Joint } else { divides });
+    match ask.form {
+        Form::Banks(banks) => {
+            let kind = coloured(Divides::Banks);
+            let want = match banks {
+                Banks::Count(n) => Want::Count(*n),
+                Banks::List(list) => Want::Named(exist(draft, kind, list)?),
+                Banks::Private => Want::Even,
+            };
+            Ok((kind, want, None))
+        }
+        Form::Cache(wanted) => {
+            let kind = match ask.mechanism {
+                Mechanism::Sets => {
+                    let last = draft.machine.caches.iter().map(|c| c.level).max();
+                    at_level(wanted, last, "sets are coloured")?;
+                    coloured(Divides::Sets)
+                }
+                Mechanism::PseudoLock => {
+                    let level = draft.machine.partitions.lock;
+                    at_level(wanted, level, "memory is locked")?;
+                    Kind::Ways(level.unwrap_or(0))
+                }
+                _ => {
+                    let last = last_level(&draft.machine.partitions);
+                    Kind::Ways(wanted.level.map(u32::from).or(last).unwrap_or(0))
+                }
+            };
+            let want = cache(draft, ask, wanted, kind)?;
+            if ask.mechanism != Mechanism::PseudoLock {
+                return Ok((kind, want, None));
+            }
+            let Want::Count(n) = want else {
+                return Ok((kind, want, None));
+            };
+            let size = match wanted.form {
+                CacheForm::Locked(size) | CacheForm::Size(size) => size,
+                _ => Bytes(
+                    size_of(draft, ask.group, kind)
+                        .0
+                        .saturating_mul(u64::from(n)),
+                ),
+            };
+            Ok((kind, Want::Top(n), Some(size)))
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Ways of a cache for code and for data apart (`reserve.cache = { code = 2, data = 4 }`; resctrl's `cdp`).
+//!
+//! To everybody else such a part is one of as many ways: he fills none of them with anything. Inside it the lowest are for code. The
+//! kernel tells code from data only where resctrl is mounted so, for all groups at once; mounting it again changes no option.
+
+use quell_types::mechanism::Mechanism;
+use quell_types::partition::{Apart, Mask};
+
+use crate::plan::Setting;
+
+use quell_types::cpuset::CpuSet;
+
+use super::amounts::mask_of;
+use super::draft::Draft;
+use super::parts::{Claim, Divided, Kind, Refused};
+
+/// Whether ways of that kind can be had so.
+pub(super) fn possible(draft: &Draft<'_>, kind: Kind) -> Result<(), Refused> {
+    let (why, remedy) = match at(draft, kind) {
+        Apart::Now | Apart::OnceMounted { .. } => return Ok(()),
+        Apart::Never => (
+            format!("the {} cannot be given to code and data apart here", kind.name()),
+            "say how many for both, as in { ways = 4 }",
+        ),
+        Apart::MountedWithout => (
+            "resctrl is mounted without telling code from data, and mounting it again changes no option".to_owned(),
+            "unmount it when nobody needs it (umount /sys/fs/resctrl): it is then mounted so while the plan holds; or mount it so \
+             yourself (-o cdp, for L2 cdpl2)",
+        ),
+    };
+    Err((why, Some(remedy.to_owned())))
+}
+
+fn at(draft: &Draft<'_>, kind: Kind) -> Apart {
+    let Kind::Ways(level) = kind else {
+        return Apart::Never;
+    };
+    let mut ways = draft.machine.partitions.ways.iter();
+    ways.find(|w| w.level == level)
+        .map_or(Apart::Never, |w| w.apart)
+}
+
+/// What has to be mounted before anything else is set, and what cannot be had beside it.
+pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
+    let apart = |one: &Divided| one.claims.iter().any(|c| c.code.is_some());
+    let locked = divided.iter().flat_map(|d| &d.claims);
+    if let Some(locked) = locked.clone().find(|c| c.locked.is_some())
+        && let Some(other) = divided
+            .iter()
+            .flat_map(|d| &d.claims)
+            .find(|c| c.code.is_some())
+    {
+        let why = format!(
+            "nothing can be locked while code and data are apart ({})",
+            other.at()
+        );
+        let remedy = "leave one of them out".to_owned();
+        draft.refuse(locked.at(), why, Some(remedy));
+        return;
+    }
+    let mut levels = Vec::new();
+    for one in divided.iter().filter(|d| apart(d)) {
+        if let (Kind::Ways(level), Apart::OnceMounted { .. }) = (one.kind, at(draft, one.kind)) {
+            levels.push(level);
+        }
+    }
+    if levels.is_empty() {
+        return;
+    }
+    let because = "nobody has mounted it; only so does the kernel tell code from data, and everybody else gets the same ways for both";
+    let set = Setting::MountApart { levels };
+    let id = draft.step(None, Mechanism::Ways, set, because);
+    for one in divided.iter_mut().filter(|d| apart(d)) {
+        one.steps.push(id);
+    }
+}
+
+/// The setting that gives a group its part.
+pub(super) fn setting(level: u32, part: &CpuSet, own: Option<&Claim>) -> Setting {
+    let Some(code) = own.and_then(|claim| claim.code) else {
+        let mask = mask_of(part);
+        return Setting::Ways { level, mask };
+    };
+    let low: CpuSet = part.iter().take(code as usize).collect();
+    Setting::WaysApart {
+        level,
+        code: mask_of(&low),
+        data: mask_of(&part.difference(&low)),
+    }
+}
+
+/// The ways of a level that a setting gives, for code and for data.
+pub(super) fn masks(set: &Setting) -> Option<(u32, [Mask; 2])> {
+    match *set {
+        Setting::Ways { level, mask } => Some((level, [mask; 2])),
+        Setting::WaysApart { level, code, data } => Some((level, [code, data])),
+        _ => None,
+    }
+}
+
+/// The classes of service that there are for ways of a level, once what is mounted for a plan is.
+pub(super) fn classes(draft: &Draft<'_>, ways: &quell_types::partition::WayPartition) -> u32 {
+    let mounts = |s: &crate::plan::Step| matches!(s.set, Setting::MountApart { .. });
+    match ways.apart {
+        Apart::OnceMounted { classes } if draft.steps.iter().any(mounts) => classes,
+        _ => ways.classes,
+    }
+}

@@ -1,0 +1,318 @@
+//! Who runs where: exclusive CPUs for critical groups, what is left for the others.
+//!
+//! Groups that name CPUs choose first. Counted CPUs are of the fastest kind and near to each other (one node, one
+//! last-level cache, if one has enough), whole cores where the group is to be alone on them; from the highest number down,
+//! because the kernel keeps its own housekeeping on the lowest.
+
+use std::collections::BTreeMap;
+
+use quell_policy::{CpusWanted, Group, Policy, Role, Smt};
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::refusal::Refusal;
+
+use crate::inventory::Inventory;
+
+/// One group's part.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// Where it runs.
+    pub cpus: CpuSet,
+    /// What nobody else may use: its CPUs and, if it is to be alone on its cores, their siblings.
+    pub blocked: CpuSet,
+    /// Nobody else runs there.
+    pub exclusive: bool,
+    /// Its tasks are confined to `cpus`.
+    pub confined: bool,
+}
+
+/// All parts.
+#[derive(Clone, Debug, Default)]
+pub struct Division {
+    parts: BTreeMap<String, Part>,
+    /// Where `rest` runs.
+    pub rest: CpuSet,
+    /// What no critical group takes: where interrupts and kernel work are sent.
+    pub free: CpuSet,
+    /// What a person should know.
+    pub notes: Vec<String>,
+}
+
+impl Division {
+    /// A group's part; nothing for an unknown group.
+    pub fn of(&self, group: &str) -> &Part {
+        static NOTHING: Part = Part {
+            cpus: CpuSet::EMPTY,
+            blocked: CpuSet::EMPTY,
+            exclusive: false,
+            confined: false,
+        };
+        self.parts.get(group).unwrap_or(&NOTHING)
+    }
+
+    /// Whether a group has its part.
+    pub(super) fn has(&self, group: &str) -> bool {
+        self.parts.contains_key(group)
+    }
+
+    pub(super) fn put(&mut self, group: &str, part: Part) {
+        self.parts.insert(group.to_owned(), part);
+    }
+
+    /// Whether a group has this CPU to itself.
+    pub(super) fn runs_alone_on(&self, cpu: CpuId) -> bool {
+        self.parts
+            .values()
+            .any(|p| p.exclusive && p.cpus.contains(cpu))
+    }
+
+    /// Whether any CPU is exclusive to a group.
+    pub fn partitioned(&self) -> bool {
+        self.parts.values().any(|p| p.exclusive)
+    }
+}
+
+/// Divides the machine's CPUs. What cannot be had is added to `refusals`.
+pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) -> Division {
+    let all = machine.cpu_set();
+    let mut division = Division::default();
+    let mut free = all.clone();
+    let mut refuse = |group: &str, why: String, remedy: &str| {
+        refusals.push(Refusal {
+            key: format!("{group}.cpus"),
+            why,
+            remedy: Some(remedy.to_owned()),
+        });
+    };
+    let wants_exclusive = |group: &Group| {
+        group.role == Role::Critical && !matches!(group.cpus_wanted(), CpusWanted::Any)
+    };
+    // Named CPUs first, then counted ones, then `auto`.
+    let rank = |group: &Group| match group.cpus_wanted() {
+        CpusWanted::List(_) => 0,
+        CpusWanted::Count(_) => 1,
+        _ => 2,
+    };
+    let mut critical: Vec<(&String, &Group)> = policy
+        .groups
+        .iter()
+        .filter(|(_, g)| wants_exclusive(g))
+        .collect();
+    critical.sort_by_key(|(_, g)| rank(g));
+    let undecided = critical.iter().filter(|(_, g)| rank(g) == 2).count();
+    for (name, group) in critical {
+        let cpus = match group.cpus_wanted() {
+            CpusWanted::List(list) => list,
+            CpusWanted::Count(n) => choose(machine, &free, n as usize, group.smt),
+            _ => {
+                // Half of what is left: of the cores, where the group is to have them whole.
+                let units = if group.smt == Smt::Shared {
+                    free.len()
+                } else {
+                    cores(machine, &free).len()
+                };
+                let n = (units / 2 / undecided.max(1)).max(1);
+                let cpus = choose(machine, &free, n, group.smt);
+                division.notes.push(format!(
+                    "group {name}: cpus = \"auto\" came to {}, of the {units} {} there were; give a number to change it",
+                    cpus.brief(),
+                    if group.smt == Smt::Shared { "CPUs" } else { "cores" }
+                ));
+                cpus
+            }
+        };
+        let wanted = match group.cpus_wanted() {
+            CpusWanted::Count(n) => n as usize,
+            _ => cpus.len().max(1),
+        };
+        let missing = cpus.difference(&all);
+        let taken = cpus.intersection(&all).difference(&free);
+        if !missing.is_empty() {
+            refuse(
+                &format!("group.{name}"),
+                format!(
+                    "CPU {missing} does not exist here or is not ours to use; usable are {all}"
+                ),
+                "name CPUs that are online",
+            );
+        } else if !taken.is_empty() {
+            refuse(
+                &format!("group.{name}"),
+                format!("CPU {taken} belongs to another critical group already"),
+                "give each critical group CPUs of its own",
+            );
+        } else if cpus.len() < wanted || wanted == 0 {
+            refuse(
+                &format!("group.{name}"),
+                format!("{wanted} CPUs are wanted and {} are left", free.len()),
+                "ask for fewer",
+            );
+        }
+        let kind = |cpu: CpuId| machine.cpus.iter().find(|c| c.id == cpu).map(|c| c.tier);
+        let slower: CpuSet = cpus
+            .iter()
+            .filter(|c| kind(*c) > cpus.iter().map(kind).min().flatten())
+            .collect();
+        if !slower.is_empty() {
+            division.notes.push(format!(
+                "group {name}: {} {} of a slower kind than its others",
+                on(&slower),
+                if slower.len() > 1 { "are" } else { "is" }
+            ));
+        }
+        let blocked = block(
+            machine,
+            &all,
+            &free,
+            &cpus,
+            name,
+            group.smt,
+            &mut division.notes,
+        );
+        free = free.difference(&blocked);
+        division.parts.insert(
+            name.clone(),
+            Part {
+                cpus,
+                blocked,
+                exclusive: true,
+                confined: true,
+            },
+        );
+    }
+    // On a simulated machine nothing runs but what the policy's groups run.
+    let nobody_else =
+        machine.simulated.is_some() && policy.groups.values().all(|g| g.role == Role::Critical);
+    if free.is_empty() && !all.is_empty() && !nobody_else {
+        let names: Vec<&str> = division.parts.keys().map(String::as_str).collect();
+        refuse(
+            &format!("group.{}", names.first().unwrap_or(&"")),
+            format!(
+                "the critical groups ({}) would take every CPU ({all}), and nothing is left for anybody else",
+                names.join(", ")
+            ),
+            "ask for fewer, or let one do without CPUs of its own (cpus = \"any\")",
+        );
+    }
+    division.free = free;
+    division
+}
+
+/// `CPU 3`, `CPUs 2-3`.
+pub(super) fn on(cpus: &CpuSet) -> String {
+    format!(
+        "CPU{} {}",
+        if cpus.len() > 1 { "s" } else { "" },
+        cpus.brief()
+    )
+}
+
+/// The cores with a free CPU, each by its highest.
+fn cores(machine: &Inventory, free: &CpuSet) -> CpuSet {
+    let mut seen = CpuSet::new();
+    let mut cores = CpuSet::new();
+    for cpu in machine.cpus.iter().rev().filter(|c| free.contains(c.id)) {
+        if !seen.contains(cpu.id) {
+            cores.insert(cpu.id);
+            seen = seen.union(&cpu.siblings);
+        }
+    }
+    cores
+}
+
+/// A set of CPUs that are near to each other: one kind of core, one memory node, one last-level cache.
+type Place = (u32, u32, CpuSet);
+
+/// `n` CPUs of the fastest kind, near to each other, from the highest number down; on different cores first unless the
+/// group shares cores.
+fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
+    let units = if smt == Smt::Shared {
+        free.clone()
+    } else {
+        cores(machine, free)
+    };
+    let mut places: BTreeMap<Place, CpuSet> = BTreeMap::new();
+    for cpu in machine.cpus.iter().filter(|c| units.contains(c.id)) {
+        let cache = machine.llc(cpu.id).map(|c| c.cpus.clone());
+        let place = (cpu.tier, cpu.node, cache.unwrap_or_default());
+        places.entry(place).or_default().insert(cpu.id);
+    }
+    let mut cpus = CpuSet::new();
+    let mut home = None;
+    while cpus.len() < n && !places.is_empty() {
+        let left = n - cpus.len();
+        // The smallest place that holds what is left; where none does, the largest, so that few are broken up.
+        let best = places
+            .iter()
+            .min_by_key(|((tier, node, _), units)| {
+                let fits = units.len() >= left;
+                (
+                    *tier,
+                    home.is_some_and(|h| h != *node),
+                    !fits,
+                    if fits {
+                        units.len()
+                    } else {
+                        usize::MAX - units.len()
+                    },
+                    std::cmp::Reverse(units.iter().next_back()),
+                )
+            })
+            .map(|(place, _)| place.clone());
+        let Some((place, units)) = best.and_then(|p| places.remove_entry(&p)) else {
+            break;
+        };
+        home = home.or(Some(place.1));
+        for cpu in units.iter().rev().take(left) {
+            cpus.insert(cpu);
+        }
+    }
+    for cpu in free.iter().rev() {
+        if cpus.len() < n {
+            cpus.insert(cpu);
+        }
+    }
+    cpus
+}
+
+/// What a group with these CPUs takes from the others.
+fn block(
+    machine: &Inventory,
+    all: &CpuSet,
+    free: &CpuSet,
+    cpus: &CpuSet,
+    name: &str,
+    smt: Smt,
+    notes: &mut Vec<String>,
+) -> CpuSet {
+    let whole: CpuSet = machine
+        .cpus
+        .iter()
+        .filter(|c| cpus.contains(c.id))
+        .flat_map(|c| c.siblings.iter().collect::<Vec<CpuId>>())
+        .collect::<CpuSet>()
+        .intersection(all)
+        .union(cpus);
+    let siblings = whole.difference(cpus);
+    if siblings.is_empty() || smt == Smt::Shared {
+        return cpus.clone();
+    }
+    let leaves_a_core = !free.difference(&whole).is_empty();
+    if smt == Smt::Alone || leaves_a_core {
+        notes.push(format!(
+            "group {name} is alone on its cores: {}, the other {} there, stay{} idle",
+            on(&siblings),
+            if siblings.len() > 1 {
+                "threads"
+            } else {
+                "thread"
+            },
+            if siblings.len() > 1 { "" } else { "s" },
+        ));
+        return whole;
+    }
+    notes.push(format!(
+        "group {name} shares its cores with {}: no core would be left for the others",
+        on(&siblings)
+    ));
+    cpus.clone()
+}

@@ -1,0 +1,101 @@
+//! Ways that follow what their group misses (`mechanisms.ways = "by-misses"`): what it reserves is what it has at most, and the
+//! line between it and the others moves.
+
+use quell_control::config::Boundary;
+use quell_policy::{Role, WaysKept};
+use quell_types::mechanism::Mechanism;
+use quell_types::units::{Nanos, Rate};
+
+use crate::plan::Following;
+
+use super::amounts::mask_of;
+use super::draft::Draft;
+use super::parts::{Claim, Divided, Kind};
+
+/// How much more a group may draw from memory than with all of its ways, for each of its CPUs: what takes a twentieth of a CPU's time
+/// if each line takes 100 ns and nothing else is done meanwhile.
+const TOLERATED: Rate = Rate(32_000_000);
+/// How often it is looked at: a look reads a counter per cache, and lines take a while to come back.
+const INTERVAL: Nanos = Nanos::millis(100);
+/// The same on a simulated machine, whose caches are looked at for free and whose spans are short.
+const SIMULATED: Nanos = Nanos::millis(1);
+
+/// Plans whose ways follow; what is asked for and cannot be had is refused.
+pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
+    if draft.policy.mechanisms.ways != WaysKept::ByMisses {
+        return;
+    }
+    let mut none = true;
+    for one in divided {
+        let Kind::Ways(level) = one.kind else {
+            continue;
+        };
+        let policy = draft.policy;
+        let critical = |claim: &Claim| {
+            let role = policy.groups.get(&claim.group).map(|g| g.role);
+            role == Some(Role::Critical) && claim.locked.is_none()
+        };
+        let mut claims = one.claims.iter().zip(&one.allotted.parts);
+        let Some((claim, part)) = claims.find(|(claim, _)| critical(claim)) else {
+            continue;
+        };
+        none = false;
+        if let Some((other, _)) = claims.find(|(claim, _)| critical(claim)) {
+            let why = format!(
+                "groups {} and {} both reserve ways of L{level}, and only one line between a group and the others can move",
+                claim.group, other.group
+            );
+            let remedy = "let one of them reserve ways, or leave mechanisms.ways out".to_owned();
+            draft.refuse("mechanisms.ways", why, Some(remedy));
+            continue;
+        }
+        if claim.code.is_some() {
+            let why = "ways that follow what is missed are the same for code and data".to_owned();
+            let remedy = "say how many for both, or leave mechanisms.ways out".to_owned();
+            draft.refuse(claim.at(), why, Some(remedy));
+            continue;
+        }
+        let (own, left) = (mask_of(part), mask_of(&one.allotted.left));
+        if one.others.is_empty() || Boundary::between(own, left).is_none() {
+            let why = format!(
+                "the ways of group {} ({own} of L{level}) and those of the others ({left}) are not side by side, so that what it gives back \
+                 would leave a hole",
+                claim.group
+            );
+            let remedy = "say how many ways instead of which, and lock none".to_owned();
+            draft.refuse(claim.at(), why, Some(remedy));
+            continue;
+        }
+        let cpus = draft.division.of(&claim.group).cpus.clone();
+        let least = one
+            .kind
+            .whole(&draft.machine.partitions)
+            .map_or(1, |w| w.least);
+        let simulated = draft.machine.simulated.is_some();
+        let tolerated = Rate(TOLERATED.0 * cpus.len().max(1) as u64);
+        draft.notes.push(format!(
+            "group {}: its {own} of L{level} are what it has at first and at most; ways without which it draws at most {tolerated} more from \
+             memory are left to {}, and come back as soon as it draws more",
+            claim.group,
+            one.others.join(", ")
+        ));
+        draft.loops.follows.push(Following {
+            group: claim.group.clone(),
+            level,
+            own,
+            least,
+            others: one.others.clone(),
+            left,
+            tolerated,
+            interval: if simulated { SIMULATED } else { INTERVAL },
+        });
+    }
+    if none {
+        let why = match draft.unavailable(Mechanism::Ways) {
+            Some(why) => why,
+            None => "no critical group reserves ways of a cache".to_owned(),
+        };
+        let remedy = "reserve some, as in group.NAME.reserve.cache = { ways = 4 }".to_owned();
+        draft.refuse("mechanisms.ways", why, Some(remedy));
+    }
+}

@@ -1,0 +1,87 @@
+//! Memory locked in a cache: a step for each region, after everybody has left its ways.
+
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::Mechanism;
+use quell_types::partition::Mask;
+use quell_types::units::Bytes;
+
+use crate::plan::Setting;
+
+use super::amounts::mask_of;
+use super::draft::Draft;
+use super::parts::{Divided, Kind, domains};
+
+/// What is locked, after everybody has left its ways.
+pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {
+    for one in divided {
+        let Kind::Ways(level) = one.kind else {
+            continue;
+        };
+        let locks = one.claims.iter().zip(&one.allotted.parts);
+        let locks: Vec<(String, Bytes, Mask)> = locks
+            .filter_map(|(c, part)| Some((c.group.clone(), c.locked?, mask_of(part))))
+            .collect();
+        one_each(draft, &locks, level);
+        for (group, size, mask) in locks {
+            one_cache(draft, &group, level);
+            let set = Setting::Lock { level, mask, size };
+            let because = "reserve.cache: everybody's own ways leave these out, so that nothing is filled over what is locked";
+            let id = draft.step(Some(&group), Mechanism::PseudoLock, set, because);
+            one.steps.push(id);
+        }
+    }
+}
+
+/// What is locked lives in one cache.
+fn one_cache(draft: &mut Draft<'_>, group: &str, level: u32) {
+    let cpus = draft.division.of(group).cpus.clone();
+    let domains = domains(draft, level);
+    let seen: Vec<&CpuSet> = domains
+        .iter()
+        .filter(|d| !d.intersection(&cpus).is_empty())
+        .collect();
+    if seen.len() > 1 {
+        let sets: Vec<String> = seen.iter().map(|c| c.brief()).collect();
+        let why = format!(
+            "what is locked stays in one cache, and the group's CPUs have {} of L{level} (CPUs {})",
+            seen.len(),
+            sets.join(" | ")
+        );
+        draft.refuse(
+            format!("group.{group}.reserve.cache"),
+            why,
+            Some("give the group CPUs of one cache (`cpus`)".to_owned()),
+        );
+    }
+}
+
+/// The kernel locks one region in a cache.
+fn one_each(draft: &mut Draft<'_>, locks: &[(String, Bytes, Mask)], level: u32) {
+    if draft.machine.simulated.is_some() {
+        return;
+    }
+    for cache in domains(draft, level) {
+        let near = |group: &str| {
+            !draft
+                .division
+                .of(group)
+                .cpus
+                .intersection(&cache)
+                .is_empty()
+        };
+        let mut inside = locks.iter().map(|(group, ..)| group).filter(|g| near(g));
+        if let (Some(first), Some(second)) = (inside.next(), inside.next()) {
+            let key = format!("group.{second}.reserve.cache");
+            let why = format!(
+                "the kernel locks one region in a cache, and that of CPUs {} has the one of group {first}",
+                cache.brief()
+            );
+            draft.refuse(
+                key,
+                why,
+                Some("give one of them ways, or CPUs of another cache".to_owned()),
+            );
+            return;
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! `plan(policy, inventory)`: what will be done on this machine, step by step, and what each promise is then worth.
+//!
+//! [`draft`] is the plan under construction, [`wanted`] and [`parts`] what is wanted: every other part reads these three.
+//!
+//! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
+//! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
+//! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
+//! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's
+//! percentages, [`quota`] into CPU time, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around targets,
+//! [`weight`] gives best-effort groups their weight, [`brake`] tells whether the brake can hold a budget and makes its step,
+//! [`sharing`] what shares a cache; [`io`] reads what is wanted of disks; [`memory`] plans which groups keep memory, are limited and steer.
+
+mod allot;
+mod amounts;
+mod apart;
+mod bandwidth;
+mod brake;
+mod claims;
+mod codedata;
+mod cpus;
+mod deadline;
+mod draft;
+mod following;
+mod io;
+mod locking;
+mod mba;
+mod memory;
+mod others;
+mod partition;
+mod parts;
+mod period;
+mod pooling;
+mod quota;
+mod rates;
+mod reserves;
+mod sharing;
+mod wanted;
+mod weight;
+
+use quell_policy::{CpusWanted, Group, Irqs, Policy, Role};
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::REST;
+use quell_types::ids::StepId;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::refusal::Refusal;
+use quell_types::task::TaskMatch;
+use quell_types::units::Nanos;
+
+use crate::inventory::{Availability, CpusetKind, Inventory};
+use crate::plan::{GroupPlan, Held, Loops, Plan, Promise, Setting, Step};
+use draft::Draft;
+pub use draft::{Solo, Solos};
+
+/// Plans a policy for a machine.
+///
+/// # Errors
+/// Everything that cannot be had, each with its key, the reason and the remedy.
+pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
+    plan_beside(policy, machine, &Solos::new())
+}
+
+/// The same, with what is known of the groups' programs when they run alone.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_beside(
+    policy: &Policy,
+    machine: &Inventory,
+    solos: &Solos,
+) -> Result<Plan, Vec<Refusal>> {
+    let mut refusals = Vec::new();
+    let mut division = cpus::divide(policy, machine, &mut refusals);
+    others::divide(policy, machine, &mut division, &mut refusals);
+    let groups = policy
+        .groups
+        .keys()
+        .map(|name| GroupPlan {
+            name: name.clone(),
+            cpus: division.of(name).cpus.clone(),
+        })
+        .collect();
+    let mut draft = Draft {
+        policy,
+        machine,
+        division,
+        groups,
+        steps: Vec::new(),
+        promises: Vec::new(),
+        notes: Vec::new(),
+        refusals,
+        loops: Loops::default(),
+        solos,
+        period: Nanos(0),
+    };
+    draft.notes.append(&mut draft.division.notes);
+    memory::bound(&mut draft);
+    draft.gather();
+    weight::plan(&mut draft);
+    draft.partition();
+    partition::plan(&mut draft);
+    deadline::check(&mut draft);
+    bandwidth::plan(&mut draft);
+    draft.make_room_for_brakes();
+    memory::plan(&mut draft);
+    io::plan(&mut draft);
+    deadline::notes(&mut draft);
+    partition::classes(&mut draft);
+    // What was refused would be judged as missing: the reason has been told already.
+    if draft.refusals.is_empty() {
+        draft.require();
+        sharing::notes(&mut draft);
+    }
+    if !draft.refusals.is_empty() {
+        return Err(draft.refusals);
+    }
+    draft.loops.observed = deadline::observed(&draft);
+    Ok(Plan {
+        policy: policy.name.clone(),
+        groups: draft.groups,
+        steps: draft.steps,
+        promises: draft.promises,
+        notes: draft.notes,
+        loops: draft.loops,
+    })
+}
+
+impl Draft<'_> {
+    /// Groups that anything is set for get a home first.
+    fn gather(&mut self) {
+        let policy = self.policy;
+        for (name, group) in &policy.groups {
+            if group.role == Role::Exempt || !self.touched(name, group) {
+                continue;
+            }
+            let because = match (
+                group.matching.is_empty(),
+                group.matching.iter().any(|m| m.in_place()),
+            ) {
+                (true, _) => "what it starts stays in there".to_owned(),
+                (false, true) => {
+                    "it has a cgroup already: that one is changed in place, nothing is moved out of it"
+                        .to_owned()
+                }
+                (false, false) => {
+                    "its tasks, and the children they will have, leave their cgroups for this one until the end"
+                        .to_owned()
+                }
+            };
+            self.step(
+                Some(name),
+                Mechanism::Cores,
+                Setting::Gather {
+                    matching: group.matching.clone(),
+                    low: weight::of(self, group).is_some_and(weight::is_low),
+                    braked: false,
+                },
+                because,
+            );
+        }
+    }
+
+    /// Groups that a brake may stop are gathered so that it can.
+    fn make_room_for_brakes(&mut self) {
+        let stopped = |step: &Step| match &step.set {
+            Setting::Regulate(regulation) if regulation.is_capped() => step.group.clone(),
+            _ => None,
+        };
+        let stopped: Vec<String> = self.steps.iter().filter_map(stopped).collect();
+        for step in &mut self.steps {
+            let Setting::Gather {
+                braked, matching, ..
+            } = &mut step.set
+            else {
+                continue;
+            };
+            let Some(name) = step.group.as_ref().filter(|g| stopped.contains(g)) else {
+                continue;
+            };
+            *braked = true;
+            if matching.iter().any(TaskMatch::in_place) {
+                self.notes.push(format!(
+                    "group {name}: its cgroup has the threaded children work and stop until the \
+                     end: a program that enters it is limited within a second, and a cgroup that \
+                     is made in it takes no program"
+                ));
+            }
+        }
+    }
+
+    fn touched(&self, name: &str, group: &Group) -> bool {
+        self.division.partitioned()
+            || weight::of(self, group).is_some()
+            || self.division.of(name).confined
+            || !group.limit.is_empty()
+            || io::wanted(group)
+            || deadline::adapts(self.policy)
+            || memory::wanted(self.policy)
+            || self.policy.groups.values().any(|g| {
+                let reserve = &g.reserve;
+                reserve.bandwidth.is_some() || reserve.cache.is_some() || reserve.banks.is_some()
+            })
+    }
+
+    /// Core partition: confine the groups, keep everybody else, interrupts and unbound kernel work away.
+    fn partition(&mut self) {
+        let confined: Vec<String> = self
+            .policy
+            .groups
+            .keys()
+            .filter(|n| self.division.of(n).confined)
+            .cloned()
+            .collect();
+        if confined.is_empty() && !self.division.partitioned() {
+            return;
+        }
+        if let Some(why) = self.unavailable(Mechanism::Cores) {
+            let key = confined
+                .first()
+                .map_or_else(|| "rest.cpus".to_owned(), |n| format!("group.{n}.cpus"));
+            let instead = "write cpus = \"any\" to do without";
+            let remedy = match self.machine.mechanisms.get(&Mechanism::Cores) {
+                Some(Availability::No {
+                    remedy: Some(remedy),
+                    ..
+                }) => format!("{remedy}, or {instead}"),
+                _ => instead.to_owned(),
+            };
+            self.refuse(key, why, Some(remedy));
+            return;
+        }
+        let kind = self.machine.means.cpuset;
+        let free = self.division.free.clone();
+        let mut holders: Vec<(String, StepId)> = Vec::new();
+        for name in &confined {
+            let part = self.division.of(name).clone();
+            let mems = self.nodes_of(&part.cpus);
+            let because = if part.exclusive {
+                match kind {
+                    CpusetKind::V2Partition => {
+                        "a partition root: the kernel takes its CPUs away from every other cgroup"
+                    }
+                    CpusetKind::V1 | CpusetKind::V2 => {
+                        "a cpuset of its own; the steps that follow narrow everybody else's"
+                    }
+                    CpusetKind::AffinityOnly => {
+                        "there is no cpuset controller: the affinity of every thread is set"
+                    }
+                }
+            } else {
+                "it runs on what the critical groups leave"
+            };
+            let set = Setting::Confine {
+                cpus: part.cpus.clone(),
+                mems,
+                exclusive: part.exclusive,
+            };
+            let id = self.step(Some(name), Mechanism::Cores, set, because);
+            self.memory_note(name, &part.cpus);
+            if part.exclusive {
+                holders.push((name.clone(), id));
+            }
+        }
+        if !self.division.partitioned() {
+            return;
+        }
+        let rest = self.division.rest.clone();
+        let because = if rest != free && self.policy.rest.cpus == CpusWanted::Remaining {
+            "tasks of no group, your shell included, stay off the critical CPUs and off those where a limit would stop them"
+        } else {
+            "tasks of no group stay off the critical CPUs, your shell included"
+        };
+        // Nothing is free only where there is nobody else.
+        let kept = (!free.is_empty()).then(|| {
+            let set = Setting::ConfineRest { cpus: rest };
+            self.step(Some(REST), Mechanism::Cores, set, because)
+        });
+        let (interrupts, work) = match kept {
+            Some(_) => self.quiet(&free),
+            None => (None, None),
+        };
+        for (name, id) in holders {
+            let away = self.policy.groups.get(&name).map(Group::irqs_wanted) == Some(Irqs::Away);
+            let (level, weakest) = match kind {
+                CpusetKind::AffinityOnly => (
+                    Level::Estimated,
+                    "a task can set its own affinity back, and tasks born elsewhere are not confined",
+                ),
+                _ if !away => (
+                    Level::Enforced,
+                    "interrupts come to it as before (irqs = \"leave\"), and kernel threads bound to a CPU stay on it",
+                ),
+                _ => (
+                    Level::Enforced,
+                    "kernel threads bound to a CPU stay on it (listed when applied)",
+                ),
+            };
+            let beside = self.beside(&name);
+            let weakest = if beside.is_empty() {
+                weakest.to_owned()
+            } else {
+                format!(
+                    "others run on {}, {} (SMT): what is inside a core is shared",
+                    cpus::on(&beside),
+                    if beside.len() > 1 {
+                        "threads of the same cores"
+                    } else {
+                        "a thread of the same core"
+                    }
+                )
+            };
+            let mut held_by = vec![id];
+            held_by.extend(kept);
+            held_by.extend(interrupts.filter(|_| away));
+            held_by.extend(work);
+            self.promises.push(Held {
+                group: name.clone(),
+                promise: Promise::Cpus {
+                    cpus: self.division.of(&name).cpus.clone(),
+                },
+                level,
+                held_by,
+                weakest: Some(weakest),
+            });
+        }
+    }
+
+    /// SMT siblings of a group's CPUs that are not kept free for it, those of other owners (outside our cpuset) included.
+    fn beside(&self, name: &str) -> CpuSet {
+        let part = self.division.of(name);
+        self.machine
+            .cpus
+            .iter()
+            .filter(|c| part.cpus.contains(c.id))
+            .fold(CpuSet::new(), |all, c| all.union(&c.siblings))
+            .difference(&part.blocked)
+    }
+
+    /// Interrupts away from the exclusive CPUs of the groups that want it, unbound kernel work away from all of them.
+    fn quiet(&mut self, free: &CpuSet) -> (Option<StepId>, Option<StepId>) {
+        let from: CpuSet = self
+            .policy
+            .groups
+            .iter()
+            .filter(|(name, group)| {
+                group.irqs_wanted() == Irqs::Away && self.division.of(name).exclusive
+            })
+            .flat_map(|(name, _)| self.division.of(name).blocked.iter().collect::<Vec<_>>())
+            .collect();
+        let means = &self.machine.means;
+        let (movable, fixed, workqueue) =
+            (means.movable_irqs, means.fixed_irqs, means.workqueue_mask);
+        let wanted = !from.is_empty();
+        let interrupts = (wanted && movable > 0).then(|| {
+            let set = Setting::MoveIrqs {
+                from,
+                to: free.clone(),
+            };
+            // Before Linux 6.12 only trying tells.
+            let because = if fixed > 0 {
+                "devices interrupt the others instead"
+            } else {
+                "devices interrupt the others instead; those the kernel will not move are listed when applied"
+            };
+            self.step(None, Mechanism::Cores, set, because)
+        });
+        if wanted && fixed > 0 {
+            let (s, they) = if fixed == 1 {
+                ("", "it")
+            } else {
+                ("s", "they")
+            };
+            self.notes.push(format!("{fixed} interrupt{s} cannot be moved (the kernel refuses); {they} may still arrive on the critical CPUs"));
+        }
+        let work = workqueue.then(|| {
+            let set = Setting::WorkqueueMask { cpus: free.clone() };
+            self.step(
+                None,
+                Mechanism::Cores,
+                set,
+                "kernel work that belongs to no CPU stays off the critical ones",
+            )
+        });
+        if !workqueue {
+            self.notes.push("the mask of unbound kernel work cannot be written here; some of it may run on the critical CPUs".to_owned());
+        }
+        (interrupts, work)
+    }
+
+    /// A cpuset confines memory, too: what that costs on a machine with several nodes.
+    fn memory_note(&mut self, name: &str, cpus: &CpuSet) {
+        let own = self.nodes_of(cpus);
+        if own.is_empty() || own.len() >= self.nodes_of(&self.machine.cpu_set()).len() {
+            return;
+        }
+        self.notes.push(format!(
+            "group {name} gets memory from node{} {own} only, near its CPUs: when that is full it runs out of memory, whatever \
+             the other nodes have",
+            if own.len() > 1 { "s" } else { "" }
+        ));
+    }
+
+    fn nodes_of(&self, cpus: &CpuSet) -> CpuSet {
+        self.machine
+            .cpus
+            .iter()
+            .filter(|c| cpus.contains(c.id))
+            .map(|c| c.node)
+            .collect()
+    }
+
+    /// A promise below the policy's `require` refuses the plan.
+    fn require(&mut self) {
+        let require = self.policy.require;
+        let below: Vec<Refusal> = self
+            .promises
+            .iter()
+            .filter(|held| held.level < require)
+            .map(|held| Refusal {
+                key: format!("group.{}", held.group),
+                why: format!(
+                    "{} would be held at level {} only, and the policy requires {require}{}",
+                    held.promise,
+                    held.level,
+                    held.weakest
+                        .as_ref()
+                        .map(|w| format!(" (weakest link: {w})"))
+                        .unwrap_or_default()
+                ),
+                remedy: Some(format!(
+                    "strengthen the weakest link, or write require = \"{}\"",
+                    held.level
+                )),
+            })
+            .collect();
+        self.refusals.extend(below);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,180 @@
+//! Which groups run on what the critical groups leave: named and counted CPUs first, then everything else.
+
+use quell_policy::{CpusWanted, Group, Policy, Role};
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::refusal::Refusal;
+
+use crate::inventory::Inventory;
+
+use super::cpus::{Division, Part, on};
+
+/// Gives every group without exclusive CPUs its part, and `rest` its own.
+pub(super) fn divide(
+    policy: &Policy,
+    machine: &Inventory,
+    division: &mut Division,
+    refusals: &mut Vec<Refusal>,
+) {
+    let free = &division.free.clone();
+    if free.is_empty() {
+        return;
+    }
+    let mut others = Others {
+        machine,
+        all: machine.cpu_set(),
+        free,
+        beside: beside(machine, free, division),
+        taken: CpuSet::new(),
+        refusals,
+    };
+    let open: Vec<(&String, &Group)> = policy
+        .groups
+        .iter()
+        .filter(|(name, _)| !division.has(name))
+        .collect();
+    // Without an exclusive group nobody is moved, and whoever is not moved may run anywhere.
+    let partitioned = division.partitioned();
+    for (name, group) in &open {
+        if let CpusWanted::List(list) = group.cpus_wanted() {
+            others.exist(&format!("group.{name}"), &list);
+            others.take(&list);
+            division.put(name, part(group, &list, &others.all));
+        }
+    }
+    for (name, group) in &open {
+        if let CpusWanted::Count(n) = group.cpus_wanted() {
+            let cpus = others.counted(&format!("group.{name}"), n as usize);
+            others.take(&cpus);
+            division.put(name, part(group, &cpus, &others.all));
+        }
+    }
+    let remaining = free.clone();
+    division.rest = match &policy.rest.cpus {
+        CpusWanted::List(list) => {
+            others.exist("rest", list);
+            list.clone()
+        }
+        CpusWanted::Count(n) => {
+            let apart = remaining.difference(&others.beside);
+            let pool = if apart.len() < *n as usize {
+                &remaining
+            } else {
+                &apart
+            };
+            pool.iter().take(*n as usize).collect()
+        }
+        _ => remaining.clone(),
+    };
+    for (name, group) in &open {
+        if division.has(name) {
+            continue;
+        }
+        // Nobody gathers an exempt group: it is where every other task is.
+        let exempt = group.role == Role::Exempt && partitioned;
+        let cpus = if exempt {
+            division.rest.clone()
+        } else {
+            remaining.clone()
+        };
+        if exempt {
+            division.notes.push(format!(
+                "group {name} is exempt from limits, but not from the partition: like every other task it stays off {}",
+                on(&others.all.difference(&cpus))
+            ));
+        }
+        division.put(name, part(group, &cpus, &others.all));
+    }
+}
+
+fn part(group: &Group, cpus: &CpuSet, all: &CpuSet) -> Part {
+    Part {
+        cpus: cpus.clone(),
+        blocked: CpuSet::new(),
+        exclusive: false,
+        confined: group.role != Role::Exempt
+            && cpus != all
+            && !matches!(group.cpus_wanted(), CpusWanted::Any),
+    }
+}
+
+/// Free threads of cores on which a critical group runs: the last to be given to anybody.
+fn beside(machine: &Inventory, free: &CpuSet, division: &Division) -> CpuSet {
+    machine
+        .cpus
+        .iter()
+        .filter(|c| division.runs_alone_on(c.id))
+        .fold(CpuSet::new(), |all, c| all.union(&c.siblings))
+        .intersection(free)
+}
+
+struct Others<'a> {
+    machine: &'a Inventory,
+    all: CpuSet,
+    free: &'a CpuSet,
+    beside: CpuSet,
+    /// CPUs of groups that named or counted them.
+    taken: CpuSet,
+    refusals: &'a mut Vec<Refusal>,
+}
+
+impl Others<'_> {
+    fn refuse(&mut self, group: &str, why: String, remedy: &str) {
+        self.refusals.push(Refusal {
+            key: format!("{group}.cpus"),
+            why,
+            remedy: Some(remedy.to_owned()),
+        });
+    }
+
+    fn take(&mut self, cpus: &CpuSet) {
+        self.taken = self.taken.union(cpus);
+    }
+
+    fn exist(&mut self, group: &str, list: &CpuSet) {
+        let outside = list.difference(self.free);
+        if !outside.is_empty() || list.is_empty() {
+            let why = format!(
+                "CPU {outside} does not exist here or belongs to a critical group; free are {}",
+                self.free
+            );
+            self.refuse(
+                group,
+                why,
+                "name CPUs that are free, or write cpus = \"remaining\"",
+            );
+        }
+    }
+
+    /// So many CPUs: of those nobody has yet, and not beside a critical group, as far as there are enough.
+    fn counted(&mut self, group: &str, n: usize) -> CpuSet {
+        let untaken = self.free.difference(&self.taken);
+        let pools = [untaken.difference(&self.beside), untaken];
+        let pool = pools.iter().find(|p| p.len() >= n).unwrap_or(self.free);
+        let cpus = lowest(self.machine, pool, n);
+        // Where nothing is left at all, that has been told.
+        if n == 0 || (cpus.len() < n && !self.free.is_empty()) {
+            let why = format!("{n} CPUs are wanted and {} are left", self.free.len());
+            self.refuse(group, why, "ask for fewer");
+        }
+        cpus
+    }
+}
+
+/// `n` CPUs from the lowest number up, one place after the other.
+fn lowest(machine: &Inventory, free: &CpuSet, n: usize) -> CpuSet {
+    let place = |cpu: CpuId| {
+        let node = machine.cpus.iter().find(|c| c.id == cpu).map(|c| c.node);
+        (node, machine.llc(cpu).map(|c| &c.cpus))
+    };
+    let mut cpus = CpuSet::new();
+    let mut left: Vec<CpuId> = free.iter().collect();
+    while let Some(first) = left.first().copied().filter(|_| cpus.len() < n) {
+        let (near, far): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|c| place(*c) == place(first));
+        for cpu in near.into_iter().take(n - cpus.len()) {
+            cpus.insert(cpu);
+        }
+        left = far;
+    }
+    cpus
+}

@@ -1,0 +1,181 @@
+//! The CPU-time quota (`cpu.max`): a limit of CPU time as such, and the first choice for a limit of bandwidth where CPU time is
+//! what is counted.
+//!
+//! It stops the group and nothing else, spins nowhere, and gives unused time back. The brake wins where bytes are counted,
+//! where each CPU has a budget of its own or budgets are pooled, and for periods below 5 ms.
+
+use quell_control::config::Meter;
+use quell_policy::Adapt;
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::options::Split;
+use quell_types::units::{Nanos, Rate, Share};
+
+use crate::inventory::Availability;
+use crate::plan::{Held, Promise, Setting};
+
+use super::draft::Draft;
+use super::period;
+use super::wanted::{Budget, Limited, Wanted, about, limit_held};
+
+/// Period of a limit of CPU time: the kernel's default (sched-bwc.rst).
+const USUAL: Nanos = Nanos::millis(100);
+
+/// Period of a limit of bandwidth that is held as CPU time: shorter, so that one quota is a shorter burst.
+const FOR_BANDWIDTH: Nanos = Nanos::millis(20);
+
+/// Shorter periods cost more than they give (`docs/results/2026-11-23-brake.md`).
+const SHORTEST: Nanos = Nanos::millis(5);
+
+/// The kernel takes no quota below 1 ms, and no period above 1 s.
+const LEAST: Share = Share(1_000);
+
+/// A unit of work should meet many bursts, not one or none.
+const PER_DEADLINE: u64 = 10;
+
+/// The quota's period where the quota is enough to hold a budget, or what needs the brake instead.
+pub(super) fn is_enough(
+    draft: &Draft<'_>,
+    wanted: &Wanted,
+    meter: Meter,
+) -> Result<Nanos, &'static str> {
+    let keys = &draft.policy.regulator;
+    if draft.policy.mechanisms.bandwidth.insists() {
+        return Err("the policy asks for the regulator");
+    }
+    if meter != Meter::Time {
+        return Err("bytes are counted");
+    }
+    if wanted.budget != Budget::Limit {
+        return Err("a reserve is for every period, not on average");
+    }
+    if keys.adapt == Adapt::Deadline {
+        return Err("the budget moves with the targets");
+    }
+    if keys.split == Split::Even {
+        return Err("each CPU has a budget of its own");
+    }
+    if keys.period.is_some_and(|period| period < SHORTEST) {
+        return Err("the period is shorter than 5 ms");
+    }
+    let tenth = period::deadline(draft).map(|deadline| Nanos(deadline.0 / PER_DEADLINE));
+    if tenth.is_some_and(|tenth| tenth < SHORTEST) {
+        return Err("a deadline of less than 50 ms needs a shorter period");
+    }
+    if draft.unavailable(Mechanism::CpuMax).is_some() {
+        return Err("no CPU-time quota can be had");
+    }
+    let period = keys.period.unwrap_or(FOR_BANDWIDTH);
+    Ok(tenth.map_or(period, |tenth| period.min(tenth)))
+}
+
+/// A limit of CPU time.
+pub(super) fn cpu_time(draft: &mut Draft<'_>, name: &str, share: Share) {
+    let key = format!("group.{name}.limit.cpu-time");
+    if let Some(why) = draft.unavailable(Mechanism::CpuMax) {
+        let remedy = match draft.machine.mechanisms.get(&Mechanism::CpuMax) {
+            Some(Availability::No {
+                remedy: Some(remedy),
+                ..
+            }) => format!("{remedy}, or leave the limit out"),
+            _ => "leave the limit out".to_owned(),
+        };
+        draft.refuse(key, why, Some(remedy));
+        return;
+    }
+    let set = Setting::CpuMax {
+        share,
+        period: USUAL,
+    };
+    let id = draft.step(
+        Some(name),
+        Mechanism::CpuMax,
+        set,
+        "limit.cpu-time: the kernel's own quota",
+    );
+    draft.promises.push(Held {
+        group: name.to_owned(),
+        promise: Promise::LimitCpuTime { share },
+        level: Level::Enforced,
+        held_by: vec![id],
+        weakest: None,
+    });
+}
+
+/// Holds a limit of bandwidth by the CPU-time quota, over all CPUs of the group together.
+pub(super) fn quota(
+    draft: &mut Draft<'_>,
+    name: &str,
+    wanted: &Wanted,
+    share: Share,
+    cpus: &CpuSet,
+    (period, why): (Nanos, &str),
+) -> Option<Limited> {
+    let rate = wanted.rate;
+    if let Some(not) = draft.unavailable(Mechanism::CpuMax) {
+        draft.refuse(
+            format!("group.{name}.limit.bandwidth"),
+            if why == not {
+                format!("neither the regulator nor the CPU-time quota can hold it: {why}")
+            } else {
+                format!("the regulator cannot hold it ({why}), nor can the CPU-time quota ({not})")
+            },
+            match draft.machine.mechanisms.get(&Mechanism::CpuMax) {
+                Some(Availability::No { remedy, .. }) => remedy.clone(),
+                _ => None,
+            },
+        );
+        return None;
+    }
+    let total = Share(share.0.saturating_mul(cpus.len() as u64));
+    // As a person reads it.
+    let total = about(total);
+    if total < LEAST {
+        draft.refuse(
+            wanted.key(),
+            format!("{rate} is less than {LEAST} of one CPU's time, which is the least that cpu.max can hold (1 ms of every second)"),
+            Some(format!("raise it to {} or more", rounded_up(draft, cpus.len(), rate))),
+        );
+        return None;
+    }
+    let set = Setting::CpuMax {
+        share: total,
+        period,
+    };
+    let because = format!(
+        "limit {rate}{}, as CPU time at the peak rate; {why}",
+        wanted.origin
+    );
+    let id = draft.step(Some(name), Mechanism::CpuMax, set, because);
+    let weakest = Some(format!(
+        "CPU time stands for bytes, and a whole quota may run at once, every {period}"
+    ));
+    draft.promises.push(limit_held(
+        name,
+        rate,
+        Level::Estimated,
+        Some(id),
+        weakest.clone(),
+    ));
+    Some(Limited {
+        group: name.to_owned(),
+        rate,
+        level: Level::Estimated,
+        by: Some(id),
+        weakest,
+        cpus: cpus.clone(),
+    })
+}
+
+/// The least rate, in whole MB/s, that the quota can hold.
+fn rounded_up(draft: &Draft<'_>, cpus: usize, asked: Rate) -> Rate {
+    let peak = draft.machine.measured.as_ref().map(|m| m.peak_cpu);
+    let least = peak.map_or(asked, |peak| peak.part(LEAST));
+    Rate(least.0.saturating_add(cpus as u64).div_ceil(1_000_000) * 1_000_000)
+}
+
+/// The quota's period where nothing but the quota can hold a limit of bandwidth.
+pub(super) fn instead(draft: &Draft<'_>) -> Nanos {
+    let stated = draft.policy.regulator.period;
+    stated.unwrap_or(FOR_BANDWIDTH).max(SHORTEST)
+}

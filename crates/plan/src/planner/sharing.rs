@@ -1,0 +1,109 @@
+//! With whom a critical group shares a cache: a core partition divides CPUs, not caches.
+//!
+//! Two know of it, and each may be wrong: the kernel, which on a virtual machine repeats what the hypervisor made up, and
+//! what `quell doctor --deep` found, which was so when it was measured. Whoever is said *or* was found to share is named;
+//! that somebody was found apart is told, and takes no warning back.
+
+use quell_policy::Role;
+use quell_types::calendar;
+use quell_types::cpuset::CpuSet;
+use quell_types::partition::Divides;
+
+use crate::inventory::Measured;
+use crate::plan::Promise;
+
+use super::cpus::{Part, on};
+use super::draft::Draft;
+
+/// Notes on the caches that the critical groups share with others.
+pub(super) fn notes(draft: &mut Draft<'_>) {
+    for (name, _) in draft.policy.with_role(Role::Critical) {
+        let part = draft.division.of(name);
+        if part.exclusive {
+            let told = of_group(draft, name, part);
+            draft.notes.extend(told);
+        }
+    }
+}
+
+fn of_group(draft: &Draft<'_>, name: &str, part: &Part) -> Vec<String> {
+    let machine = draft.machine;
+    let own = || part.cpus.iter().filter_map(|cpu| machine.llc(cpu));
+    let level = own().map(|c| c.level).max();
+    let claimed = own()
+        .fold(CpuSet::new(), |all, c| all.union(&c.cpus))
+        .difference(&part.blocked);
+    let outside = machine.cpu_set().difference(&part.blocked);
+    let found = |shared: bool| match machine.measured.as_ref() {
+        Some(measured) => beside(measured, part, &outside, shared),
+        None => CpuSet::EMPTY,
+    };
+    let date = machine.measured.as_ref().map(|m| date(m.at_unix_s));
+    let date = date.unwrap_or_default();
+    let (near, far) = (found(true), found(false));
+    let mut notes = Vec::new();
+    if let Some(level) = level.filter(|_| !claimed.is_empty()) {
+        let what = if has_a_part(draft, name, level) {
+            "its part is divided, but hits, misses in flight and write-backs of the others use the same cache"
+        } else {
+            "CPUs are divided, caches are not"
+        };
+        notes.push(format!(
+            "group {name} shares an L{level} cache with {}: {what}",
+            on(&claimed)
+        ));
+    }
+    let apart = far.difference(&near).intersection(&claimed);
+    if !apart.is_empty() {
+        let changes = if machine.identity.hypervisor.is_some() {
+            "the host may change that at any moment, and nothing is promised from it"
+        } else {
+            "nothing is promised from it; `quell doctor --deep` looks again"
+        };
+        notes.push(format!(
+            "{} {} found not to share a cache with group {name} on {date}, though the kernel says so: {changes}",
+            on(&apart),
+            if apart.len() > 1 { "were" } else { "was" },
+        ));
+    }
+    let hidden = near.difference(&claimed);
+    if !hidden.is_empty() {
+        notes.push(format!(
+            "{} {} found to share a cache with group {name} on {date}, though the kernel does not say so: CPUs are divided, \
+             caches are not",
+            on(&hidden),
+            if hidden.len() > 1 { "were" } else { "was" },
+        ));
+    }
+    notes
+}
+
+/// Whether a part of its last-level cache is promised to the group.
+fn has_a_part(draft: &Draft<'_>, name: &str, last: u32) -> bool {
+    let mut own = draft.promises.iter().filter(|p| p.group == name);
+    own.any(|held| match &held.promise {
+        Promise::ReserveWays { level, .. } | Promise::ReserveLocked { level, .. } => *level == last,
+        Promise::ReserveColours { divides, .. } => *divides != Divides::Banks,
+        _ => false,
+    })
+}
+
+/// Those of `outside` that were found to share a cache with one of the part's CPUs; or not to.
+fn beside(measured: &Measured, part: &Part, outside: &CpuSet, shared: bool) -> CpuSet {
+    let sharing = measured.deep.iter().filter_map(|d| d.sharing.as_ref());
+    sharing
+        .flat_map(|s| &s.pairs)
+        .filter(|pair| pair.shared() == Some(shared))
+        .flat_map(|pair| [(pair.a, pair.b), (pair.b, pair.a)])
+        .filter(|(own, other)| part.cpus.contains(*own) && outside.contains(*other))
+        .map(|(_, other)| other)
+        .collect()
+}
+
+/// `YYYY-MM-DD`.
+fn date(unix_s: u64) -> String {
+    calendar::utc(unix_s)
+        .chars()
+        .take_while(|c| *c != ' ')
+        .collect()
+}

@@ -1,0 +1,279 @@
+//! The experiment language: the same subjects under several configurations. This module owns the typed
+//! [`Experiment`], its reader with located problems, and the expansion of configurations: each is a policy fragment
+//! laid over those it extends and over the roles of the subjects' groups.
+//!
+//! Where subjects run and where groups are confined are two questions. `subject.X.cpus` is the runner's: it pins the
+//! subject there in *every* configuration, so that configurations differ in the policy alone. `group.X.cpus` within a
+//! configuration asks for a core partition. A configuration in which no group asks for one gets none: its groups
+//! stand with `cpus = "any"`.
+//!
+//! A configuration may also vary what a generator does (`subject.X.run.rate = "2GB/s"`), never which one it is: load is
+//! an axis of many questions, and its metric must stay comparable.
+
+mod check;
+mod expand;
+mod expect;
+mod measure;
+mod read;
+mod runs;
+mod schema;
+mod subject;
+
+use std::collections::BTreeMap;
+
+use indexmap::IndexMap;
+use quell_types::refusal::Refusal;
+use serde::Serialize;
+
+use crate::lab::Guest;
+use crate::policy::{Bounds, Policy};
+use crate::workload::{Pages, Workload};
+
+pub use expect::{Bound, Condition, Expect, Figure};
+pub use measure::{Canary, Measure, Shorter, Span, Until};
+pub use schema::experiment_schema;
+pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
+
+/// The experiments that come with Quell: name and text.
+const BUILTIN: [(&str, &str); 16] = [
+    (
+        "neighbour",
+        include_str!("../../../../experiments/neighbour.toml"),
+    ),
+    (
+        "webrtc",
+        include_str!("../../../../experiments/webrtc.toml"),
+    ),
+    (
+        "deadline",
+        include_str!("../../../../experiments/deadline.toml"),
+    ),
+    (
+        "ladder",
+        include_str!("../../../../experiments/ladder.toml"),
+    ),
+    (
+        "p4080-4core",
+        include_str!("../../../../experiments/p4080-4core.toml"),
+    ),
+    (
+        "p4080-8core",
+        include_str!("../../../../experiments/p4080-8core.toml"),
+    ),
+    (
+        "apollolake-cat",
+        include_str!("../../../../experiments/apollolake-cat.toml"),
+    ),
+    (
+        "p4080-paging",
+        include_str!("../../../../experiments/p4080-paging.toml"),
+    ),
+    (
+        "pressure-anon",
+        include_str!("../../../../experiments/pressure-anon.toml"),
+    ),
+    (
+        "pressure-file-once",
+        include_str!("../../../../experiments/pressure-file-once.toml"),
+    ),
+    (
+        "pressure-file-repeat",
+        include_str!("../../../../experiments/pressure-file-repeat.toml"),
+    ),
+    ("disk", include_str!("../../../../experiments/disk.toml")),
+    (
+        "pressure-dirty",
+        include_str!("../../../../experiments/pressure-dirty.toml"),
+    ),
+    (
+        "pressure-native",
+        include_str!("../../../../experiments/pressure-native.toml"),
+    ),
+    (
+        "pressure-compile",
+        include_str!("../../../../experiments/pressure-compile.toml"),
+    ),
+    (
+        "pressure-compaction",
+        include_str!("../../../../experiments/pressure-compaction.toml"),
+    ),
+];
+
+/// An experiment, its configurations expanded.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Experiment {
+    /// Its name: the file's stem by default.
+    pub name: String,
+    /// A line for people.
+    pub title: Option<String>,
+    /// Where it can run: `linux`, `sim:PROFILE`, `lab:PROFILE`. The first is the default.
+    pub backends: Vec<String>,
+    /// The machine where that is the lab.
+    pub lab: Guest,
+    /// The seed of order and resampling.
+    pub seed: u64,
+    /// How it is measured.
+    pub measure: Measure,
+    /// What all subjects have together.
+    pub bounds: Bounds,
+    /// The subjects, in the order of the file.
+    pub subjects: IndexMap<String, Subject>,
+    /// The configurations, in the order of the file; axes multiply, the first one slowest.
+    pub configurations: Vec<Configuration>,
+    /// What must hold for `compare --check`.
+    pub expects: Vec<Expect>,
+}
+
+/// One configuration: a policy for the subjects' groups.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Configuration {
+    /// Its name, placeholders filled in.
+    pub name: String,
+    /// Axis → value.
+    pub axes: BTreeMap<String, String>,
+    /// Each subject runs by itself, and nothing is asked of the machine.
+    pub alone: bool,
+    /// The policy. Its groups are the subjects', none of them matching or launching.
+    pub policy: Policy,
+    /// Subject → what its generator does here, where that differs from what it does elsewhere.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub runs: BTreeMap<String, Workload>,
+    /// Subject → the group it runs in here, where that differs from where it runs elsewhere.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub groups: BTreeMap<String, String>,
+}
+
+impl Configuration {
+    /// What the generator of a subject does under this configuration; `None` if the subject is a command.
+    #[must_use]
+    pub fn run<'c>(&'c self, instance: &Instance<'c>) -> Option<&'c Workload> {
+        let own = self.runs.get(instance.of);
+        own.or(instance.subject.run.as_ref())
+    }
+
+    /// The group that a program runs in under this configuration.
+    #[must_use]
+    pub fn group<'c>(&'c self, instance: &Instance<'c>) -> &'c str {
+        let own = self.groups.get(instance.of);
+        own.map_or(instance.group, String::as_str)
+    }
+
+    /// Whether the generator of one of these asks for huge pages under this configuration.
+    #[must_use]
+    pub fn wants_huge_pages(&self, instances: &[Instance<'_>]) -> bool {
+        let mut runs = instances.iter().filter_map(|instance| self.run(instance));
+        runs.any(|run| run.pages() == Pages::Huge)
+    }
+}
+
+/// One program to be started: a subject, or one of its copies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instance<'e> {
+    /// Its name: the subject's, or `NAME.1`, `NAME.2`, … for copies.
+    pub name: String,
+    /// The name of the subject it is, or is a copy of.
+    pub of: &'e str,
+    /// The group it runs in, unless a configuration says otherwise ([`Configuration::group`]).
+    pub group: &'e str,
+    /// The subject.
+    pub subject: &'e Subject,
+}
+
+impl Experiment {
+    /// The text of an experiment that comes with Quell.
+    #[must_use]
+    pub fn builtin(name: &str) -> Option<&'static str> {
+        let found = BUILTIN.iter().find(|(known, _)| *known == name);
+        found.map(|(_, text)| *text)
+    }
+
+    /// The names of the experiments that come with Quell.
+    pub fn builtins() -> impl Iterator<Item = &'static str> {
+        BUILTIN.iter().map(|(name, _)| *name)
+    }
+
+    /// The configurations, expanded, in the order of the file.
+    #[must_use]
+    pub fn configurations(&self) -> &[Configuration] {
+        &self.configurations
+    }
+
+    /// The configuration of that name.
+    #[must_use]
+    pub fn configuration(&self, name: &str) -> Option<&Configuration> {
+        self.configurations.iter().find(|c| c.name == name)
+    }
+
+    /// Whether some configuration has a generator ask for huge pages.
+    #[must_use]
+    pub fn wants_huge_pages(&self) -> bool {
+        let instances = self.instances();
+        self.configurations
+            .iter()
+            .any(|c| c.wants_huge_pages(&instances))
+    }
+
+    /// The programs to be started, in the order of the file, copies apart.
+    #[must_use]
+    pub fn instances(&self) -> Vec<Instance<'_>> {
+        self.subjects
+            .iter()
+            .flat_map(|(name, subject)| copies(name, subject))
+            .collect()
+    }
+
+    /// The configuration that `normalized` divides by: the one named, else the first that is `alone`.
+    #[must_use]
+    pub fn baseline(&self) -> Option<&str> {
+        let alone = || self.configurations.iter().find(|c| c.alone);
+        let named = self.measure.baseline.as_deref();
+        named.or_else(|| alone().map(|c| c.name.as_str()))
+    }
+
+    /// Every key that asks for what is not built yet.
+    #[must_use]
+    pub fn not_yet(&self) -> Vec<Refusal> {
+        let refusal = |key: String, what: &str, remedy: &str| Refusal {
+            key,
+            why: format!("not yet: {what} is not built"),
+            remedy: Some(remedy.to_owned()),
+        };
+        let mut list = Vec::new();
+        if self.measure.units.is_some() {
+            let what = "measuring a number of units of work";
+            list.push(refusal("measure.units".into(), what, "give a duration"));
+        }
+        if self.measure.until == Some(Until::AllOnce) {
+            let what = "restarting subjects until all have ended once";
+            list.push(refusal(
+                "measure.until".into(),
+                what,
+                "use \"exit\", or give a duration",
+            ));
+        }
+        for (name, subject) in &self.subjects {
+            if subject.start.is_some() {
+                let key = format!("subject.{name}.start");
+                list.push(refusal(
+                    key,
+                    "starting subjects one after another",
+                    "remove the key",
+                ));
+            }
+        }
+        list
+    }
+}
+
+fn copies<'e>(name: &'e str, subject: &'e Subject) -> impl Iterator<Item = Instance<'e>> {
+    (1..=subject.copies).map(move |n| Instance {
+        name: if subject.copies == 1 {
+            name.to_owned()
+        } else {
+            format!("{name}.{n}")
+        },
+        of: name,
+        group: subject.group_or(name),
+        subject,
+    })
+}

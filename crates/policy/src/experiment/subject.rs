@@ -1,0 +1,160 @@
+//! Who takes part in an experiment.
+
+use indexmap::IndexMap;
+use quell_types::cpuset::CpuSet;
+use quell_types::source::NumberPattern;
+use quell_types::stats::Better;
+use quell_types::units::Nanos;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::policy::Role;
+use crate::workload::Workload;
+use quell_types::spelled::{NoTable, Spelled};
+
+/// The metric every command has without declaring it: its run time in seconds, less is better.
+pub const RUN_TIME: &str = "run_time_s";
+
+/// A program that takes part in every configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Subject {
+    /// Its group. Default: the subject's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Its group's role.
+    pub role: Role,
+    /// Where the runner pins it, in every configuration: a number of CPUs of its own, or a list. Absent: nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<Pin>,
+    /// A generator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<Workload>,
+    /// Any program, with its arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<Vec<String>>,
+    /// How many of it: `NAME.1`, `NAME.2`, …
+    #[serde(default = "one")]
+    pub copies: u32,
+    /// When it starts. Default: with all others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Start>,
+    /// The metric it is judged by. Default: the generator's, the only one declared, or `run_time_s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub primary: Option<String>,
+    /// Metrics read from its output.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub metric: IndexMap<String, Metric>,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+impl Subject {
+    /// Its group, given its name.
+    #[must_use]
+    pub fn group_or<'s>(&'s self, name: &'s str) -> &'s str {
+        self.group.as_deref().unwrap_or(name)
+    }
+
+    /// The metric it is judged by.
+    #[must_use]
+    pub fn primary(&self) -> &str {
+        match (&self.primary, &self.run) {
+            (Some(name), _) => name,
+            (None, Some(run)) => run.primary(),
+            (None, None) if self.metric.len() == 1 => {
+                self.metric.keys().next().map_or(RUN_TIME, String::as_str)
+            }
+            (None, None) => RUN_TIME,
+        }
+    }
+
+    /// Which direction of `metric` is good; `None` if the subject has no such metric.
+    #[must_use]
+    pub fn better(&self, metric: &str) -> Option<Better> {
+        if let Some(declared) = self.metric.get(metric) {
+            return Some(declared.better);
+        }
+        match &self.run {
+            Some(run) => {
+                let reported = run.metrics().iter().find(|m| m.name == metric);
+                reported.map(|m| m.better)
+            }
+            None => (metric == RUN_TIME).then_some(Better::Lower),
+        }
+    }
+}
+
+/// Where the runner pins a subject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// To so many CPUs of its own; which ones is the runner's choice, the same in every configuration.
+    Count(u32),
+    /// To these.
+    List(CpuSet),
+}
+
+impl Spelled for Pin {
+    const WANTED: &'static str = "a number of CPUs, or a list such as \"0,2-3\"";
+    type Table = NoTable;
+    fn integer(n: u32) -> Option<Self> {
+        Some(Self::Count(n))
+    }
+    fn text(text: &str) -> Result<Self, String> {
+        let list = text.parse().map(Self::List);
+        list.map_err(|e: quell_types::cpuset::CpuSetError| e.to_string())
+    }
+    fn table(table: NoTable) -> Result<Self, String> {
+        match table {}
+    }
+}
+
+impl Serialize for Pin {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Count(n) => s.serialize_u32(*n),
+            Self::List(list) => list.serialize(s),
+        }
+    }
+}
+
+/// When a subject starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Start {
+    /// After this subject has started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// And so much later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay: Option<Nanos>,
+}
+
+/// How often a metric is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Each {
+    /// One value per run: the last line that matches.
+    #[default]
+    Run,
+    /// One value per line that matches.
+    Line,
+}
+
+/// A metric read from a program's output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Metric {
+    /// Finds the number.
+    pub pattern: NumberPattern,
+    /// Which direction is good.
+    pub better: Better,
+    /// How often it is read.
+    #[serde(default)]
+    pub each: Each,
+    /// Its unit, for people. Default: what the metric's name ends with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+}

@@ -1,0 +1,272 @@
+//! The machine that the lab boots (`quell lab`, `--on lab`): what of it can be chosen, by the `[lab]` table of an experiment and
+//! by `--lab KEY=VALUE`, and which combinations cannot be.
+
+use std::fmt;
+
+use quell_types::units::{Bytes, Rate};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::workload::{Fault, Word, words};
+
+words! {
+    /// Where pages are swapped to.
+    Swap, default None {
+        None = "none": "Nowhere",
+        File = "file": "A file of the host's, as a disk of its own, at the disk's rate",
+        Zram = "zram": "Memory, compressed",
+    }
+}
+
+words! {
+    /// How the kernel ages pages.
+    Lru {
+        Classic = "classic": "Active and inactive lists",
+        Generations = "mglru": "Generations",
+    }
+}
+
+words! {
+    /// What runs the guest's instructions.
+    Accelerator, default Auto {
+        Auto = "auto": "KVM on bare metal, without an emulated processor; else emulation",
+        Kvm = "kvm": "KVM",
+        Tcg = "tcg": "Emulation",
+    }
+}
+
+/// Less memory than a kernel and the guest's files need.
+const LEAST_MEMORY: Bytes = Bytes(256 << 20);
+/// More CPUs than are tried.
+const MOST_CPUS: u32 = 64;
+
+/// A virtual machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Guest {
+    /// The beginning of a release of Debian's: 6.1, 6.12, 7.2.
+    pub kernel: String,
+    /// The emulated processor: icelake, goldmont, sparse, or a file; without one there is nothing to divide or count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Hardware threads.
+    pub cpus: u32,
+    /// Sockets, each with a last-level cache of its own.
+    pub sockets: u32,
+    /// Two hardware threads per core.
+    pub smt: bool,
+    /// Memory; the guest's files are in it, too.
+    pub memory: Bytes,
+    /// Swap space.
+    pub swap: Swap,
+    /// Its size.
+    pub swap_size: Bytes,
+    /// An empty disk of this size, mounted at /disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Bytes>,
+    /// What disk and swap file deliver together, at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_rate: Option<Rate>,
+    /// How pages are aged. Default: as the kernel does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lru: Option<Lru>,
+    /// What runs it.
+    pub accelerator: Accelerator,
+    /// More words for the kernel's command line.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub append: Vec<String>,
+    /// Programs, files and folders of this machine that the guest has at the same places, or with "PATH=PLACE" there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub with: Vec<String>,
+}
+
+impl Default for Guest {
+    fn default() -> Self {
+        Self {
+            kernel: "7.2".to_owned(),
+            profile: None,
+            cpus: 2,
+            sockets: 1,
+            smt: false,
+            memory: Bytes(1 << 30),
+            swap: Swap::None,
+            swap_size: Bytes(1 << 30),
+            disk: None,
+            disk_rate: None,
+            lru: None,
+            accelerator: Accelerator::Auto,
+            append: Vec::new(),
+            with: Vec::new(),
+        }
+    }
+}
+
+impl Guest {
+    /// Hardware threads of a core.
+    #[must_use]
+    pub const fn threads(&self) -> u32 {
+        if self.smt { 2 } else { 1 }
+    }
+
+    /// Cores of a socket, as far as they are whole.
+    #[must_use]
+    pub fn cores(&self) -> u32 {
+        self.cpus / self.threads() / self.sockets.max(1)
+    }
+
+    /// What cannot be.
+    #[must_use]
+    pub fn faults(&self) -> Vec<Fault> {
+        let mut all = Vec::new();
+        let mut say = |key, why: String, remedy| all.push(Fault { key, why, remedy });
+        let kernel = self.kernel.as_bytes();
+        if kernel.is_empty() || !kernel.iter().all(|b| b.is_ascii_digit() || *b == b'.') {
+            say(
+                "kernel",
+                format!("'{}' is not the beginning of a release", self.kernel),
+                "write one such as \"6.12\" or \"7.2\"",
+            );
+        }
+        let whole = self.cores() * self.threads() * self.sockets == self.cpus;
+        if !whole || !(1..=MOST_CPUS).contains(&self.cpus) {
+            say(
+                "cpus",
+                format!(
+                    "{} CPUs are not {} sockets of whole cores of {} threads, up to {MOST_CPUS} CPUs in all",
+                    self.cpus,
+                    self.sockets,
+                    self.threads()
+                ),
+                "change cpus, sockets or smt",
+            );
+        }
+        if self.memory < LEAST_MEMORY {
+            say(
+                "memory",
+                format!("{} do not hold a kernel and its files", self.memory),
+                "give at least 256MiB",
+            );
+        }
+        if self.swap != Swap::None && self.swap_size < Bytes(1 << 20) {
+            say(
+                "swap-size",
+                format!("{} hold nothing", self.swap_size),
+                "give at least 1MiB, or no swap",
+            );
+        }
+        if self.disk_rate.is_some() && self.disk.is_none() && self.swap != Swap::File {
+            say(
+                "disk-rate",
+                "there is neither a disk nor a swap file to hold to a rate".to_owned(),
+                "give disk = \"1GiB\" or swap = \"file\", or leave the rate out",
+            );
+        }
+        if self.disk_rate == Some(Rate(0)) {
+            say(
+                "disk-rate",
+                "a disk that delivers nothing cannot be used".to_owned(),
+                "give a rate such as 50MB/s",
+            );
+        }
+        if self.profile.is_some() && self.accelerator == Accelerator::Kvm {
+            say(
+                "accelerator",
+                "an emulated processor runs on tcg, not on kvm".to_owned(),
+                "leave out one of the two",
+            );
+        }
+        all
+    }
+
+    /// The same with one key changed, written as `KEY=VALUE`; of a list one element is added.
+    ///
+    /// # Errors
+    /// What is wrong with it, for a person.
+    pub fn with(&self, text: &str) -> Result<Self, String> {
+        let (key, value) = text
+            .split_once('=')
+            .ok_or_else(|| format!("'{text}' is no KEY=VALUE such as memory=2GiB"))?;
+        let table = toml::Table::try_from(self).map_err(|e| e.to_string())?;
+        let changed = |value: toml::Value| -> Result<Self, String> {
+            let mut table = table.clone();
+            table.insert(key.to_owned(), value);
+            let changed: Result<Self, _> = table.try_into();
+            changed.map_err(|e| e.message().to_owned())
+        };
+        let plain = toml::from_str::<toml::Table>(&format!("value = {value}"));
+        let plain = plain.ok().and_then(|mut table| table.remove("value"));
+        let mut list = table.get(key).and_then(toml::Value::as_array).cloned();
+        list.get_or_insert_default().push(value.into());
+        let text = changed(value.into());
+        let (number, list) = (plain.map(changed), list.map(|l| changed(l.into())));
+        // As a text, as a number or truth, as one more of a list: a key takes one of them, and what is wrong with the text tells
+        // what the key wants.
+        match (text, number, list) {
+            (Ok(done), ..) | (_, Some(Ok(done)), _) | (.., Some(Ok(done))) => Ok(done),
+            (Err(why), ..) => Err(format!("{key}: {why}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_changed_one_by_one() {
+        let mut guest = Guest::default();
+        for text in [
+            "kernel=6.12",
+            "memory=2GiB",
+            "cpus=4",
+            "smt=true",
+            "swap=file",
+            "disk-rate=20MB/s",
+            "lru=classic",
+            "append=isolcpus=1,2",
+            "append=quiet",
+        ] {
+            guest = guest.with(text).unwrap();
+        }
+        assert_eq!(guest.kernel, "6.12");
+        assert_eq!(
+            (guest.memory, guest.cpus, guest.smt),
+            (Bytes(2 << 30), 4, true)
+        );
+        assert_eq!((guest.swap, guest.lru), (Swap::File, Some(Lru::Classic)));
+        assert_eq!(guest.disk_rate, Some(Rate(20_000_000)));
+        assert_eq!(guest.append, ["isolcpus=1,2", "quiet"]);
+        assert_eq!(guest.faults(), Vec::new());
+        for (text, told) in [
+            ("memory", "KEY=VALUE"),
+            ("memory=much", "memory: "),
+            ("cpus=four", "u32"),
+            ("swap=tape", "zram"),
+            ("colour=red", "unknown field `colour`"),
+        ] {
+            let why = guest.with(text).unwrap_err();
+            assert!(why.contains(told), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_told_by_its_key() {
+        let keys = |change: &dyn Fn(&mut Guest)| {
+            let mut guest = Guest::default();
+            change(&mut guest);
+            let faults = guest.faults();
+            faults.iter().map(|f| f.key).collect::<Vec<_>>().join(",")
+        };
+        assert_eq!(keys(&|_| ()), "");
+        assert_eq!(keys(&|g| g.kernel = "newest".into()), "kernel");
+        assert_eq!(keys(&|g| (g.cpus, g.smt) = (3, true)), "cpus");
+        assert_eq!(keys(&|g| g.cpus = 0), "cpus");
+        assert_eq!(keys(&|g| g.sockets = 0), "cpus");
+        assert_eq!(keys(&|g| g.memory = Bytes(1 << 20)), "memory");
+        assert_eq!(keys(&|g| g.disk_rate = Some(Rate(1000))), "disk-rate");
+        let both = keys(&|g| {
+            (g.profile, g.accelerator) = (Some("icelake".into()), Accelerator::Kvm);
+        });
+        assert_eq!(both, "accelerator");
+    }
+}

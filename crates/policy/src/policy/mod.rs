@@ -1,0 +1,322 @@
+//! The policy language: what the user wants, as TOML. This module owns the typed [`Policy`], and its reader with located
+//! problems.
+//!
+//! Every key and default is shown in `examples/reference.toml`; the schema (`schemas/policy.schema.json`) and the
+//! reference page (`docs/policy-reference.md`) are generated from the types here.
+
+mod check;
+mod read;
+mod reference;
+mod schema;
+mod sections;
+mod values;
+
+use indexmap::IndexMap;
+use quell_types::options::CpuWeight;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use quell_types::ids::GroupId;
+use quell_types::mechanism::Level;
+use quell_types::options::OnDrift;
+use quell_types::task::TaskMatch;
+
+pub(crate) use check::fit_name;
+pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
+pub use reference::{policy_reference, policy_schema};
+pub use sections::{
+    Adapt, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted, Pressure,
+    RegulatorKeys, Reserve, Target, WaysKept,
+};
+pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
+
+/// The format version this program reads.
+pub const VERSION: u32 = 1;
+
+/// What the user wants.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Policy {
+    /// Format version: 1. The only required top-level key.
+    pub quell: u32,
+    /// The policy's name. Default: the file's name without its extension.
+    #[serde(default)]
+    pub name: String,
+    /// A promise below this level refuses the plan.
+    #[serde(default = "estimated")]
+    pub require: Level,
+    /// What to do when somebody else changed what we set.
+    #[serde(default)]
+    pub on_drift: OnDrift,
+    /// The groups, in the order of the file.
+    #[serde(default, rename = "group")]
+    pub groups: IndexMap<GroupId, Group>,
+    /// Every task that no group matches.
+    #[serde(default)]
+    pub rest: Rest,
+    /// Which mechanisms may be used.
+    #[serde(default)]
+    pub mechanisms: Mechanisms,
+    /// How bandwidth is regulated.
+    #[serde(default)]
+    pub regulator: RegulatorKeys,
+    /// How memory pressure is controlled; absent: as the defaults of the section.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<Pressure>,
+    /// What is around all groups and programs of none: the experiment's that this is a configuration of. No key of a policy.
+    #[serde(skip_deserializing, skip_serializing_if = "Bounds::is_empty")]
+    #[schemars(skip)]
+    pub bounds: Bounds,
+}
+
+const fn estimated() -> Level {
+    Level::Estimated
+}
+
+impl Policy {
+    /// What caps a group's bandwidth: its limit; with `strict` else its reserve.
+    #[must_use]
+    pub fn cap(&self, group: &Group) -> Option<Bandwidth> {
+        let strict = self.regulator.strict && group.role != Role::Exempt;
+        group
+            .limit
+            .bandwidth
+            .or(group.reserve.bandwidth.filter(|_| strict))
+    }
+
+    /// A policy with every default and no group.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            quell: VERSION,
+            name: name.into(),
+            require: estimated(),
+            on_drift: OnDrift::default(),
+            groups: IndexMap::new(),
+            rest: Rest::default(),
+            mechanisms: Mechanisms::default(),
+            regulator: RegulatorKeys::default(),
+            pressure: None,
+            bounds: Bounds::default(),
+        }
+    }
+
+    /// The groups of one role, in the order of the policy.
+    pub fn with_role(&self, role: Role) -> impl Iterator<Item = (&GroupId, &Group)> {
+        self.groups.iter().filter(move |(_, g)| g.role == role)
+    }
+}
+
+/// What a group is to the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Its latency is protected.
+    Critical,
+    /// May be slowed.
+    BestEffort,
+    /// Never slowed, stopped or moved.
+    Exempt,
+}
+
+impl Role {
+    /// The name used in policies.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Critical => "critical",
+            Self::BestEffort => "best-effort",
+            Self::Exempt => "exempt",
+        }
+    }
+}
+
+/// How a group shares its cores with SMT siblings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Smt {
+    /// The siblings of the group's CPUs stay empty.
+    Alone,
+    /// Others may run on the siblings.
+    Shared,
+    /// Alone if the others keep a core, else shared; said in the plan.
+    #[default]
+    Auto,
+}
+
+/// What happens to interrupts that could arrive on the group's CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Irqs {
+    /// Sent elsewhere, where the kernel lets them.
+    Away,
+    /// Left where they are.
+    Leave,
+}
+
+/// What may be done to a group's tasks.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Permission {
+    /// Kept from running until its budget is refilled.
+    Throttle,
+    /// Held below a memory limit.
+    LimitMemory,
+    /// Stopped and continued. Only if named.
+    Freeze,
+    /// Its memory reclaimed ahead of need. Only if named.
+    Reclaim,
+    /// Killed. Only if named.
+    Kill,
+}
+
+impl Permission {
+    /// The name used in policies.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Throttle => "throttle",
+            Self::LimitMemory => "limit-memory",
+            Self::Freeze => "freeze",
+            Self::Reclaim => "reclaim",
+            Self::Kill => "kill",
+        }
+    }
+}
+
+/// What happens when coloured memory runs out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Coloured {
+    /// Take memory of any colour, and report.
+    #[default]
+    Spill,
+    /// Fail the allocation.
+    Fail,
+}
+
+/// A named set of tasks with one role and one set of promises.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Group {
+    /// What the group is to the machine.
+    pub role: Role,
+    /// Which tasks belong to it: any of the tables, all keys of a table.
+    #[serde(rename = "match", default, skip_serializing_if = "Vec::is_empty")]
+    pub matching: Vec<TaskMatch>,
+    /// A program launched in the group by `quell run`, with its arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<Vec<String>>,
+    /// Its CPUs. Critical: exclusive, default "auto". Best-effort: default "remaining".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpusWanted>,
+    /// SMT siblings of its CPUs.
+    #[serde(default)]
+    pub smt: Smt,
+    /// Interrupts on its CPUs. Default for critical: "away"; for others: "leave".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub irqs: Option<Irqs>,
+    /// The outcome wanted; drives the closed loop and the "held" column.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<Target>,
+    /// At least this.
+    #[serde(default, skip_serializing_if = "Reserve::is_empty")]
+    pub reserve: Reserve,
+    /// At most this.
+    #[serde(default, skip_serializing_if = "Limit::is_empty")]
+    pub limit: Limit,
+    /// Its weight where other programs want the same CPU: 1 to 10000, or "idle"; the kernel gives every cgroup 100. Default for
+    /// best-effort: "idle", so that it has what no other program wants and hardly anything next to a busy one; 2 in cgroups
+    /// that are changed in place. For others: as found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_weight: Option<CpuWeight>,
+    /// Its share of the spare, among best-effort groups. Default 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// What may be done to it. Default for best-effort: "throttle" and "limit-memory"; for others: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow: Option<Vec<Permission>>,
+    /// When coloured memory runs out: "spill" (default) or "fail".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coloured: Option<Coloured>,
+}
+
+impl Group {
+    /// A group of `role` with every default, matching nothing.
+    #[must_use]
+    pub fn new(role: Role) -> Self {
+        Self {
+            role,
+            matching: Vec::new(),
+            command: None,
+            cpus: None,
+            smt: Smt::default(),
+            irqs: None,
+            target: None,
+            reserve: Reserve::default(),
+            limit: Limit::default(),
+            cpu_weight: None,
+            weight: None,
+            allow: None,
+            coloured: None,
+        }
+    }
+
+    /// The CPUs wanted, with the role's default: critical "auto", best-effort "remaining", exempt "any".
+    #[must_use]
+    pub fn cpus_wanted(&self) -> CpusWanted {
+        self.cpus.clone().unwrap_or(match self.role {
+            Role::Critical => CpusWanted::Auto,
+            Role::BestEffort => CpusWanted::Remaining,
+            Role::Exempt => CpusWanted::Any,
+        })
+    }
+
+    /// What happens to interrupts, with the role's default.
+    #[must_use]
+    pub fn irqs_wanted(&self) -> Irqs {
+        self.irqs.unwrap_or(match self.role {
+            Role::Critical => Irqs::Away,
+            Role::BestEffort | Role::Exempt => Irqs::Leave,
+        })
+    }
+
+    /// The share of the spare, default 100.
+    #[must_use]
+    pub fn weight(&self) -> u32 {
+        self.weight.unwrap_or(100)
+    }
+
+    /// Whether the policy permits `what` to be done to the group's tasks, with the role's default.
+    #[must_use]
+    pub fn allows(&self, what: Permission) -> bool {
+        match &self.allow {
+            Some(list) => list.contains(&what),
+            None => {
+                self.role == Role::BestEffort
+                    && matches!(what, Permission::Throttle | Permission::LimitMemory)
+            }
+        }
+    }
+}
+
+/// Every unmatched task: your shell, system services, the rest of the machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Rest {
+    /// Its CPUs.
+    pub cpus: CpusWanted,
+    /// What may be done to it. It is neither counted nor stopped with a group that is regulated on its CPUs.
+    pub allow: Vec<Permission>,
+}
+
+impl Default for Rest {
+    fn default() -> Self {
+        Self {
+            cpus: CpusWanted::Remaining,
+            allow: Vec::new(),
+        }
+    }
+}

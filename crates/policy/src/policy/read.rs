@@ -1,0 +1,131 @@
+//! Reading a policy: types first ([`quell_types::text::Reader`]), then meaning ([`super::check`]).
+
+use quell_types::text::{Origin, Path, Problem, Reader, remove, value_at};
+use toml::Spanned;
+use toml::de::DeTable;
+
+use super::{Policy, check};
+
+/// Sections of the language that are reserved: what they will hold is decided when they are built.
+const RESERVED: [&str; 2] = ["scheduler", "windows"];
+
+/// Keys of earlier versions that are gone, and what serves instead.
+const REMOVED: [(&[&str], &str); 2] = [
+    (
+        &["regulator", "floor"],
+        "remove it: a limit stops its group only, so that the kernel's floor for ordinary tasks does not apply; small limits get a \
+         longer period",
+    ),
+    (
+        &["regulator", "longest"],
+        "remove it: a stop holds nothing else up; write regulator.period for shorter stops",
+    ),
+];
+
+/// The top-level keys of a policy that a configuration of an experiment may hold.
+pub(crate) const FRAGMENT_KEYS: [&str; 9] = [
+    "require",
+    "on-drift",
+    "group",
+    "rest",
+    "mechanisms",
+    "regulator",
+    "pressure",
+    "scheduler",
+    "windows",
+];
+
+/// What the policy is part of, which decides how its groups get their tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// A file of its own: groups match or launch.
+    File,
+    /// A file for a command that comes from elsewhere: groups may be without tasks.
+    Open,
+    /// A configuration of an experiment: the runner launches.
+    Configuration,
+}
+
+impl Policy {
+    /// Reads a policy. `file` is what problems call it; its stem is the policy's name by default.
+    ///
+    /// # Errors
+    /// Every problem found, in the order of finding; types and unknown keys before impossible values.
+    pub fn parse(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
+        Self::parse_as(text, file, Shape::File)
+    }
+
+    /// The same, for `quell run POLICY -- CMD`: a group may have neither `match` nor `command`, so that CMD can be its.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_open(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
+        Self::parse_as(text, file, Shape::Open)
+    }
+
+    fn parse_as(text: &str, file: &str, shape: Shape) -> Result<Self, Vec<Problem>> {
+        let origin = Origin {
+            file,
+            text: Some(text),
+        };
+        let root = origin.document(text)?;
+        let mut reader = Reader::new(origin);
+        match policy_of(&mut reader, root, shape) {
+            Some(mut policy) if reader.problems.is_empty() => {
+                if policy.name.is_empty() {
+                    policy.name = stem(file);
+                }
+                Ok(policy)
+            }
+            _ => Err(reader.problems),
+        }
+    }
+
+    /// Reads a policy that was put together by the program; `origin` is what problems call it, without lines.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn from_table(table: &toml::Table, origin: &str) -> Result<Self, Vec<Problem>> {
+        let text = table.to_string();
+        Self::parse(&text, origin).map_err(|mut problems| {
+            for problem in &mut problems {
+                (problem.line, problem.column) = (None, None);
+            }
+            problems
+        })
+    }
+}
+
+/// The file's name without folders and extension.
+pub(crate) fn stem(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.strip_suffix(".toml").unwrap_or(name).to_owned()
+}
+
+/// Reads a policy from a document that may be merged from several. Problems are in the reader.
+pub(crate) fn policy_of(
+    reader: &mut Reader<'_>,
+    mut root: Spanned<DeTable<'_>>,
+    shape: Shape,
+) -> Option<Policy> {
+    reader.forget_places();
+    for section in RESERVED {
+        if root.get_ref().contains_key(section) {
+            let path = Path::of(&[section]);
+            let why = format!("[{section}] is reserved and not built yet");
+            reader.report(root.get_ref(), &path, &why, Some("remove it".into()));
+            root.get_mut().remove(section);
+        }
+    }
+    for (keys, instead) in REMOVED {
+        let path = Path::of(keys);
+        if value_at(root.get_ref(), &path).is_some() {
+            let why = format!("{path} went with the real-time throttler");
+            reader.report_key(root.get_ref(), &path, &why, Some(instead.to_owned()));
+            remove(root.get_mut(), &path);
+        }
+    }
+    let policy = reader.read::<Policy>(&root)?;
+    reader.complain(root.get_ref(), check::check(&policy, shape));
+    Some(policy)
+}

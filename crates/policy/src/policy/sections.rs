@@ -1,0 +1,337 @@
+//! The sections of a policy: promises of a group, and how the machine's mechanisms are to be used.
+
+use quell_types::mechanism::Mechanism;
+use quell_types::options::After;
+use quell_types::options::PressureController;
+use quell_types::options::Split;
+use quell_types::source::Source;
+use quell_types::units::{Bytes, Nanos, Rate, Share};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Permission;
+use super::values::{Bandwidth, Banks, CacheWanted, MemoryWanted, Sustainable};
+
+/// The outcome wanted: either a deadline or a slowdown.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Target {
+    /// The longest time per unit of work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Nanos>,
+    /// The largest factor against the profiled solo run, for example 1.10: the percentile of the units' times may be so many times what it was
+    /// in the profile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<f64>,
+    /// The profile that `slowdown` refers to, by its name or file. Default: the one that `quell profile` keeps of the group's program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Which percentile of the units of work must meet it.
+    #[serde(default = "ninety_nine")]
+    pub percentile: f64,
+    /// Where the times come from: the program itself, through quell-client (default: "client"), launched or running already; or the output of
+    /// one that Quell launches, which is passed on unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+}
+
+impl Target {
+    /// The percentile as a share of the units.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and a million"
+    )]
+    pub fn share(&self) -> Share {
+        Share((self.percentile.clamp(0.0, 100.0) * 10_000.0).round() as u64)
+    }
+}
+
+const fn ninety_nine() -> f64 {
+    99.0
+}
+
+/// What a group gets at least.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Reserve {
+    /// Memory bandwidth. As a table: of lines that come in, and of lines written back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Bandwidth>,
+    /// A part of the cache that nobody else fills; parts that two groups name are shared by them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheWanted>,
+    /// DRAM banks that nobody else's memory lies in, as page colours; those that two groups name are shared by them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub banks: Option<Banks>,
+    /// Memory kept from reclaim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryWanted>,
+    /// Files kept resident, warmed from inside the group.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
+    /// The mean time of a request to a disk, above which the kernel holds other groups back, on every disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_latency: Option<Nanos>,
+    /// Its weight where several groups want the same disk, 1 to 10000; any other cgroup has 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_weight: Option<u32>,
+}
+
+impl Reserve {
+    /// Whether nothing is reserved.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What a group gets at most.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Limit {
+    /// Memory bandwidth. Absent: what the reserves of others leave. As a table: of lines that come in (those that a store fetches
+    /// included) and of lines written back, where hardware counters tell them apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Bandwidth>,
+    /// Memory. Absent: steered by `[pressure]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+    /// CPU time over all its CPUs together, 100 % = one CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_time: Option<Share>,
+    /// What it reads from each disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_read: Option<Rate>,
+    /// What it writes to each disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_write: Option<Rate>,
+    /// Requests to read from each disk, per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_read_iops: Option<u64>,
+    /// Requests to write to each disk, per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_write_iops: Option<u64>,
+}
+
+impl Limit {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What all groups have together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Bounds {
+    /// Memory, in every configuration and alone: a cgroup of Quell's with this limit is around all subjects. Controllers take it for
+    /// the machine's. Absent: what the machine has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+}
+
+impl Bounds {
+    /// Whether nothing is bounded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Which cache partition may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheMechanism {
+    /// The strongest level here, cheapest first.
+    #[default]
+    Any,
+    /// Ways.
+    Ways,
+    /// Sets, by page colour.
+    Sets,
+    /// Pseudo-locking.
+    PseudoLock,
+    /// None at all.
+    None,
+}
+
+/// Which bandwidth mechanism may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BandwidthMechanism {
+    /// The strongest level here, cheapest first.
+    #[default]
+    Any,
+    /// The software regulator.
+    Regulator,
+    /// Allocation in hardware.
+    Mba,
+    /// Both.
+    #[serde(rename = "mba+regulator")]
+    MbaAndRegulator,
+    /// None at all.
+    None,
+}
+
+impl BandwidthMechanism {
+    /// Whether the regulator may hold limits.
+    #[must_use]
+    pub const fn regulates(self) -> bool {
+        matches!(self, Self::Any | Self::Regulator | Self::MbaAndRegulator)
+    }
+
+    /// Whether nothing else may.
+    #[must_use]
+    pub const fn insists(self) -> bool {
+        matches!(self, Self::Regulator | Self::MbaAndRegulator)
+    }
+}
+
+/// What becomes of ways that are reserved and not needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum WaysKept {
+    /// They stay the group's own.
+    #[default]
+    Fixed,
+    /// They are left to the others until it misses more.
+    ByMisses,
+}
+
+/// Which mechanisms may be used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Mechanisms {
+    /// Never used.
+    pub deny: Vec<Mechanism>,
+    /// What gives a part of the cache where a policy says how much, not which: a size or a share.
+    pub cache: CacheMechanism,
+    /// What holds limits of bandwidth.
+    pub bandwidth: BandwidthMechanism,
+    /// Whether the ways that a critical group reserves stay its own whatever it does ("fixed"), or are what it has at first and at most
+    /// ("by-misses"): ways without which it draws no more from memory are left to the others, one by one, and it has all of them again as
+    /// soon as it draws more.
+    pub ways: WaysKept,
+}
+
+/// Whether reserves follow the target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Adapt {
+    /// They stay as written.
+    #[default]
+    Off,
+    /// They move with the slack of `target`.
+    Deadline,
+}
+
+/// What counts memory traffic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MeterWanted {
+    /// Hardware where it has been seen to count, else time.
+    #[default]
+    Auto,
+    /// Hardware events only.
+    Hardware,
+    /// CPU time × the measured peak single-CPU rate.
+    Time,
+}
+
+/// How bandwidth is regulated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RegulatorKeys {
+    /// The regulation period, 100us to 1s. Default: derived from the shortest deadline, what the neighbours may draw, the
+    /// last-level cache and what a stop costs; 1ms where nothing is known. The plan says which and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub period: Option<Nanos>,
+    /// Whether budget that a CPU is predicted not to draw is given to the others; it comes back when it is needed. Among groups with
+    /// a reserve and those that get what reserves leave; a limit that is written stays one. False = reservation only.
+    pub reclaim: bool,
+    /// What happens once all budgets are spent before the period ends: all wait, all run freely until it ends, or a new period
+    /// begins at once.
+    pub after: After,
+    /// Whether reserves follow the target: what is left to the best-effort groups that the regulator holds moves with how many units
+    /// of the critical groups with targets are late, those of the worst off first; what is planned for them is what they have at first and at most.
+    /// With `reclaim` the rest is headroom: theirs while no critical group with a reserve draws anything, and kept whole while one does.
+    pub adapt: Adapt,
+    /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By default a critical group is
+    /// never throttled.
+    pub strict: bool,
+    /// How a group's budget is spread over its CPUs: "demand" (again and again, by what each drew: no sooner than after ten periods and
+    /// 10 ms) or "even".
+    pub split: Split,
+    /// What counts memory traffic.
+    pub meter: MeterWanted,
+    /// The rate that percentages refer to and reserves must fit into: measured (of the
+    /// cheapest operation: what goes beyond the dearest is at level `none`), or given. "auto" is what the CPUs of the
+    /// group in question draw together, "machine" what all do.
+    pub sustainable: Sustainable,
+    /// With `reclaim`: weight of the newest period in the demand estimate, 0 to 1. Default 0.5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predictor: Option<f64>,
+    /// With `reclaim`: the amount taken from the pool at a time. Default 64KiB; where CPU time is counted, what a CPU draws in 100us if
+    /// that is more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantum: Option<Bytes>,
+}
+
+impl Default for RegulatorKeys {
+    fn default() -> Self {
+        Self {
+            period: None,
+            reclaim: false,
+            after: After::Wait,
+            adapt: Adapt::Off,
+            strict: false,
+            split: Split::default(),
+            meter: MeterWanted::Auto,
+            sustainable: Sustainable::Auto,
+            predictor: None,
+            quantum: None,
+        }
+    }
+}
+
+/// How memory pressure is controlled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Pressure {
+    /// Who controls it.
+    pub controller: PressureController,
+    /// How often it decides.
+    pub interval: Nanos,
+    /// Stall share of the critical group's own memory and I/O at which it starts to act.
+    pub start: Share,
+    /// Stall share at which it lets go.
+    pub release: Share,
+    /// What it does, mildest first; each needs the group's `allow`.
+    pub escalate: Vec<Permission>,
+    /// How long it waits between two steps.
+    pub grace: Nanos,
+    /// Whether machine-wide sysctls may be set (journaled).
+    pub sysctls: bool,
+}
+
+impl Default for Pressure {
+    fn default() -> Self {
+        Self {
+            controller: PressureController::Quell,
+            interval: Nanos::millis(20),
+            start: Share::percent(5),
+            release: Share::percent(1),
+            escalate: vec![
+                Permission::LimitMemory,
+                Permission::Freeze,
+                Permission::Reclaim,
+                Permission::Kill,
+            ],
+            grace: Nanos::millis(500),
+            sysctls: false,
+        }
+    }
+}

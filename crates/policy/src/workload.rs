@@ -1,0 +1,572 @@
+//! The generators' patterns as data: what a subject of kind `run` does. The programs are in `quell-workload`, the
+//! simulated ones in `quell-sim`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use quell_types::units::{Bytes, LINE_BYTES, Nanos, Rate, UnitError};
+
+mod banks;
+mod faults;
+mod metrics;
+mod pressure;
+mod spec;
+mod traffic;
+mod words;
+
+pub use banks::Banks;
+pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
+pub use metrics::{
+    ACCESSES_PER_S, BANDWIDTH_MB_S, FRAME_MS, LATENCY_NS, PAGES_PER_S, Reported, ns_per_line,
+};
+pub use pressure::{AnonHog, Detector, DirtyWriter, FileHog};
+pub use spec::SpecError;
+pub use traffic::{Traffic, line_bytes};
+pub(crate) use words::words;
+pub use words::{Access, Operation, Order, Pages, Passes, Reading, Store, Touch, Word};
+
+/// The size of a list where none is given: it fits into the last-level cache, and a neighbour can take that away.
+pub const LIST_SIZE: Size = Size::Llc(0.5);
+/// The size of a stream's buffer, or of lists side by side, where none is given: far beyond the caches.
+pub const STREAM_SIZE: Size = Size::Llc(4.0);
+/// The size of a churned buffer where none is given: all of the last-level cache.
+pub const CHURN_SIZE: Size = Size::Llc(1.0);
+/// The size of a real-time task's buffer where none is given: the one of the cache-allocation study.
+pub const TASK_SIZE: Size = Size::Bytes(Bytes(128 << 10));
+/// A word, as generators load and store it.
+pub const WORD_BYTES: u64 = 8;
+
+/// The data caches a CPU sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caches {
+    /// The first level.
+    pub l1: Bytes,
+    /// The second level.
+    pub l2: Bytes,
+    /// The last level.
+    pub llc: Bytes,
+}
+
+/// A size, absolute or as a multiple of a cache of the CPU it is used on (`0.5 LLC`, `2 L1`).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(into = "String")]
+#[schemars(with = "String")]
+pub enum Size {
+    /// So many bytes.
+    Bytes(Bytes),
+    /// So many times the first-level data cache.
+    L1(f64),
+    /// So many times the second-level cache.
+    L2(f64),
+    /// So many times the last-level cache.
+    Llc(f64),
+}
+
+/// A cache's name, and the size of so many of it.
+type OfCache = (&'static str, fn(f64) -> Size);
+
+quell_types::text_unit!(Size, "a size such as 3MiB, '0.5 LLC', '1 L2' or '1 L1'");
+
+impl Size {
+    const LEVELS: [OfCache; 3] = [("LLC", Self::Llc), ("L1", Self::L1), ("L2", Self::L2)];
+
+    /// In bytes on a CPU with these caches, rounded down to a page of 4 KiB, at least one page.
+    #[must_use]
+    #[expect(
+        clippy::cast_sign_loss,
+        clippy::cast_possible_truncation,
+        reason = "factors are positive and small"
+    )]
+    pub fn resolve(self, caches: &Caches) -> Bytes {
+        let times = |cache: Bytes, factor: f64| (cache.0 as f64 * factor) as u64;
+        let bytes = match self {
+            Self::Bytes(bytes) => bytes.0,
+            Self::L1(factor) => times(caches.l1, factor),
+            Self::L2(factor) => times(caches.l2, factor),
+            Self::Llc(factor) => times(caches.llc, factor),
+        };
+        Bytes((bytes & !4095).max(4096))
+    }
+}
+
+impl FromStr for Size {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let wrong = || UnitError {
+            text: text.to_owned(),
+            wanted: Self::WANTED,
+        };
+        for (level, of) in Self::LEVELS {
+            let Some(factor) = text.trim().strip_suffix(level) else {
+                continue;
+            };
+            let factor: f64 = factor.trim().parse().map_err(|_| wrong())?;
+            return if factor > 0.0 && factor <= 1024.0 {
+                Ok(of(factor))
+            } else {
+                Err(wrong())
+            };
+        }
+        text.parse().map(Self::Bytes).map_err(|_| wrong())
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => bytes.fmt(f),
+            Self::L1(factor) => write!(f, "{factor} L1"),
+            Self::L2(factor) => write!(f, "{factor} L2"),
+            Self::Llc(factor) => write!(f, "{factor} LLC"),
+        }
+    }
+}
+
+/// A generator and its parameters. `docs/generators.md` says what each does and measures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
+// The published schema has one workload only, that of experiments.
+#[schemars(rename = "Workload")]
+pub enum Workload<S = Size> {
+    /// A dependent walk through a list with one node per line (`latency_ns`).
+    Latency {
+        /// The list's size.
+        size: S,
+        /// Its order.
+        #[serde(default)]
+        order: Order,
+        /// Its pages.
+        #[serde(default)]
+        pages: Pages,
+        /// What is done to each node.
+        #[serde(default)]
+        operation: Access,
+    },
+    /// A stream (`bandwidth_mb_s`, program bytes).
+    Bandwidth {
+        /// What it does.
+        operation: Operation,
+        /// The buffer's size.
+        size: S,
+        /// Its pages.
+        #[serde(default)]
+        pages: Pages,
+        /// A target rate in program bytes; absent: as fast as it can.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rate: Option<Rate>,
+    },
+    /// Independent random lists, walked side by side (`latency_ns` per access, and `bandwidth_mb_s`).
+    ParallelLists {
+        /// How many lists: 1 to 64.
+        lists: u32,
+        /// The size of all lists together.
+        size: S,
+        /// Their pages.
+        #[serde(default)]
+        pages: Pages,
+        /// What is done to each node.
+        #[serde(default)]
+        operation: Access,
+        /// Only lines in these DRAM banks. Needs CAP_SYS_ADMIN, to see physical addresses.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        banks: Option<Banks>,
+    },
+    /// Line after line of a buffer as large as a cache is read, written, prefetched, flushed (`bandwidth_mb_s`, a line per
+    /// operation).
+    CacheChurn {
+        /// What is done, in turn, each to lines of its own.
+        #[serde(default = "read_and_write")]
+        operations: Vec<Touch>,
+        /// The buffer's size.
+        size: S,
+        /// The order in which lines are visited.
+        #[serde(default)]
+        order: Order,
+        /// The buffer's pages.
+        #[serde(default)]
+        pages: Pages,
+        /// A target rate, a line per operation; absent: as fast as it can.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rate: Option<Rate>,
+    },
+    /// Word by word stores, one every so many bytes (`bandwidth_mb_s`, program bytes: 8 a store).
+    Stores {
+        /// How they are stored.
+        #[serde(default)]
+        operation: Store,
+        /// From one store to the next: 8, 16 or 32 bytes, or whole lines.
+        #[serde(default = "line")]
+        stride: Bytes,
+        /// The buffer's size.
+        size: S,
+        /// Its pages.
+        #[serde(default)]
+        pages: Pages,
+        /// A target rate in program bytes; absent: as fast as it can.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rate: Option<Rate>,
+    },
+    /// A lattice-Boltzmann stream like SPEC's lbm: of two grids of 19 distributions each, one is read and the other written,
+    /// line by line, then they change places (`bandwidth_mb_s`, program bytes).
+    Lattice {
+        /// The size of both grids together.
+        size: S,
+        /// Their pages.
+        #[serde(default)]
+        pages: Pages,
+        /// A target rate in program bytes; absent: as fast as it can.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rate: Option<Rate>,
+    },
+    /// A recorded program, replayed again and again on the simulated machine (`accesses_per_s`, lines touched).
+    Trace {
+        /// The trace, as `quell trace import` writes it; relative to the working directory.
+        file: String,
+    },
+    /// A real-time task: released at a fixed interval, each job passes over a buffer (`cycles` of a pass).
+    Periodic {
+        /// The buffer's size.
+        size: S,
+        /// Its pages.
+        #[serde(default)]
+        pages: Pages,
+        /// The distance between two loads of a pass.
+        #[serde(default = "periodic_step")]
+        step: Bytes,
+        /// From one release to the next.
+        #[serde(default = "periodic_period")]
+        period: Nanos,
+        /// Passes over the buffer per job.
+        #[serde(default = "periodic_passes")]
+        passes: u32,
+        /// The longest time from a release to the end of its job. Default: the period.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Nanos>,
+        /// Its SCHED_FIFO priority. Absent: an ordinary task.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        priority: Option<u32>,
+        /// Says what a job moves and works on, as a program does through quell-client.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        declares: bool,
+    },
+    /// The call stage of a frame pipeline: encodes frames, sends them as small packets to a peer that reflects them, and
+    /// decodes what comes back for the display stage beside it (`bandwidth_mb_s`, program bytes).
+    FramesCall {
+        /// A raw frame (4:2:0, so a byte and a half per pixel); 720p by default.
+        #[serde(default = "frame_bytes")]
+        frame: Bytes,
+        /// Frames per second.
+        #[serde(default = "frame_fps")]
+        fps: u32,
+        /// Raw frames that the camera has in memory, used in turn.
+        #[serde(default = "frame_ring")]
+        ring: u32,
+        /// Positions in the frame before that each piece of a frame is compared with.
+        #[serde(default = "call_search")]
+        search: u32,
+        /// The most media that rate control may send.
+        #[serde(default = "call_rate")]
+        rate: Rate,
+    },
+    /// The display stage: composes the call stage's frames into a framebuffer, or frames of its own while there is no
+    /// call stage (`bandwidth_mb_s`, program bytes).
+    FramesDisplay {
+        /// A raw frame, as the call stage's.
+        #[serde(default = "frame_bytes")]
+        frame: Bytes,
+        /// Frames per second of its own.
+        #[serde(default = "frame_fps")]
+        fps: u32,
+        /// Frames of its own that it has in memory, used in turn.
+        #[serde(default = "frame_ring")]
+        ring: u32,
+    },
+    /// An object detector: maps its weights, and reads an image of 100 to 200 KB through the page cache for every frame
+    /// (`frame_ms`).
+    Detector(Detector),
+    /// Grows to a size in anonymous memory and keeps using it; started again when it is killed (`pages_per_s`).
+    AnonHog(AnonHog),
+    /// Reads a file, once or again and again (`bandwidth_mb_s`).
+    FileHog(FileHog),
+    /// Writes a file over and over through the page cache (`bandwidth_mb_s`).
+    DirtyWriter(DirtyWriter),
+}
+
+fn read_and_write() -> Vec<Touch> {
+    vec![Touch::Read, Touch::Write]
+}
+
+const fn line() -> Bytes {
+    Bytes(LINE_BYTES)
+}
+
+const fn periodic_step() -> Bytes {
+    Bytes(32)
+}
+const fn periodic_period() -> Nanos {
+    Nanos::millis(10)
+}
+const fn periodic_passes() -> u32 {
+    1
+}
+const fn frame_bytes() -> Bytes {
+    Bytes(1280 * 720 * 3 / 2)
+}
+const fn frame_fps() -> u32 {
+    30
+}
+const fn frame_ring() -> u32 {
+    16
+}
+const fn call_search() -> u32 {
+    CALL_SEARCH
+}
+const fn call_rate() -> Rate {
+    CALL_RATE
+}
+
+/// Positions that a call stage compares each piece of a frame with, by default.
+pub const CALL_SEARCH: u32 = 4;
+/// The most media that a call stage sends, by default: about what the case study's call sent alone (4022 KB/s).
+pub const CALL_RATE: Rate = Rate(4_000_000);
+
+impl Workload {
+    /// The size a kind of generator has where none is given.
+    #[must_use]
+    pub fn usual_size(kind: &str) -> Option<Size> {
+        match kind {
+            "latency" => Some(LIST_SIZE),
+            "bandwidth" | "parallel-lists" | "stores" | "lattice" => Some(STREAM_SIZE),
+            "cache-churn" => Some(CHURN_SIZE),
+            "periodic" => Some(TASK_SIZE),
+            _ => None,
+        }
+    }
+
+    /// With its size for a CPU with these caches: then it depends on the machine no more.
+    #[must_use]
+    pub fn resolve(&self, caches: &Caches) -> Workload<Bytes> {
+        match self.clone() {
+            Self::Latency {
+                size,
+                order,
+                pages,
+                operation,
+            } => Workload::Latency {
+                size: size.resolve(caches),
+                order,
+                pages,
+                operation,
+            },
+            Self::Bandwidth {
+                operation,
+                size,
+                pages,
+                rate,
+            } => Workload::Bandwidth {
+                operation,
+                size: size.resolve(caches),
+                pages,
+                rate,
+            },
+            Self::ParallelLists {
+                lists,
+                size,
+                pages,
+                operation,
+                banks,
+            } => Workload::ParallelLists {
+                lists,
+                size: size.resolve(caches),
+                pages,
+                operation,
+                banks,
+            },
+            Self::CacheChurn {
+                operations,
+                size,
+                order,
+                pages,
+                rate,
+            } => Workload::CacheChurn {
+                operations,
+                size: size.resolve(caches),
+                order,
+                pages,
+                rate,
+            },
+            Self::Stores {
+                operation,
+                stride,
+                size,
+                pages,
+                rate,
+            } => Workload::Stores {
+                operation,
+                stride,
+                size: size.resolve(caches),
+                pages,
+                rate,
+            },
+            Self::Lattice { size, pages, rate } => Workload::Lattice {
+                size: size.resolve(caches),
+                pages,
+                rate,
+            },
+            Self::Trace { file } => Workload::Trace { file },
+            Self::Periodic {
+                size,
+                pages,
+                step,
+                period,
+                passes,
+                deadline,
+                priority,
+                declares,
+            } => Workload::Periodic {
+                size: size.resolve(caches),
+                pages,
+                step,
+                period,
+                passes,
+                deadline,
+                priority,
+                declares,
+            },
+            Self::FramesCall {
+                frame,
+                fps,
+                ring,
+                search,
+                rate,
+            } => Workload::FramesCall {
+                frame,
+                fps,
+                ring,
+                search,
+                rate,
+            },
+            Self::FramesDisplay { frame, fps, ring } => {
+                Workload::FramesDisplay { frame, fps, ring }
+            }
+            Self::Detector(detector) => Workload::Detector(detector),
+            Self::AnonHog(hog) => Workload::AnonHog(hog),
+            Self::FileHog(hog) => Workload::FileHog(hog),
+            Self::DirtyWriter(writer) => Workload::DirtyWriter(writer),
+        }
+    }
+}
+
+impl<S> Workload<S> {
+    /// The generator's name, as in `quell bench NAME`.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Latency { .. } => "latency",
+            Self::Bandwidth { .. } => "bandwidth",
+            Self::ParallelLists { .. } => "parallel-lists",
+            Self::CacheChurn { .. } => "cache-churn",
+            Self::Stores { .. } => "stores",
+            Self::Lattice { .. } => "lattice",
+            Self::Trace { .. } => "trace",
+            Self::Periodic { .. } => "periodic",
+            Self::FramesCall { .. } => "frames-call",
+            Self::FramesDisplay { .. } => "frames-display",
+            Self::Detector(_) => "detector",
+            Self::AnonHog(_) => "anon-hog",
+            Self::FileHog(_) => "file-hog",
+            Self::DirtyWriter(_) => "dirty-writer",
+        }
+    }
+
+    /// The pages its memory is taken in.
+    #[must_use]
+    pub const fn pages(&self) -> Pages {
+        match self {
+            Self::Latency { pages, .. }
+            | Self::Bandwidth { pages, .. }
+            | Self::ParallelLists { pages, .. }
+            | Self::CacheChurn { pages, .. }
+            | Self::Stores { pages, .. }
+            | Self::Lattice { pages, .. }
+            | Self::Periodic { pages, .. } => *pages,
+            Self::Trace { .. }
+            | Self::FramesCall { .. }
+            | Self::FramesDisplay { .. }
+            | Self::Detector(_)
+            | Self::AnonHog(_)
+            | Self::FileHog(_)
+            | Self::DirtyWriter(_) => Pages::Base,
+        }
+    }
+
+    /// The same in these pages, where it has a choice.
+    #[must_use]
+    pub fn in_pages(mut self, wanted: Pages) -> Self {
+        if let Self::Latency { pages, .. }
+        | Self::Bandwidth { pages, .. }
+        | Self::ParallelLists { pages, .. }
+        | Self::CacheChurn { pages, .. }
+        | Self::Stores { pages, .. }
+        | Self::Lattice { pages, .. }
+        | Self::Periodic { pages, .. } = &mut self
+        {
+            *pages = wanted;
+        }
+        self
+    }
+
+    /// Only the simulated machine can run it.
+    #[must_use]
+    pub const fn simulated_only(&self) -> bool {
+        matches!(self, Self::Trace { .. })
+    }
+
+    /// Only a real kernel can run it: it is about pages of files and what reclaims them.
+    #[must_use]
+    pub const fn kernel_only(&self) -> bool {
+        matches!(
+            self,
+            Self::Detector(_) | Self::AnonHog(_) | Self::FileHog(_) | Self::DirtyWriter(_)
+        )
+    }
+
+    /// Its target rate.
+    #[must_use]
+    pub const fn rate(&self) -> Option<Rate> {
+        match self {
+            Self::Bandwidth { rate, .. }
+            | Self::CacheChurn { rate, .. }
+            | Self::Stores { rate, .. }
+            | Self::Lattice { rate, .. }
+            | Self::FileHog(FileHog { rate, .. })
+            | Self::DirtyWriter(DirtyWriter { rate, .. }) => *rate,
+            Self::Latency { .. }
+            | Self::ParallelLists { .. }
+            | Self::Trace { .. }
+            | Self::Periodic { .. }
+            | Self::FramesCall { .. }
+            | Self::FramesDisplay { .. }
+            | Self::Detector(_)
+            | Self::AnonHog(_) => None,
+        }
+    }
+
+    /// The same with another target rate; what has none stays as it is.
+    #[must_use]
+    pub fn at(mut self, target: Option<Rate>) -> Self {
+        if let Self::Bandwidth { rate, .. }
+        | Self::CacheChurn { rate, .. }
+        | Self::Stores { rate, .. }
+        | Self::Lattice { rate, .. }
+        | Self::FileHog(FileHog { rate, .. })
+        | Self::DirtyWriter(DirtyWriter { rate, .. }) = &mut self
+        {
+            *rate = target;
+        }
+        self
+    }
+}

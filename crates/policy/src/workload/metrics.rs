@@ -1,0 +1,127 @@
+//! What generators report: names, units, and which direction is good.
+
+use quell_types::stats::Better;
+use quell_types::units::LINE_BYTES;
+
+use super::Workload;
+
+/// Nanoseconds per access.
+pub const LATENCY_NS: &str = "latency_ns";
+/// 10^6 program bytes per second.
+pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
+/// Accesses to lines per second.
+pub const ACCESSES_PER_S: &str = "accesses_per_s";
+/// Milliseconds from a frame's arrival to its result; of one that was dropped, to that of the next.
+pub const FRAME_MS: &str = "frame_ms";
+/// Pages of anonymous memory used per second.
+pub const PAGES_PER_S: &str = "pages_per_s";
+
+/// A metric that a generator reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reported {
+    /// Its name in experiments and results.
+    pub name: &'static str,
+    /// Its unit, for people.
+    pub unit: &'static str,
+    /// Which direction is good.
+    pub better: Better,
+}
+
+const fn lower(name: &'static str, unit: &'static str) -> Reported {
+    Reported {
+        name,
+        unit,
+        better: Better::Lower,
+    }
+}
+
+const fn higher(name: &'static str, unit: &'static str) -> Reported {
+    Reported {
+        name,
+        unit,
+        better: Better::Higher,
+    }
+}
+
+const LATENCY: [Reported; 1] = [lower(LATENCY_NS, "ns per access")];
+const RATE: [Reported; 1] = [higher(BANDWIDTH_MB_S, "MB/s")];
+const BANDWIDTH: [Reported; 2] = [
+    higher(BANDWIDTH_MB_S, "MB/s"),
+    lower(LATENCY_NS, "ns per 64 bytes"),
+];
+const LISTS: [Reported; 2] = [
+    lower(LATENCY_NS, "ns per access"),
+    higher(BANDWIDTH_MB_S, "MB/s"),
+];
+const PERIODIC: [Reported; 5] = [
+    lower("cycles", "TSC cycles per pass"),
+    lower("wakeup_us", "us"),
+    lower("response_us", "us"),
+    lower("llc_misses", "lines per job"),
+    lower("misses", "of the jobs"),
+];
+const TRACE: [Reported; 2] = [
+    higher(ACCESSES_PER_S, "accesses/s"),
+    lower(LATENCY_NS, "ns per access"),
+];
+const FRAMES_CALL: [Reported; 5] = [
+    higher(BANDWIDTH_MB_S, "MB/s"),
+    lower("rtt_ms", "ms"),
+    higher("frames_per_s", "frames/s"),
+    higher("media_kb_s", "kB/s"),
+    lower("encode_ms", "ms per frame"),
+];
+const FRAMES_DISPLAY: [Reported; 4] = [
+    higher(BANDWIDTH_MB_S, "MB/s"),
+    higher("frames_per_s", "frames/s"),
+    lower("compose_ms", "ms per frame"),
+    lower("age_ms", "ms from capture"),
+];
+const DETECTOR: [Reported; 6] = [
+    lower(FRAME_MS, "ms per frame"),
+    lower("dropped", "of the frames"),
+    lower("cache_misses", "of the images' pages"),
+    lower("major_faults", "per frame"),
+    lower("minor_faults", "per frame"),
+    higher("resident_mb", "MB resident"),
+];
+const ANON_HOG: [Reported; 3] = [
+    higher(PAGES_PER_S, "pages/s"),
+    higher("resident_mb", "MB resident"),
+    lower("killed", "times per window"),
+];
+
+/// A stream's time per 64 program bytes in nanoseconds, from its rates over windows of equal length in 10^6 bytes per second: one
+/// value, the mean over all that it moved. (Of windows in which it was stopped there is no time per block.) Nothing where nothing moved.
+#[must_use]
+pub fn ns_per_line(rates: &[f64]) -> Vec<f64> {
+    let sum: f64 = rates.iter().sum();
+    let mean = LINE_BYTES as f64 * 1e3 * rates.len() as f64 / sum;
+    Vec::from_iter(mean.is_finite().then_some(mean))
+}
+
+impl<S> Workload<S> {
+    /// What it reports, the metric it is judged by first.
+    #[must_use]
+    pub const fn metrics(&self) -> &'static [Reported] {
+        match self {
+            Self::Latency { .. } => &LATENCY,
+            Self::ParallelLists { .. } => &LISTS,
+            Self::Bandwidth { .. } => &BANDWIDTH,
+            Self::CacheChurn { .. } | Self::Stores { .. } | Self::Lattice { .. } => &RATE,
+            Self::Trace { .. } => &TRACE,
+            Self::Periodic { .. } => &PERIODIC,
+            Self::FramesCall { .. } => &FRAMES_CALL,
+            Self::FramesDisplay { .. } => &FRAMES_DISPLAY,
+            Self::Detector(_) => &DETECTOR,
+            Self::AnonHog(_) => &ANON_HOG,
+            Self::FileHog(_) | Self::DirtyWriter(_) => &RATE,
+        }
+    }
+
+    /// The metric it is judged by.
+    #[must_use]
+    pub const fn primary(&self) -> &'static str {
+        self.metrics()[0].name
+    }
+}

@@ -1,0 +1,445 @@
+//! What happened: the events of a run, in the order they enter `events.jsonl`, and a whole record as it is read back.
+
+use quell_control::pooled::Pooled;
+use std::collections::BTreeMap;
+
+use quell_control::bandwidth::Fast;
+use quell_plan::Plan;
+use quell_plan::inventory::Inventory;
+use quell_types::cpuset::CpuId;
+use quell_types::ids::GroupId;
+use quell_types::ids::PromiseId;
+use quell_types::ids::StepId;
+use quell_types::mechanism::Level;
+use quell_types::refusal::Refusal;
+use quell_types::units::{Bytes, Lines, Nanos};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::result::CompareResult;
+use crate::standing::Cause;
+use crate::ways::Change;
+
+/// Schema id of `events.jsonl`.
+pub const EVENTS_SCHEMA: &str = "quell.events/1";
+/// Schema id of `manifest.json`.
+pub const MANIFEST_SCHEMA: &str = "quell.manifest/1";
+/// Schema id of `compare --json`.
+pub const COMPARE_SCHEMA: &str = "quell.compare/1";
+
+/// One event. Durations and times carry their unit in the name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "event")]
+pub enum Event {
+    /// A phase began.
+    Phase {
+        /// What begins: `hold`, `undo`.
+        name: String,
+    },
+    /// A cell of an experiment began: everything up to the next cell is its own.
+    Cell {
+        /// The round, from 0.
+        round: u32,
+        /// Of so many rounds.
+        of: u32,
+        /// The configuration.
+        configuration: String,
+        /// The subject, where the configuration runs each by itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        subject: Option<String>,
+    },
+    /// A step was applied or undone.
+    Step {
+        /// Which.
+        step: StepId,
+        /// What came of it.
+        outcome: String,
+    },
+    /// The throttling of one CPU since the last such event.
+    Throttle {
+        /// The regulated CPU.
+        cpu: CpuId,
+        /// The group.
+        group: GroupId,
+        /// Budgets used up.
+        overflows: u64,
+        /// Times the CPU was throttled.
+        throttles: u64,
+        /// Time throttled.
+        throttled_ns: u64,
+        /// Lines counted.
+        lines: u64,
+        /// What went through the pool, where its budget is in one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pooled: Option<Pooled>,
+    },
+    /// What the kernel accounted to a group's threads since the last such event, by looks at them.
+    Spent {
+        /// The group.
+        group: GroupId,
+        /// How much.
+        #[serde(flatten)]
+        spent: Spent,
+    },
+    /// Units of work of an observed group since the last such event.
+    Units {
+        /// The group.
+        group: GroupId,
+        /// How many ended.
+        units: u64,
+        /// How many of them were late.
+        late: u64,
+        /// What half of them took at most.
+        median_ns: u64,
+        /// What the slowest took.
+        worst_ns: u64,
+        /// How many more there were that nobody can tell of.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        lost: u64,
+    },
+    /// What a program says of its units through quell-client.
+    Declared {
+        /// The group it is in.
+        group: GroupId,
+        /// What that is.
+        #[serde(flatten)]
+        declared: Declared,
+    },
+    /// What is left to the others was changed, so that a group's units are in time.
+    Adapted {
+        /// The group.
+        group: GroupId,
+        /// Bytes per second left to the others before.
+        from_bytes_per_s: u64,
+        /// Bytes per second left to them from now on.
+        to_bytes_per_s: u64,
+        /// Bytes per second that are thereby reserved for the group.
+        reserved_bytes_per_s: u64,
+        /// Why, in a sentence.
+        why: String,
+    },
+    /// Something was done about memory.
+    Steered {
+        /// The group it was done to.
+        group: GroupId,
+        /// What.
+        did: Steering,
+        /// Why, in a sentence.
+        why: String,
+    },
+    /// How long a group waited for memory since the last such event, and what it has now.
+    Waited {
+        /// The group.
+        group: GroupId,
+        /// Time in which some task of it waited for memory.
+        memory_ns: u64,
+        /// Time in which some task of it waited for input or output.
+        io_ns: u64,
+        /// Pages that had been taken from it and came back.
+        refaults: u64,
+        /// What it uses now.
+        bytes: u64,
+        /// What all groups that may be acted upon use now.
+        #[serde(default)]
+        others_bytes: u64,
+        /// What programs could have now without swapping, by the kernel's estimate.
+        available_bytes: u64,
+        /// All the memory there is.
+        total_bytes: u64,
+    },
+    /// What Quell's own process took to look after memory since the last such event.
+    Own {
+        /// Over so long.
+        span_ns: u64,
+        /// CPU time of all its threads.
+        cpu_ns: u64,
+        /// What it has in memory now.
+        resident_bytes: u64,
+        /// What of its address space is locked: it stays in memory once it is there.
+        locked_bytes: u64,
+    },
+    /// A group has more or fewer ways of a cache.
+    Resized {
+        /// The group.
+        group: GroupId,
+        /// The cache level.
+        level: u32,
+        /// Ways before.
+        from: u32,
+        /// Ways from now on.
+        to: u32,
+        /// Why, in a sentence.
+        why: String,
+    },
+    /// Who may fill which ways of a cache, and where threads are, has changed; or what was counted of a class.
+    Ways {
+        /// What.
+        change: Change,
+    },
+    /// A promise is worth something else from now on.
+    Promise {
+        /// Which, in the plan that is held.
+        id: PromiseId,
+        /// What it is worth from now on.
+        level: Level,
+        /// Why.
+        because: Cause,
+    },
+    /// Something a person should know: a value changed by somebody else, a look that failed.
+    Finding {
+        /// What, in a sentence.
+        what: String,
+        /// The group concerned.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        group: Option<GroupId>,
+    },
+    /// A command ended.
+    Exit {
+        /// The group it ran in.
+        group: GroupId,
+        /// Its exit status as a shell reports it.
+        status: i32,
+    },
+}
+
+/// What a unit of work asks of the machine, as its program says. Nobody has checked it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Declared {
+    /// Bytes that a unit moves to and from memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_per_unit: u64,
+    /// Bytes that it uses again and again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub working_set: u64,
+}
+
+impl std::ops::AddAssign for Declared {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes_per_unit = self.bytes_per_unit.saturating_add(other.bytes_per_unit);
+        self.working_set = self.working_set.saturating_add(other.working_set);
+    }
+}
+
+impl std::fmt::Display for Declared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let said = [
+            (self.bytes_per_unit, "a unit moves"),
+            (self.working_set, "its working set is"),
+        ];
+        let said: Vec<String> = said
+            .into_iter()
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(bytes, what)| format!("{what} {}", Bytes(bytes)))
+            .collect();
+        f.write_str(&said.join(", "))
+    }
+}
+
+/// What was done about a group's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "act")]
+pub enum Steering {
+    /// So much is protected from now on.
+    Protect {
+        /// How much.
+        bytes: u64,
+    },
+    /// It may use so much from now on.
+    Limit {
+        /// How much; absent: there is no limit any more.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
+    },
+    /// It was frozen.
+    Freeze,
+    /// It goes on.
+    Thaw,
+    /// So much was to be reclaimed from it.
+    Reclaim {
+        /// How much.
+        bytes: u64,
+    },
+    /// A process of it was stopped.
+    Stop {
+        /// Which.
+        pid: u32,
+    },
+    /// The process goes on.
+    Continue {
+        /// Which.
+        pid: u32,
+    },
+    /// A process of it was killed.
+    Kill {
+        /// Which.
+        pid: u32,
+    },
+}
+
+const fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// What the kernel accounts to threads. Seen by looking at them from time to time: what lived between two looks is
+/// missing, and so is the end of every thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Spent {
+    /// Nanoseconds run.
+    pub ran_ns: u64,
+    /// Nanoseconds ready to run, while something else ran.
+    pub waited_ns: u64,
+    /// Page faults without input or output.
+    pub minor_faults: u64,
+    /// Page faults with.
+    pub major_faults: u64,
+}
+
+impl Spent {
+    /// Both together.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            ran_ns: self.ran_ns.saturating_add(other.ran_ns),
+            waited_ns: self.waited_ns.saturating_add(other.waited_ns),
+            minor_faults: self.minor_faults.saturating_add(other.minor_faults),
+            major_faults: self.major_faults.saturating_add(other.major_faults),
+        }
+    }
+
+    /// What has been added since `before`.
+    #[must_use]
+    pub const fn less(self, before: Self) -> Self {
+        Self {
+            ran_ns: self.ran_ns.saturating_sub(before.ran_ns),
+            waited_ns: self.waited_ns.saturating_sub(before.waited_ns),
+            minor_faults: self.minor_faults.saturating_sub(before.minor_faults),
+            major_faults: self.major_faults.saturating_sub(before.major_faults),
+        }
+    }
+}
+
+/// One decision of a regulator, for `samples/decisions-cpuN.csv`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// When, on the backend's clock.
+    pub at: Nanos,
+    /// What the counter read.
+    pub used: Lines,
+    /// What was decided.
+    pub what: Fast,
+    /// From the overflow to the decision, where the machine records overflows as they happen, and whether the overflow
+    /// came while the kernel ran (else a program).
+    pub reaction: Option<(Nanos, bool)>,
+}
+
+/// An event with its time since the run began.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Stamped {
+    /// Nanoseconds since the run began.
+    pub at_ns: u64,
+    /// The event.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// How one CPU's time was spent since the machine started, as the kernel accounts for it: in its clock ticks, often of
+/// 10 ms (proc_stat(5)). A row of `samples/machine.csv`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// The CPU.
+    pub cpu: CpuId,
+    /// Nanoseconds in programs and in the kernel on their behalf.
+    pub busy_ns: u64,
+    /// Nanoseconds in hard interrupts.
+    pub irq_ns: u64,
+    /// Nanoseconds in soft interrupts.
+    pub softirq_ns: u64,
+    /// Nanoseconds in which the host ran something else while this CPU wanted to run.
+    pub steal_ns: u64,
+    /// Nanoseconds without anything to do.
+    pub idle_ns: u64,
+}
+
+/// The windows of one subject's primary metric in one round.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    /// The configuration.
+    pub configuration: String,
+    /// The subject.
+    pub subject: String,
+    /// From 0.
+    pub round: u32,
+    /// Nanoseconds since the run began at which each window began, where that is known.
+    pub at_ns: Option<Vec<u64>>,
+    /// The value of each window, in order of time.
+    pub values: Vec<f64>,
+}
+
+/// What the units of work of one subject met in memory in one round.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Course {
+    /// The configuration.
+    pub configuration: String,
+    /// The subject.
+    pub subject: String,
+    /// From 0.
+    pub round: u32,
+    /// At the end of each, in order of time.
+    pub points: Vec<Met>,
+}
+
+/// What a unit of work met.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Met {
+    /// Nanoseconds since the run began.
+    pub at_ns: u64,
+    /// What its process had in memory, in 10^6 bytes.
+    pub resident_mb: f64,
+    /// Share of the pages it read that were not in the page cache.
+    pub cache_misses: f64,
+    /// Page faults that waited for a disk.
+    pub major_faults: f64,
+}
+
+/// A stretch in which a regulator kept a CPU stopped, in nanoseconds since the run began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop {
+    /// From.
+    pub from_ns: u64,
+    /// Until.
+    pub until_ns: u64,
+}
+
+/// A record of `compare` or of `run`: everything that a report is made from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Record {
+    /// The experiment's name, or the policy's.
+    pub name: String,
+    /// The version of Quell that wrote it.
+    pub version: String,
+    /// When it began: `YYYY-MM-DD HH:MM:SS UTC`.
+    pub created: Option<String>,
+    /// The command that was run, word for word.
+    pub command_line: Option<String>,
+    /// What a comparison found; absent in the record of a run.
+    pub result: Option<CompareResult>,
+    /// The experiment or the policy as TOML.
+    pub text: Option<String>,
+    /// The machine.
+    pub machine: Option<Inventory>,
+    /// Configuration (of a run: the policy's name) → plan.
+    pub plans: BTreeMap<String, Plan>,
+    /// Configuration → why it was refused.
+    pub refused: BTreeMap<String, Vec<Refusal>>,
+    /// The windows of every subject in every cell.
+    pub spans: Vec<Span>,
+    /// What subjects met in memory, of those that tell.
+    pub courses: Vec<Course>,
+    /// What happened.
+    pub events: Vec<Stamped>,
+    /// When regulators kept CPUs stopped, in order of time.
+    pub stops: BTreeMap<CpuId, Vec<Stop>>,
+    /// How the CPUs' time was spent: nanoseconds since the run began, and the kernel's account, in order of time.
+    pub cpu_times: BTreeMap<CpuId, Vec<(u64, CpuTimes)>>,
+}

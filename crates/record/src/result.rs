@@ -1,0 +1,474 @@
+//! What a comparison found: the shape of `compare --json` (schema `quell.compare/1`).
+//!
+//! Fields that do not apply are absent, never zero. How the figures come about: within a round, a metric's value is
+//! the mean of its windows and its percentiles are those of its windows; over rounds, every figure is the median of
+//! the rounds' figures, except `max`, which is the largest window of all. `normalized` figures are formed within each
+//! round against the configuration `baseline` of the same round, then reduced in the same way. Intervals are
+//! percentile bootstrap intervals over rounds ([`quell_types::stats`]).
+
+use quell_types::stats::Better;
+use std::collections::BTreeMap;
+
+use quell_control::pooled::Pooled;
+use quell_plan::Promise;
+use quell_plan::inventory::Inventory;
+use quell_policy::Role;
+use quell_types::cpuset::CpuId;
+use quell_types::ids::GroupId;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::refusal::Refusal;
+use quell_types::stats::Interval;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::attribution::Attribution;
+use crate::standing::Cause;
+
+/// What the times in a result are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Timing {
+    /// Measured on hardware.
+    Real,
+    /// Computed by the simulator.
+    Simulated,
+    /// Measured in an emulated machine: orders of events mean something, times do not.
+    Emulated,
+}
+
+impl Timing {
+    /// The name used in results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Real => "real",
+            Self::Simulated => "simulated",
+            Self::Emulated => "emulated",
+        }
+    }
+}
+
+/// The figures of one metric over a set of rounds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Figures {
+    /// The median over rounds of the rounds' means, in the metric's unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// Performance against the baseline: 1 = no interference, higher is better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized: Option<f64>,
+    /// The interval of `normalized`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized_ci95: Option<Interval>,
+    /// Baseline p50 ÷ measured p50. Only for metrics of which less is better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized_p50: Option<f64>,
+    /// The interval of `normalized_p50`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized_p50_ci95: Option<Interval>,
+    /// Baseline p99 ÷ measured p99. Only for metrics of which less is better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized_p99: Option<f64>,
+    /// The interval of `normalized_p99`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized_p99_ci95: Option<Interval>,
+    /// The 50th percentile of a round's windows. Absent with fewer than 2 windows in a round.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p50: Option<f64>,
+    /// The interval of `p50`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p50_ci95: Option<Interval>,
+    /// The 95th percentile. Absent with fewer than 20 windows in a round.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p95: Option<f64>,
+    /// The 99th percentile. Absent with fewer than 100 windows in a round.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99: Option<f64>,
+    /// The interval of `p99`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_ci95: Option<Interval>,
+    /// The largest window of all rounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<f64>,
+    /// Windows over all rounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<u64>,
+    /// Rounds that the figures are over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<u32>,
+    /// The interval of `value` at the result's `confidence`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ci95: Option<Interval>,
+}
+
+/// One subject under one configuration. The figures of its primary metric stand here, all others in `metrics`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SubjectResult {
+    /// Its name.
+    pub name: String,
+    /// Its role.
+    pub role: Role,
+    /// The CPUs it was pinned to, the same in every configuration.
+    pub cpus: Vec<CpuId>,
+    /// Its primary metric, with the unit in the name.
+    pub metric: String,
+    /// The good direction of `metric`.
+    pub better: Better,
+    /// Its primary metric over all rounds.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// The primary metric over the rounds in which this configuration's CPUs shared a cache; absent without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<Figures>,
+    /// All other metrics, by name. `achieved_of_cap` is bytes counted by the generator ÷ its limit.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, Figures>,
+    /// Why units of the primary metric were late; absent for subjects that are not critical, that have no units, and
+    /// without a baseline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attribution: Option<Attribution>,
+}
+
+impl SubjectResult {
+    /// The figures over the rounds asked for, as far as there are any.
+    #[must_use]
+    pub fn over(&self, rounds: Subset) -> Option<&Figures> {
+        match rounds {
+            Subset::All => Some(&self.figures),
+            Subset::Shared => self.shared.as_ref(),
+        }
+    }
+}
+
+/// Which rounds figures are over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subset {
+    /// All of them.
+    All,
+    /// Those in which the canary found that the subjects' CPUs shared a cache.
+    Shared,
+}
+
+/// A promise, its worth, and whether an independent witness saw it hold.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PromiseResult {
+    /// To or about whom.
+    pub group: GroupId,
+    /// What.
+    pub promise: Promise,
+    /// Worth, as planned.
+    pub level: Level,
+    /// Whether it held in every round, by a witness that is not the thing under test; absent without a witness.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<bool>,
+    /// Where it was worth less than planned while it was measured; absent where it never was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<PromiseLost>,
+}
+
+impl PromiseResult {
+    /// What it was worth at its worst moment.
+    #[must_use]
+    pub fn least(&self) -> Level {
+        self.lost
+            .as_ref()
+            .map_or(self.level, |lost| lost.level.min(self.level))
+    }
+
+    /// Whether the plan promised something and at some moment nothing held it.
+    #[must_use]
+    pub fn was_lost(&self) -> bool {
+        self.level > Level::None && self.least() == Level::None
+    }
+}
+
+/// Cells in which a promise was worth less than planned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PromiseLost {
+    /// How many.
+    pub cells: u32,
+    /// The least it was worth.
+    pub level: Level,
+    /// Why.
+    pub because: Cause,
+}
+
+/// Sums over all cells of a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Totals {
+    /// Cells measured.
+    pub cells: u32,
+    /// Cells given up after a second attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<u32>,
+    /// Sum of the subjects' `normalized`: the weighted speed-up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized_sum: Option<f64>,
+    /// Budgets used up, over all regulated CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overflows: Option<u64>,
+    /// Times a CPU was throttled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttles: Option<u64>,
+    /// Time throttled, summed over CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttled_ns: Option<u64>,
+    /// What went through the pool of budgets, summed over CPUs; absent where none was pooled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooled: Option<Pooled>,
+    /// From overflow to throttled, where the overflow interrupted a program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reaction_user: Option<Reaction>,
+    /// The same, where it interrupted the kernel, which may go on for a while.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reaction_kernel: Option<Reaction>,
+}
+
+/// How long it took from a counter's overflow, as the kernel recorded it, to the brake's decision to stop its group.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reaction {
+    /// Throttles looked at.
+    pub samples: u64,
+    /// Nanoseconds.
+    pub p50_ns: f64,
+    /// Nanoseconds.
+    pub p99_ns: f64,
+    /// Nanoseconds.
+    pub max_ns: f64,
+}
+
+/// One configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigurationResult {
+    /// Its name, axes filled in.
+    pub name: String,
+    /// Axis → value.
+    pub axes: BTreeMap<String, String>,
+    /// The mechanisms its plan uses.
+    pub mechanisms: Vec<Mechanism>,
+    /// The minimum over its promises, each at its worst moment; absent when the plan was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guarantee: Option<Level>,
+    /// Its promises.
+    pub promises: Vec<PromiseResult>,
+    /// Why this machine cannot do it: then it was skipped and has no subjects.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<Refusal>,
+    /// Rounds measured.
+    pub rounds: u32,
+    /// Rounds in which the subjects' CPUs shared a cache before and after the cell; absent where nobody can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds_shared: Option<u32>,
+    /// The subjects.
+    pub subjects: Vec<SubjectResult>,
+    /// Sums.
+    pub totals: Totals,
+}
+
+impl ConfigurationResult {
+    /// The subject of that name.
+    #[must_use]
+    pub fn subject(&self, name: &str) -> Option<&SubjectResult> {
+        self.subjects.iter().find(|s| s.name == name)
+    }
+}
+
+/// A cell that could not be measured, also not at the second attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CellFailure {
+    /// The configuration.
+    pub configuration: String,
+    /// The subject, when the configuration runs each by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// The round, from 0.
+    pub round: u32,
+    /// What went wrong.
+    pub error: String,
+}
+
+/// What `frontier` compares: protection given against throughput kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Frontier {
+    /// The subject that is protected.
+    pub protected: String,
+    /// The subject that pays.
+    pub pays: String,
+}
+
+/// An expectation of the experiment and what was found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExpectationResult {
+    /// The configuration.
+    pub configuration: String,
+    /// The subject.
+    pub subject: String,
+    /// What is expected of it, as written: `normalized_at_least = 0.8`.
+    pub expected: String,
+    /// The figure found; absent where there is none (then `met` is false).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<f64>,
+    /// Whether it was met.
+    pub met: bool,
+}
+
+/// The result of `compare`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CompareResult {
+    /// The format and its version: `quell.compare/1`.
+    pub schema: String,
+    /// Quell's version.
+    pub version: String,
+    /// The experiment's name.
+    pub experiment: String,
+    /// Its title.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// The backend it ran on.
+    pub backend: String,
+    /// What its times are.
+    pub timing: Timing,
+    /// The seed of order and resampling.
+    pub seed: u64,
+    /// The machine.
+    pub machine: Inventory,
+    /// A hash of the experiment's text: equal hashes, equal experiments.
+    pub policy_hash: String,
+    /// The confidence of every interval; `ci95` is named after the default.
+    pub confidence: f64,
+    /// The configuration that `normalized` refers to; without one nothing is normalized.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<String>,
+    /// What the frontier compares, if the experiment asks for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frontier: Option<Frontier>,
+    /// Rounds begun.
+    pub rounds: u32,
+    /// Rounds in which the subjects' CPUs shared a cache around every cell; absent where nobody can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds_shared: Option<u32>,
+    /// Why the experiment ended before its last round, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interrupted: Option<String>,
+    /// The configurations, in the order of the experiment.
+    pub configurations: Vec<ConfigurationResult>,
+    /// Cells given up.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<CellFailure>,
+    /// The experiment's expectations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expectations: Vec<ExpectationResult>,
+}
+
+impl CompareResult {
+    /// The configuration of that name.
+    #[must_use]
+    pub fn configuration(&self, name: &str) -> Option<&ConfigurationResult> {
+        self.configurations.iter().find(|c| c.name == name)
+    }
+
+    /// Whether every expectation was met and no promise was lost.
+    #[must_use]
+    pub fn as_expected(&self) -> bool {
+        self.expectations.iter().all(|e| e.met) && self.lost().next().is_none()
+    }
+
+    /// Promises that nothing held at some moment, with their configurations.
+    pub fn lost(&self) -> impl Iterator<Item = (&ConfigurationResult, &PromiseResult)> {
+        let all = self.configurations.iter();
+        all.flat_map(|c| c.promises.iter().map(move |p| (c, p)))
+            .filter(|(_, promise)| promise.was_lost())
+    }
+}
+
+/// The published schema of [`CompareResult`].
+#[must_use]
+pub fn compare_schema() -> schemars::Schema {
+    schemars::schema_for!(CompareResult)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::COMPARE_SCHEMA;
+
+    /// Two configurations on a two-CPU machine: one measured, one refused.
+    fn sample() -> serde_json::Value {
+        serde_json::json!({
+            "schema": COMPARE_SCHEMA, "version": "0.1.0", "experiment": "neighbour", "backend": "linux",
+            "timing": "real", "seed": 1, "policy_hash": "fnv1a64:00", "confidence": 0.95, "baseline": "solo",
+            "machine": {
+                "identity": {"kernel": "6.18", "architecture": "x86_64", "vendor": "v", "model": "m"},
+                "cpus": [{"id": 0, "siblings": "0", "package": 0, "node": 0}],
+                "caches": [], "nodes": [], "mechanisms": {},
+                "means": {"cpuset": "v1", "movable-irqs": 0, "fixed-irqs": 0, "workqueue-mask": false,
+                    "meter": {"kind": "time"}, "time-meter": true, "brake": {"Ok": null}, "brake-in-place": {"Ok": null}, "cpu-max": true, "counter-users": []}},
+            "rounds": 3, "rounds_shared": 2,
+            "configurations": [
+                {"name": "regulated@10%", "axes": {"cap": "10%"}, "mechanisms": ["cores", "bandwidth"],
+                 "guarantee": "estimated", "rounds": 3, "rounds_shared": 2,
+                 "promises": [{"group": "neighbour", "level": "estimated", "held": true,
+                    "promise": {"kind": "limit-bandwidth", "rate": "1GB/s"}}],
+                 "subjects": [{"name": "victim", "role": "critical", "cpus": [0], "metric": "latency_ns",
+                    "better": "lower", "value": 20.0, "normalized": 0.75, "p50": 19.0, "ci95": [18.0, 22.0],
+                    "shared": {"value": 21.0}, "metrics": {"achieved_of_cap": {"value": 0.98}}}],
+                 "totals": {"cells": 3}},
+                {"name": "mba", "axes": {}, "mechanisms": [], "promises": [], "rounds": 0, "subjects": [],
+                 "totals": {"cells": 0}, "refused": [{"key": "mechanisms.bandwidth", "why": "no resctrl here"}]}],
+        })
+    }
+
+    #[test]
+    fn a_result_reads_and_writes_as_published() {
+        let result: CompareResult = serde_json::from_value(sample()).unwrap();
+        assert_eq!(serde_json::to_value(&result).unwrap(), sample());
+        assert_eq!(
+            result
+                .configuration("regulated@10%")
+                .unwrap()
+                .subject("victim")
+                .unwrap()
+                .figures
+                .value,
+            Some(20.0)
+        );
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused() {
+        let mut value = sample();
+        value["configurations"][0]["subjects"][0]["mean"] = 1.into();
+        let error = serde_json::from_value::<CompareResult>(value).unwrap_err();
+        assert!(error.to_string().contains("unknown field `mean`"));
+    }
+
+    /// `QUELL_BLESS=1 cargo test -p quell-record` rewrites the published schema after a change that is meant.
+    #[test]
+    fn the_published_schema_is_this_one() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../schemas/compare.schema.json"
+        );
+        let text = serde_json::to_string_pretty(&compare_schema()).unwrap() + "\n";
+        if std::env::var_os("QUELL_BLESS").is_some() {
+            std::fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas")).unwrap();
+            std::fs::write(path, &text).unwrap();
+        }
+        let published = std::fs::read_to_string(path).unwrap();
+        assert_eq!(
+            published, text,
+            "schemas/compare.schema.json differs from the types; if meant: QUELL_BLESS=1"
+        );
+    }
+}

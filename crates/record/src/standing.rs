@@ -1,0 +1,323 @@
+//! What each promise of a plan is worth while the plan is held: the plan's own word, and what has happened since.
+
+use quell_types::ids::PromiseId;
+use std::fmt;
+
+use quell_plan::{Held, Plan};
+use quell_types::cpuset::CpuId;
+use quell_types::mechanism::Level;
+use quell_types::units::Share;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::events::Event;
+
+/// Why a promise is worth something else than before.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+#[schemars(rename = "PromiseCause")]
+pub enum Cause {
+    /// Somebody has removed what held it.
+    Removed {
+        /// The path of what was removed.
+        what: String,
+    },
+    /// Others use what the promise gives to its group alone.
+    Shared {
+        /// Who, and what they have, in a sentence without its end.
+        by: String,
+    },
+    /// A limit does not hold some task of the group.
+    Exempt {
+        /// Which task, and its scheduling policy; or the scheduler that replaced the kernel's.
+        task: String,
+    },
+    /// A CPU of the group has no brake any more.
+    Unregulated {
+        /// The CPU.
+        cpu: CpuId,
+        /// Why its brake ended.
+        why: String,
+    },
+    /// A CPU's counter is gone, and CPU time at the peak rate is counted there instead.
+    CountedByTime {
+        /// The CPU.
+        cpu: CpuId,
+        /// What became of the counter.
+        why: String,
+    },
+    /// All CPUs of the group have a brake again.
+    Regulated {
+        /// The last of them to have one.
+        cpu: CpuId,
+    },
+    /// A braked group's cgroup was changed, so that its brakes stop it no longer.
+    Loose {
+        /// What was changed, in a sentence.
+        why: String,
+    },
+    /// The process that kept files in memory has ended.
+    KeeperEnded {
+        /// How.
+        how: String,
+    },
+    /// Lines that were locked in a cache have left it.
+    Evicted,
+    /// Pages of the group's memory are not of its colours, which were used up.
+    Spilled {
+        /// How many, of one program.
+        pages: u64,
+        /// Which program.
+        program: String,
+    },
+    /// Too many units of work were late.
+    Late {
+        /// How many.
+        late: u64,
+        /// Of so many.
+        units: u64,
+        /// The share that may be late.
+        allowed: Share,
+    },
+    /// The watchdog has undone the whole plan.
+    Revoked {
+        /// Why, in a sentence.
+        why: String,
+    },
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Removed { what } => write!(f, "somebody has removed {what}"),
+            Self::Shared { by } => f.write_str(by),
+            Self::Loose { why } => f.write_str(why),
+            Self::Exempt { task } => write!(f, "{task}, which no limit holds"),
+            Self::Unregulated { cpu, why } => {
+                write!(f, "CPU {cpu} is no longer regulated: {why}")
+            }
+            Self::CountedByTime { cpu, why } => write!(
+                f,
+                "CPU {cpu}: {why}; the group's CPU time is counted there at the peak rate instead"
+            ),
+            Self::Regulated { cpu } => write!(f, "CPU {cpu} is regulated again"),
+            Self::KeeperEnded { how } => {
+                write!(
+                    f,
+                    "the process that kept its files in memory has ended ({how})"
+                )
+            }
+            Self::Evicted => f.write_str("locked lines have left the cache"),
+            Self::Spilled { pages, program } => write!(
+                f,
+                "{pages} of {program}'s pages are not of its colours, which were used up"
+            ),
+            Self::Late {
+                late,
+                units,
+                allowed,
+            } => write!(
+                f,
+                "{late} of {units} units were late, more than the {allowed} that its target allows"
+            ),
+            Self::Revoked { why } => f.write_str(why),
+        }
+    }
+}
+
+/// What one promise is worth.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Worth {
+    /// As the plan says.
+    pub planned: Level,
+    /// Now.
+    pub now: Level,
+    /// At the worst moment since the plan is held.
+    pub least: Level,
+    /// Why it changed last, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub because: Option<Cause>,
+    /// Why it came to be worth the least, if it is less than planned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub least_because: Option<Cause>,
+}
+
+impl Worth {
+    /// Whether the plan promised something and at some moment nothing held it.
+    #[must_use]
+    pub fn was_lost(&self) -> bool {
+        self.least == Level::None && self.planned > Level::None
+    }
+
+    /// Whether the plan promised something and nothing holds it now.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.now == Level::None && self.planned > Level::None
+    }
+}
+
+/// What every promise of a plan is worth, as [`Event::Promise`] tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing(Vec<Worth>);
+
+impl Standing {
+    /// As the plan begins.
+    #[must_use]
+    pub fn of(plan: &Plan) -> Self {
+        let worth = |held: &Held| Worth {
+            planned: held.level,
+            now: held.level,
+            least: held.level,
+            because: None,
+            least_because: None,
+        };
+        Self(plan.promises.iter().map(worth).collect())
+    }
+
+    /// Takes in an event; says whether a promise is worth something else now.
+    pub fn take(&mut self, event: &Event) -> bool {
+        let Event::Promise { id, level, because } = event else {
+            return false;
+        };
+        let place = (id.0 as usize).checked_sub(1);
+        let Some(worth) = place.and_then(|place| self.0.get_mut(place)) else {
+            return false;
+        };
+        let changed = worth.now != *level;
+        worth.now = *level;
+        worth.because = Some(because.clone());
+        if *level < worth.least {
+            worth.least = *level;
+            worth.least_because = Some(because.clone());
+        }
+        changed
+    }
+
+    /// The promises by their numbers.
+    pub fn all(&self) -> impl Iterator<Item = (PromiseId, &Worth)> {
+        (1..).map(PromiseId).zip(&self.0)
+    }
+
+    /// What a promise is worth; `None` for a number that the plan does not have.
+    #[must_use]
+    pub fn worth(&self, id: PromiseId) -> Option<&Worth> {
+        self.0.get((id.0 as usize).checked_sub(1)?)
+    }
+
+    /// Whether a promise was lost at some moment.
+    #[must_use]
+    pub fn was_lost(&self) -> bool {
+        self.0.iter().any(Worth::was_lost)
+    }
+
+    /// Whether every promise holds now that the plan made.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        !self.0.iter().any(Worth::is_lost)
+    }
+
+    /// The plan with what its promises are worth now, and why where that has changed.
+    #[must_use]
+    pub fn over(&self, plan: &Plan) -> Plan {
+        let mut plan = plan.clone();
+        for (held, worth) in plan.promises.iter_mut().zip(&self.0) {
+            if worth.now != held.level {
+                held.level = worth.now;
+                held.weakest = worth.because.as_ref().map(Cause::to_string);
+            }
+        }
+        plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_plan::{Loops, Promise};
+
+    use super::*;
+    use proptest::prelude::*;
+
+    const LEVELS: [Level; 4] = [
+        Level::None,
+        Level::Estimated,
+        Level::Regulated,
+        Level::Enforced,
+    ];
+
+    fn plan(levels: &[Level]) -> Plan {
+        let held = |level: &Level| Held {
+            group: "g".to_owned(),
+            promise: Promise::Cpus {
+                cpus: "1".parse().unwrap(),
+            },
+            level: *level,
+            held_by: Vec::new(),
+            weakest: None,
+        };
+        Plan {
+            policy: "p".to_owned(),
+            groups: Vec::new(),
+            steps: Vec::new(),
+            promises: levels.iter().map(held).collect(),
+            notes: Vec::new(),
+            loops: Loops::default(),
+        }
+    }
+
+    fn told(id: u32, level: Level) -> Event {
+        Event::Promise {
+            id: PromiseId(id),
+            level,
+            because: Cause::Evicted,
+        }
+    }
+
+    #[test]
+    fn a_promise_that_comes_back_was_lost_all_the_same() {
+        let plan = plan(&[Level::Regulated, Level::None]);
+        let mut standing = Standing::of(&plan);
+        assert!(standing.holds() && !standing.was_lost());
+        assert!(standing.take(&told(1, Level::None)));
+        assert!(!standing.holds() && standing.was_lost());
+        let shown = standing.over(&plan);
+        assert_eq!(shown.promises[0].level, Level::None);
+        let why = shown.promises[0].weakest.as_deref();
+        assert_eq!(why, Some("locked lines have left the cache"));
+        assert!(standing.take(&told(1, Level::Regulated)));
+        assert!(standing.holds() && standing.was_lost());
+        assert_eq!(standing.over(&plan), plan);
+        let worth = standing.worth(PromiseId(1)).unwrap();
+        assert_eq!((worth.now, worth.least), (Level::Regulated, Level::None));
+    }
+
+    #[test]
+    fn what_the_plan_never_promised_cannot_be_lost() {
+        let mut standing = Standing::of(&plan(&[Level::None]));
+        assert!(!standing.take(&told(1, Level::None)));
+        assert!(standing.holds() && !standing.was_lost());
+    }
+
+    proptest! {
+        /// Of any events: the last one told is now, the least one told or planned is least, and others change nothing.
+        #[test]
+        fn the_last_is_now_and_the_least_is_kept(
+            planned in prop::collection::vec(0_usize..4, 1..4),
+            events in prop::collection::vec((0_u32..6, 0_usize..4), 0..20),
+        ) {
+            let planned: Vec<Level> = planned.iter().map(|l| LEVELS[*l]).collect();
+            let mut standing = Standing::of(&plan(&planned));
+            for (id, level) in &events {
+                standing.take(&told(*id, LEVELS[*level]));
+            }
+            for (id, worth) in standing.all() {
+                let of = events.iter().filter(|(e, _)| *e == id.0).map(|(_, l)| LEVELS[*l]);
+                let first = planned[id.0 as usize - 1];
+                prop_assert_eq!(worth.now, of.clone().next_back().unwrap_or(first));
+                prop_assert_eq!(worth.least, of.min().map_or(first, |l| l.min(first)));
+                prop_assert_eq!(worth.least_because.is_some(), worth.least < first);
+            }
+            let text = serde_json::to_string(&standing).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Standing>(&text).unwrap(), standing);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! What a timeline of ways says about whether cache allocation is used, and used well. Each finding has its evidence and what to do.
+//!
+//! A class's *part* is what its mask comes to in bytes. Traffic *turns a part over* that could fill all of it anew several times in a second:
+//! less is what programs do at the edges of what they work on. Occupancy is what lies there, not what is used: lines from a program's start stay
+//! until somebody fills their ways, so that a part that is not filled is too large, and one that is filled need not be too small. Sizes are
+//! told of caches whose code and data share masks: the kernel counts them together.
+
+mod sharing;
+mod sizes;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_types::cpuset::CpuSet;
+use quell_types::partition::Mask;
+
+use super::lanes::{Stretch, Timeline};
+use super::{Cache, Mode, Place, ROOT};
+
+/// Shorter than this nothing is found: settings are written one by one.
+const LEAST_NS: u64 = 200_000_000;
+
+/// Traffic that could fill a part so often in a second turns it over. Of 2 MiB that is 20 MB/s: with 80 ns a line some hundredths of a
+/// program's time.
+const TURNS: f64 = 10.0;
+
+/// What kind of finding.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A register says something else than the kernel.
+    Register,
+    /// A program, or the machine, uses no cache allocation.
+    Unused,
+    /// A class shares ways with one that fills them.
+    Overlap,
+    /// Some threads of a process are in another class.
+    Escaped,
+    /// Threads of a class run on CPUs of a cache in which its ways are not its own.
+    OtherCache,
+    /// All of its ways are in use and more is fetched.
+    TooSmall,
+    /// It does not use all of its ways.
+    TooLarge,
+    /// It has lines outside its ways.
+    Beyond,
+    /// Nobody is in the class.
+    Empty,
+    /// Devices fill its ways, too.
+    Devices,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Finding {
+    /// What kind.
+    pub kind: Kind,
+    /// The class concerned, if it is about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// Where, if it is about one cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<Place>,
+    /// Since when, in nanoseconds on the record's clock.
+    pub from_ns: u64,
+    /// Until when.
+    pub until_ns: u64,
+    /// What, in a sentence.
+    pub what: String,
+    /// By what it is known: numbers and times.
+    pub evidence: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// What there is to find, the most serious first.
+#[must_use]
+pub fn findings(timeline: &Timeline) -> Vec<Finding> {
+    let mut all = registers(timeline);
+    all.extend(unused(timeline));
+    all.extend(sharing::overlaps(timeline));
+    all.extend(sharing::escaped(timeline));
+    all.extend(sharing::other_cache(timeline));
+    for cache in timeline.caches.iter() {
+        for class in &timeline.classes {
+            all.extend(sizes::sizes(timeline, cache, class));
+        }
+    }
+    all.extend(empty(timeline));
+    all.extend(devices(timeline));
+    all.sort_by_key(|f| f.kind);
+    all
+}
+
+fn mb(rate: f64) -> String {
+    if rate < 9.95e6 {
+        format!("{:.1} MB/s", rate / 1e6)
+    } else {
+        format!("{:.0} MB/s", rate / 1e6)
+    }
+}
+
+/// Seconds of a stretch.
+fn seconds(ns: u64) -> String {
+    format!("{:.1} s", ns as f64 / 1e9)
+}
+
+/// Where a class is set.
+fn folder(class: &str) -> String {
+    if class == ROOT {
+        "/sys/fs/resctrl".to_owned()
+    } else {
+        format!("/sys/fs/resctrl/{class}")
+    }
+}
+
+fn schemata(class: &str, place: &Place, mask: Mask) -> String {
+    format!(
+        "echo '{}:{}={:x}' > {}/schemata",
+        place.resource,
+        place.id,
+        mask.0,
+        folder(class)
+    )
+}
+
+fn longest_of<T>(all: Vec<(Stretch<()>, T)>) -> Option<(Stretch<()>, T)> {
+    let long = all.into_iter().filter(|(s, _)| s.ns() >= LEAST_NS);
+    long.max_by_key(|(s, _)| s.ns())
+}
+
+fn registers(timeline: &Timeline) -> Vec<Finding> {
+    // One register each: of CPUs that share a cache all say the same.
+    let mut first: BTreeMap<(&str, u32), Vec<&Stretch<super::Register>>> = BTreeMap::new();
+    for one in &timeline.registers {
+        let key = (one.is.of.as_str(), one.is.number);
+        first.entry(key).or_default().push(one);
+    }
+    let finding = |all: &Vec<&Stretch<super::Register>>| {
+        let one = all.first()?;
+        let register = &one.is;
+        let cpus: CpuSet = all.iter().map(|r| r.is.cpu).collect();
+        Some(Finding {
+            kind: Kind::Register,
+            class: None,
+            place: None,
+            from_ns: one.from_ns,
+            until_ns: all.iter().map(|r| r.until_ns).max()?,
+            what: format!(
+                "{} was written behind the kernel's back: what resctrl shows is not what the processor does",
+                register.of
+            ),
+            evidence: format!(
+                "register {:#x} read on CPU {} is {:#x}, and the kernel believes {:#x}",
+                register.number,
+                cpus,
+                register.register,
+                register.kernel
+            ),
+            remedy: "let one tool set it; writing the same schemata line twice with another value between makes the kernel write its own again"
+                .to_owned(),
+        })
+    };
+    first.values().filter_map(finding).collect()
+}
+
+/// Nobody's ways are fewer than all; or those of a process that is watched.
+fn unused(timeline: &Timeline) -> Vec<Finding> {
+    let whole = |place: &Place| {
+        let cache = timeline.caches.iter().find(|c| c.place == *place);
+        cache.map(Cache::whole)
+    };
+    if timeline.caches.is_empty() || timeline.end_ns < LEAST_NS {
+        return Vec::new();
+    }
+    let narrowed: BTreeSet<&str> = timeline
+        .masks
+        .iter()
+        .filter(|((_, place), all)| all.iter().any(|m| Some(m.is) != whole(place)))
+        .map(|((class, _), _)| class.as_str())
+        .collect();
+    let places: Vec<String> = timeline
+        .caches
+        .iter()
+        .map(|c| c.place.to_string())
+        .collect();
+    let until = timeline.end_ns;
+    let found = |what: String, evidence: String| {
+        Finding {
+        kind: Kind::Unused,
+        class: None,
+        place: None,
+        from_ns: 0,
+        until_ns: until,
+        what,
+        evidence,
+        remedy: "make a class, write its ways to its schemata, take them from the root's, and write the program's threads to its tasks; `quell run` with reserve.cache does all of it and takes it back"
+            .to_owned(),
+    }
+    };
+    if narrowed.is_empty() {
+        return vec![found(
+            "no program uses cache allocation: everybody may fill everything".to_owned(),
+            format!(
+                "for {} every class had all ways of {}",
+                seconds(until),
+                places.join(", ")
+            ),
+        )];
+    }
+    let mut processes: BTreeMap<u32, Vec<&super::ThreadLane>> = BTreeMap::new();
+    for thread in timeline.threads.values() {
+        processes.entry(thread.pid).or_default().push(thread);
+    }
+    let finding = |(pid, threads): (&u32, &Vec<&super::ThreadLane>)| {
+        let was = || threads.iter().flat_map(|t| &t.was);
+        let ns = was().map(Stretch::ns).max()?;
+        let classes: BTreeSet<&str> = was().map(|w| w.is.class.as_str()).collect();
+        let none = classes.iter().all(|class| !narrowed.contains(class));
+        let name = &threads.first()?.name;
+        (none && ns >= LEAST_NS).then(|| {
+            let classes: Vec<&str> = classes.into_iter().collect();
+            found(
+                format!("process {pid} ({name}) uses no cache allocation: it may fill all ways"),
+                format!(
+                    "its {} threads were in class {} for {}, whose mask is all of {}",
+                    threads.len(),
+                    classes.join(", "),
+                    seconds(ns),
+                    places.join(", ")
+                ),
+            )
+        })
+    };
+    processes.iter().filter_map(finding).collect()
+}
+
+/// Classes that nobody is in.
+fn empty(timeline: &Timeline) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for class in timeline.classes.iter().filter(|c| *c != ROOT) {
+        let modes = timeline.modes.get(class).into_iter().flatten();
+        let modes: Vec<&Stretch<Mode>> = modes.collect();
+        let (Some(first), Some(last)) = (modes.first(), modes.last()) else {
+            continue;
+        };
+        let there = last.until_ns - first.from_ns;
+        let locked = modes
+            .iter()
+            .any(|m| m.is != Mode::Shareable && m.is != Mode::Exclusive);
+        let span = (first.from_ns, last.until_ns);
+        if locked || there < LEAST_NS || timeline.had_members(class, span) {
+            continue;
+        }
+        let masks = timeline.masks.iter().filter(|((c, _), _)| c == class);
+        let masks = masks.filter_map(|((_, place), all)| Some((place, all.last()?.is)));
+        let masks: Vec<String> = masks.map(|(place, m)| format!("{m} of {place}")).collect();
+        found.push(Finding {
+            kind: Kind::Empty,
+            class: Some(class.clone()),
+            place: None,
+            from_ns: span.0,
+            until_ns: span.1,
+            what: format!("nobody is in class {class}"),
+            evidence: format!(
+                "for {} it had {}, and neither a task nor a CPU",
+                seconds(there),
+                masks.join(", ")
+            ),
+            remedy: format!(
+                "write tasks to {0}/tasks, or remove it (rmdir {0}): it takes one of few classes",
+                folder(class)
+            ),
+        });
+    }
+    found
+}
+
+/// Ways that were given to a class and that devices fill.
+fn devices(timeline: &Timeline) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for cache in timeline.caches.iter().filter(|c| !c.shareable.is_empty()) {
+        for class in timeline.classes.iter().filter(|c| *c != ROOT) {
+            let key = (class.clone(), cache.place.clone());
+            let masks = timeline.masks.get(&key).into_iter().flatten();
+            let shared = |m: &&Stretch<Mask>| {
+                m.is != cache.whole() && m.is.0 & cache.shareable.0 != 0 && m.ns() >= LEAST_NS
+            };
+            let Some(one) = masks.filter(shared).max_by_key(|m| m.ns()) else {
+                continue;
+            };
+            let both = Mask(one.is.0 & cache.shareable.0);
+            found.push(Finding {
+                kind: Kind::Devices,
+                class: Some(class.clone()),
+                place: Some(cache.place.clone()),
+                from_ns: one.from_ns,
+                until_ns: one.until_ns,
+                what: format!(
+                    "devices may fill {} of the {} ways of {} that class {class} has",
+                    both.count(),
+                    one.is.count(),
+                    cache.place
+                ),
+                evidence: format!(
+                    "its mask is {}, the ways of devices are {}",
+                    one.is, cache.shareable
+                ),
+                remedy: "where devices move much, choose other ways".to_owned(),
+            });
+        }
+    }
+    found
+}

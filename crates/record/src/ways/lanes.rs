@@ -1,0 +1,380 @@
+//! Changes in order of time become stretches in which nothing changes: who may fill which ways, where threads were, what was counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::partition::Mask;
+
+use super::{Cache, Change, Class, Mode, Place, Register, Snapshot};
+
+/// A stretch of time in which something is the same, in nanoseconds on the record's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch<T> {
+    /// From.
+    pub from_ns: u64,
+    /// Until.
+    pub until_ns: u64,
+    /// What.
+    pub is: T,
+}
+
+impl<T> Stretch<T> {
+    /// How long.
+    #[must_use]
+    pub const fn ns(&self) -> u64 {
+        self.until_ns.saturating_sub(self.from_ns)
+    }
+}
+
+/// Who may fill some ways.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fill {
+    /// The classes whose masks have them.
+    pub classes: Vec<String>,
+    /// The class that is pseudo-locked into them.
+    pub locked: Option<String>,
+    /// Devices fill them, too.
+    pub devices: bool,
+}
+
+/// Neighbouring ways of one cache that the same classes may fill, for a stretch of time.
+pub type Block = Stretch<Ways>;
+
+/// Neighbouring ways.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ways {
+    /// The lowest.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// Who may fill them.
+    pub fill: Fill,
+}
+
+/// What was counted at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampled {
+    /// When, in nanoseconds on the record's clock.
+    pub at_ns: u64,
+    /// Bytes of the cache.
+    pub occupancy: Option<u64>,
+    /// Bytes from and to memory so far.
+    pub traffic: Option<u64>,
+}
+
+/// Where a thread is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// The class whose masks its fills obey.
+    pub class: String,
+    /// The CPU it ran on last.
+    pub cpu: CpuId,
+}
+
+/// A thread over time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadLane {
+    /// Its process.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// Where it was.
+    pub was: Vec<Stretch<Whereabouts>>,
+}
+
+/// Everything over time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timeline {
+    /// The last moment.
+    pub end_ns: u64,
+    /// The caches that can be divided.
+    pub caches: Vec<Cache>,
+    /// The classes, in the order in which they were seen.
+    pub classes: Vec<String>,
+    /// By cache: who may fill what. Blocks neither overlap nor leave anything out.
+    pub blocks: BTreeMap<Place, Vec<Block>>,
+    /// By class and cache.
+    pub masks: BTreeMap<(String, Place), Vec<Stretch<Mask>>>,
+    /// By class and memory controller.
+    pub throttles: BTreeMap<(String, Place), Vec<Stretch<u64>>>,
+    /// By class.
+    pub modes: BTreeMap<String, Vec<Stretch<Mode>>>,
+    /// By class: the CPUs that belong to it.
+    pub cpus: BTreeMap<String, Vec<Stretch<CpuSet>>>,
+    /// By class and where the kernel counts ([`Place::counted`]).
+    pub samples: BTreeMap<(String, Place), Vec<Sampled>>,
+    /// By thread.
+    pub threads: BTreeMap<u32, ThreadLane>,
+    /// Registers that differed from what the kernel believes.
+    pub registers: Vec<Stretch<Register>>,
+    /// What has changed, in sentences.
+    pub told: Vec<(u64, String)>,
+}
+
+/// The end of what has not ended.
+const OPEN: u64 = u64::MAX;
+
+/// From `at` on it is `is`, until something else is said.
+fn now<T: PartialEq>(all: &mut Vec<Stretch<T>>, at: u64, is: Option<T>) {
+    if let Some(last) = all.last_mut().filter(|last| last.until_ns == OPEN) {
+        if is.as_ref() == Some(&last.is) {
+            return;
+        }
+        last.until_ns = at;
+    }
+    if let Some(is) = is {
+        all.push(Stretch {
+            from_ns: at,
+            until_ns: OPEN,
+            is,
+        });
+    }
+}
+
+fn close<T>(all: &mut Vec<Stretch<T>>, end: u64) {
+    for one in all.iter_mut() {
+        one.until_ns = one.until_ns.min(end);
+    }
+    all.retain(|one| one.ns() > 0);
+}
+
+impl Timeline {
+    /// Of changes in order of time, with their times in nanoseconds; it ends with `end_ns`, or the last of them.
+    #[must_use]
+    pub fn of<'c>(changes: impl IntoIterator<Item = (u64, &'c Change)>, end_ns: u64) -> Self {
+        let mut timeline = Self {
+            end_ns,
+            ..Self::default()
+        };
+        let mut state = Snapshot::default();
+        let mut changes = changes.into_iter().peekable();
+        while let Some((at, first)) = changes.next() {
+            timeline.end_ns = timeline.end_ns.max(at);
+            // What one look saw came at once.
+            let mut settings = timeline.take(at, first, &mut state);
+            while let Some((_, next)) = changes.next_if(|(then, _)| *then == at) {
+                settings |= timeline.take(at, next, &mut state);
+            }
+            if settings {
+                timeline.look(at, &state);
+            }
+        }
+        timeline.close();
+        timeline
+    }
+
+    /// Takes in a change; whether it is one of settings.
+    fn take(&mut self, at: u64, change: &Change, state: &mut Snapshot) -> bool {
+        state.apply(change);
+        self.told.extend(change.told().map(|told| (at, told)));
+        match change {
+            Change::Machine { caches } => self.caches.clone_from(caches),
+            Change::Sample {
+                class,
+                place,
+                figures,
+            } => {
+                let samples = self.samples.entry((class.clone(), place.clone()));
+                samples.or_default().push(Sampled {
+                    at_ns: at,
+                    occupancy: figures.occupancy,
+                    traffic: figures.traffic,
+                });
+                return false;
+            }
+            Change::Thread { tid, is, .. } => {
+                let class = state.class_of(is).to_owned();
+                self.thread(at, *tid, (is.pid, &is.name), Some((class, is.cpu)));
+                return false;
+            }
+            Change::Ended { tid } => {
+                if let Some(lane) = self.threads.get_mut(tid) {
+                    now(&mut lane.was, at, None);
+                }
+                return false;
+            }
+            Change::Differs { register } => self.registers.push(Stretch {
+                from_ns: at,
+                until_ns: OPEN,
+                is: register.clone(),
+            }),
+            Change::Agrees { register } => {
+                let known = self.registers.iter_mut();
+                for known in known.filter(|r| r.until_ns == OPEN && r.is == *register) {
+                    known.until_ns = at;
+                }
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn thread(&mut self, at: u64, tid: u32, (pid, name): (u32, &str), is: Option<(String, CpuId)>) {
+        let lane = self.threads.entry(tid).or_insert_with(|| ThreadLane {
+            pid,
+            name: name.to_owned(),
+            was: Vec::new(),
+        });
+        name.clone_into(&mut lane.name);
+        now(
+            &mut lane.was,
+            at,
+            is.map(|(class, cpu)| Whereabouts { class, cpu }),
+        );
+    }
+
+    /// Settings are so from now on.
+    fn look(&mut self, at: u64, state: &Snapshot) {
+        for class in state.classes.keys() {
+            if !self.classes.contains(class) {
+                self.classes.push(class.clone());
+            }
+        }
+        let none = Class::default();
+        for name in &self.classes {
+            let there = state.classes.get(name);
+            let class = there.unwrap_or(&none);
+            let modes = self.modes.entry(name.clone()).or_default();
+            now(modes, at, there.map(|c| c.mode));
+            let cpus = self.cpus.entry(name.clone()).or_default();
+            now(cpus, at, there.map(|c| c.cpus.clone()));
+            each(&mut self.masks, name, &class.masks, at);
+            each(&mut self.throttles, name, &class.throttles, at);
+        }
+        // CPUs that go to another class take the root's tasks along.
+        for (tid, thread) in &state.threads {
+            let class = state.class_of(thread).to_owned();
+            let (pid, name) = (thread.pid, thread.name.as_str());
+            self.thread(at, *tid, (pid, name), Some((class, thread.cpu)));
+        }
+        for cache in &self.caches {
+            let runs = runs(cache, state);
+            let blocks = self.blocks.entry(cache.place.clone()).or_default();
+            for block in blocks.iter_mut().filter(|b| b.until_ns == OPEN) {
+                if !runs.contains(&block.is) {
+                    block.until_ns = at;
+                }
+            }
+            for run in runs {
+                let open = |b: &Block| b.until_ns == OPEN && b.is == run;
+                if !blocks.iter().any(open) {
+                    blocks.push(Stretch {
+                        from_ns: at,
+                        until_ns: OPEN,
+                        is: run,
+                    });
+                }
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        let end = self.end_ns;
+        self.blocks.values_mut().for_each(|all| close(all, end));
+        self.masks.values_mut().for_each(|all| close(all, end));
+        self.throttles.values_mut().for_each(|all| close(all, end));
+        self.modes.values_mut().for_each(|all| close(all, end));
+        self.cpus.values_mut().for_each(|all| close(all, end));
+        self.threads
+            .values_mut()
+            .for_each(|t| close(&mut t.was, end));
+        close(&mut self.registers, end);
+    }
+
+    /// The mask of a class at a moment.
+    #[must_use]
+    pub fn mask_at(&self, class: &str, place: &Place, at_ns: u64) -> Option<Mask> {
+        let all = self.masks.get(&(class.to_owned(), place.clone()))?;
+        let found = all
+            .iter()
+            .find(|m| (m.from_ns..m.until_ns).contains(&at_ns));
+        found.map(|m| m.is)
+    }
+
+    /// Whether anybody belonged to a class at some time from one moment until another.
+    #[must_use]
+    pub fn had_members(&self, class: &str, (from, until): (u64, u64)) -> bool {
+        let during = |f: u64, u: u64| f < until && from < u;
+        class == super::ROOT
+            || self
+                .cpus
+                .get(class)
+                .into_iter()
+                .flatten()
+                .any(|c| during(c.from_ns, c.until_ns) && !c.is.is_empty())
+            || self.threads.values().any(|t| {
+                let mut was = t.was.iter();
+                was.any(|w| during(w.from_ns, w.until_ns) && w.is.class == class)
+            })
+    }
+
+    /// What was counted of a class at a place from one moment until another.
+    #[must_use]
+    pub fn sampled(&self, class: &str, place: &Place, (from, until): (u64, u64)) -> Vec<Sampled> {
+        let all = self.samples.get(&(class.to_owned(), place.counted()));
+        let all = all.into_iter().flatten();
+        all.filter(|s| (from..=until).contains(&s.at_ns))
+            .copied()
+            .collect()
+    }
+}
+
+fn each<T: Copy + PartialEq>(
+    all: &mut BTreeMap<(String, Place), Vec<Stretch<T>>>,
+    class: &str,
+    is: &BTreeMap<Place, T>,
+    at: u64,
+) {
+    let known: BTreeSet<Place> = all
+        .keys()
+        .filter(|(name, _)| name == class)
+        .map(|(_, place)| place.clone())
+        .chain(is.keys().cloned())
+        .collect();
+    for place in known {
+        let value = is.get(&place).copied();
+        now(all.entry((class.to_owned(), place)).or_default(), at, value);
+    }
+}
+
+/// The ways of a cache, neighbours alike taken together.
+fn runs(cache: &Cache, state: &Snapshot) -> Vec<Ways> {
+    let mut runs: Vec<Ways> = Vec::new();
+    for bit in 0..cache.bits {
+        let own = |class: &Class| {
+            let mask = class.masks.get(&cache.place);
+            mask.is_some_and(|m| m.0 >> bit & 1 == 1)
+        };
+        let mut fill = Fill {
+            devices: cache.shareable.0 >> bit & 1 == 1,
+            ..Fill::default()
+        };
+        for (name, _) in state.classes.iter().filter(|(_, class)| own(class)) {
+            let locked = |class: &Class| class.mode == Mode::PseudoLocked;
+            if state.classes.get(name).is_some_and(locked) {
+                fill.locked = Some(name.clone());
+            } else {
+                fill.classes.push(name.clone());
+            }
+        }
+        match runs.last_mut().filter(|run| run.fill == fill) {
+            Some(run) => run.count += 1,
+            None => runs.push(Ways {
+                first: bit,
+                count: 1,
+                fill,
+            }),
+        }
+    }
+    runs
+}
+
+/// Bytes per second between the first and the last sample that counted traffic.
+#[must_use]
+pub fn rate(samples: &[Sampled]) -> Option<f64> {
+    let mut counted = samples.iter().filter_map(|s| Some((s.at_ns, s.traffic?)));
+    let first = counted.next()?;
+    let last = counted.next_back()?;
+    let seconds = last.0.saturating_sub(first.0) as f64 / 1e9;
+    (seconds > 0.0).then(|| last.1.saturating_sub(first.1) as f64 / seconds)
+}

@@ -1,0 +1,584 @@
+//! Who may fill which ways of which cache, over time: what is seen of the machine becomes changes ([`Change`], events of a record),
+//! changes become lanes ([`Timeline`]), and lanes become findings ([`findings`]).
+//!
+//! Words as in [`quell_types::partition`] and resctrl (Documentation/filesystems/resctrl.rst): a *class* is a control group, that of all other
+//! tasks being [`ROOT`]; a *place* is one cache, or one memory controller, of a resource. A thread's own class goes before that of the CPU
+//! it runs on, which goes before the root's. Hardware tells how much of a cache a class has, never in which ways: lanes show who may
+//! fill a way, not what lies in it.
+
+mod findings;
+mod lanes;
+
+#[cfg(test)]
+mod findings_tests;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::partition::Mask;
+use quell_types::units::UnitError;
+
+pub use findings::{Finding, Kind, findings};
+pub use lanes::{Block, Fill, Sampled, Stretch, ThreadLane, Timeline, Ways, Whereabouts, rate};
+
+/// The class of every task that is in no other, as resctrl's root group.
+pub const ROOT: &str = "/";
+
+/// One cache, or memory controller, of a resource: `L3:0`, `L2CODE:3`, `MB:1`. The number is the kernel's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
+#[serde(into = "String")]
+#[schemars(with = "String")]
+pub struct Place {
+    /// As in schemata: `L3`, `L3CODE`, `L3DATA`, `L2`, `MB`, …
+    pub resource: String,
+    /// Which of them.
+    pub id: u32,
+}
+
+quell_types::text_unit!(Place, "a place such as L3:0");
+
+impl Place {
+    /// `resource:id`.
+    #[must_use]
+    pub fn new(resource: &str, id: u32) -> Self {
+        Self {
+            resource: resource.to_owned(),
+            id,
+        }
+    }
+
+    /// Where the kernel counts what this place holds: code and data of a cache are counted together.
+    #[must_use]
+    pub fn counted(&self) -> Self {
+        let resource = &self.resource;
+        let bare = resource
+            .strip_suffix("CODE")
+            .or_else(|| resource.strip_suffix("DATA"));
+        Self::new(bare.unwrap_or(resource), self.id)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.resource, self.id)
+    }
+}
+
+impl FromStr for Place {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let read = || {
+            let (resource, id) = text.rsplit_once(':')?;
+            (!resource.is_empty()).then_some(Self::new(resource, id.parse().ok()?))
+        };
+        read().ok_or_else(|| UnitError {
+            text: text.to_owned(),
+            wanted: Self::WANTED,
+        })
+    }
+}
+
+/// A cache that can be divided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Cache {
+    /// Which.
+    pub place: Place,
+    /// Bits of a mask; each stands for the same part of the cache.
+    pub bits: u32,
+    /// The whole cache.
+    pub bytes: u64,
+    /// The CPUs that use it.
+    pub cpus: CpuSet,
+    /// Bits that a mask must have at least.
+    pub least: u32,
+    /// Bits that others than CPUs (devices) fill, too.
+    #[serde(default)]
+    pub shareable: Mask,
+}
+
+impl Cache {
+    /// The mask of all ways.
+    #[must_use]
+    pub fn whole(&self) -> Mask {
+        Mask::run(0, self.bits)
+    }
+
+    /// Bytes that so many bits stand for.
+    #[must_use]
+    pub fn part(&self, bits: u32) -> u64 {
+        self.bytes * u64::from(bits) / u64::from(self.bits.max(1))
+    }
+}
+
+/// How a class shares its ways with others.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Masks of others may overlap with its own.
+    #[default]
+    Shareable,
+    /// The kernel refuses masks that overlap with its own.
+    Exclusive,
+    /// About to be pseudo-locked.
+    PseudoLocksetup,
+    /// What is in its ways stays there, and nobody fills them.
+    PseudoLocked,
+}
+
+impl Mode {
+    /// As resctrl writes it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shareable => "shareable",
+            Self::Exclusive => "exclusive",
+            Self::PseudoLocksetup => "pseudo-locksetup",
+            Self::PseudoLocked => "pseudo-locked",
+        }
+    }
+}
+
+/// What the kernel counts for a class at a place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Figures {
+    /// Bytes of the cache that it has now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub occupancy: Option<u64>,
+    /// Bytes from and to memory since the count began: a line for every miss, and what is written back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<u64>,
+}
+
+/// A class as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Class {
+    /// How it shares.
+    pub mode: Mode,
+    /// Where it may fill which ways.
+    pub masks: BTreeMap<Place, Mask>,
+    /// Bandwidth allocation: percent, or what the kernel takes instead.
+    pub throttles: BTreeMap<Place, u64>,
+    /// CPUs whose tasks of the root's class belong to it.
+    pub cpus: CpuSet,
+    /// What is counted.
+    pub figures: BTreeMap<Place, Figures>,
+}
+
+/// A thread: of a program that is watched, or of one with threads in classes other than the root's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Thread {
+    /// Its process.
+    pub pid: u32,
+    /// Its name (`/proc/PID/task/TID/comm`).
+    pub name: String,
+    /// The class it was put into.
+    pub class: String,
+    /// The CPU it ran on last.
+    pub cpu: CpuId,
+}
+
+/// A register that says something else than the kernel: somebody has written it behind the kernel's back.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Register {
+    /// Where: of a cache that CPU's, read on it.
+    pub cpu: CpuId,
+    /// Its number.
+    pub number: u32,
+    /// What it is (`the mask of class /`).
+    pub of: String,
+    /// What the kernel believes is in it.
+    pub kernel: u64,
+    /// What is in it.
+    pub register: u64,
+}
+
+/// All that one look sees.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The classes, by name.
+    pub classes: BTreeMap<String, Class>,
+    /// Threads, by number.
+    pub threads: BTreeMap<u32, Thread>,
+    /// Registers that differ from what the kernel believes.
+    pub registers: BTreeSet<Register>,
+}
+
+/// What has changed from one look to the next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "what")]
+pub enum Change {
+    /// The machine, before anything else.
+    Machine {
+        /// Its caches that can be divided.
+        caches: Vec<Cache>,
+    },
+    /// There is a class of that name.
+    Appeared {
+        /// Which.
+        class: String,
+    },
+    /// There is none any more.
+    Vanished {
+        /// Which.
+        class: String,
+    },
+    /// It may fill other ways than before.
+    Mask {
+        /// Which class.
+        class: String,
+        /// Where.
+        place: Place,
+        /// Before, if there was one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<Mask>,
+        /// Now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<Mask>,
+    },
+    /// It may ask more or less of memory than before.
+    Throttle {
+        /// Which class.
+        class: String,
+        /// Where.
+        place: Place,
+        /// Before, if there was one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<u64>,
+        /// Now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<u64>,
+    },
+    /// It shares otherwise than before.
+    Mode {
+        /// Which class.
+        class: String,
+        /// Before.
+        from: Mode,
+        /// Now.
+        to: Mode,
+    },
+    /// It has other CPUs than before.
+    Cpus {
+        /// Which class.
+        class: String,
+        /// Before.
+        from: CpuSet,
+        /// Now.
+        to: CpuSet,
+    },
+    /// A thread was seen first, or in another class or on another CPU than before.
+    Thread {
+        /// Its number.
+        tid: u32,
+        /// The thread, as it is now.
+        #[serde(flatten)]
+        is: Thread,
+        /// The class it was in before, where that has changed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
+    },
+    /// A thread is not seen any more.
+    Ended {
+        /// Its number.
+        tid: u32,
+    },
+    /// What is counted now.
+    Sample {
+        /// Which class.
+        class: String,
+        /// Where.
+        place: Place,
+        /// How much.
+        #[serde(flatten)]
+        figures: Figures,
+    },
+    /// A register differs from what the kernel believes.
+    Differs {
+        /// Which, and how.
+        #[serde(flatten)]
+        register: Register,
+    },
+    /// It does so no more.
+    Agrees {
+        /// Which, and how it differed.
+        #[serde(flatten)]
+        register: Register,
+    },
+}
+
+/// What one has to be told to know `after` who knows `before`.
+#[must_use]
+pub fn changes(before: &Snapshot, after: &Snapshot) -> Vec<Change> {
+    let mut all = Vec::new();
+    for class in before.classes.keys() {
+        if !after.classes.contains_key(class) {
+            let class = class.clone();
+            all.push(Change::Vanished { class });
+        }
+    }
+    let none = Class::default();
+    for (name, class) in &after.classes {
+        let was = before.classes.get(name).unwrap_or_else(|| {
+            let class = name.clone();
+            all.push(Change::Appeared { class });
+            &none
+        });
+        of_class(name, was, class, &mut all);
+    }
+    for tid in before.threads.keys() {
+        if !after.threads.contains_key(tid) {
+            all.push(Change::Ended { tid: *tid });
+        }
+    }
+    for (tid, thread) in &after.threads {
+        let was = before.threads.get(tid);
+        if was == Some(thread) {
+            continue;
+        }
+        all.push(Change::Thread {
+            tid: *tid,
+            is: thread.clone(),
+            from: was
+                .map(|was| was.class.clone())
+                .filter(|class| *class != thread.class),
+        });
+    }
+    let gone = before.registers.difference(&after.registers);
+    all.extend(gone.cloned().map(|register| Change::Agrees { register }));
+    let new = after.registers.difference(&before.registers);
+    all.extend(new.cloned().map(|register| Change::Differs { register }));
+    all
+}
+
+/// Places of both, each once.
+fn places<'a, T>(
+    one: &'a BTreeMap<Place, T>,
+    other: &'a BTreeMap<Place, T>,
+) -> BTreeSet<&'a Place> {
+    one.keys().chain(other.keys()).collect()
+}
+
+fn of_class(name: &str, was: &Class, is: &Class, all: &mut Vec<Change>) {
+    let class = || name.to_owned();
+    if was.mode != is.mode {
+        all.push(Change::Mode {
+            class: class(),
+            from: was.mode,
+            to: is.mode,
+        });
+    }
+    for place in places(&was.masks, &is.masks) {
+        let (from, to) = (was.masks.get(place), is.masks.get(place));
+        if from != to {
+            all.push(Change::Mask {
+                class: class(),
+                place: place.clone(),
+                from: from.copied(),
+                to: to.copied(),
+            });
+        }
+    }
+    for place in places(&was.throttles, &is.throttles) {
+        let (from, to) = (was.throttles.get(place), is.throttles.get(place));
+        if from != to {
+            all.push(Change::Throttle {
+                class: class(),
+                place: place.clone(),
+                from: from.copied(),
+                to: to.copied(),
+            });
+        }
+    }
+    if was.cpus != is.cpus {
+        all.push(Change::Cpus {
+            class: class(),
+            from: was.cpus.clone(),
+            to: is.cpus.clone(),
+        });
+    }
+    for place in places(&was.figures, &is.figures) {
+        let figures = is.figures.get(place).copied().unwrap_or_default();
+        if was.figures.get(place) != Some(&figures) {
+            all.push(Change::Sample {
+                class: class(),
+                place: place.clone(),
+                figures,
+            });
+        }
+    }
+}
+
+fn put<T>(map: &mut BTreeMap<Place, T>, place: &Place, value: Option<T>) {
+    match value {
+        Some(value) => map.insert(place.clone(), value),
+        None => map.remove(place),
+    };
+}
+
+impl Snapshot {
+    /// Takes in a change. What it says of classes that nobody has told of begins them.
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Machine { .. } => {}
+            Change::Appeared { class } => {
+                self.class(class);
+            }
+            Change::Vanished { class } => {
+                self.classes.remove(class);
+            }
+            Change::Mask {
+                class, place, to, ..
+            } => put(&mut self.class(class).masks, place, *to),
+            Change::Throttle {
+                class, place, to, ..
+            } => put(&mut self.class(class).throttles, place, *to),
+            Change::Mode { class, to, .. } => self.class(class).mode = *to,
+            Change::Cpus { class, to, .. } => self.class(class).cpus = to.clone(),
+            Change::Thread { tid, is, .. } => {
+                self.threads.insert(*tid, is.clone());
+            }
+            Change::Ended { tid } => {
+                self.threads.remove(tid);
+            }
+            Change::Sample {
+                class,
+                place,
+                figures,
+            } => {
+                let none = *figures == Figures::default();
+                put(
+                    &mut self.class(class).figures,
+                    place,
+                    (!none).then_some(*figures),
+                );
+            }
+            Change::Differs { register } => {
+                self.registers.insert(register.clone());
+            }
+            Change::Agrees { register } => {
+                self.registers.remove(register);
+            }
+        }
+    }
+
+    fn class(&mut self, name: &str) -> &mut Class {
+        self.classes.entry(name.to_owned()).or_default()
+    }
+
+    /// Whether anybody belongs to a class: a thread, or a CPU. Nobody knows of the root's, which has all the others.
+    #[must_use]
+    pub fn has_members(&self, class: &str) -> bool {
+        class == ROOT
+            || self.threads.values().any(|t| t.class == class)
+            || self.classes.get(class).is_some_and(|c| !c.cpus.is_empty())
+    }
+
+    /// The class whose masks a thread's fills obey.
+    #[must_use]
+    pub fn class_of<'a>(&'a self, thread: &'a Thread) -> &'a str {
+        if thread.class != ROOT {
+            return &thread.class;
+        }
+        let mut by_cpu = self.classes.iter();
+        by_cpu
+            .find(|(name, class)| *name != ROOT && class.cpus.contains(thread.cpu))
+            .map_or(ROOT, |(name, _)| name)
+    }
+}
+
+/// Whether changes say anything that is no sample and no thread's way over the CPUs: what a person wants listed.
+impl Change {
+    /// In a sentence; nothing for samples, for threads that only ran elsewhere, and for the machine.
+    #[must_use]
+    pub fn told(&self) -> Option<String> {
+        let mask = |mask: &Option<Mask>| mask.map_or_else(|| "none".to_owned(), |m| m.to_string());
+        let number =
+            |n: &Option<u64>| n.map_or_else(|| "none".to_owned(), |number| number.to_string());
+        Some(match self {
+            Self::Machine { .. } | Self::Sample { .. } | Self::Ended { .. } => return None,
+            Self::Thread { from: None, .. } => return None,
+            Self::Appeared { class } => format!("class {class} is there"),
+            Self::Vanished { class } => format!("class {class} is gone"),
+            Self::Mask {
+                class,
+                place,
+                from: None,
+                to,
+            } => format!("{place}: class {class} may fill {}", mask(to)),
+            Self::Mask {
+                class,
+                place,
+                from,
+                to,
+            } => format!(
+                "{place}: class {class} may fill {} instead of {}",
+                mask(to),
+                mask(from)
+            ),
+            Self::Throttle {
+                class,
+                place,
+                from: None,
+                to,
+            } => format!("{place}: class {class} is set to {}", number(to)),
+            Self::Throttle {
+                class,
+                place,
+                from,
+                to,
+            } => format!(
+                "{place}: class {class} is set to {} instead of {}",
+                number(to),
+                number(from)
+            ),
+            Self::Mode { class, from, to } => {
+                format!("class {class} is {} instead of {}", to.name(), from.name())
+            }
+            Self::Cpus { class, from, to } if from.is_empty() => {
+                format!("class {class} gets CPUs {to}")
+            }
+            Self::Cpus { class, from, to } if to.is_empty() => {
+                format!("class {class} loses its CPUs {from}")
+            }
+            Self::Cpus { class, from, to } => {
+                format!("class {class} gets CPUs {to} instead of {from}")
+            }
+            Self::Thread {
+                tid,
+                is,
+                from: Some(from),
+            } => format!(
+                "thread {tid} ({}, process {}) goes from class {from} to class {}",
+                is.name, is.pid, is.class
+            ),
+            Self::Differs { register } => format!("{register}"),
+            Self::Agrees { register } => format!(
+                "{} on CPU {} is what the kernel believes again",
+                register.of, register.cpu
+            ),
+        })
+    }
+}
+
+impl fmt::Display for Register {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} on CPU {} (register {:#x}) is {:#x}, and the kernel believes {:#x}",
+            self.of, self.cpu, self.number, self.register, self.kernel
+        )
+    }
+}

@@ -1,0 +1,133 @@
+//! What a policy leaves to choose, and a plan hands on to whoever acts.
+
+use std::fmt;
+
+use schemars::{JsonSchema, json_schema};
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::spelled;
+use crate::spelled::{NoTable, Spelled};
+
+/// What a CPU does when all budgets are spent before the period ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum After {
+    /// Waits for the next period.
+    #[default]
+    Wait,
+    /// Runs on freely.
+    Spare,
+    /// Gets a further budget in proportion to its reserve.
+    Proportional,
+}
+
+/// How a group's budget is spread over its CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Split {
+    /// By demand.
+    #[default]
+    Demand,
+    /// Evenly, as in MemGuard.
+    Even,
+}
+
+impl Split {
+    /// The default of older records.
+    #[must_use]
+    pub const fn even() -> Self {
+        Self::Even
+    }
+
+    /// Evenly.
+    #[must_use]
+    pub fn is_even(&self) -> bool {
+        *self == Self::Even
+    }
+}
+
+/// Who controls memory pressure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PressureController {
+    /// Quell's own: protect first, stop second, kill last.
+    #[default]
+    Quell,
+    /// A latency daemon as described in the literature: the worst process is stopped while the machine's pressure is high.
+    Latd,
+    /// Limits as described there: they grow while the critical groups are calm; else as the daemon.
+    Cgroup,
+    /// Nobody.
+    None,
+}
+
+/// The weight of a group where several cgroups want the same CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuWeight {
+    /// Runs only where nothing of another weight wants to (`cpu.idle`).
+    Idle,
+    /// 1 to 10000; 100 is what the kernel gives every cgroup.
+    Of(u32),
+}
+
+impl CpuWeight {
+    /// What the kernel gives every cgroup.
+    pub const USUAL: Self = Self::Of(100);
+}
+
+impl fmt::Display for CpuWeight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Idle => f.write_str("idle"),
+            Self::Of(weight) => write!(f, "{weight}"),
+        }
+    }
+}
+
+impl Spelled for CpuWeight {
+    const WANTED: &'static str =
+        "a weight from 1 to 10000 (100 is the kernel's default), or \"idle\"";
+    type Table = NoTable;
+    fn integer(n: u32) -> Option<Self> {
+        (1..=10_000).contains(&n).then_some(Self::Of(n))
+    }
+    fn text(text: &str) -> Result<Self, String> {
+        match text {
+            "idle" => Ok(Self::Idle),
+            _ => Err(Self::mistaken(text)),
+        }
+    }
+    fn table(table: NoTable) -> Result<Self, String> {
+        match table {}
+    }
+}
+
+spelled!(CpuWeight: json_schema!({
+    "description": CpuWeight::WANTED,
+    "anyOf": [
+        { "type": "integer", "minimum": 1, "maximum": 10000 },
+        { "type": "string", "enum": ["idle"] },
+    ],
+}));
+
+impl Serialize for CpuWeight {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Idle => s.serialize_str("idle"),
+            Self::Of(weight) => s.serialize_u32(*weight),
+        }
+    }
+}
+
+/// What happens when somebody else changes a setting that is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnDrift {
+    /// Set it again, and report.
+    #[default]
+    Repair,
+    /// Report only.
+    Report,
+    /// Undo everything and end.
+    Stop,
+}

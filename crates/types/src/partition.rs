@@ -1,0 +1,357 @@
+//! What the caches, banks and controllers of a machine can be divided by: in the inventory as what there is, in plans as
+//! what a group gets.
+//!
+//! Words: a *class* is a set of tasks with one mask of ways; a *colour* is what the choice of a page frame decides. Colours are
+//! told apart by functions of the physical address (each the exclusive or of the bits of a mask); colour bit 0 is the first function.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cpuset::CpuSet;
+use crate::mechanism::Mechanism;
+use crate::text_unit;
+use crate::units::UnitError;
+
+/// Up to 64 bits: the ways of a cache, or the address bits of a function. Read and written as `0xf`.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema,
+)]
+#[serde(into = "String")]
+#[schemars(with = "String")]
+pub struct Mask(pub u64);
+
+text_unit!(Mask, "a mask such as 0xf");
+
+impl Mask {
+    /// `count` bits from bit `first` on, as far as 64 bits reach.
+    #[must_use]
+    pub fn run(first: u32, count: u32) -> Self {
+        let ones = 1u64.checked_shl(count).map_or(u64::MAX, |end| end - 1);
+        Self(ones.checked_shl(first).unwrap_or(0))
+    }
+
+    /// How many bits are set.
+    #[must_use]
+    pub fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// No bit is set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl FromStr for Mask {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let digits = text.trim().strip_prefix("0x");
+        let value = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        value.map(Self).ok_or_else(|| UnitError {
+            text: text.to_owned(),
+            wanted: Self::WANTED,
+        })
+    }
+}
+
+/// What a machine's caches, banks and controllers can be divided by. Empty: by nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct Partitions {
+    /// Way partition, by cache level.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ways: Vec<WayPartition>,
+    /// Colours of the last level's sets that leave the levels before it whole; all of its colours where none do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sets: Option<Colouring>,
+    /// Colours of DRAM banks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub banks: Option<Colouring>,
+    /// Where sets and banks share colour bits: the colours of both, which can only be divided together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub joint: Option<Colouring>,
+    /// Pseudo-locking: the cache level whose ways can be locked; a level of `ways`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lock: Option<u32>,
+    /// Memory-bandwidth allocation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mba: Option<MbaBounds>,
+    /// What cannot be had together here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exclusions: Vec<Exclusion>,
+}
+
+impl Partitions {
+    /// Nothing can be divided.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Why two mechanisms cannot be had together here, if so.
+    #[must_use]
+    pub fn excluded(&self, one: Mechanism, other: Mechanism) -> Option<&str> {
+        let both = |e: &&Exclusion| {
+            e.mechanism == one && e.with.contains(&other)
+                || e.mechanism == other && e.with.contains(&one)
+        };
+        Some(&self.exclusions.iter().find(both)?.reason)
+    }
+}
+
+/// Way partition of the caches of a level.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct WayPartition {
+    /// 1, 2, 3, …
+    pub level: u32,
+    /// Bits of a mask. Each stands for the same part of the cache.
+    pub bits: u32,
+    /// Bits that a mask must have at least.
+    pub least: u32,
+    /// Classes of service, that of all other tasks included.
+    pub classes: u32,
+    /// Masks may have holes.
+    #[serde(default)]
+    pub sparse: bool,
+    /// Bits that devices fill, too, whatever masks say.
+    #[serde(default, skip_serializing_if = "Mask::is_empty")]
+    pub shareable: Mask,
+    /// Whether code and data can have ways of their own.
+    #[serde(default, skip_serializing_if = "Apart::is_never")]
+    pub apart: Apart,
+}
+
+/// Whether code and data of a group can have different ways (resctrl's `cdp`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Apart {
+    /// The hardware cannot, or nobody says that it could.
+    #[default]
+    Never,
+    /// They can.
+    Now,
+    /// They can once resctrl is mounted so, which nobody has done yet.
+    OnceMounted {
+        /// Classes of service there are then.
+        classes: u32,
+    },
+    /// The hardware could, and somebody has mounted resctrl without it.
+    MountedWithout,
+}
+
+impl Apart {
+    fn is_never(&self) -> bool {
+        *self == Self::Never
+    }
+}
+
+/// A kind of page colour, of pages of 4 KiB.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Colouring {
+    /// Functions of the physical address that tell the colours apart, colour bit 0 first: in reduced form, so that each has a
+    /// bit that no other has.
+    pub functions: Vec<Mask>,
+    /// Colour bits that large pages leave.
+    pub large: u32,
+}
+
+impl Colouring {
+    /// How many colours.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.functions.len())
+            .ok()
+            .and_then(|bits| 1u32.checked_shl(bits))
+            .unwrap_or(u32::MAX)
+    }
+
+    /// How many colours large pages have.
+    #[must_use]
+    pub fn count_large(&self) -> u32 {
+        1u32.checked_shl(self.large).unwrap_or(u32::MAX)
+    }
+
+    /// What pages of these colours have of another kind of colour: how many they reach of how many, looking only at those of
+    /// its functions that these colours decide. All of one where the two have nothing to do with each other.
+    #[must_use]
+    pub fn reach(&self, colours: &CpuSet, other: &Self) -> (u32, u32) {
+        // Reduced form: a bit of its own tells whether a function is part of a sum.
+        let own = |i: usize| {
+            let others = self.functions.iter().enumerate().filter(|(k, _)| *k != i);
+            self.functions[i].0 & !others.fold(0, |sum, (_, f)| sum | f.0)
+        };
+        let sum_of = |function: &Mask| {
+            let of = (0..self.functions.len()).filter(|i| function.0 & own(*i) != 0);
+            let of: Vec<usize> = of.collect();
+            let sum = of.iter().fold(0, |sum, i| sum ^ self.functions[*i].0);
+            (sum == function.0).then_some(of)
+        };
+        let decided: Vec<Vec<usize>> = other.functions.iter().filter_map(sum_of).collect();
+        let project = |colour: u32| -> Vec<bool> {
+            let bit =
+                |of: &Vec<usize>| of.iter().fold(false, |sum, i| sum ^ (colour >> i & 1 == 1));
+            decided.iter().map(bit).collect()
+        };
+        let reached: BTreeSet<Vec<bool>> = colours.iter().map(project).collect();
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let all = 1u32.checked_shl(number(decided.len())).unwrap_or(u32::MAX);
+        (number(reached.len()), all)
+    }
+}
+
+/// Memory-bandwidth allocation, in the words of resctrl.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct MbaBounds {
+    /// Classes of service, that of all other tasks included.
+    pub classes: u32,
+    /// Least percentage.
+    pub least: u32,
+    /// Steps of percentages.
+    pub step: u32,
+    /// What the kernel takes.
+    #[serde(default, skip_serializing_if = "MbaUnit::is_percent")]
+    pub unit: MbaUnit,
+}
+
+/// What bandwidth allocation is written in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MbaUnit {
+    /// Percentages of the requests of each core.
+    #[default]
+    Percent,
+    /// MiB/s of all CPUs of a group on one memory domain together: resctrl is mounted with `mba_MBps`, and the kernel looks for the
+    /// percentage.
+    MibPerS,
+}
+
+impl MbaUnit {
+    fn is_percent(&self) -> bool {
+        *self == Self::Percent
+    }
+}
+
+/// Mechanisms that cannot be had together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Exclusion {
+    /// One of them…
+    pub mechanism: Mechanism,
+    /// … with any of these.
+    pub with: Vec<Mechanism>,
+    /// Why.
+    pub reason: String,
+}
+
+/// What a choice of colours divides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Divides {
+    /// Sets of the last-level cache.
+    Sets,
+    /// DRAM banks.
+    Banks,
+    /// Both at once.
+    Joint,
+}
+
+impl Divides {
+    /// The mechanisms that are at work.
+    #[must_use]
+    pub const fn mechanisms(self) -> &'static [Mechanism] {
+        match self {
+            Self::Sets => &[Mechanism::Sets],
+            Self::Banks => &[Mechanism::Banks],
+            Self::Joint => &[Mechanism::Banks, Mechanism::Sets],
+        }
+    }
+
+    /// In words: what the colours are colours of.
+    #[must_use]
+    pub const fn of(self) -> &'static str {
+        match self {
+            Self::Sets => "cache sets",
+            Self::Banks => "DRAM banks",
+            Self::Joint => "cache sets and DRAM banks together",
+        }
+    }
+}
+
+/// Colours that a group's pages are kept to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct ColourChoice {
+    /// What they divide.
+    pub divides: Divides,
+    /// The bits of a physical address whose parity is one bit of the colour, as masks.
+    pub functions: Vec<Mask>,
+    /// The colours.
+    pub colours: CpuSet,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_written_as_resctrl_writes_them() {
+        assert_eq!("0xf0".parse(), Ok(Mask(0xf0)));
+        assert_eq!(Mask::run(4, 4).to_string(), "0xf0");
+        assert_eq!(Mask::run(60, 8).count(), 4);
+        assert_eq!(Mask::run(0, 64), Mask(u64::MAX));
+        assert!(Mask::run(3, 0).is_empty());
+        for wrong in ["", "f", "0x", "0xg", "0x10000000000000000"] {
+            assert!(wrong.parse::<Mask>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn colours_of_one_kind_reach_those_of_another_that_share_their_bits() {
+        let kind = |functions: &[u64]| Colouring {
+            functions: functions.iter().map(|f| Mask(*f)).collect(),
+            large: 0,
+        };
+        let set = |text: &str| text.parse::<CpuSet>().unwrap();
+        let banks = kind(&[1 << 12, 1 << 13, 1 << 19, 1 << 20]);
+        let joint = kind(&[1 << 12, 1 << 13]);
+        assert_eq!(banks.reach(&set("0-3"), &joint), (4, 4));
+        assert_eq!(banks.reach(&set("0,4,8"), &joint), (1, 4));
+        assert_eq!(banks.reach(&set("0-1"), &joint), (2, 4));
+        // A sum of two functions, and one that is not told by these at all.
+        let hashed = kind(&[(1 << 14) | (1 << 17), (1 << 15) | (1 << 18)]);
+        let sum = kind(&[0b11 << 14 | 0b11 << 17, 1 << 20]);
+        assert_eq!(hashed.reach(&set("0,3"), &sum), (1, 2));
+        assert_eq!(hashed.reach(&set("0-1"), &sum), (2, 2));
+        assert_eq!(banks.reach(&set("0"), &kind(&[1 << 15])), (1, 1));
+    }
+
+    #[test]
+    fn exclusions_go_both_ways() {
+        let machine = Partitions {
+            exclusions: vec![Exclusion {
+                mechanism: Mechanism::Ways,
+                with: vec![Mechanism::Sets],
+                reason: "so it is".to_owned(),
+            }],
+            ..Partitions::default()
+        };
+        let told = Some("so it is");
+        assert_eq!(machine.excluded(Mechanism::Ways, Mechanism::Sets), told);
+        assert_eq!(machine.excluded(Mechanism::Sets, Mechanism::Ways), told);
+        assert_eq!(machine.excluded(Mechanism::Banks, Mechanism::Sets), None);
+    }
+}

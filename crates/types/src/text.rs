@@ -1,0 +1,501 @@
+//! Text that people write: reading a TOML document into types with *every* problem located, and what was probably
+//! meant by a word that is not known.
+//!
+//! Reading recovers by leaving out: the value a problem was found in is removed and the rest is read again, until
+//! nothing is left to complain about. So one run names all mistakes of a file; syntax errors alone end it early.
+
+mod tree;
+
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::de::DeserializeOwned;
+use serde_path_to_error::Segment;
+use toml::de::{DeTable, Deserializer};
+use toml::{Spanned, de};
+
+use tree::{key_at, place, supply};
+pub use tree::{merge, remove, value_at};
+
+/// At most so many problems are reported for one file: after that, they are seldom independent.
+const MOST_PROBLEMS: usize = 50;
+
+/// One mistake in a file, with its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The file's name, as the user gave it.
+    pub file: String,
+    /// The line, from 1; absent where the text is not from a file.
+    pub line: Option<usize>,
+    /// The column in characters, from 1.
+    pub column: Option<usize>,
+    /// The key, for example `group.batch.limit.bandwidth`; empty for syntax errors.
+    pub key: String,
+    /// What is wrong, naming the key.
+    pub why: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if let (Some(line), Some(column)) = (self.line, self.column) {
+            write!(f, ":{line}:{column}")?;
+        }
+        write!(f, ": {}", self.why)?;
+        if let Some(remedy) = &self.remedy {
+            write!(f, "; {remedy}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problem {}
+
+/// A step on the way to a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A key of a table.
+    Key(String),
+    /// An element of an array, from 0.
+    Index(usize),
+}
+
+/// The way from the document's root to a value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Path(pub Vec<Step>);
+
+impl Path {
+    /// From keys.
+    #[must_use]
+    pub fn of<S: AsRef<str>>(keys: &[S]) -> Self {
+        Self(
+            keys.iter()
+                .map(|k| Step::Key(k.as_ref().to_owned()))
+                .collect(),
+        )
+    }
+
+    /// One key further.
+    #[must_use]
+    pub fn key(&self, key: &str) -> Self {
+        let mut steps = self.0.clone();
+        steps.push(Step::Key(key.to_owned()));
+        Self(steps)
+    }
+
+    /// Into an array.
+    #[must_use]
+    pub fn index(&self, index: usize) -> Self {
+        let mut steps = self.0.clone();
+        steps.push(Step::Index(index));
+        Self(steps)
+    }
+
+    /// Whether one leads to the other.
+    fn related(&self, other: &Self) -> bool {
+        let shared = self.0.len().min(other.0.len());
+        self.0[..shared] == other.0[..shared]
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Index(index) => write!(f, "[{index}]")?,
+                Step::Key(key) => {
+                    if i > 0 {
+                        f.write_str(".")?;
+                    }
+                    let bare = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+                    if !key.is_empty() && key.chars().all(bare) {
+                        f.write_str(key)?;
+                    } else {
+                        write!(f, "{key:?}")?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A mistake found after reading, where the types are right and the meaning is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    /// Where.
+    pub at: Path,
+    /// What is wrong, without the key.
+    pub why: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+/// Reads a document of a language that belongs to another crate: types and unknown keys first, then, where those are in
+/// order, what `check` complains of.
+///
+/// # Errors
+/// Every problem found.
+pub fn read<T: DeserializeOwned>(
+    text: &str,
+    file: &str,
+    check: impl FnOnce(&T) -> Vec<Complaint>,
+) -> Result<T, Vec<Problem>> {
+    let origin = Origin {
+        file,
+        text: Some(text),
+    };
+    let root = origin.document(text)?;
+    let mut reader = Reader::new(origin);
+    let value: Option<T> = reader.read(&root);
+    if let (Some(value), true) = (&value, reader.problems.is_empty()) {
+        let complaints = check(value);
+        reader.complain(root.get_ref(), complaints);
+    }
+    match value {
+        Some(value) if reader.problems.is_empty() => Ok(value),
+        _ => Err(reader.problems),
+    }
+}
+
+/// The text of a file, for turning positions into lines.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin<'t> {
+    /// What the problems call it.
+    pub file: &'t str,
+    /// Its text; absent where positions mean nothing to the user.
+    pub text: Option<&'t str>,
+}
+
+impl Origin<'_> {
+    fn position(&self, offset: usize) -> Option<(usize, usize)> {
+        let text = self.text?;
+        let before = text.get(..offset.min(text.len()))?;
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let line = before.matches('\n').count() + 1;
+        Some((line, before[line_start..].chars().count() + 1))
+    }
+
+    fn problem(
+        &self,
+        offset: Option<usize>,
+        key: String,
+        why: String,
+        remedy: Option<String>,
+    ) -> Problem {
+        let place = offset.and_then(|offset| self.position(offset));
+        Problem {
+            file: self.file.to_owned(),
+            line: place.map(|(line, _)| line),
+            column: place.map(|(_, column)| column),
+            key,
+            why,
+            remedy,
+        }
+    }
+
+    /// Reads the TOML. Syntax errors and duplicate keys are all that can go wrong here.
+    pub fn document<'a>(&self, text: &'a str) -> Result<Spanned<DeTable<'a>>, Vec<Problem>> {
+        let (root, errors) = DeTable::parse_recoverable(text);
+        if errors.is_empty() {
+            return Ok(root);
+        }
+        // One slip can upset the reader several times on a line; the first is the one that helps.
+        let mut lines = HashSet::new();
+        let problems = errors
+            .iter()
+            .map(|e| {
+                let offset = e.span().map(|span| span.start);
+                let remedy =
+                    (e.message() == "duplicate key").then(|| "keep one of the two".to_owned());
+                self.problem(offset, String::new(), e.message().to_owned(), remedy)
+            })
+            .filter(|p| lines.insert(p.line))
+            .take(MOST_PROBLEMS)
+            .collect();
+        Err(problems)
+    }
+}
+
+/// A document being read, and the problems found so far.
+#[derive(Debug)]
+pub struct Reader<'t> {
+    /// Where the text comes from.
+    pub origin: Origin<'t>,
+    /// What the user's keys stand under, for fragments: prepended to messages.
+    pub context: Option<String>,
+    /// Problems, in the order found.
+    pub problems: Vec<Problem>,
+    /// Where they are.
+    seen: Vec<Path>,
+}
+
+impl<'t> Reader<'t> {
+    /// A reader without problems.
+    pub fn new(origin: Origin<'t>) -> Self {
+        Self {
+            origin,
+            context: None,
+            problems: Vec::new(),
+            seen: Vec::new(),
+        }
+    }
+
+    /// Adds a problem at `path`, located in `root`.
+    pub fn report(&mut self, root: &DeTable<'_>, path: &Path, why: &str, remedy: Option<String>) {
+        self.report_at(place(root, path), path, why, remedy);
+    }
+
+    /// As [`Self::report`], where what is wrong is the key itself.
+    pub fn report_key(
+        &mut self,
+        root: &DeTable<'_>,
+        path: &Path,
+        why: &str,
+        remedy: Option<String>,
+    ) {
+        let offset = key_at(root, path).or_else(|| place(root, path));
+        self.report_at(offset, path, why, remedy);
+    }
+
+    /// Another document is read from now on: what was unreadable in the last one says nothing about it.
+    pub fn forget_places(&mut self) {
+        self.seen.clear();
+    }
+
+    fn report_at(&mut self, offset: Option<usize>, path: &Path, why: &str, remedy: Option<String>) {
+        let why = match &self.context {
+            Some(context) => format!("{context}: {why}"),
+            None => why.to_owned(),
+        };
+        let problem = self.origin.problem(offset, path.to_string(), why, remedy);
+        // Fragments are read once per configuration that holds them; their mistakes are told once.
+        let known = self.problems.iter().any(|p| {
+            (p.line, p.column, &p.key) == (problem.line, problem.column, &problem.key)
+                && (self.context.is_some() || p.why == problem.why)
+        });
+        if !known && self.problems.len() < MOST_PROBLEMS {
+            self.problems.push(problem);
+        }
+        self.seen.push(path.clone());
+    }
+
+    /// Adds what was found after reading, except where reading already failed nearby: a group without `match` is no
+    /// news when its `match` could not be read.
+    pub fn complain(&mut self, root: &DeTable<'_>, complaints: Vec<Complaint>) {
+        let unread = std::mem::take(&mut self.seen);
+        for Complaint { at, why, remedy } in complaints {
+            if !unread.iter().any(|path| path.related(&at)) {
+                self.report(root, &at, &format!("{at}: {why}"), remedy);
+            }
+        }
+        self.seen.extend(unread);
+    }
+
+    /// Reads a `T`, leaving out what cannot be read. `None` when nothing can be made of the rest; then there is at
+    /// least one problem.
+    pub fn read<T: DeserializeOwned>(&mut self, root: &Spanned<DeTable<'_>>) -> Option<T> {
+        let mut rest = root.clone();
+        loop {
+            let mut track = serde_path_to_error::Track::new();
+            let deserializer = Deserializer::from(rest.clone());
+            let tracked = serde_path_to_error::Deserializer::new(deserializer, &mut track);
+            let error = match T::deserialize(tracked) {
+                Ok(value) => return Some(value),
+                Err(error) => error,
+            };
+            let mut path = Path(track.path().iter().filter_map(step).collect());
+            let said = Said::of(&error);
+            if let Said::UnknownKey { key, .. } = &said {
+                // The track may or may not have seen the key it does not know.
+                if path.0.last() != Some(&Step::Key(key.clone()))
+                    || value_at(rest.get_ref(), &path).is_none()
+                {
+                    path = path.key(key);
+                }
+            }
+            self.report_said(root.get_ref(), &path, &said);
+            if self.problems.len() >= MOST_PROBLEMS {
+                return None;
+            }
+            match said {
+                Said::Missing(key) if path.0.is_empty() => supply(rest.get_mut(), &key)?,
+                _ => remove(rest.get_mut(), &path)?,
+            }
+        }
+    }
+
+    fn report_said(&mut self, root: &DeTable<'_>, path: &Path, said: &Said) {
+        match said {
+            Said::UnknownKey { key, known } => {
+                let parent = Path(path.0[..path.0.len() - 1].to_vec());
+                let within = if parent.0.is_empty() {
+                    "at the top".to_owned()
+                } else {
+                    format!("in {parent}")
+                };
+                let why = format!("unknown key '{key}' {within}");
+                let remedy = match suggestion(key, known.iter().map(String::as_str)) {
+                    Some(close) => Some(format!("did you mean '{close}'?")),
+                    None if known.is_empty() => None,
+                    None => Some(format!("known here: {}", known.join(", "))),
+                };
+                self.report_key(root, path, &why, remedy);
+            }
+            Said::UnknownWord { word, known } => {
+                let why = format!("{path}: '{word}' is not one of {}", known.join(", "));
+                let remedy = suggestion(word, known.iter().map(String::as_str))
+                    .map(|close| format!("did you mean '{close}'?"));
+                self.report(root, path, &why, remedy);
+            }
+            Said::Missing(key) => {
+                let whole = path.key(key);
+                if self.seen.iter().any(|path| path.0.starts_with(&whole.0)) {
+                    return; // It was there, and what was wrong with it or within it has been said.
+                }
+                self.report(root, &whole, &format!("{whole} is missing"), None);
+            }
+            Said::Other(message) => self.report(root, path, &format!("{path}: {message}"), None),
+        }
+    }
+}
+
+fn step(segment: &Segment) -> Option<Step> {
+    match segment {
+        Segment::Seq { index } => Some(Step::Index(*index)),
+        Segment::Map { key } => Some(Step::Key(key.clone())),
+        Segment::Enum { .. } | Segment::Unknown => None,
+    }
+}
+
+/// What serde's message says. Its wording is part of serde's public behaviour (`serde::de::Error`); a message worded
+/// differently is passed on as it is.
+enum Said {
+    UnknownKey { key: String, known: Vec<String> },
+    UnknownWord { word: String, known: Vec<String> },
+    Missing(String),
+    Other(String),
+}
+
+impl Said {
+    fn of(error: &de::Error) -> Self {
+        let message = error.message();
+        let mut quoted = message.split('`').skip(1).step_by(2).map(str::to_owned);
+        let mut words = || {
+            let first = quoted.next().unwrap_or_default();
+            (first, quoted.by_ref().collect::<Vec<_>>())
+        };
+        if message.starts_with("unknown field ") {
+            let (key, known) = words();
+            Self::UnknownKey { key, known }
+        } else if message.starts_with("unknown variant ") {
+            let (word, known) = words();
+            Self::UnknownWord { word, known }
+        } else if message.starts_with("missing field ") {
+            Self::Missing(words().0)
+        } else if let Some((found, wanted)) = message
+            .strip_prefix("invalid type: ")
+            .or_else(|| message.strip_prefix("invalid value: "))
+            .and_then(|rest| rest.split_once(", expected "))
+        {
+            let found = match found {
+                "map" => "a table".to_owned(),
+                "sequence" => "a list".to_owned(),
+                other => other.replace('`', "'"),
+            };
+            let range = |most: u64| format!("a whole number from 0 to {most}");
+            let wanted = match wanted {
+                "u8" => range(u8::MAX.into()),
+                "u16" => range(u16::MAX.into()),
+                "u32" => range(u32::MAX.into()),
+                "u64" | "usize" => range(i64::MAX.unsigned_abs()),
+                other => other.to_owned(),
+            };
+            Self::Other(format!("{found} is not {wanted}"))
+        } else {
+            Self::Other(message.to_owned())
+        }
+    }
+}
+
+/// Line and column, both from 1, of a dotted key in a TOML text, or of the innermost table of it that is there: where to
+/// look for what a [`crate::refusal::Refusal`] names.
+#[must_use]
+pub fn place_of(text: &str, key: &str) -> Option<(usize, usize)> {
+    let (root, _) = DeTable::parse_recoverable(text);
+    let keys: Vec<&str> = key.split('.').collect();
+    let file = "";
+    let text = Some(text);
+    Origin { file, text }.position(place(root.get_ref(), &Path::of(&keys))?)
+}
+
+/// The known word closest to `word`, if one is close enough to have been meant.
+pub fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let length = word.chars().count();
+    known
+        .into_iter()
+        .map(|candidate| (1 + candidate.chars().count() / 4, candidate))
+        .filter(|(most, candidate)| length.abs_diff(candidate.chars().count()) <= *most)
+        .map(|(most, candidate)| (distance(word, candidate), most, candidate))
+        .filter(|(d, most, _)| d <= most)
+        .map(|(d, _, candidate)| (d, candidate))
+        .min_by_key(|(d, _)| *d)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Edit distance with swaps of neighbours (optimal string alignment), without regard to case, `_` read as `-`.
+fn distance(a: &str, b: &str) -> usize {
+    let fold = |text: &str| -> Vec<char> {
+        text.chars()
+            .map(|c| {
+                if c == '_' {
+                    '-'
+                } else {
+                    c.to_ascii_lowercase()
+                }
+            })
+            .collect()
+    };
+    let (a, b) = (fold(a), fold(b));
+    let width = b.len() + 1;
+    let mut cost = vec![0; (a.len() + 1) * width];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            cost[i * width + j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let differs = usize::from(a[i - 1] != b[j - 1]);
+                let mut least = (cost[(i - 1) * width + j] + 1)
+                    .min(cost[i * width + j - 1] + 1)
+                    .min(cost[(i - 1) * width + j - 1] + differs);
+                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                    least = least.min(cost[(i - 2) * width + j - 2] + 1);
+                }
+                least
+            };
+        }
+    }
+    cost[cost.len() - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suggests_what_was_probably_meant() {
+        let keys = ["bandwidth", "memory", "cpu-time"];
+        assert_eq!(suggestion("bandwith", keys), Some("bandwidth"));
+        assert_eq!(suggestion("cpu_time", keys), Some("cpu-time"));
+        assert_eq!(suggestion("Memroy", keys), Some("memory"));
+        assert_eq!(suggestion("colour", keys), None);
+    }
+
+    #[test]
+    fn paths_read_as_keys() {
+        let path = Path::of(&["group", "a b", "match"]).index(1).key("exe");
+        assert_eq!(path.to_string(), "group.\"a b\".match[1].exe");
+    }
+}
