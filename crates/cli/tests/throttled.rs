@@ -17,7 +17,7 @@ mod guest;
 use guest::Said;
 use quell_plan::deep::MbaCurve;
 use quell_plan::inventory::Inventory;
-use quell_types::units::Share;
+use quell_types::units::{Rate, Share};
 
 /// Words, a critical sleeper and a neighbour that writes without end.
 const SUBJECTS: &str = r#"
@@ -63,17 +63,18 @@ const SCRIPT: &str = r#"
 # What it comes to is measured.
 thrice quell doctor --deep --quick --json >/tmp/doctor.json 2>/tmp/log; echo deep $?; tell measured
 echo doctor $(cat /tmp/doctor.json)
+eval $(role limits | grep ^LOW=)
 kill -CONT $N
 
 # The hardware alone: the class, and what the kernel counts of it.
-policy mba 30% >/tmp/policy.toml
+policy mba $LOW >/tmp/policy.toml
 planned mba
 mba() { echo MB $(bandwidth $R/COS1) rest $(bandwidth $R) rate $(rate $R/COS1); }
 holds mba mba $N
 echo free $(rate $R)
 
 # Beside the regulator, which holds the limit, the hardware spreads the requests.
-policy mba+regulator 30% >/tmp/policy.toml
+policy mba+regulator $LOW >/tmp/policy.toml
 planned both
 both() { echo MB $(bandwidth $R/COS1) rate $(rate $R/COS1) brakes $(brakes); }
 holds both both $N
@@ -85,7 +86,7 @@ for n in 1 2 3 4 5; do mkdir $R/theirs$n; sleep 2000$n & echo $! >$R/theirs$n/ta
 SUBJECTS="$V $N $A $B"
 before
 group() { printf '[group.%s]\nrole = "best-effort"\nmatch = [{ pid = %s }]\nlimit.bandwidth = "%s"\n' $1 $2 $3; }
-policy mba 30% "$(group same $A 30%; group other $B 60%)" >/tmp/policy.toml
+policy mba $LOW "$(group same $A $LOW; group other $B $HIGH)" >/tmp/policy.toml
 merged() { echo $(class $N) $(class $A) $(class $B) MB $(bandwidth $R/$(class $N)) other $(bandwidth $R/$(class $B)); }
 holds merged merged $N $A $B
 
@@ -93,7 +94,7 @@ holds merged merged $N $A $B
 for n in 1 2 3 4 5; do kill $(cat $R/theirs$n/tasks); rmdir $R/theirs$n; done
 for n in 1 2 3 4 5 6 7; do mkdir $R/left$n; echo 'L3:0=00f0' >$R/left$n/schemata; echo 'MB:0=20' >$R/left$n/schemata; done
 before
-policy mba 60% >/tmp/policy.toml
+policy mba $HIGH >/tmp/policy.toml
 idle() { echo $(class $N) mask $(mask $R/$(class $N)) MB $(bandwidth $R/$(class $N)); }
 holds idle idle $N
 rmdir $R/left*
@@ -180,8 +181,8 @@ fn limits_are_held(kernel: &str) {
     assert!(at(1, 10) < at(1, 100) / 2.0, "{curve:?}");
     assert!(at(2, 10) > at(1, 10) * 1.1, "{curve:?}");
 
-    let limit = measured.peak_cpu.part(Share::percent(30));
-    let point = curve.at_most(limit, 1).unwrap();
+    let [low, high] = limits(&curve);
+    let point = curve.at_most(low, 1).unwrap();
     let plan = said.one("plan");
     let told = format!("under {}% of the requests 1 CPU reached", point.percent);
     assert!(
@@ -196,14 +197,12 @@ fn limits_are_held(kernel: &str) {
 
     // The regulator holds the limit, and the step is one that lets it be reached.
     let both = said.one("both");
-    let reaching = curve.reaching(limit, 1).unwrap();
+    let reaching = curve.reaching(low, 1).unwrap();
     assert_eq!(number(both, "MB"), f64::from(reaching.percent), "{both}");
     assert!(number(both, "rate") < free * 0.7, "{free} free, {both}");
     assert_eq!(number(both, "brakes"), 1.0, "{both}");
 
-    let other = curve
-        .at_most(measured.peak_cpu.part(Share::percent(60)), 1)
-        .unwrap();
+    let other = curve.at_most(high, 1).unwrap();
     let merged: Vec<&str> = said.one("merged").split(' ').collect();
     assert_eq!(merged[0], merged[1], "{merged:?}");
     assert_ne!(merged[0], merged[2], "{merged:?}");
@@ -216,6 +215,14 @@ fn limits_are_held(kernel: &str) {
     assert_eq!(said.one("idle"), idle);
     assert_eq!(said.one("rate"), "MB 200");
     all_went_back(&said, &["mba", "both", "merged", "idle", "rate"]);
+}
+
+/// Two limits that call for a step each: a little above what one CPU reaches under the narrowest step, and half-way from there
+/// to what it reaches unthrottled; to the 0.1 MB/s.
+fn limits(curve: &MbaCurve) -> [Rate; 2] {
+    let whole = curve.of(1).find(|p| p.percent == 100).unwrap().rate();
+    let low = curve.least(1).unwrap().most().part(Share::percent(115));
+    [low.0, (low.0 + whole.0) / 2].map(|rate| Rate(rate / 100_000 * 100_000))
 }
 
 fn number(text: &str, key: &str) -> f64 {
@@ -275,6 +282,12 @@ fn guest() {
     let (role, numbers) = guest::role();
     match &*role {
         "sweep" => guest::sweep(numbers[0]),
+        "limits" => {
+            let text = std::fs::read_to_string("/tmp/doctor.json").unwrap();
+            let machine: Inventory = serde_json::from_str(&text).unwrap();
+            let [low, high] = limits(&machine.measured.unwrap().mba.unwrap());
+            println!("LOW={low} HIGH={high}");
+        }
         "take" => take(i32::try_from(numbers[0]).unwrap()),
         other => panic!("role {other}"),
     }
