@@ -4,10 +4,10 @@ use std::io::{stderr, stdout};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use quell_kernel::signals::{next_signal, stop_signals};
 use quell_lab::Error;
 use quell_lab::packages::Packages;
 use quell_lab::vm::{self, Outcome, Talk};
-use quell_linux::signals::{next_signal, stop_signals};
 use quell_policy::lab::{Accelerator, Guest, Lru, Swap};
 use quell_types::units::{Bytes, Nanos, Rate};
 

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use quell_engine::calibrate::Unmeasured;
 use quell_engine::compare::Progress;
+use quell_kernel::resctrl::Group;
+use quell_kernel::root::Kernel;
+use quell_kernel::tasks::{Matcher, assign};
 use quell_linux::backend::{Linux, Tools};
-use quell_linux::resctrl::Group;
 use quell_linux::resident::KeeperCommand;
-use quell_linux::root::Kernel;
 use quell_linux::session::WatchdogCommand;
-use quell_linux::tasks::{Matcher, assign};
 use quell_plan::deep::{Fingerprint, MbaCurve};
 use quell_plan::inventory::{Availability, Inventory, Measured};
 use quell_policy::workload::{Caches, Workload};
@@ -47,7 +47,7 @@ pub fn state_dir() -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os("QUELL_STATE_DIR") {
         return Some(PathBuf::from(dir));
     }
-    if quell_linux::is_root() {
+    if quell_kernel::is_root() {
         return Some(PathBuf::from("/var/lib/quell"));
     }
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -121,7 +121,7 @@ fn remember(machine: &Inventory) {
 /// Which machine figures that are found now belong to.
 pub fn fingerprint(machine: &Inventory) -> Fingerprint {
     let boot = Kernel::new()
-        .and_then(|files| quell_linux::procfs::boot_id(&files))
+        .and_then(|files| quell_kernel::procfs::boot_id(&files))
         .ok();
     Fingerprint::of(machine, boot)
 }
@@ -242,7 +242,7 @@ pub fn measure_rest(policy: &Policy, machine: &mut Inventory) -> Result<()> {
     let groups = policy.groups.iter();
     let matchers: Vec<Matcher> = groups
         .map(|(name, group)| Matcher::new(&files, name, &group.matching))
-        .collect::<quell_linux::error::Result<_>>()
+        .collect::<quell_kernel::error::Result<_>>()
         .map_err(failed)?;
     let assigned = assign(&files, &matchers, &BTreeSet::new()).map_err(failed)?;
     let members = assigned.values().flatten().map(|stat| stat.id.pid);
@@ -277,13 +277,13 @@ pub fn measure_deep(backend: &mut Linux, depth: &Depth) -> Result<Inventory> {
         curve => curve,
     };
     let mut bar = Bar::new();
-    let fifo = || quell_linux::rt::fifo(quell_linux::rt::WATCHDOG_PRIORITY);
+    let fifo = || quell_kernel::rt::fifo(quell_kernel::rt::WATCHDOG_PRIORITY);
     let mut deep = quell_workload::deep::measure(&machine, depth, &fifo, &mut |what, percent| {
         go_on(backend, &mut bar, what, percent)
     })
     .map_err(failed)?;
     drop(bar);
-    match quell_linux::pmu::check_on_page_faults() {
+    match quell_kernel::pmu::check_on_page_faults() {
         Ok(check) => deep.page_faults = check,
         Err(why) => {
             deep.skipped.insert("counters".to_owned(), why.to_string());

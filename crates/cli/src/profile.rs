@@ -8,9 +8,9 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use quell_engine::compare::Progress;
-use quell_linux::pmu;
+use quell_kernel::pmu;
+use quell_kernel::root::Kernel;
 use quell_linux::profile::{Options, Wanted, sees_writes, watch};
-use quell_linux::root::Kernel;
 use quell_plan::deep::Fingerprint;
 use quell_plan::inventory::{Inventory, MeterKind};
 use quell_plan::planner::{Solo, Solos};

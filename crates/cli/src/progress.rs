@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use quell_engine::compare::Progress;
-use quell_linux::signals::{next_signal, release_stop_signals, stop_signals};
+use quell_kernel::signals::{next_signal, release_stop_signals, stop_signals};
 
 /// Shorter waits need no bar.
 const PATIENCE: Duration = Duration::from_secs(2);

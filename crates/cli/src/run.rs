@@ -93,7 +93,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         save(policy, subjects, path)?;
     }
     // A brake that waits for a page is late; nothing we touch may be swapped out.
-    if let Err(e) = quell_linux::rt::lock_memory() {
+    if let Err(e) = quell_kernel::rt::lock_memory() {
         eprintln!(
             "quell: note: memory could not be locked ({e}); brakes may be late under memory pressure"
         );
@@ -271,7 +271,7 @@ fn findable(subject: &SubjectSpec) -> Result<()> {
             NOT_FOUND,
         );
     }
-    if !found.iter().any(|p| quell_linux::is_executable(p)) {
+    if !found.iter().any(|p| quell_kernel::is_executable(p)) {
         return fail(
             format!("{program}: not executable; nothing was changed"),
             NOT_EXECUTABLE,

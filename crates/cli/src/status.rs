@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use quell_kernel::root::Kernel;
+use quell_kernel::rt;
 use quell_linux::lease::{self, Lease, State};
 use quell_linux::lock::Lock;
-use quell_linux::root::Kernel;
-use quell_linux::{restore as undo, rt, session};
+use quell_linux::{restore as undo, session};
 use quell_plan::{Plan, Setting};
 use quell_record::events::Declared;
 use quell_record::standing::Standing;
@@ -158,7 +159,7 @@ fn show(run: &Run) {
 /// Before anything is planned: nobody else is at work, and what a dead run left is restored. Otherwise the plan would be
 /// made for what is left of the machine. Without root nothing can be applied, and nothing is done here.
 pub fn settle() -> Result<()> {
-    if !quell_linux::is_root() {
+    if !quell_kernel::is_root() {
         return Ok(());
     }
     let root = Path::new(RUN_ROOT);

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use quell_engine::folder::Folder;
 use quell_engine::sink::Sink;
-use quell_linux::root::Kernel;
+use quell_kernel::root::Kernel;
+use quell_kernel::{rt, signals};
 use quell_linux::ways::Looker;
-use quell_linux::{rt, signals};
 use quell_record::events::{Event, MANIFEST_SCHEMA};
 use quell_record::ways::{Change, Snapshot, Timeline, changes, findings};
 use quell_types::units::Nanos;

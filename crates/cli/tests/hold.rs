@@ -72,7 +72,7 @@ fn the_commands_exit_status_is_passed_through() {
     let scores = "cat /proc/self/oom_score_adj /proc/$PPID/oom_score_adj";
     let own = fs::read_to_string("/proc/self/oom_score_adj").unwrap();
     let done = run(&["run", "--quiet", "--", "sh", "-c", scores]);
-    let spared = quell_linux::oom::may_be_immune().map_or(own.clone(), |()| "-1000\n".to_owned());
+    let spared = quell_kernel::oom::may_be_immune().map_or(own.clone(), |()| "-1000\n".to_owned());
     assert_eq!(done.out, format!("{own}{spared}"));
     run(&["run", "--", "/no/such/program"])
         .fails(127, &["/no/such/program", "nothing was changed"]);

@@ -15,8 +15,8 @@ use common::{
     Machine, Program, Running, busy, cpu_share, eventually, in_group, is_held, machine, quell, run,
     status,
 };
-use quell_linux::procfs;
-use quell_linux::root::Kernel;
+use quell_kernel::procfs;
+use quell_kernel::root::Kernel;
 use rustix::process::Signal;
 
 /// A limit by `cpu.max`, and one by the brake.

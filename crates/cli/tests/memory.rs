@@ -18,8 +18,9 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use common::{Machine, Program, Running, eventually, in_status, machine, quell};
-use quell_linux::cgroup::{Cgroups, Controller, Version};
-use quell_linux::{oom, resident};
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::oom;
+use quell_linux::resident;
 use rustix::process::Signal;
 
 const MIB: usize = 1 << 20;

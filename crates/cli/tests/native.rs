@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::{Machine, Running, eventually, in_status, machine, quell, status_of};
-use quell_linux::cgroup::{Cgroups, Controller, Hierarchy, Version};
+use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use quell_policy::experiment::Experiment;
 use rustix::process::Signal;
 use serde_json::Value;

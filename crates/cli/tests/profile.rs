@@ -121,7 +121,7 @@ fn a_stream_has_no_period_and_a_list_that_fits_draws_nothing() {
 #[test]
 fn the_period_of_a_periodic_task_is_seen_in_its_cpu_time() {
     let dir = tempfile::tempdir().unwrap();
-    let first = if quell_linux::is_root() {
+    let first = if quell_kernel::is_root() {
         ",priority=50"
     } else {
         ""

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Program, Running, eventually, in_group, machine, quell, status};
-use quell_linux::procfs;
+use quell_kernel::procfs;
 use rustix::process::Signal;
 
 const SERVER: &str = "/usr/bin/redis-server";

@@ -5,7 +5,7 @@ use quell_control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
 use quell_plan::{Plan, Pressured};
 use quell_record::backend::{Action, Backend, Own, Seen};
 use quell_record::events::{Event, Steering};
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos};
 
 use crate::loops::Loop;

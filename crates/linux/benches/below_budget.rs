@@ -28,12 +28,12 @@ use std::time::{Duration, Instant};
 use counted::Counted;
 use quell_control::config::Meter as Kind;
 use quell_control::config::Regulation;
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::perf::{self, Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
+use quell_kernel::root::Kernel;
 use quell_linux::brake::{Brake, Decides, Permit};
-use quell_linux::cgroup::{Cgroups, Controller};
 use quell_linux::meter::TimeMeter;
-use quell_linux::perf::{self, Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
 use quell_linux::pool::Pool;
-use quell_linux::root::Kernel;
 use quell_types::options::Split;
 use quell_types::units::{Lines, Nanos, Rate};
 
@@ -67,7 +67,7 @@ fn main() {
     let mut numbers = arguments.iter().filter_map(|a| a.parse::<u64>().ok());
     let rounds = numbers.next().unwrap_or(5);
     let span = Duration::from_millis(numbers.next().unwrap_or(1_000));
-    if !quell_linux::is_root() {
+    if !quell_kernel::is_root() {
         return eprintln!("SKIPPED: needs root");
     }
     let cgroups = Cgroups::discover(&Kernel::new().unwrap()).unwrap();

@@ -8,15 +8,15 @@
 //! - v1 tells of no pressure: the v2 cgroup above all groups does, where there is one.
 
 use quell_control::pressure::Machine;
+use quell_kernel::cgroup::Version;
+use quell_kernel::error::Result;
+use quell_kernel::kept::Kept;
+use quell_kernel::memory::{self, Memory, Stat};
+use quell_kernel::psi::{self, Resource};
+use quell_kernel::root::Files;
 use quell_types::units::{Bytes, Share};
 
-use crate::cgroup::Version;
-use crate::error::Result;
 use crate::home::Place;
-use crate::kept::Kept;
-use crate::memory::{self, Memory, Stat};
-use crate::psi::{self, Resource};
-use crate::root::Files;
 
 /// All of them, the highest first.
 #[derive(Debug, Default)]
@@ -49,10 +49,7 @@ impl Above {
             let Some(place) = memory.first() else {
                 continue;
             };
-            let memory = Memory::of(&Place {
-                dir: dir.clone(),
-                ..place.clone()
-            });
+            let memory = Memory::of(&place.hierarchy, &dir);
             let mut limits = Vec::new();
             for path in memory.limits() {
                 limits.extend(Kept::open(files, &path)?);
@@ -201,9 +198,10 @@ fn shared(places: &[Place]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::cgroup::{Cgroups, Controller};
+    use quell_kernel::fake::{Fake, Flavour, Spec};
+
     use super::*;
-    use crate::cgroup::{Cgroups, Controller};
-    use crate::fake::{Fake, Flavour, Spec};
 
     const MIB: u64 = 1 << 20;
 
@@ -240,10 +238,7 @@ mod tests {
     }
 
     fn limit(fake: &Fake, places: &[Place], dir: &str, mib: u64) {
-        let memory = Memory::of(&Place {
-            dir: dir.to_owned(),
-            ..places[0].clone()
-        });
+        let memory = Memory::of(&places[0].hierarchy, dir);
         fake.write(&memory.limits()[0], &(mib * MIB).to_string())
             .unwrap();
     }

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::root::{Files, gone};
+use quell_kernel::value::{only, same};
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::{Stopped, TaskId, Undo};
+use quell_types::journal::{Stopped, Undo};
+use quell_types::task::TaskId;
 
-use crate::error::{Error, Result};
 use crate::fault;
 use crate::journal::Journal;
-use crate::root::{Files, gone};
-use crate::value::{only, same};
 
 /// Between two beats of the heart while a write takes its time.
 const BREATH: Duration = Duration::from_millis(5);

@@ -7,15 +7,15 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::{oom, rt, signals};
 use quell_record::backend::{Seen, SubjectId};
 use quell_record::measurement::Measurement;
 use quell_types::cpuset::CpuSet;
 use quell_types::units::Nanos;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::error::{Error, Result};
 use crate::tee::Tee;
-use crate::{oom, rt, signals};
 
 /// How long a program is given to end when asked to.
 const GRACE: Duration = Duration::from_secs(3);

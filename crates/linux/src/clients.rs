@@ -10,6 +10,10 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use quell_client::{Caller, Listener, Refused};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs;
+use quell_kernel::root::Files;
+use quell_kernel::tasks::{self, Matcher};
 use quell_plan::Observed;
 use quell_record::backend::Seen;
 use quell_record::events::Event;
@@ -19,11 +23,7 @@ use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 
-use crate::error::{Error, Result};
 use crate::home::Place;
-use crate::procfs;
-use crate::root::Files;
-use crate::tasks::{self, Matcher};
 use crate::units::{self, Units};
 
 /// How often it is looked who asks.
@@ -295,13 +295,13 @@ mod tests {
 
     use quell_client::{Demand, Session, layout};
     use quell_control::deadline::Unit;
+    use quell_kernel::root::Kernel;
+    use quell_kernel::rt;
     use quell_record::events::Declared;
     use quell_types::task::TaskMatch;
     use quell_types::units::Share;
 
     use super::*;
-    use crate::root::Kernel;
-    use crate::rt;
 
     /// The program that asks, in a process of its own: this test, called by the others.
     #[test]

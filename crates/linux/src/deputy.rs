@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::rt;
+
 use crate::lease::Lease;
-use crate::rt;
 
 /// How often it looks; a heartbeat may be a second old.
 const EVERY: Duration = Duration::from_millis(250);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use quell_types::journal::Undo;
 use quell_types::options::OnDrift;
 
-use crate::resctrl::Resctrl;
-use crate::resctrl::lock::For;
-use crate::root::Files;
-use crate::value::{covers, only, same};
+use quell_kernel::resctrl::Resctrl;
+use quell_kernel::resctrl::lock::For;
+use quell_kernel::root::Files;
+use quell_kernel::value::{covers, only, same};
 
 /// Compares every value we wrote with what it reads now; sets it again if the policy says so. A sentence per difference.
 /// Before each value `held` is asked: once the run is revoked, what differs is what the watchdog has taken back.
@@ -73,8 +73,9 @@ fn holds_controller(path: &str, now: &str, new: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::root::Kernel;
+
     use super::*;
-    use crate::root::Kernel;
 
     #[test]
     fn a_controller_among_others_is_no_drift_and_one_taken_away_is() {

@@ -7,16 +7,19 @@
 
 use std::collections::BTreeSet;
 
+use quell_kernel::below::tasks_in;
+use quell_kernel::cgroup::{
+    Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems,
+};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs::{self, Stat};
+use quell_kernel::root::{Files, gone};
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::{TaskId, Undo};
+use quell_types::journal::Undo;
+use quell_types::task::TaskId;
 
-use crate::below::tasks_in;
-use crate::cgroup::{Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems};
 use crate::change::Hands;
-use crate::error::{Error, Result};
 use crate::fault;
-use crate::procfs::{self, Stat};
-use crate::root::{Files, gone};
 
 /// The cgroup above ours of a usual weight.
 pub const SLICE: &str = "quell.slice";

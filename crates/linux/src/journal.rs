@@ -13,15 +13,16 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::root::Files;
+use quell_kernel::rt;
 use quell_record::backend::Undone;
-use quell_types::journal::{TaskId, Undo};
+use quell_types::journal::Undo;
+use quell_types::task::TaskId;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
 use crate::fault;
 use crate::lease::Lease;
-use crate::root::Files;
-use crate::rt;
 use crate::undo;
 
 /// The file's name in a run's folder.
@@ -358,9 +359,10 @@ fn checksum(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::*;
-    use crate::root::Kernel;
+    use quell_kernel::root::Kernel;
     use quell_types::units::Nanos;
+
+    use super::*;
 
     pub(crate) fn header() -> Header {
         Header {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_types::units::Nanos;
 
-use crate::error::{Error, Result};
+use quell_kernel::error::{Error, Result};
 
 /// The link's name in a run's folder.
 pub const FILE: &str = "lease";

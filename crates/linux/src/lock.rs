@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-use crate::error::{Error, Result};
+use quell_kernel::error::{Error, Result};
 
 /// Where runs, and the lock, live.
 pub const RUN_ROOT: &str = "/run/quell";

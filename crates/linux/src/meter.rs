@@ -11,12 +11,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use quell_control::bandwidth::Account;
 use quell_control::config::Moved;
+use quell_kernel::perf::{Event, EventCode, Overflow, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
+use quell_kernel::pmu::MOST_EVENTS;
+use quell_kernel::rt;
 use quell_types::cpuset::CpuId;
 use quell_types::units::{Lines, Nanos, Rate};
 
 use crate::bpf::{Budget, Decider};
-use crate::perf::{Event, EventCode, Overflow, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
-use crate::rt;
 
 /// The shortest time the kernel's clock events can be armed with (`perf_swevent_start_hrtimer`: 10 µs).
 const SHORTEST: Nanos = Nanos::micros(10);
@@ -34,9 +35,6 @@ const FEWEST: Lines = Lines(256);
 /// A counter of a whole CPU that has not been counting for so long has been taken away: the kernel tells how long it was, to the
 /// moment it is asked.
 const STILL: Nanos = Nanos::millis(50);
-
-/// The most events a meter may have: what a brake polls.
-pub const MOST_EVENTS: usize = 2;
 
 /// Something that counts lines on one CPU and wakes its reader.
 pub trait Meter: Send {
@@ -396,8 +394,9 @@ impl Meter for ApartMeter {
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::perf::SW_MINOR_FAULTS;
+
     use super::*;
-    use crate::perf::SW_MINOR_FAULTS;
 
     #[test]
     fn an_event_that_is_not_counting_any_more_is_told() {

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use quell_control::pool::{Period, Pool as _, SharedPool};
 use rustix::event::EventfdFlags;
 
-use crate::rt;
+use quell_kernel::rt;
 
 /// The start of no period.
 const AWAKE: u64 = u64::MAX;

@@ -5,6 +5,13 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::error::Result;
+use quell_kernel::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cgroup_dir};
+use quell_kernel::pmu::{self, Counting, Named, Pmu};
+use quell_kernel::resctrl::offer::Offer;
+use quell_kernel::root::Files;
+use quell_kernel::{cpuset, fair, irq, oom, psi, resctrl, rt, topology, workqueue};
 use quell_plan::inventory::{
     Availability, CpusetKind, Inventory, Means, Measured, MemoryControl, MemoryMeans, MeterKind,
 };
@@ -13,14 +20,8 @@ use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::Partitions;
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Cgroups, Controller, Version};
 use crate::enforce::io;
-use crate::error::Result;
-use crate::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cgroup_dir};
-use crate::pmu::{self, Counting, Named, Pmu};
-use crate::resctrl::offer::Offer;
-use crate::root::Files;
-use crate::{cpuset, fair, irq, oom, psi, resctrl, resident, rt, topology, workqueue};
+use crate::resident;
 
 /// What no file tells: it has to be tried. Answered by the machine we run on ([`Live`]) or by a capture ([`Tried`]).
 pub trait Trials {
@@ -97,7 +98,7 @@ pub struct Live;
 
 impl Trials for Live {
     fn root(&self) -> bool {
-        crate::is_root()
+        quell_kernel::is_root()
     }
 
     fn counts(&self, pmu: &Pmu, event: &Named) -> bool {
@@ -551,8 +552,9 @@ fn bandwidth(means: &Means, cpus: &CpuSet) -> Availability {
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::fake::{Fake, Flavour, Op, Spec};
+
     use super::*;
-    use crate::fake::{Fake, Flavour, Op, Spec};
 
     fn means(fake: &Fake, root: bool) -> MemoryMeans {
         let cgroups = Cgroups::discover(fake).unwrap();

@@ -10,6 +10,12 @@ use std::sync::mpsc;
 
 use quell_client::Reader;
 use quell_client::layout::VARIABLE;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::perf::{Event, EventCode, SW_TASK_CLOCK, Scope, TYPE_SOFTWARE, Wake};
+use quell_kernel::pmu::{self, Counting};
+use quell_kernel::root::Files;
+use quell_kernel::tasks::{Matcher, assign};
+use quell_kernel::{procfs, rt, signals};
 use quell_record::backend::{Seen, SubjectId};
 use quell_record::demand::WorkingSet;
 use quell_types::cpuset::CpuSet;
@@ -18,13 +24,7 @@ use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::children::{Birth, Subject};
-use crate::error::{Error, Result};
-use crate::perf::{Event, EventCode, SW_TASK_CLOCK, Scope, TYPE_SOFTWARE, Wake};
-use crate::pmu::{self, Counting};
-use crate::root::Files;
 use crate::sampler::{Sampler, Source};
-use crate::tasks::{Matcher, assign};
-use crate::{procfs, rt, signals};
 
 /// How often it is looked at who is there.
 const SEARCH: Nanos = Nanos::millis(100);
@@ -422,8 +422,9 @@ fn working_set(
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::root::Kernel;
+
     use super::*;
-    use crate::root::Kernel;
     use std::io::Read;
 
     fn run(wanted: Wanted<'_>, span: Nanos) -> Result<(Watched, Vec<String>)> {

@@ -9,13 +9,13 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::oom;
 use quell_types::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::children;
-use crate::error::{Error, Result};
-use crate::oom;
 
 /// How the keeper is started: a hidden subcommand; the files are appended.
 #[derive(Clone, Debug)]

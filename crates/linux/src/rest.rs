@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quell_types::units::{Nanos, Rate};
 
-use crate::error::{Error, Result};
-use crate::procfs;
-use crate::root::Files;
-use crate::rt;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs;
+use quell_kernel::root::Files;
+use quell_kernel::rt;
 
 /// The length of a window: several ticks, and short enough for a burst to be seen.
 pub const WINDOW: Nanos = Nanos::millis(25);
@@ -127,8 +127,9 @@ pub fn measure(files: &dyn Files, members: &BTreeSet<u32>, peak: Rate) -> Result
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::root::Kernel;
+
     use super::*;
-    use crate::root::Kernel;
     use std::path::Path;
 
     fn window(ran_ms: u64, length_ms: u64) -> Window {

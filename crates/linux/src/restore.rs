@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs;
+use quell_kernel::root::Files;
+use quell_kernel::rt;
 use quell_record::backend::Undone;
 use quell_types::journal::Undo;
 
-use crate::error::{Error, Result};
 use crate::journal::{self, Journal};
 use crate::lease::{self, Lease};
-use crate::procfs;
-use crate::root::Files;
-use crate::rt;
 use crate::session;
 use crate::undo::{self, Outcome};
 
@@ -208,10 +208,11 @@ pub fn left_by(dir: &Path) -> Result<Vec<Undo>> {
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::root::Kernel;
+    use quell_types::task::TaskId;
+
     use super::*;
     use crate::journal::Header;
-    use crate::root::Kernel;
-    use quell_types::journal::TaskId;
 
     /// A machine with one setting that a dead run has changed.
     fn machine(boot: &str) -> (tempfile::TempDir, Kernel, PathBuf) {

@@ -12,8 +12,8 @@ use quell_record::demand::BIN;
 use quell_types::cpuset::CpuId;
 use quell_types::units::Nanos;
 
-use crate::perf::Event;
-use crate::rt;
+use quell_kernel::perf::Event;
+use quell_kernel::rt;
 
 /// Above ordinary work, so that readings are on time.
 const PRIORITY: i32 = 40;
@@ -108,8 +108,11 @@ fn sample(sources: &[Source], cpu: Option<CpuId>, stop: &AtomicBool) -> Readings
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::perf::{
+        EventCode, SW_MINOR_FAULTS, SW_TASK_CLOCK, Scope, TYPE_SOFTWARE, Wake,
+    };
+
     use super::*;
-    use crate::perf::{EventCode, SW_MINOR_FAULTS, SW_TASK_CLOCK, Scope, TYPE_SOFTWARE, Wake};
     use std::time::{Duration, Instant};
 
     fn work(span: Duration) {

@@ -6,6 +6,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use quell_kernel::cgroup::Cgroups;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs;
+use quell_kernel::root::Files;
+use quell_kernel::rt;
 use quell_plan::Plan;
 use quell_record::backend::Undone;
 use quell_record::events::Declared;
@@ -14,17 +19,12 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
 use quell_types::units::Nanos;
 
-use crate::cgroup::Cgroups;
 use crate::change::Hands;
 use crate::deputy::Deputy;
-use crate::error::{Error, Result};
 use crate::journal::{self, Header, Journal, Mark};
 use crate::lease::Lease;
 use crate::lock::Lock;
-use crate::procfs;
 use crate::restore;
-use crate::root::Files;
-use crate::rt;
 use crate::watchdog::{self, Health, Watchdog};
 
 /// How often a watchdog that died is replaced before the run gives up.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
-use crate::rt;
+use quell_kernel::rt;
 
 /// The lowest page of a stack: whatever runs past the end of the stack faults.
 const GUARD: usize = 4096;

@@ -19,18 +19,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use quell_kernel::below::{door, tasks_in};
+use quell_kernel::procfs;
+use quell_kernel::resctrl::lock::{For, Lock, PATIENCE};
+use quell_kernel::resctrl::{Resctrl, Schemata, locked};
+use quell_kernel::root::{Files, gone};
+use quell_kernel::value::{divided, only, same};
+use quell_kernel::{below, oom, pidfd};
 use quell_record::backend::Undone;
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::{Stopped, TaskId, Undo};
+use quell_types::journal::{Stopped, Undo};
+use quell_types::task::TaskId;
 
-use crate::below::{door, tasks_in};
 use crate::enforce::freezer;
-use crate::procfs;
-use crate::resctrl::lock::{For, Lock, PATIENCE};
-use crate::resctrl::{Resctrl, Schemata, locked};
-use crate::root::{Files, gone};
-use crate::value::{divided, only, same};
-use crate::{below, fault, oom, pidfd};
+use crate::fault;
 
 /// What undoing came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

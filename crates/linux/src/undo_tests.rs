@@ -1,5 +1,6 @@
+use quell_kernel::root::Kernel;
+
 use super::*;
-use crate::root::Kernel;
 use std::path::Path;
 
 fn write(path: &str, old: &str, new: &str) -> Undo {

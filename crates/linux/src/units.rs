@@ -13,8 +13,8 @@ use quell_types::source::Pattern;
 use quell_types::source::Source;
 use quell_types::units::Nanos;
 
-use crate::error::{Error, Result};
-use crate::rt;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::rt;
 
 /// So often a program is heard that says something else of its units than before.
 const MOST_CHANGES: u32 = 100;

@@ -13,21 +13,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs;
+use quell_kernel::root::{Files, Kernel};
+use quell_kernel::rt;
 use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::cgroup::{Cgroups, Controller};
 use crate::change::Hands;
-use crate::error::{Error, Result};
 use crate::fault;
 use crate::home::{self, Home};
 use crate::journal;
 use crate::lease::{self, LAPSE, Lease, State};
 use crate::lock::Lock;
-use crate::procfs;
 use crate::restore;
-use crate::root::{Files, Kernel};
-use crate::rt;
 
 /// How often it looks.
 const LOOK: Nanos = Nanos::millis(100);

@@ -15,14 +15,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use quell_kernel::cgroup::Version;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::memory::Memory;
+use quell_kernel::root::{Access, Files, gone};
+use quell_kernel::rt;
 use quell_types::units::Bytes;
 
-use crate::cgroup::Version;
-use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::memory::Memory;
-use crate::root::{Access, Files, gone};
-use crate::rt;
 
 /// How often a write is interrupted until it comes back.
 const AGAIN: Duration = Duration::from_millis(2);
@@ -310,24 +310,20 @@ impl Target {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::cgroup::Hierarchy;
-    use crate::home::Place;
-    use crate::root::Kernel;
+    use quell_kernel::cgroup::Hierarchy;
+    use quell_kernel::root::Kernel;
 
-    fn place(version: Version) -> Place {
-        Place {
-            hierarchy: Hierarchy {
-                version,
-                mount: "/cg".into(),
-                top: "/".into(),
-                controllers: vec!["memory".into()],
-                own: "/".into(),
-            },
-            dir: "/cg/a".into(),
-            ours: true,
-            braked: false,
-        }
+    use super::*;
+
+    fn memory(version: Version) -> Memory {
+        let hierarchy = Hierarchy {
+            version,
+            mount: "/cg".into(),
+            top: "/".into(),
+            controllers: vec!["memory".into()],
+            own: "/".into(),
+        };
+        Memory::of(&hierarchy, "/cg/a")
     }
 
     fn lease(dir: &std::path::Path) -> Arc<Lease> {
@@ -358,7 +354,7 @@ mod tests {
         let kernel: Arc<dyn Files> = Arc::new(Kernel::at(dir.path()));
         let lease = lease(dir.path());
         let start = |version| {
-            let memory = Memory::of(&place(version));
+            let memory = memory(version);
             Writer::start(&kernel, &memory, "max".to_owned(), Arc::clone(&lease))
         };
         let writer = start(Version::V2).unwrap();
@@ -387,7 +383,7 @@ mod tests {
         let file = group.join("memory.high");
         std::fs::write(&file, "").unwrap();
         let kernel: Arc<dyn Files> = Arc::new(Kernel::at(dir.path()));
-        let memory = Memory::of(&place(Version::V2));
+        let memory = memory(Version::V2);
         for revoked in [false, true] {
             let own = tempfile::tempdir().unwrap();
             let lease = lease(own.path());
@@ -426,7 +422,7 @@ mod tests {
             std::fs::write(group.join(name), "").unwrap();
         }
         let files: Arc<dyn Files> = Arc::new(Kernel::at(dir.path()));
-        let memory = Memory::of(&place(Version::V2));
+        let memory = memory(Version::V2);
         let mut target = Target {
             limit: Door::open(&*files, memory.steered()).unwrap(),
             reclaim: Some(Door::open(&*files, memory.reclaim()).unwrap()),

@@ -19,18 +19,19 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::sample::Index;
+use quell_kernel::cgroup::{self, Cgroups};
+use quell_kernel::memory::Memory;
+use quell_kernel::root::{self, Files};
+use quell_kernel::{io as io_files, procfs, psi, topology, vm};
 use quell_linux::capture::Capture;
-use quell_linux::cgroup::{self, Cgroups};
 use quell_linux::home::Place;
 use quell_linux::journal::{self, Header, Journal};
-use quell_linux::memory::Memory;
-use quell_linux::root::{self, Files};
-use quell_linux::{io as io_files, procfs, psi, topology, vm};
 use quell_plan::inventory::Inventory;
 use quell_policy::Policy;
 use quell_policy::experiment::Experiment;
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::{TaskId, Undo};
+use quell_types::journal::Undo;
+use quell_types::task::TaskId;
 
 /// Memory a thread holds and held at most, so that tests beside each other do not count for each other.
 struct Counting;
@@ -488,7 +489,8 @@ proptest! {
             let _ = vm::watermarks(&files);
             let _ = io_files::moved("/x", &text);
             for version in [cgroup::Version::V1, cgroup::Version::V2] {
-                let memory = Memory::of(&place(version));
+                let place = place(version);
+                let memory = Memory::of(&place.hierarchy, &place.dir);
                 let _ = memory.parse_stat(&text);
             }
             let _ = root::parse_mask(&text);

@@ -13,15 +13,15 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use common::{Guard, Picture, Program, eventually, machine, set};
-use quell_linux::below::door;
-use quell_linux::cgroup::{Cgroups, Controller};
+use quell_kernel::below::door;
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::remaining::remaining_on;
+use quell_kernel::root::{Files, Kernel};
+use quell_kernel::tasks::{Matcher, assign};
+use quell_kernel::{cgroup, procfs};
 use quell_linux::change::Hands;
 use quell_linux::enforce::cores::{Keep, confine, confine_rest};
 use quell_linux::home::Home;
-use quell_linux::remaining::remaining_on;
-use quell_linux::root::{Files, Kernel};
-use quell_linux::tasks::{Matcher, assign};
-use quell_linux::{cgroup, procfs};
 use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskMatch;
 
@@ -48,7 +48,7 @@ fn gather(hands: &mut Hands<'_>, cgroups: &Cgroups, pid: u32, controllers: &[Con
 }
 
 fn ends(kernel: &Kernel) -> (CpuSet, CpuSet) {
-    let all = quell_linux::topology::online(kernel).unwrap();
+    let all = quell_kernel::topology::online(kernel).unwrap();
     let last = all.iter().next_back().unwrap();
     let first = all.first().unwrap();
     (CpuSet::from_iter([first]), CpuSet::from_iter([last]))

@@ -18,7 +18,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use common::{Picture, Program, eventually, header, machine};
-use quell_linux::cgroup::{Cgroups, Controller};
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::root::{Files, Kernel};
+use quell_kernel::tasks::{Matcher, assign};
+use quell_kernel::{procfs, rt};
 use quell_linux::change::Hands;
 use quell_linux::enforce::cores::{Keep, confine, confine_rest};
 use quell_linux::enforce::{cpumax, quiet};
@@ -26,10 +29,8 @@ use quell_linux::home::Home;
 use quell_linux::journal::Journal;
 use quell_linux::lease::Lease;
 use quell_linux::lock::{Lock, make_dir};
-use quell_linux::root::{Files, Kernel};
-use quell_linux::tasks::{Matcher, assign};
 use quell_linux::watchdog::{self, Health};
-use quell_linux::{fault, procfs, restore, rt};
+use quell_linux::{fault, restore};
 use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskMatch;
 use quell_types::units::{Nanos, Share};
@@ -183,7 +184,7 @@ fn say(text: &str) {
 }
 
 fn change(hands: &mut Hands<'_>, cgroups: &Cgroups, subject: u32, with_rest: bool) {
-    let online = quell_linux::topology::online(hands.files).unwrap();
+    let online = quell_kernel::topology::online(hands.files).unwrap();
     let first = CpuSet::from_iter(online.first());
     let others = online.difference(&first);
     let controllers = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];

@@ -5,18 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::CpuSet;
-
-/// A task that cannot be confused with a later one of the same number.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
-pub struct TaskId {
-    /// Process or thread number.
-    pub pid: u32,
-    /// Start time in clock ticks since boot (`/proc/PID/stat`, field 22).
-    pub start: u64,
-}
+use crate::task::TaskId;
 
 /// What is kept from running.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]

@@ -184,6 +184,18 @@ pub fn check(table: &TaskMatch) -> Vec<(&'static str, String)> {
     wrong
 }
 
+/// A task that cannot be confused with a later one of the same number.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub struct TaskId {
+    /// Process or thread number.
+    pub pid: u32,
+    /// Start time in clock ticks since boot (`/proc/PID/stat`, field 22).
+    pub start: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

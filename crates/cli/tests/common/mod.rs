@@ -19,9 +19,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use kernel::{Picture, Program, eventually};
-use quell_linux::cgroup::{Cgroups, Controller};
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::root::Kernel;
 use quell_linux::lock::{Lock, RUN_ROOT};
-use quell_linux::root::Kernel;
 use rustix::process::{Pid, Signal};
 
 /// No command of these tests takes longer, the measuring of a new machine included.
@@ -178,7 +178,7 @@ pub fn machine(test: &str) -> Option<Machine> {
         eprintln!("SKIPPED {test}: no cpuset hierarchy is mounted");
         return None;
     }
-    if quell_linux::topology::online(&kernel).unwrap().len() < 2 {
+    if quell_kernel::topology::online(&kernel).unwrap().len() < 2 {
         eprintln!("SKIPPED {test}: needs two CPUs");
         return None;
     }
@@ -309,7 +309,7 @@ fn cpu_ticks(pid: u32) -> f64 {
 /// The process number of the watchdog of a run.
 pub fn watchdog_of(main: u32) -> Option<u32> {
     let kernel = Kernel::new().unwrap();
-    let all = quell_linux::procfs::processes(&kernel).unwrap();
+    let all = quell_kernel::procfs::processes(&kernel).unwrap();
     let ours = all.iter().find(|s| {
         s.parent == main
             && std::fs::read_to_string(format!("/proc/{}/cmdline", s.id.pid))

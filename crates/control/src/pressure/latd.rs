@@ -14,7 +14,7 @@
 //! by a factor of a hundred; a process that is stopped gives nothing back; and nothing bounds how long it is stopped. (Ours: where
 //! memory cannot be seen any more, it goes on after [`LONGEST_FREEZE`].)
 
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
 use super::{Act, Decision, LONGEST_FREEZE, Look, Process, Rules, Why};

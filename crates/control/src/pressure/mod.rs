@@ -18,8 +18,8 @@ mod working;
 use crate::config::Allows;
 use std::fmt;
 
-use quell_types::journal::TaskId;
 use quell_types::options::PressureController;
+use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
 pub use cgroup::Cgroup;

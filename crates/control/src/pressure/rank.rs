@@ -1,7 +1,7 @@
 //! Whom to blame: who grows, whose pages come back, who uses the disks, who is large. `oom_score` alone is size, and
 //! misses who streams through files without owning a byte (pressure.md, 7).
 
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos};
 
 use super::stall::Difference;

@@ -1,8 +1,9 @@
 //! Who may not be held back: whoever holds back a cgroup holds back all that lives in it and below.
 
-use crate::error::{Error, Result};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::root::Files;
+
 use crate::home::{Home, Place};
-use crate::root::Files;
 
 /// Whoever holds back a cgroup above himself holds back himself.
 pub(super) fn not_ours(files: &dyn Files, group: &str, place: &Place) -> Result<()> {
@@ -39,8 +40,9 @@ pub(super) fn apart(neighbour: &Home, critical: &Home) -> Result<()> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use quell_kernel::cgroup::{Hierarchy, Version};
+
     use super::*;
-    use crate::cgroup::{Hierarchy, Version};
 
     pub(in crate::backend) fn home(group: &str, dir: &str) -> Home {
         let hierarchy = Hierarchy {

@@ -6,15 +6,16 @@
 
 use std::collections::BTreeSet;
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::resctrl::lock::{For, PATIENCE};
+use quell_kernel::resctrl::{Group, Resctrl};
+use quell_kernel::root::Files;
 use quell_plan::Setting;
 use quell_plan::inventory::Cpu;
 use quell_types::cpuset::CpuSet;
 
 use super::Linux;
-use crate::error::{Error, Result};
-use crate::resctrl::lock::{For, PATIENCE};
-use crate::resctrl::{Group, Resctrl};
-use crate::root::Files;
+use crate::enforce::cache;
 
 impl Linux {
     /// The CPUs on whose cores no task of somebody else's control group may run.
@@ -37,7 +38,7 @@ impl Linux {
         let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
         let group = self.new_class(&resctrl)?;
         let mut find = |_: &dyn Files| Ok(threads.clone());
-        resctrl.take(&mut self.hands()?, &group, &mut find)?;
+        cache::take(&mut self.hands()?, &resctrl, &group, &mut find)?;
         Ok(group)
     }
 
@@ -88,8 +89,9 @@ fn used_by(files: &dyn Files, group: &Group) -> Result<CpuSet> {
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
+
     use super::*;
-    use crate::fake::{Fake, Flavour, Rdt, Spec};
 
     #[test]
     fn cores_that_others_may_run_on_are_left_to_them() {

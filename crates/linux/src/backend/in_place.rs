@@ -2,18 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use quell_kernel::below::listed;
+use quell_kernel::cgroup::{Controller, Version};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::root::Files;
 use quell_record::backend::{Observation, Seen};
 use quell_record::events::Event;
 
 use super::apart::not_ours;
 use super::regulated::{Absent, Regulated};
 use super::{Group, Linux};
-use crate::below::listed;
-use crate::cgroup::{Controller, Version};
 use crate::enforce::threaded;
-use crate::error::{Error, Result};
 use crate::home::Place;
-use crate::root::Files;
 
 impl Linux {
     /// Refuses a group whose brakes would have to be in a cgroup that is not ours and cannot.

@@ -10,6 +10,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use quell_client::locked::{BYTES_VARIABLE, CPUS_VARIABLE, FD_VARIABLE};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::resctrl::lock::{For, PATIENCE};
+use quell_kernel::resctrl::locked::Region;
+use quell_kernel::resctrl::{Schemata, locked};
+use quell_kernel::root::Files;
+use quell_kernel::topology;
 use quell_record::backend::SubjectId;
 use quell_record::standing::Cause;
 use quell_types::partition::Mask;
@@ -17,12 +23,7 @@ use quell_types::units::Bytes;
 
 use super::Linux;
 use super::stays::Stays;
-use crate::error::{Error, Result};
-use crate::resctrl::lock::{For, PATIENCE};
-use crate::resctrl::locked::Region;
-use crate::resctrl::{Schemata, locked};
-use crate::root::Files;
-use crate::topology;
+use crate::enforce::cache;
 
 /// Of so many locked lines one may be gone and the promise still hold: the kernel's own accesses while it locks cost some.
 const TOLERATED: u64 = 8;
@@ -93,7 +94,12 @@ impl Linux {
         let what = Schemata::masks(resource, [cache], mask);
         let region = {
             let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
-            resctrl.lock_memory(&mut self.hands()?, &format!("quell-{name}"), &what)?
+            cache::lock_memory(
+                &mut self.hands()?,
+                &resctrl,
+                &format!("quell-{name}"),
+                &what,
+            )?
         };
         if region.bytes < size.0 {
             return Err(Error::refused(format!(

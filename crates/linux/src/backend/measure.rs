@@ -1,10 +1,10 @@
 //! What a deep look measures on this machine.
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::pmu;
 use quell_plan::inventory::Measured;
 
 use super::Linux;
-use crate::error::{Error, Result};
-use crate::pmu;
 
 impl Linux {
     /// The rates, and whether counters count right. Changes nothing.

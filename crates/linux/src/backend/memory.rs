@@ -4,29 +4,31 @@
 use std::sync::Arc;
 
 use quell_control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
+use quell_kernel::cgroup::{Controller, Version};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::kept::{Kept, keyed};
+use quell_kernel::memory::{self, Memory};
+use quell_kernel::psi::{self, Resource};
+use quell_kernel::root::{Files, gone};
+use quell_kernel::vm::{self, Watermarks};
+use quell_kernel::{below, io, oom, procfs, rt};
 use quell_plan::{Pressured, Steered, Watched};
-use quell_types::journal::{Stopped, TaskId};
+use quell_types::journal::Stopped;
 use quell_types::options::PressureController;
+use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos};
 
 use super::Linux;
 use super::apart::{apart, not_ours};
 use crate::above::{self, Above};
-use crate::cgroup::{Controller, Version};
 use crate::change::Hands;
+use crate::enforce;
 use crate::enforce::freezer::Freezer;
 use crate::enforce::stop;
-use crate::error::{Error, Result};
 use crate::home::{Home, Place};
-use crate::kept::{Kept, keyed};
 use crate::lease::Lease;
-use crate::memory::{self, Memory};
-use crate::psi::{self, Resource};
-use crate::root::{Files, gone};
 use crate::session::Session;
-use crate::vm::{self, Watermarks};
 use crate::writer::Writer;
-use crate::{below, io, oom, procfs, rt};
 
 /// Processes of one group that are looked at: who has more is a fork bomb, and its newest are as good as its oldest.
 const PROCESSES: usize = 256;
@@ -83,7 +85,7 @@ impl Account {
             Some(place) => Kept::open(files, &resource.of(&place.dir)),
             None => Ok(None),
         };
-        let memory = memory.map(Memory::of);
+        let memory = memory.map(|place| Memory::of(&place.hierarchy, &place.dir));
         if let Some(memory) = memory.as_ref().filter(|m| !memory::has(files, m)) {
             return Err(Error::refused_with(
                 format!("group {group}: {} is missing", memory.usage()),
@@ -449,7 +451,7 @@ impl Watch {
                 let Some(files) = &account.memory else {
                     return Ok(());
                 };
-                files.protect(hands, (account.protected, memory), true)?;
+                enforce::memory::protect(hands, files, (account.protected, memory), true)?;
                 account.protected = memory;
             }
             Act::Limit { neighbour, most } => self.writer(neighbour)?.limit(most)?,
@@ -529,11 +531,12 @@ mod replay;
 
 #[cfg(test)]
 mod tests {
+    use quell_types::journal::Undo;
+
     use super::*;
     use crate::backend::apart::tests::home;
     use crate::journal::Journal;
     use crate::journal::tests::header;
-    use quell_types::journal::Undo;
 
     #[test]
     fn a_frozen_cgroup_that_is_made_anew_is_neither_frozen_nor_ours_to_thaw() {
@@ -542,7 +545,7 @@ mod tests {
         std::fs::create_dir_all(&place).unwrap();
         let file = place.join("cgroup.freeze");
         std::fs::write(&file, "0").unwrap();
-        let files = crate::root::Kernel::at(dir.path());
+        let files = quell_kernel::root::Kernel::at(dir.path());
         let run = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(run.path(), header()).unwrap();
         let home = home("a", "/cg/a");

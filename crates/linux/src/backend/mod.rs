@@ -22,6 +22,12 @@ use std::sync::Arc;
 
 use quell_client::layout::VARIABLE;
 use quell_control::pressure::Look;
+use quell_kernel::cgroup::Cgroups;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::pmu::{Counting, Traffic};
+use quell_kernel::root::Kernel;
+use quell_kernel::spent::Ledger;
+use quell_kernel::{oom, own, procfs, rt, signals};
 use quell_plan::inventory::{Inventory, Measured};
 use quell_plan::{Observed, Plan, Pressured, Step};
 use quell_policy::workload::{Caches, Workload};
@@ -39,20 +45,15 @@ use quell_types::source::Source;
 use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos};
 
-use crate::cgroup::Cgroups;
 use crate::change::Hands;
 use crate::children::{Birth, Subject};
 use crate::clients::Clients;
-use crate::error::{Error, Result};
 use crate::home::{Home, Layout};
-use crate::pmu::{Counting, Traffic};
 use crate::pool::Pool;
+use crate::probe;
 use crate::resident::{Keeper, KeeperCommand};
-use crate::root::Kernel;
 use crate::session::{Session, WatchdogCommand};
-use crate::spent::Ledger;
 use crate::units::Units;
-use crate::{oom, own, probe, procfs, rt, signals};
 
 use regulated::{Absent, Regulated, Splits};
 
@@ -266,7 +267,7 @@ impl Linux {
     fn session(&mut self) -> Result<(&mut Session, Vec<String>)> {
         let mut notes = Vec::new();
         if self.session.is_none() {
-            if !crate::is_root() {
+            if !quell_kernel::is_root() {
                 return Err(Error::refused_with(
                     "changing the machine needs root (CAP_SYS_ADMIN for cgroups)",
                     "run it with sudo",

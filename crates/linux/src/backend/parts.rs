@@ -11,6 +11,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::resctrl::info::Content;
+use quell_kernel::resctrl::lock::{For, PATIENCE};
+use quell_kernel::resctrl::{Group, Info, Mode, Reading, Resctrl, Schemata};
+use quell_kernel::root::Files;
 use quell_plan::{GroupPlan, Plan, Promise, Setting, Step};
 use quell_record::backend::Seen;
 use quell_record::events::Event;
@@ -23,11 +28,7 @@ use super::Linux;
 use super::locked::Locked;
 use super::whereabouts::{Whereabouts, strangers, threads};
 use super::worth::parts;
-use crate::error::{Error, Result};
-use crate::resctrl::info::Content;
-use crate::resctrl::lock::{For, PATIENCE};
-use crate::resctrl::{Group, Info, Mode, Reading, Resctrl, Schemata};
-use crate::root::Files;
+use crate::enforce::cache;
 use crate::session::Session;
 
 /// resctrl, while groups have parts.
@@ -193,7 +194,7 @@ impl Linux {
             _ => "cdp",
         });
         let options: Vec<&str> = options.collect();
-        let resctrl = Resctrl::adopt_or_mount(&mut self.hands()?, &options.join(","))?;
+        let resctrl = cache::adopt_or_mount(&mut self.hands()?, &options.join(","))?;
         if let Some(level) = apart.iter().find(|level| !resctrl.apart(**level)) {
             return Err(Error::refused_with(
                 format!(
@@ -232,7 +233,7 @@ impl Linux {
         let lines = parts.lines(&self.files, set)?;
         {
             let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
-            resctrl.allocate(&mut self.hands()?, &info, &group, &lines)?;
+            cache::allocate(&mut self.hands()?, &resctrl, &info, &group, &lines)?;
         }
         let ways = match *set {
             Setting::Ways { level, mask } => Some((level, mask)),
@@ -287,7 +288,7 @@ impl Linux {
         };
         for group in own {
             if let Ok(mut hands) = self.hands() {
-                let _ = resctrl.set_mode(&mut hands, &group, &Mode::Exclusive);
+                let _ = cache::set_mode(&mut hands, &resctrl, &group, &Mode::Exclusive);
             }
         }
     }
@@ -342,7 +343,11 @@ impl Linux {
         let all = resctrl.groups(&self.files)?;
         let names = (1..).map(|n| format!("COS{n}"));
         let mut names = names.filter(|name| all.iter().all(|g| g.name != *name));
-        let made = resctrl.make(&mut self.hands()?, &names.next().unwrap_or_default());
+        let made = cache::make(
+            &mut self.hands()?,
+            resctrl,
+            &names.next().unwrap_or_default(),
+        );
         let Err(why) = made else { return made };
         let parts = self.parts()?;
         let used = resctrl.used(&self.files)?;
@@ -353,7 +358,7 @@ impl Linux {
         };
         // Whoever had it last may have left it narrow.
         let info = parts.info.clone();
-        resctrl.widen(&mut self.hands()?, &info, &group)?;
+        cache::widen(&mut self.hands()?, resctrl, &info, &group)?;
         Ok(group)
     }
 
@@ -424,7 +429,7 @@ impl Linux {
 
     fn bring(&mut self, resctrl: &Resctrl, found: &Whereabouts) -> Result<()> {
         let mut find = |files: &dyn Files| threads(files, &found.home);
-        resctrl.take(&mut self.hands()?, &found.group, &mut find)?;
+        cache::take(&mut self.hands()?, resctrl, &found.group, &mut find)?;
         Ok(())
     }
 

@@ -10,6 +10,11 @@ use quell_control::config::Meter as MeterKind;
 use quell_control::config::Regulation;
 use quell_control::pooled::Pooled;
 use quell_control::split::ByDemand;
+use quell_kernel::cgroup::Controller;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::perf::{self, Scope};
+use quell_kernel::pmu::{self, Counting};
+use quell_kernel::{fair, rt};
 use quell_record::events::Decision;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::options::Split;
@@ -17,15 +22,10 @@ use quell_types::units::{Lines, Nanos};
 
 use super::Linux;
 use crate::brake::{Brake, Decides};
-use crate::cgroup::Controller;
 use crate::enforce::{cores, weight};
-use crate::error::{Error, Result};
 use crate::home::Place;
 use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
-use crate::perf::{self, Scope};
-use crate::pmu::{self, Counting};
 use crate::pool::Pool;
-use crate::{fair, rt};
 
 /// A regulated CPU.
 pub(super) struct Regulated {

@@ -14,8 +14,8 @@ use quell_client::Locked;
 use quell_types::cpuset::CpuSet;
 use quell_types::units::{Bytes, LINE_BYTES};
 
-use crate::perf::{Event, EventCode, Scope, Wake};
-use crate::rt;
+use quell_kernel::perf::{Event, EventCode, Scope, Wake};
+use quell_kernel::rt;
 
 /// `PERF_TYPE_HARDWARE`, `PERF_COUNT_HW_CACHE_MISSES`.
 const MISSES: EventCode = EventCode { kind: 0, config: 3 };

@@ -3,6 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use quell_kernel::cgroup::Controller;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::memory::Memory;
+use quell_kernel::root::Files;
+use quell_kernel::spent::Ledger;
+use quell_kernel::tasks::{self, Matcher};
+use quell_kernel::{below, oom, remaining, rt};
 use quell_plan::{Setting, Step};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
@@ -11,19 +18,12 @@ use quell_types::task::TaskMatch;
 use quell_types::units::Bytes;
 
 use super::{Bound, Group, Linux};
-use crate::cgroup::Controller;
 use crate::change::Hands;
 use crate::enforce::cores::Keep;
 use crate::enforce::{self, cores, quiet, threaded};
-use crate::error::{Error, Result};
 use crate::home::{Home, Layout, Place};
-use crate::memory::Memory;
 use crate::resident::Keeper;
-use crate::root::Files;
 use crate::session::Session;
-use crate::spent::Ledger;
-use crate::tasks::{self, Matcher};
-use crate::{below, oom, remaining, rt};
 
 /// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
 const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
@@ -70,13 +70,23 @@ impl Linux {
                 // What is measured is protected once it was.
                 if let Some(size) = size {
                     let protection = (Bytes(0), *size);
-                    Memory::of(&place).protect(&mut self.hands()?, protection, false)?;
+                    enforce::memory::protect(
+                        &mut self.hands()?,
+                        &Memory::of(&place.hierarchy, &place.dir),
+                        protection,
+                        false,
+                    )?;
                 }
             }
             Setting::LockFiles { files } => notes.push(self.lock_files(group, files)?),
             Setting::LimitMemory { most, kills } => {
                 let place = self.extend_memory(group)?;
-                Memory::of(&place).limit(&mut self.hands()?, *most, *kills)?;
+                enforce::memory::limit(
+                    &mut self.hands()?,
+                    &Memory::of(&place.hierarchy, &place.dir),
+                    *most,
+                    *kills,
+                )?;
             }
             Setting::BoundMemory { most } => self.bound(*most)?,
             Setting::WatchMemory => {
@@ -196,7 +206,7 @@ impl Linux {
         let Some(place) = home.dirs(&cgroups, Controller::Memory).next() else {
             return Err(Error::refused("no hierarchy carries the memory controller"));
         };
-        Memory::of(place).bound(&mut hands, most)?;
+        enforce::memory::bound(&mut hands, &Memory::of(&place.hierarchy, &place.dir), most)?;
         let within = (&cgroups, Some(&home));
         let loose = Home::create_as(&mut hands, within, REST, &BOUND, Layout::default())?;
         self.bound = Some(Bound { home, loose });
@@ -230,7 +240,7 @@ impl Linux {
         inside.sort_unstable();
         inside.dedup();
         for pid in inside {
-            let Some(stat) = crate::procfs::stat(&self.files, pid)? else {
+            let Some(stat) = quell_kernel::procfs::stat(&self.files, pid)? else {
                 continue;
             };
             enforce::memory::oom_score(&mut self.hands()?, stat.id, oom::IMMUNE, &dir)?;

@@ -5,6 +5,9 @@ use std::sync::atomic::Ordering;
 
 use quell_control::config::Meter;
 use quell_control::config::Regulation;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::tasks::Matcher;
+use quell_kernel::{fair, rt, signals};
 use quell_plan::Setting;
 use quell_record::backend::{Observation, Seen};
 use quell_record::events::{Declared, Event, Spent};
@@ -20,13 +23,11 @@ use super::worth::limits;
 use super::{Absent, Linux, NEVER, Regulated};
 use crate::brake::Lost;
 use crate::clients::{self, Clients, Membership};
+use crate::drift;
 use crate::enforce::threaded;
-use crate::error::{Error, Result};
 use crate::resident::Keeper;
 use crate::session::Session;
-use crate::tasks::Matcher;
 use crate::units::Units;
-use crate::{drift, fair, rt, signals};
 
 /// How often the heartbeat is renewed.
 const BEAT: Nanos = Nanos::millis(100);

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::cgroup::Version;
-use crate::error::Result;
+use quell_kernel::cgroup::Version;
+use quell_kernel::error::Result;
+use quell_kernel::resctrl::Group;
+use quell_kernel::root::Files;
+use quell_kernel::{below, procfs};
+
 use crate::home::Home;
-use crate::resctrl::Group;
-use crate::root::Files;
-use crate::{below, procfs};
 
 /// Every thread in a group's cgroups and those below them.
 pub(super) fn threads(files: &dyn Files, home: &Home) -> Result<BTreeSet<u32>> {
@@ -110,11 +111,12 @@ pub(super) fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(S
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::cgroup::{Cgroups, Controller};
+    use quell_kernel::fake::{Fake, Flavour, Op, Rdt, Spec};
+    use quell_kernel::resctrl::Resctrl;
+
     use super::*;
-    use crate::cgroup::{Cgroups, Controller};
-    use crate::fake::{Fake, Flavour, Op, Rdt, Spec};
     use crate::home::Place;
-    use crate::resctrl::Resctrl;
 
     fn machine(flavour: Flavour) -> (Fake, Home) {
         let fake = Fake::new(&Spec {

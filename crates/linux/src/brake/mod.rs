@@ -33,6 +33,7 @@ use quell_control::Regulator;
 use quell_control::config::Meter as Wanted;
 use quell_control::config::Regulation;
 use quell_control::pooled::Pooled;
+use quell_kernel::rt;
 use quell_types::cpuset::CpuId;
 use quell_types::options::Split;
 use quell_types::units::{Lines, Nanos};
@@ -40,7 +41,6 @@ use quell_types::units::{Lines, Nanos};
 use crate::meter::Meter;
 use crate::pool::{Bed, Pool};
 use crate::ring::Ring;
-use crate::rt;
 use crate::twin::Twin;
 use task::Task;
 

@@ -9,15 +9,16 @@ use quell_control::Regulator;
 use quell_control::bandwidth::Fast;
 use quell_control::config::Moved;
 use quell_control::pool::Period;
+use quell_kernel::pmu::MOST_EVENTS;
+use quell_kernel::rt;
 use quell_record::events::Decision;
 use quell_types::cpuset::CpuId;
 use quell_types::units::{Lines, Nanos};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{LOOK, Lost, Permit, Shared};
-use crate::meter::{MOST_EVENTS, Meter};
+use crate::meter::Meter;
 use crate::pool::{Bed, Pool};
-use crate::rt;
 
 /// How often a brake that spins gives way. Otherwise a program that wakes on its CPU waits until the brake sleeps or the
 /// scheduler's tick, where the group's deadline happens to be the earlier one.

@@ -27,15 +27,15 @@ use std::sync::{Mutex, PoisonError};
 
 use quell_plan::inventory::{Inventory, Measured};
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 use serde::{Deserialize, Serialize};
 
 use anonymous::anonymous;
+use quell_kernel::cgroup::Cgroups;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::root::{Files, Kernel, gone};
 
-use crate::cgroup::Cgroups;
-use crate::error::{Error, Result};
 use crate::probe::{self, Live, Tried};
-use crate::root::{Files, Kernel, gone};
 
 /// The format's name and version.
 pub const SCHEMA: &str = "quell.capture/1";

@@ -5,16 +5,17 @@
 
 use std::collections::BTreeSet;
 
+use quell_kernel::below::tasks;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs;
+use quell_kernel::root::{Files, gone};
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::{TaskId, Undo};
+use quell_types::journal::Undo;
+use quell_types::task::TaskId;
 
 use super::cores::Keep;
-use crate::below::tasks;
 use crate::change::Hands;
-use crate::error::{Error, Result};
 use crate::fault;
-use crate::procfs;
-use crate::root::{Files, gone};
 
 /// Rounds of looking for threads born meanwhile.
 const ROUNDS: u32 = 20;

@@ -4,276 +4,278 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs;
+use quell_kernel::resctrl::groups::membership;
+use quell_kernel::resctrl::locked::Region;
+use quell_kernel::resctrl::mount::USUAL;
+use quell_kernel::resctrl::{Group, Info, Kind, Mode, Resctrl, Schemata, masks};
+use quell_kernel::root::{Files, gone};
 use quell_types::journal::Undo;
 
 use crate::change::Hands;
-use crate::error::{Error, Result};
-use crate::resctrl::groups::membership;
-use crate::resctrl::locked::Region;
-use crate::resctrl::mount::USUAL;
-use crate::resctrl::{Group, Info, Kind, Mode, Resctrl, Schemata, masks};
-use crate::root::{Files, gone};
-use crate::{fault, procfs};
+use crate::fault;
 
 /// How often tasks are looked for outside before they are said to multiply too fast.
 const ROUNDS: usize = 50;
 
-impl Resctrl {
-    /// The mount that is there, whatever its options; else one of ours, at the usual place and with these options, taken away
-    /// at the end.
-    ///
-    /// # Errors
-    /// [`Error::File`] when it cannot be mounted.
-    pub fn adopt_or_mount(hands: &mut Hands<'_>, options: &str) -> Result<Self> {
-        if let Some(found) = Self::find(hands.files)? {
-            return Ok(found);
-        }
-        let mark = hands.journal.mark();
-        hands.journal.record(&Undo::Mount {
-            path: USUAL.to_owned(),
-        })?;
-        let mounted = hands.files.mount("resctrl", USUAL, options);
-        if mounted.is_err() {
-            // Whoever mounts it meanwhile: it is not ours to take away.
-            hands.journal.retract(mark)?;
-        }
-        let found = Self::find(hands.files)?;
-        match (mounted, found) {
-            (Ok(()), Some(found)) => {
-                fault::boundary();
-                Ok(found)
-            }
-            (Err(e), Some(found)) if e.raw_os_error() == Some(libc::EBUSY) => Ok(found),
-            (Err(e), _) => Err(Error::file("mount resctrl at", USUAL, None, e)),
-            (Ok(()), None) => Err(Error::refused(format!(
-                "resctrl was mounted at {USUAL} and is not among the mounts"
-            ))),
-        }
+/// The mount that is there, whatever its options; else one of ours, at the usual place and with these options, taken away
+/// at the end.
+///
+/// # Errors
+/// [`Error::File`] when it cannot be mounted.
+pub fn adopt_or_mount(hands: &mut Hands<'_>, options: &str) -> Result<Resctrl> {
+    if let Some(found) = Resctrl::find(hands.files)? {
+        return Ok(found);
     }
-
-    /// Makes a control group (`name`) or a monitor group (`PARENT/mon_groups/NAME`). One that is there already is somebody
-    /// else's.
-    ///
-    /// # Errors
-    /// [`Error::File`] with the kernel's words: no class of service or monitoring id is free; [`Error::Refused`] when the
-    /// name is taken.
-    pub fn make(&self, hands: &mut Hands<'_>, name: &str) -> Result<Group> {
-        let group = self.group(name);
-        let files = hands.files;
-        if self.explained(files, || hands.make(&group.dir, &self.root))? {
-            return Ok(group);
-        }
-        Err(Error::refused_with(
-            format!("{} is there already, and not of this run", group.dir),
-            "remove it (rmdir), if nobody needs it",
-        ))
+    let mark = hands.journal.mark();
+    hands.journal.record(&Undo::Mount {
+        path: USUAL.to_owned(),
+    })?;
+    let mounted = hands.files.mount("resctrl", USUAL, options);
+    if mounted.is_err() {
+        // Whoever mounts it meanwhile: it is not ours to take away.
+        hands.journal.retract(mark)?;
     }
-
-    /// Gives a group these parts; what `wanted` does not name stays as it is.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] before anything is written, where a mask is not possible or somebody else's; [`Error::File`] with
-    /// the kernel's words.
-    pub fn allocate(
-        &self,
-        hands: &mut Hands<'_>,
-        info: &Info,
-        group: &Group,
-        wanted: &Schemata,
-    ) -> Result<bool> {
-        let mode = group.mode(hands.files)?.unwrap_or(Mode::Shareable);
-        for (resource, wanted) in masks::of(wanted) {
-            let of = info.all_ways().find(|(r, _)| r.name == *resource);
-            let Some((_, ways)) = of else {
-                return Err(Error::refused_with(
-                    format!("this machine has no {resource} to divide"),
-                    format!("{}/info tells what there is", self.root),
-                ));
-            };
-            for mask in wanted.values() {
-                masks::possible(resource, ways, *mask)?;
-            }
-            let level: Vec<&str> = info
-                .ways(ways.level)
-                .map(|(r, _)| r.name.as_str())
-                .collect();
-            let owners = self.owners(hands.files, &level)?;
-            masks::free((resource, ways), (&group.name, &mode), wanted, &owners)?;
+    let found = Resctrl::find(hands.files)?;
+    match (mounted, found) {
+        (Ok(()), Some(found)) => {
+            fault::boundary();
+            Ok(found)
         }
-        let files = hands.files;
-        let path = group.file("schemata");
-        self.explained(files, || hands.set(&path, &wanted.to_string()))
-    }
-
-    /// Gives a group what the kernel gives a new one: every way that no other has to itself, and all bandwidth. What is the
-    /// most of bandwidth that is not linear is not told: that stays.
-    ///
-    /// # Errors
-    /// [`Error::File`] with the kernel's words.
-    pub fn widen(&self, hands: &mut Hands<'_>, info: &Info, group: &Group) -> Result<()> {
-        let now = group.schemata(hands.files)?;
-        for resource in &info.resources {
-            let mut wide = Schemata::default();
-            let name = resource.name.as_str();
-            match &resource.kind {
-                Kind::Ways(ways) => {
-                    let level = info.ways(ways.level).map(|(r, _)| r.name.as_str());
-                    let level: Vec<&str> = level.collect();
-                    let owners = self.owners(hands.files, &level)?;
-                    for cache in now.domains(name) {
-                        let mask = masks::open(ways, cache, &group.name, &owners);
-                        if mask.count() >= ways.least {
-                            wide = wide.with(&Schemata::masks(name, [cache], mask));
-                        }
-                    }
-                }
-                Kind::Bandwidth(bandwidth) if self.mib_s || bandwidth.linear => {
-                    let most = if self.mib_s { u32::MAX.into() } else { 100 };
-                    wide = Schemata::numbers(name, now.domains(name), most);
-                }
-                _ => {}
-            }
-            // Each by itself: a step that sets one of them stands for this one.
-            let files = hands.files;
-            let path = group.file("schemata");
-            self.explained(files, || hands.set(&path, &wide.to_string()))?;
-        }
-        Ok(())
-    }
-
-    /// Lets others have some of a group's ways, or not.
-    ///
-    /// # Errors
-    /// [`Error::File`] with the kernel's words.
-    pub fn set_mode(&self, hands: &mut Hands<'_>, group: &Group, mode: &Mode) -> Result<bool> {
-        let files = hands.files;
-        self.explained(files, || hands.set(&group.file("mode"), mode.as_str()))
-    }
-
-    /// Moves the threads that `find` finds into a group, again and again until none is found outside: those born meanwhile
-    /// are covered. Returns how many were moved.
-    ///
-    /// # Errors
-    /// What `find` and the kernel answer; [`Error::Refused`] when threads are born faster than they can be moved.
-    pub fn take(
-        &self,
-        hands: &mut Hands<'_>,
-        group: &Group,
-        find: &mut dyn FnMut(&dyn Files) -> Result<BTreeSet<u32>>,
-    ) -> Result<usize> {
-        let mut moved = 0;
-        for _ in 0..ROUNDS {
-            let mut outside = find(hands.files)?;
-            for tid in group.tasks(hands.files)? {
-                outside.remove(&tid);
-            }
-            let round = self.enter(hands, group, &outside)?;
-            if round == 0 {
-                return Ok(moved);
-            }
-            moved += round;
-        }
-        Err(Error::refused(format!(
-            "{}: the group's threads multiply faster than they can be moved",
-            group.dir
-        )))
-    }
-
-    fn enter(
-        &self,
-        hands: &mut Hands<'_>,
-        group: &Group,
-        threads: &BTreeSet<u32>,
-    ) -> Result<usize> {
-        if threads.is_empty() {
-            return Ok(0);
-        }
-        let homes = Homes::new(self, hands.files)?;
-        let mut entries = Vec::new();
-        let mut moving = Vec::new();
-        for tid in threads {
-            let Some(stat) = procfs::stat(hands.files, *tid)?.filter(|s| !s.leaving()) else {
-                continue;
-            };
-            let (control, monitor) = homes.of(hands.files, *tid)?;
-            // Taken back in reverse: into the control group first, then into its monitor group.
-            entries.extend(monitor.map(|from| Undo::Move {
-                task: stat.id,
-                from,
-                to: control.clone(),
-            }));
-            entries.push(Undo::Move {
-                task: stat.id,
-                from: control,
-                to: group.dir.clone(),
-            });
-            moving.push(*tid);
-        }
-        hands.journal.record_all(&entries)?;
-        let door = group.file("tasks");
-        let mut entered = 0;
-        for tid in &moving {
-            let text = tid.to_string();
-            match hands.files.write(&door, &text) {
-                Ok(()) => {
-                    entered += 1;
-                    fault::boundary();
-                }
-                // The thread has ended.
-                Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(e) if gone(&e) => {
-                    return Err(Error::refused_with(
-                        format!("{} is gone: somebody has removed it", group.dir),
-                        "plan again",
-                    ));
-                }
-                Err(e) => {
-                    let failed = Error::file("write", &door, Some(&text), e);
-                    return self.explained(hands.files, || Err(failed));
-                }
-            }
-        }
-        Ok(entered)
+        (Err(e), Some(found)) if e.raw_os_error() == Some(libc::EBUSY) => Ok(found),
+        (Err(e), _) => Err(Error::file("mount resctrl at", USUAL, None, e)),
+        (Ok(()), None) => Err(Error::refused(format!(
+            "resctrl was mounted at {USUAL} and is not among the mounts"
+        ))),
     }
 }
 
-impl Resctrl {
-    /// Makes a group of this name and locks memory in the ways of one cache (`what`). All other groups have left them before.
-    ///
-    /// # Errors
-    /// [`Error::File`] with the kernel's words; [`Error::Refused`] when the name is taken, or nothing was locked after all.
-    pub fn lock_memory(
-        &self,
-        hands: &mut Hands<'_>,
-        name: &str,
-        what: &Schemata,
-    ) -> Result<Region> {
-        let group = self.make(hands, name)?;
-        let files = hands.files;
-        // Of a group of ours that goes as a whole nothing else has to be recorded.
-        let put = |file: &str, text: &str| {
-            self.explained(files, || files.put(&group.file(file), text))?;
-            fault::boundary();
-            Ok::<(), Error>(())
-        };
-        put("mode", Mode::PseudoLockSetup.as_str())?;
-        put("schemata", &what.to_string())?;
-        let mode = group.mode(files)?;
-        if mode != Some(Mode::PseudoLocked) {
-            return Err(Error::refused(format!(
-                "{} was given {what} and reads '{}', not '{}'",
-                group.file("mode"),
-                mode.as_ref().map_or("nothing", Mode::as_str),
-                Mode::PseudoLocked
-            )));
-        }
-        let sizes = group.sizes(files)?;
-        Ok(Region {
-            bytes: sizes.values().flat_map(|s| s.values()).sum(),
-            cpus: group.cpus(files)?,
-            group,
-        })
+/// Makes a control group (`name`) or a monitor group (`PARENT/mon_groups/NAME`). One that is there already is somebody
+/// else's.
+///
+/// # Errors
+/// [`Error::File`] with the kernel's words: no class of service or monitoring id is free; [`Error::Refused`] when the
+/// name is taken.
+pub fn make(hands: &mut Hands<'_>, resctrl: &Resctrl, name: &str) -> Result<Group> {
+    let group = resctrl.group(name);
+    let files = hands.files;
+    if resctrl.explained(files, || hands.make(&group.dir, &resctrl.root))? {
+        return Ok(group);
     }
+    Err(Error::refused_with(
+        format!("{} is there already, and not of this run", group.dir),
+        "remove it (rmdir), if nobody needs it",
+    ))
+}
+
+/// Gives a group these parts; what `wanted` does not name stays as it is.
+///
+/// # Errors
+/// [`Error::Refused`] before anything is written, where a mask is not possible or somebody else's; [`Error::File`] with
+/// the kernel's words.
+pub fn allocate(
+    hands: &mut Hands<'_>,
+    resctrl: &Resctrl,
+    info: &Info,
+    group: &Group,
+    wanted: &Schemata,
+) -> Result<bool> {
+    let mode = group.mode(hands.files)?.unwrap_or(Mode::Shareable);
+    for (resource, wanted) in masks::of(wanted) {
+        let of = info.all_ways().find(|(r, _)| r.name == *resource);
+        let Some((_, ways)) = of else {
+            return Err(Error::refused_with(
+                format!("this machine has no {resource} to divide"),
+                format!("{}/info tells what there is", resctrl.root),
+            ));
+        };
+        for mask in wanted.values() {
+            masks::possible(resource, ways, *mask)?;
+        }
+        let level: Vec<&str> = info
+            .ways(ways.level)
+            .map(|(r, _)| r.name.as_str())
+            .collect();
+        let owners = resctrl.owners(hands.files, &level)?;
+        masks::free((resource, ways), (&group.name, &mode), wanted, &owners)?;
+    }
+    let files = hands.files;
+    let path = group.file("schemata");
+    resctrl.explained(files, || hands.set(&path, &wanted.to_string()))
+}
+
+/// Gives a group what the kernel gives a new one: every way that no other has to itself, and all bandwidth. What is the
+/// most of bandwidth that is not linear is not told: that stays.
+///
+/// # Errors
+/// [`Error::File`] with the kernel's words.
+pub fn widen(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info, group: &Group) -> Result<()> {
+    let now = group.schemata(hands.files)?;
+    for resource in &info.resources {
+        let mut wide = Schemata::default();
+        let name = resource.name.as_str();
+        match &resource.kind {
+            Kind::Ways(ways) => {
+                let level = info.ways(ways.level).map(|(r, _)| r.name.as_str());
+                let level: Vec<&str> = level.collect();
+                let owners = resctrl.owners(hands.files, &level)?;
+                for cache in now.domains(name) {
+                    let mask = masks::open(ways, cache, &group.name, &owners);
+                    if mask.count() >= ways.least {
+                        wide = wide.with(&Schemata::masks(name, [cache], mask));
+                    }
+                }
+            }
+            Kind::Bandwidth(bandwidth) if resctrl.mib_s || bandwidth.linear => {
+                let most = if resctrl.mib_s { u32::MAX.into() } else { 100 };
+                wide = Schemata::numbers(name, now.domains(name), most);
+            }
+            _ => {}
+        }
+        // Each by itself: a step that sets one of them stands for this one.
+        let files = hands.files;
+        let path = group.file("schemata");
+        resctrl.explained(files, || hands.set(&path, &wide.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Lets others have some of a group's ways, or not.
+///
+/// # Errors
+/// [`Error::File`] with the kernel's words.
+pub fn set_mode(
+    hands: &mut Hands<'_>,
+    resctrl: &Resctrl,
+    group: &Group,
+    mode: &Mode,
+) -> Result<bool> {
+    let files = hands.files;
+    resctrl.explained(files, || hands.set(&group.file("mode"), mode.as_str()))
+}
+
+/// Moves the threads that `find` finds into a group, again and again until none is found outside: those born meanwhile
+/// are covered. Returns how many were moved.
+///
+/// # Errors
+/// What `find` and the kernel answer; [`Error::Refused`] when threads are born faster than they can be moved.
+pub fn take(
+    hands: &mut Hands<'_>,
+    resctrl: &Resctrl,
+    group: &Group,
+    find: &mut dyn FnMut(&dyn Files) -> Result<BTreeSet<u32>>,
+) -> Result<usize> {
+    let mut moved = 0;
+    for _ in 0..ROUNDS {
+        let mut outside = find(hands.files)?;
+        for tid in group.tasks(hands.files)? {
+            outside.remove(&tid);
+        }
+        let round = enter(hands, resctrl, group, &outside)?;
+        if round == 0 {
+            return Ok(moved);
+        }
+        moved += round;
+    }
+    Err(Error::refused(format!(
+        "{}: the group's threads multiply faster than they can be moved",
+        group.dir
+    )))
+}
+
+fn enter(
+    hands: &mut Hands<'_>,
+    resctrl: &Resctrl,
+    group: &Group,
+    threads: &BTreeSet<u32>,
+) -> Result<usize> {
+    if threads.is_empty() {
+        return Ok(0);
+    }
+    let homes = Homes::new(resctrl, hands.files)?;
+    let mut entries = Vec::new();
+    let mut moving = Vec::new();
+    for tid in threads {
+        let Some(stat) = procfs::stat(hands.files, *tid)?.filter(|s| !s.leaving()) else {
+            continue;
+        };
+        let (control, monitor) = homes.of(hands.files, *tid)?;
+        // Taken back in reverse: into the control group first, then into its monitor group.
+        entries.extend(monitor.map(|from| Undo::Move {
+            task: stat.id,
+            from,
+            to: control.clone(),
+        }));
+        entries.push(Undo::Move {
+            task: stat.id,
+            from: control,
+            to: group.dir.clone(),
+        });
+        moving.push(*tid);
+    }
+    hands.journal.record_all(&entries)?;
+    let door = group.file("tasks");
+    let mut entered = 0;
+    for tid in &moving {
+        let text = tid.to_string();
+        match hands.files.write(&door, &text) {
+            Ok(()) => {
+                entered += 1;
+                fault::boundary();
+            }
+            // The thread has ended.
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(e) if gone(&e) => {
+                return Err(Error::refused_with(
+                    format!("{} is gone: somebody has removed it", group.dir),
+                    "plan again",
+                ));
+            }
+            Err(e) => {
+                let failed = Error::file("write", &door, Some(&text), e);
+                return resctrl.explained(hands.files, || Err(failed));
+            }
+        }
+    }
+    Ok(entered)
+}
+
+/// Makes a group of this name and locks memory in the ways of one cache (`what`). All other groups have left them before.
+///
+/// # Errors
+/// [`Error::File`] with the kernel's words; [`Error::Refused`] when the name is taken, or nothing was locked after all.
+pub fn lock_memory(
+    hands: &mut Hands<'_>,
+    resctrl: &Resctrl,
+    name: &str,
+    what: &Schemata,
+) -> Result<Region> {
+    let group = make(hands, resctrl, name)?;
+    let files = hands.files;
+    // Of a group of ours that goes as a whole nothing else has to be recorded.
+    let put = |file: &str, text: &str| {
+        resctrl.explained(files, || files.put(&group.file(file), text))?;
+        fault::boundary();
+        Ok::<(), Error>(())
+    };
+    put("mode", Mode::PseudoLockSetup.as_str())?;
+    put("schemata", &what.to_string())?;
+    let mode = group.mode(files)?;
+    if mode != Some(Mode::PseudoLocked) {
+        return Err(Error::refused(format!(
+            "{} was given {what} and reads '{}', not '{}'",
+            group.file("mode"),
+            mode.as_ref().map_or("nothing", Mode::as_str),
+            Mode::PseudoLocked
+        )));
+    }
+    let sizes = group.sizes(files)?;
+    Ok(Region {
+        bytes: sizes.values().flat_map(|s| s.values()).sum(),
+        cpus: group.cpus(files)?,
+        group,
+    })
 }
 
 /// Where threads are.

@@ -9,19 +9,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use quell_kernel::below::{door, tasks_in};
+use quell_kernel::cgroup::{
+    Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems,
+};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs;
+use quell_kernel::root::{Files, gone};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::journal::Undo;
 
 use super::affinity;
-use crate::below::{door, tasks_in};
-use crate::cgroup::{Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems};
 use crate::change::Hands;
-use crate::error::{Error, Result};
 use crate::fault;
 use crate::home::{self, Home, LOW_SLICE, Place, SLICE};
-use crate::procfs;
-use crate::root::{Files, gone};
 
 /// How often newborn tasks of the root cgroup are looked for again.
 const ROUNDS: u32 = 20;
@@ -523,8 +525,9 @@ fn movable(
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::root::Kernel;
+
     use super::*;
-    use crate::root::Kernel;
 
     fn set(text: &str) -> CpuSet {
         text.parse().unwrap()

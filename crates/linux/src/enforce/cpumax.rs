@@ -1,12 +1,12 @@
 //! The CPU-time quota: `cpu.max` (v2) or `cpu.cfs_quota_us` and `cpu.cfs_period_us` (v1).
 //! Documentation/scheduler/sched-bwc.rst: quota and period are at least 1 ms, the period at most 1 s.
 
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::fair;
 use quell_types::units::{Nanos, Share};
 
-use crate::cgroup::{Cgroups, Controller, Version};
 use crate::change::Hands;
-use crate::error::{Error, Result};
-use crate::fair;
 use crate::home::{Home, Place};
 
 const SHORTEST_US: u64 = 1_000;

@@ -1,14 +1,14 @@
 //! Stopping a cgroup whole: `cgroup.freeze` (v2), `freezer.state` (v1). cgroup-v2.rst ("cgroup.freeze"),
 //! cgroup-v1/freezer-subsystem.rst. What is frozen in v2 can still be killed; children born meanwhile are frozen, too.
 
+use quell_kernel::cgroup::Version;
+use quell_kernel::error::Result;
+use quell_kernel::root::{Files, gone};
 use quell_types::journal::Stopped;
 
-use crate::cgroup::Version;
 use crate::change::Hands;
-use crate::error::Result;
 use crate::fault;
 use crate::home::Place;
-use crate::root::{Files, gone};
 
 /// How a cgroup is frozen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Freezer {
     /// Whether it is told to be frozen, by whomever. (A v1 cgroup may read `FREEZING` for a while.)
     ///
     /// # Errors
-    /// [`crate::error::Error::File`].
+    /// [`quell_kernel::error::Error::File`].
     pub fn frozen(&self, files: &dyn Files) -> Result<bool> {
         let text = files.optional(&self.path)?;
         Ok(text.is_some_and(|text| is_frozen(&text)))
@@ -55,7 +55,7 @@ impl Freezer {
     /// Freezes it, journaled. Whether we did: one that somebody else froze is left to them.
     ///
     /// # Errors
-    /// [`crate::error::Error::File`].
+    /// [`quell_kernel::error::Error::File`].
     pub fn freeze(&self, hands: &mut Hands<'_>) -> Result<bool> {
         if is_frozen(&hands.files.text(&self.path)?) {
             return Ok(false);
@@ -73,11 +73,11 @@ impl Freezer {
     /// Lets it go on. One that was removed meanwhile is no error.
     ///
     /// # Errors
-    /// [`crate::error::Error::File`].
+    /// [`quell_kernel::error::Error::File`].
     pub fn thaw(&self, hands: &mut Hands<'_>) -> Result<()> {
         match hands.files.write(&self.path, self.thaw) {
             Err(e) if !gone(&e) => {
-                return Err(crate::error::Error::file(
+                return Err(quell_kernel::error::Error::file(
                     "write",
                     &self.path,
                     Some(self.thaw),

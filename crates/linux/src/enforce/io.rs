@@ -3,16 +3,16 @@
 //! A limit and a target are set for every disk: each device in `/sys/block` with hardware behind it, so that what a device
 //! mapper or a loop hands on is counted once.
 
+use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::root::Files;
 use quell_plan::DiskRates;
 use quell_plan::inventory::Availability;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::units::Nanos;
 
-use crate::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use crate::change::Hands;
-use crate::error::{Error, Result};
 use crate::home::{Home, Place};
-use crate::root::Files;
 
 /// The highest weight that the scheduler BFQ takes; the kernel's own takes ten times as much.
 const BFQ_HIGHEST: u32 = 1_000;
@@ -241,8 +241,9 @@ pub fn weigh(
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::root::Kernel;
+
     use super::*;
-    use crate::root::Kernel;
     use std::fs;
 
     #[test]

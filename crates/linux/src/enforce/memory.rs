@@ -2,109 +2,109 @@
 
 use std::os::unix::fs::FileExt;
 
-use quell_types::journal::{TaskId, Undo};
+use quell_kernel::cgroup::Version;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::memory::{Memory, amount};
+use quell_kernel::root::{Access, gone};
+use quell_kernel::{oom, procfs, sysctl};
+use quell_types::journal::Undo;
+use quell_types::task::TaskId;
 use quell_types::units::Bytes;
 
-use crate::cgroup::Version;
 use crate::change::Hands;
-use crate::error::{Error, Result};
-use crate::memory::{Memory, amount};
-use crate::root::{Access, gone};
-use crate::{fault, oom, procfs, sysctl};
+use crate::fault;
 
-impl Memory {
-    /// The cgroup's protection moves from `from` to `to`, and that of every ancestor by as much. `steered`: a loop moves
-    /// it again and again. `memory.low` goes a quarter beyond `memory.min`.
-    ///
-    /// # Errors
-    /// [`Error::File`]; [`Error::Refused`] in v1, which has none.
-    pub fn protect(
-        &self,
-        hands: &mut Hands<'_>,
-        (from, to): (Bytes, Bytes),
-        steered: bool,
-    ) -> Result<()> {
-        if self.version == Version::V1 {
-            return Err(Error::refused_with(
-                format!("{}: cgroup v1 cannot protect memory", self.dir),
-                "boot with the memory controller on cgroup v2 (cgroup_no_v1=memory)",
-            ));
-        }
-        let low = |bytes: Bytes| Bytes(bytes.0.saturating_add(bytes.0 / 4));
-        for (name, from, to) in [("memory.min", from, to), ("memory.low", low(from), low(to))] {
-            for dir in self.chain() {
-                let path = format!("{dir}/{name}");
-                let text = hands.files.text(&path)?;
-                // All of it is protected already.
-                let Some(now) = amount(&path, &text)? else {
-                    continue;
-                };
-                let new = now.0.saturating_sub(from.0).saturating_add(to.0);
-                if steered {
-                    hands.steer(&path, &text)?;
-                    hands.files.put(&path, &new.to_string())?;
-                } else {
-                    hands.set(&path, &new.to_string())?;
-                }
+/// The cgroup's protection moves from `from` to `to`, and that of every ancestor by as much. `steered`: a loop moves
+/// it again and again. `memory.low` goes a quarter beyond `memory.min`.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Refused`] in v1, which has none.
+pub fn protect(
+    hands: &mut Hands<'_>,
+    memory: &Memory,
+    (from, to): (Bytes, Bytes),
+    steered: bool,
+) -> Result<()> {
+    if memory.version == Version::V1 {
+        return Err(Error::refused_with(
+            format!("{}: cgroup v1 cannot protect memory", memory.dir),
+            "boot with the memory controller on cgroup v2 (cgroup_no_v1=memory)",
+        ));
+    }
+    let low = |bytes: Bytes| Bytes(bytes.0.saturating_add(bytes.0 / 4));
+    for (name, from, to) in [("memory.min", from, to), ("memory.low", low(from), low(to))] {
+        for dir in memory.chain() {
+            let path = format!("{dir}/{name}");
+            let text = hands.files.text(&path)?;
+            // All of it is protected already.
+            let Some(now) = amount(&path, &text)? else {
+                continue;
+            };
+            let new = now.0.saturating_sub(from.0).saturating_add(to.0);
+            if steered {
+                hands.steer(&path, &text)?;
+                hands.files.put(&path, &new.to_string())?;
+            } else {
+                hands.set(&path, &new.to_string())?;
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// Lets the cgroup have as much as if it were a machine of its own: beyond it the kernel reclaims in it, and kills in it where
-    /// there is nothing.
-    ///
-    /// # Errors
-    /// [`Error::File`]; [`Error::Refused`] where what is below would not count (v1 before Linux 5.11).
-    pub fn bound(&self, hands: &mut Hands<'_>, most: Bytes) -> Result<()> {
-        let counts = hands
-            .files
-            .optional(&format!("{}/memory.use_hierarchy", self.dir))?;
-        if counts.is_some_and(|text| text.trim() == "0") {
+/// Lets the cgroup have as much as if it were a machine of its own: beyond it the kernel reclaims in it, and kills in it where
+/// there is nothing.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Refused`] where what is below would not count (v1 before Linux 5.11).
+pub fn bound(hands: &mut Hands<'_>, memory: &Memory, most: Bytes) -> Result<()> {
+    let counts = hands
+        .files
+        .optional(&format!("{}/memory.use_hierarchy", memory.dir))?;
+    if counts.is_some_and(|text| text.trim() == "0") {
+        return Err(Error::refused_with(
+            format!(
+                "{}: this kernel does not count what is in cgroups below it",
+                memory.dir
+            ),
+            "write 1 to memory.use_hierarchy of the cgroup above it, or use a kernel since 5.11",
+        ));
+    }
+    let path = memory.file("memory.max", "memory.limit_in_bytes");
+    hands.set(&path, &most.0.to_string())?;
+    Ok(())
+}
+
+/// Limits the cgroup for good. `kills`: beyond it the kernel may kill in the cgroup, and allows no more; else (v2
+/// alone) it only slows it down. Reclaiming what is beyond takes as long as it takes; the heart beats meanwhile.
+///
+/// # Errors
+/// [`Error::File`] (EBUSY in v1, where not as much can be reclaimed); [`Error::Refused`] where the version cannot.
+pub fn limit(hands: &mut Hands<'_>, memory: &Memory, most: Bytes, kills: bool) -> Result<()> {
+    match (memory.version, kills) {
+        (Version::V2, true) => {
+            // Who grows slowly is slowed down before it is killed.
+            let high = Bytes(most.0 - most.0 / 16);
+            hands.set_slowly(&format!("{}/memory.high", memory.dir), &high.0.to_string())?;
+            hands.set_slowly(&format!("{}/memory.max", memory.dir), &most.0.to_string())?;
+        }
+        (Version::V2, false) => {
+            hands.set_slowly(&format!("{}/memory.high", memory.dir), &most.0.to_string())?;
+        }
+        (Version::V1, true) => {
+            hands.set_slowly(&memory.steered(), &most.0.to_string())?;
+        }
+        (Version::V1, false) => {
             return Err(Error::refused_with(
                 format!(
-                    "{}: this kernel does not count what is in cgroups below it",
-                    self.dir
+                    "{}: a limit of cgroup v1 kills who exceeds it with nothing to reclaim",
+                    memory.dir
                 ),
-                "write 1 to memory.use_hierarchy of the cgroup above it, or use a kernel since 5.11",
+                "add \"kill\" to the group's `allow`",
             ));
         }
-        let path = self.file("memory.max", "memory.limit_in_bytes");
-        hands.set(&path, &most.0.to_string())?;
-        Ok(())
     }
-
-    /// Limits the cgroup for good. `kills`: beyond it the kernel may kill in the cgroup, and allows no more; else (v2
-    /// alone) it only slows it down. Reclaiming what is beyond takes as long as it takes; the heart beats meanwhile.
-    ///
-    /// # Errors
-    /// [`Error::File`] (EBUSY in v1, where not as much can be reclaimed); [`Error::Refused`] where the version cannot.
-    pub fn limit(&self, hands: &mut Hands<'_>, most: Bytes, kills: bool) -> Result<()> {
-        match (self.version, kills) {
-            (Version::V2, true) => {
-                // Who grows slowly is slowed down before it is killed.
-                let high = Bytes(most.0 - most.0 / 16);
-                hands.set_slowly(&format!("{}/memory.high", self.dir), &high.0.to_string())?;
-                hands.set_slowly(&format!("{}/memory.max", self.dir), &most.0.to_string())?;
-            }
-            (Version::V2, false) => {
-                hands.set_slowly(&format!("{}/memory.high", self.dir), &most.0.to_string())?;
-            }
-            (Version::V1, true) => {
-                hands.set_slowly(&self.steered(), &most.0.to_string())?;
-            }
-            (Version::V1, false) => {
-                return Err(Error::refused_with(
-                    format!(
-                        "{}: a limit of cgroup v1 kills who exceeds it with nothing to reclaim",
-                        self.dir
-                    ),
-                    "add \"kill\" to the group's `allow`",
-                ));
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Sets what is added to a process's score, journaled; `dir` is the cgroup in which its children will be found.

@@ -1,11 +1,11 @@
 //! What changes the machine: one file for each mechanism. Each change goes through [`Hands`](crate::change::Hands), which
 //! record it first, so that it can be taken back.
 
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::error::{Error, Result};
 use quell_plan::Setting;
 
-use crate::cgroup::{Cgroups, Controller};
 use crate::change::Hands;
-use crate::error::{Error, Result};
 use crate::home::Home;
 
 pub mod affinity;

@@ -1,11 +1,11 @@
 //! Keeping interrupts and unbound kernel work off CPUs.
 
+use quell_kernel::error::{Error, Result};
+use quell_kernel::root::{format_mask, parse_mask};
+use quell_kernel::{irq, workqueue};
 use quell_types::cpuset::CpuSet;
 
 use crate::change::Hands;
-use crate::error::{Error, Result};
-use crate::root::{format_mask, parse_mask};
-use crate::{irq, workqueue};
 
 /// What moving interrupts came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

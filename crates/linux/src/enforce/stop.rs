@@ -1,13 +1,14 @@
 //! Stopping single processes by SIGSTOP, for as long as a run holds them back.
 
-use quell_types::journal::{Stopped, TaskId};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::pidfd::stopped;
+use quell_kernel::procfs;
+use quell_kernel::root::gone;
+use quell_types::journal::Stopped;
+use quell_types::task::TaskId;
 
 use crate::change::Hands;
-use crate::error::{Error, Result};
 use crate::fault;
-use crate::pidfd::stopped;
-use crate::procfs;
-use crate::root::gone;
 
 /// Stops a process (SIGSTOP), journaled. Whether it was stopped: one that is stopped already, or has ended, is left
 /// as it is, and never continued by us.

@@ -9,12 +9,13 @@
 //! A domain with processes of its own can have threaded children and no others. A program that
 //! enters G later lies in G itself, next to `work`, until [`Home::gather`] moves it.
 
-use crate::cgroup::{Cgroups, Controller};
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::fair;
+use quell_kernel::root::Files;
+
 use crate::change::Hands;
-use crate::error::{Error, Result};
-use crate::fair;
 use crate::home::{Home, Place, STOP, WORK};
-use crate::root::Files;
 
 /// Controllers that work between threads. A cgroup with threaded children can enable no others.
 const BETWEEN_THREADS: [&str; 4] = ["cpu", "cpuset", "perf_event", "pids"];

@@ -4,14 +4,14 @@
 //! Setting `cpu.idle` loses the weight, and clearing it leaves the default one. So `cpu.idle` is set in cgroups of ours only,
 //! which go as a whole.
 
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::fair;
+use quell_kernel::root::Files;
 use quell_types::options::CpuWeight;
 
-use crate::cgroup::{Cgroups, Controller, Version};
 use crate::change::Hands;
-use crate::error::{Error, Result};
-use crate::fair;
 use crate::home::{Home, LOW_SLICE, Place};
-use crate::root::Files;
 
 /// `cpu.shares` of the kernel's default weight, 100.
 const USUAL_SHARES: u64 = 1024;

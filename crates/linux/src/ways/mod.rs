@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use quell_plan::inventory::CacheKind;
 use quell_record::ways::{Cache, Class, Figures, Mode, Place, ROOT, Snapshot, Thread};
 
-use crate::error::{Error, Result};
-use crate::resctrl::groups::membership;
-use crate::resctrl::{self, Group, Info, Resctrl, Values};
-use crate::root::Files;
-use crate::{procfs, topology};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::resctrl::groups::membership;
+use quell_kernel::resctrl::{self, Group, Info, Resctrl, Values};
+use quell_kernel::root::Files;
+use quell_kernel::{procfs, topology};
 use registers::Registers;
 
 /// Looks again and again.

@@ -12,9 +12,9 @@ use std::os::unix::fs::FileExt;
 use quell_record::ways::{Cache, Place, ROOT, Register, Snapshot};
 use quell_types::cpuset::CpuId;
 
-use crate::error::{Error, Result};
-use crate::resctrl::{Info, Resctrl};
-use crate::root::{Access, Files, gone};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::resctrl::{Info, Resctrl};
+use quell_kernel::root::{Access, Files, gone};
 
 const ASSOCIATION: u32 = 0xc8f;
 const L3_MASKS: u32 = 0xc90;
@@ -238,9 +238,10 @@ fn read(files: &BTreeMap<CpuId, File>, cpu: CpuId, number: u32) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use quell_record::ways::Class;
     use quell_types::partition::Mask;
+
+    use super::*;
 
     #[test]
     fn a_class_is_known_by_its_mask_while_that_is_one_of_a_kind() {

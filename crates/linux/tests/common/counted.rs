@@ -5,9 +5,10 @@ use std::os::fd::BorrowedFd;
 
 use quell_control::bandwidth::Account;
 use quell_control::config::Moved;
+use quell_kernel::perf::Overflow;
+use quell_kernel::pmu::MOST_EVENTS;
 use quell_linux::brake::Decides;
-use quell_linux::meter::{MOST_EVENTS, Meter, TimeMeter};
-use quell_linux::perf::Overflow;
+use quell_linux::meter::{Meter, TimeMeter};
 use quell_types::units::{Lines, Nanos};
 
 /// A time meter for which no budget is too large to be counted, and which may be kept from deciding

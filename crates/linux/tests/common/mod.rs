@@ -13,14 +13,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use quell_linux::below::tasks_in;
-use quell_linux::cgroup::{Cgroups, Controller};
+use quell_kernel::below::tasks_in;
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::procfs::{self, Membership};
+use quell_kernel::root::{Files, Kernel};
 use quell_linux::journal::{Header, Journal, VERSION};
 use quell_linux::lock::{Lock, RUN_ROOT};
-use quell_linux::procfs::{self, Membership};
-use quell_linux::root::{Files, Kernel};
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 
 /// The running kernel, alone; or `None`, said aloud.
 pub fn machine(test: &str) -> Option<(Kernel, Lock)> {
@@ -37,7 +37,7 @@ pub fn machine(test: &str) -> Option<(Kernel, Lock)> {
         eprintln!("SKIPPED {test}: no cpuset hierarchy is mounted");
         return None;
     }
-    if quell_linux::topology::online(&kernel).unwrap().len() < 2 {
+    if quell_kernel::topology::online(&kernel).unwrap().len() < 2 {
         eprintln!("SKIPPED {test}: needs two CPUs");
         return None;
     }

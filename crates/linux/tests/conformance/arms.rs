@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
+use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
+use quell_kernel::procfs;
+use quell_kernel::resctrl::locked::holders;
+use quell_kernel::root::{Files, Kernel};
 use quell_linux::journal::{Header, Journal, VERSION};
 use quell_linux::lock::Lock;
-use quell_linux::procfs;
-use quell_linux::resctrl::locked::holders;
-use quell_linux::root::{Files, Kernel};
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
 

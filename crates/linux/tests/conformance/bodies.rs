@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use quell_linux::below::{door, tasks_in};
-use quell_linux::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::below::{door, tasks_in};
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::root::Files;
+use quell_kernel::tasks::{Matcher, assign};
+use quell_kernel::{cgroup, procfs, workqueue};
 use quell_linux::change::Hands;
 use quell_linux::enforce::cores::confine;
 use quell_linux::enforce::{affinity, cpumax, quiet, weight};
 use quell_linux::home::{Home, LOW_SLICE, Layout, SLICE};
-use quell_linux::root::Files;
-use quell_linux::tasks::{Matcher, assign};
-use quell_linux::{cgroup, procfs, undo, workqueue};
+use quell_linux::undo;
 use quell_types::cpuset::CpuSet;
 use quell_types::options::CpuWeight;
 use quell_types::task::TaskMatch;
@@ -55,14 +56,14 @@ pub fn gathered<'a>(
 }
 
 /// A process and its descendants.
-pub fn family(files: &dyn Files, pid: u32) -> quell_linux::error::Result<Vec<procfs::Stat>> {
+pub fn family(files: &dyn Files, pid: u32) -> quell_kernel::error::Result<Vec<procfs::Stat>> {
     let matcher = Matcher::new(files, GROUP, &[by_pid(pid)])?;
     let mut found = assign(files, &[matcher], &BTreeSet::new())?;
     Ok(found.remove(GROUP).unwrap_or_default())
 }
 
 pub fn ends(files: &dyn Files) -> (CpuSet, CpuSet) {
-    let all = quell_linux::topology::online(files).unwrap();
+    let all = quell_kernel::topology::online(files).unwrap();
     let last = all.iter().next_back().unwrap();
     (CpuSet::from_iter(all.first()), CpuSet::from_iter([last]))
 }
@@ -458,7 +459,7 @@ pub fn the_hierarchies_are_found(arm: &mut dyn Arm) {
         let file = format!("{}/{SLICE}", hierarchy.mount);
         assert!(!files.exists(&file), "{file}");
     }
-    let all = quell_linux::topology::online(files).unwrap();
+    let all = quell_kernel::topology::online(files).unwrap();
     assert!(cgroups.own_cpus(files).unwrap().unwrap().is_subset(&all));
 }
 
@@ -468,7 +469,7 @@ pub fn a_cgroup_is_confined_in_place_and_nobody_is_moved(arm: &mut dyn Arm) {
     let cgroups = Cgroups::discover(files).unwrap();
     let hierarchy = cgroups.of(Controller::Cpuset).unwrap();
     let place = format!("{}/quell-test-service", hierarchy.mount);
-    let all = quell_linux::topology::online(files).unwrap();
+    let all = quell_kernel::topology::online(files).unwrap();
     // Somebody's service: its cgroup, with what a v1 cpuset needs.
     let mut outer = Held::new(files);
     Hands::new(files, &mut outer.journal)

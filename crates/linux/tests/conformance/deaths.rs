@@ -3,17 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use quell_linux::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
+use quell_kernel::memory::Memory;
+use quell_kernel::procfs;
+use quell_kernel::resctrl::{self, Info, Mode, Resctrl, Schemata};
+use quell_kernel::root::Files;
 use quell_linux::change::Hands;
 use quell_linux::enforce::cores::{Keep, confine, confine_rest};
 use quell_linux::enforce::freezer::Freezer;
-use quell_linux::enforce::{cpumax, quiet, stop, weight};
-use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
+use quell_linux::enforce::{cache, cpumax, quiet, stop, weight};
 use quell_linux::home::{Home, Layout};
-use quell_linux::memory::Memory;
-use quell_linux::resctrl::{self, Info, Mode, Resctrl, Schemata};
-use quell_linux::root::Files;
-use quell_linux::{enforce, fault, journal, procfs, undo};
+use quell_linux::{enforce, fault, journal, undo};
 use quell_types::cpuset::CpuSet;
 use quell_types::options::CpuWeight;
 use quell_types::partition::Mask;
@@ -73,7 +74,7 @@ fn busy(spec: &Spec) -> (Fake, u32) {
 fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     let files: &dyn Files = fake;
     let (first, last) = ends(files);
-    let rest = quell_linux::topology::online(files)
+    let rest = quell_kernel::topology::online(files)
         .unwrap()
         .difference(&last);
     let cgroups = Cgroups::discover(files).unwrap();
@@ -110,7 +111,7 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     }
     memory(&mut hands, &cgroups, victim);
     if files.exists("/proc/filesystems") {
-        let resctrl = Resctrl::adopt_or_mount(&mut hands, "").unwrap();
+        let resctrl = cache::adopt_or_mount(&mut hands, "").unwrap();
         let info = resctrl.info(files).unwrap();
         match info.ways(3).next() {
             Some(_) => divide(&mut hands, &resctrl, &info, victim),
@@ -122,21 +123,21 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
 /// A part of the cache, and a newborn in it.
 fn divide(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info, victim: u32) {
     let files = hands.files;
-    let ours = resctrl.make(hands, "quell.ours").unwrap();
+    let ours = cache::make(hands, resctrl, "quell.ours").unwrap();
     for (group, mask) in [(&ours, 0xf000), (&resctrl.default_group(), 0x0fff)] {
         let part = Schemata::masks("L3", [0], Mask(mask));
-        resctrl.allocate(hands, info, group, &part).unwrap();
+        cache::allocate(hands, resctrl, info, group, &part).unwrap();
     }
     let theirs = resctrl.group("theirs");
     if files.exists(&theirs.dir) {
         let part = Schemata::masks("L3", [0], Mask(0x0ff0));
-        resctrl.allocate(hands, info, &theirs, &part).unwrap();
+        cache::allocate(hands, resctrl, info, &theirs, &part).unwrap();
     }
-    resctrl.set_mode(hands, &ours, &Mode::Exclusive).unwrap();
+    cache::set_mode(hands, resctrl, &ours, &Mode::Exclusive).unwrap();
     let slow = Schemata::numbers("MB", [0], 30);
-    resctrl.allocate(hands, info, &ours, &slow).unwrap();
+    cache::allocate(hands, resctrl, info, &ours, &slow).unwrap();
     let mut find = |files: &dyn Files| Ok(procfs::threads(files, victim)?.into_iter().collect());
-    resctrl.take(hands, &ours, &mut find).unwrap();
+    cache::take(hands, resctrl, &ours, &mut find).unwrap();
     assert!(ours.tasks(files).unwrap().contains(&victim));
 }
 
@@ -147,10 +148,10 @@ fn lock(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info) {
     let theirs = files.exists(&theirs.dir).then_some(theirs);
     for group in theirs.into_iter().chain([resctrl.default_group()]) {
         let left = Schemata::masks("L2", [0, 1], Mask(0xfffc));
-        resctrl.allocate(hands, info, &group, &left).unwrap();
+        cache::allocate(hands, resctrl, info, &group, &left).unwrap();
     }
     let what = Schemata::masks("L2", [1], Mask(0x3));
-    let region = resctrl.lock_memory(hands, "quell-ours", &what).unwrap();
+    let region = cache::lock_memory(hands, resctrl, "quell-ours", &what).unwrap();
     assert_eq!(region.cpus.to_string(), "2-3");
 }
 
@@ -164,12 +165,12 @@ fn memory(hands: &mut Hands<'_>, cgroups: &Cgroups, victim: u32) {
         &[Controller::Memory, Controller::Freezer],
     );
     let place = home.dirs(cgroups, Controller::Memory).next().unwrap();
-    let memory = Memory::of(place);
+    let memory = Memory::of(&place.hierarchy, &place.dir);
     if memory.version() == Version::V2 {
         let keep = (Bytes(0), Bytes(1 << 20));
-        memory.protect(hands, keep, false).unwrap();
+        enforce::memory::protect(hands, &memory, keep, false).unwrap();
     }
-    memory.limit(hands, Bytes(512 << 20), true).unwrap();
+    enforce::memory::limit(hands, &memory, Bytes(512 << 20), true).unwrap();
     enforce::memory::sysctl(hands, "dirty_ratio", 5).unwrap();
     let task = procfs::stat(files, victim).unwrap().unwrap().id;
     enforce::memory::oom_score(hands, task, 300, &place.dir).unwrap();

@@ -2,22 +2,25 @@
 
 use std::collections::BTreeSet;
 
-use quell_linux::below::{self, tasks_in};
-use quell_linux::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::below::{self, tasks_in};
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::fake::{Fake, Flavour, Spec};
+use quell_kernel::procfs;
+use quell_kernel::root::Files;
+use quell_kernel::tasks::{Matcher, assign};
 use quell_linux::change::Hands;
 use quell_linux::enforce::{threaded, weight};
-use quell_linux::fake::{Fake, Flavour, Spec};
 use quell_linux::home::Home;
-use quell_linux::procfs;
-use quell_linux::root::Files;
-use quell_linux::tasks::{Matcher, assign};
 use quell_types::task::TaskMatch;
 
 use crate::arms::{Arm, Held, compare, furnished};
 use crate::bodies::{GROUP, family, none, weighs};
 
 /// The processes of a cgroup, and their descendants.
-pub fn residents(files: &dyn Files, cgroup: &str) -> quell_linux::error::Result<Vec<procfs::Stat>> {
+pub fn residents(
+    files: &dyn Files,
+    cgroup: &str,
+) -> quell_kernel::error::Result<Vec<procfs::Stat>> {
     let keys = TaskMatch {
         cgroup: Some(cgroup.to_owned()),
         ..TaskMatch::default()

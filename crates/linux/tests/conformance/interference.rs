@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use quell_linux::below::tasks_in;
-use quell_linux::cgroup::{Cgroups, Controller};
+use quell_kernel::below::tasks_in;
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::fake::{Fake, Flavour, Op, Spec};
+use quell_kernel::root::Files;
+use quell_kernel::{irq, workqueue};
 use quell_linux::change::Hands;
 use quell_linux::enforce::cores::{Keep, confine, confine_rest};
 use quell_linux::enforce::quiet;
-use quell_linux::fake::{Fake, Flavour, Op, Spec};
 use quell_linux::home::Home;
-use quell_linux::root::Files;
-use quell_linux::{irq, workqueue};
 use quell_types::cpuset::CpuSet;
 
 use crate::arms::{Held, compare, furnished};
@@ -135,7 +135,7 @@ fn tasks_that_are_about_to_end_are_left_where_they_are() {
         });
         let files: &dyn Files = &fake;
         let (_, last) = ends(files);
-        let rest = quell_linux::topology::online(files)
+        let rest = quell_kernel::topology::online(files)
             .unwrap()
             .difference(&last);
         let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
@@ -343,7 +343,7 @@ fn newborns_of_the_root_are_kept_off_too_and_bound_kernel_threads_are_left() {
         let other = fake.with(|m| m.spawn("other"));
         let files: &dyn Files = &fake;
         let (_, last) = ends(files);
-        let rest = quell_linux::topology::online(files)
+        let rest = quell_kernel::topology::online(files)
             .unwrap()
             .difference(&last);
         let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);

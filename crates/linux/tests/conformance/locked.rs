@@ -1,10 +1,11 @@
-//! Memory locked in a cache, as the kernel does it and as `quell_linux::resctrl` uses it: one body each, on the model shaped
+//! Memory locked in a cache, as the kernel does it and as `quell_kernel::resctrl` uses it: one body each, on the model shaped
 //! like the lab's `goldmont` and, in the lab, on the kernel. Whether what is locked stays is for `crates/cli/tests/locked.rs`.
 
+use quell_kernel::resctrl::locked::{holders, possible};
+use quell_kernel::resctrl::{Mode, Resctrl, Schemata};
+use quell_kernel::root::Files;
 use quell_linux::change::Hands;
-use quell_linux::resctrl::locked::{holders, possible};
-use quell_linux::resctrl::{Mode, Resctrl, Schemata};
-use quell_linux::root::Files;
+use quell_linux::enforce::cache;
 use quell_linux::undo;
 use quell_types::partition::Mask;
 
@@ -160,7 +161,7 @@ pub fn memory_is_locked_and_let_go(arm: &mut dyn Arm) {
     let mut held = Held::new(files);
     let mut hands = Hands::new(files, &mut held.journal);
     let what = Schemata::masks("L2", [0], WAYS);
-    let early = resctrl.lock_memory(&mut hands, "quell-early", &what);
+    let early = cache::lock_memory(&mut hands, &resctrl, "quell-early", &what);
     let early = early.unwrap_err().to_string();
     assert!(
         early.contains("'Overlaps with other group'") && early.contains("give the others less"),
@@ -169,17 +170,16 @@ pub fn memory_is_locked_and_let_go(arm: &mut dyn Arm) {
     let default = resctrl.default_group();
     let domains = default.schemata(files).unwrap().domains("L2");
     let left = Schemata::masks("L2", domains, Mask(LEFT));
-    resctrl
-        .allocate(&mut hands, &info, &default, &left)
-        .unwrap();
-    let region = resctrl.lock_memory(&mut hands, "quell-a", &what).unwrap();
+    cache::allocate(&mut hands, &resctrl, &info, &default, &left).unwrap();
+    let region = cache::lock_memory(&mut hands, &resctrl, "quell-a", &what).unwrap();
     assert_eq!(
         (region.bytes, region.cpus.to_string().as_str()),
         (128 << 10, "0-1")
     );
     assert!(files.exists(&region.device()));
-    let second = resctrl.lock_memory(
+    let second = cache::lock_memory(
         &mut hands,
+        &resctrl,
         "quell-b",
         &Schemata::masks("L2", [0], Mask(0xc)),
     );
@@ -188,8 +188,9 @@ pub fn memory_is_locked_and_let_go(arm: &mut dyn Arm) {
         second.contains("one region in a cache") || second.contains("Overlaps"),
         "{second}"
     );
-    let refused = resctrl.allocate(
+    let refused = cache::allocate(
         &mut hands,
+        &resctrl,
         &info,
         &default,
         &Schemata::masks("L2", [0], Mask(0xffff)),
@@ -214,10 +215,10 @@ pub fn what_is_open_stays_locked_until_it_is_closed(arm: &mut dyn Arm) {
         let files = arm.files();
         let mut held = Held::new(files);
         let mut hands = Hands::new(files, &mut held.journal);
-        let resctrl = Resctrl::adopt_or_mount(&mut hands, "").unwrap();
+        let resctrl = cache::adopt_or_mount(&mut hands, "").unwrap();
         leave(files, &resctrl);
         let what = Schemata::masks("L2", [0], WAYS);
-        resctrl.lock_memory(&mut hands, "quell-a", &what).unwrap();
+        cache::lock_memory(&mut hands, &resctrl, "quell-a", &what).unwrap();
         held.let_go()
     };
     let pid = arm.opens("quell-a");

@@ -99,17 +99,17 @@ mod divided {
 
                 #[test]
                 fn on_the_fake_icelake_with_6_12() {
-                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::icelake(), "6.12.0"));
+                    bodies::$body(&mut arms::divided(quell_kernel::fake::Rdt::icelake(), "6.12.0"));
                 }
 
                 #[test]
                 fn on_the_fake_icelake_with_7_2() {
-                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::icelake(), "7.2.0"));
+                    bodies::$body(&mut arms::divided(quell_kernel::fake::Rdt::icelake(), "7.2.0"));
                 }
 
                 #[test]
                 fn on_the_fake_sparse_with_7_2() {
-                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::sparse(), "7.2.0"));
+                    bodies::$body(&mut arms::divided(quell_kernel::fake::Rdt::sparse(), "7.2.0"));
                 }
 
                 #[test]
@@ -146,12 +146,12 @@ mod pseudo_locked {
 
                 #[test]
                 fn on_the_fake_goldmont_with_6_12() {
-                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::goldmont(), "6.12.0"));
+                    bodies::$body(&mut arms::divided(quell_kernel::fake::Rdt::goldmont(), "6.12.0"));
                 }
 
                 #[test]
                 fn on_the_fake_goldmont_with_7_2() {
-                    bodies::$body(&mut arms::divided(quell_linux::fake::Rdt::goldmont(), "7.2.0"));
+                    bodies::$body(&mut arms::divided(quell_kernel::fake::Rdt::goldmont(), "7.2.0"));
                 }
 
                 #[test]

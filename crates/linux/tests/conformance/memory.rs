@@ -1,16 +1,16 @@
 //! The bodies for memory and for stopping: `memory`, `freezer`, `pidfd`, `oom`, `sysctl`, `psi`, `vm`.
 
-use quell_linux::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::kept::Kept;
+use quell_kernel::memory::{self, Memory};
+use quell_kernel::psi::{self, Resource};
+use quell_kernel::root::Files;
+use quell_kernel::{oom, pidfd, procfs, sysctl, vm};
 use quell_linux::change::Hands;
 use quell_linux::enforce::freezer::Freezer;
 use quell_linux::enforce::{self, stop};
 use quell_linux::home::{Home, Place};
-use quell_linux::kept::Kept;
-use quell_linux::memory::{self, Memory};
-use quell_linux::psi::{self, Resource};
-use quell_linux::root::Files;
-use quell_linux::{oom, pidfd, procfs, sysctl, vm};
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos};
 
 use crate::arms::{Arm, Held};
@@ -35,7 +35,7 @@ fn becomes(files: &dyn Files, pid: u32, stopped: bool) {
 
 fn memory_of(cgroups: &Cgroups, home: &Home) -> Option<(Place, Memory)> {
     let place = home.dirs(cgroups, Controller::Memory).next()?.clone();
-    let memory = Memory::of(&place);
+    let memory = Memory::of(&place.hierarchy, &place.dir);
     Some((place, memory))
 }
 
@@ -50,12 +50,12 @@ pub fn a_group_is_limited_in_memory_and_let_back(arm: &mut dyn Arm) {
     let mut hands = Hands::new(files, &mut held.journal);
     assert!(memory::has(files, &memory));
     let most = Bytes(512 * MIB);
-    memory.limit(&mut hands, most, true).unwrap();
+    enforce::memory::limit(&mut hands, &memory, most, true).unwrap();
     let of = |path: &str| memory::amount(path, &files.text(path).unwrap()).unwrap();
     match memory.version() {
         Version::V1 => {
             assert_eq!(of(&memory.steered()), Some(most));
-            let error = memory.limit(&mut hands, most, false).unwrap_err();
+            let error = enforce::memory::limit(&mut hands, &memory, most, false).unwrap_err();
             assert!(error.to_string().contains("allow"), "{error}");
         }
         Version::V2 => {
@@ -85,7 +85,7 @@ pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
         return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
     };
     let mut hands = Hands::new(files, &mut held.journal);
-    let set = memory.protect(&mut hands, (Bytes(0), Bytes(8 * MIB)), false);
+    let set = enforce::memory::protect(&mut hands, &memory, (Bytes(0), Bytes(8 * MIB)), false);
     if memory.version() == Version::V1 {
         let error = set.unwrap_err().to_string();
         assert!(error.contains("v1 cannot protect memory"), "{error}");
@@ -102,9 +102,7 @@ pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
     files
         .put(&format!("{slice}/memory.min"), &(12 * MIB).to_string())
         .unwrap();
-    memory
-        .protect(&mut hands, (Bytes(8 * MIB), Bytes(16 * MIB)), true)
-        .unwrap();
+    enforce::memory::protect(&mut hands, &memory, (Bytes(8 * MIB), Bytes(16 * MIB)), true).unwrap();
     assert_eq!(read(&place.dir, "memory.min"), (16 * MIB).to_string());
     assert_eq!(read(&slice, "memory.min"), (20 * MIB).to_string());
     held.journal.undo_all(files);
@@ -334,7 +332,7 @@ mod a_later_process_of_a_number_is_left_as_it_is {
             return;
         };
         let first = arm.start(0);
-        let kernel = quell_linux::root::Kernel::new().unwrap();
+        let kernel = quell_kernel::root::Kernel::new().unwrap();
         let task = id(&kernel, first);
         let mut held = Held::new(&kernel);
         let mut hands = Hands::new(&kernel, &mut held.journal);

@@ -2,8 +2,8 @@
 //! machine; managed interrupts against their documentation; resctrl has bodies of its own (`resctrl`). What can be tried
 //! on this kernel without harm is (`v1_answers_are_the_kernels`).
 
-use quell_linux::fake::{Fake, Flavour, Rdt, Spec};
-use quell_linux::root::Files;
+use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
+use quell_kernel::root::Files;
 use quell_types::cpuset::CpuSet;
 
 use crate::common::{Program, machine};
@@ -162,7 +162,7 @@ fn v1_answers_are_the_kernels() {
         return eprintln!("SKIPPED v1 answers: no cpuset and cpu hierarchies of version 1");
     }
     let program = Program::start(&["sleep", "60"]);
-    let all = quell_linux::procfs::processes(&kernel).unwrap();
+    let all = quell_kernel::procfs::processes(&kernel).unwrap();
     let bound = all.iter().find(|s| s.bound()).unwrap().id.pid;
     v1_cpuset(&kernel, mount, program.pid(), bound);
     v1_quota(&kernel, "/sys/fs/cgroup/cpu");

@@ -1,8 +1,8 @@
 //! The model's memory, triggers and OOM scores against what kernels were seen to do.
 
-use quell_linux::fake::{Fake, Flavour, Spec};
-use quell_linux::psi::{self, Windows};
-use quell_linux::root::Files;
+use quell_kernel::fake::{Fake, Flavour, Spec};
+use quell_kernel::psi::{self, Windows};
+use quell_kernel::root::Files;
 
 use crate::model::{TOP, answers, errno, fake, reads, v2};
 

@@ -1,6 +1,6 @@
 //! v2 cpusets of the model against what Linux 6.12 and 6.1 were seen to do in a virtual machine, step by step.
 
-use quell_linux::root::Files;
+use quell_kernel::root::Files;
 
 use crate::model::{TOP, answers, reads, v2};
 

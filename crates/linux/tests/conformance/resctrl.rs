@@ -1,16 +1,17 @@
-//! resctrl as the kernel has it, and as `quell_linux::resctrl` uses it: one body each, on the model (shaped like two of the
+//! resctrl as the kernel has it, and as `quell_kernel::resctrl` uses it: one body each, on the model (shaped like two of the
 //! lab's processors, as Linux 6.12 and 7.2) and on the kernel this runs on. That one is asked only where `QUELL_TEST_RESCTRL`
 //! is set, as `lab` does in the virtual machine: the bodies unmount whatever is mounted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use quell_kernel::error::Result;
+use quell_kernel::procfs;
+use quell_kernel::resctrl::groups::membership;
+use quell_kernel::resctrl::{Group, Info, Kind, Mode, Reading, Resctrl, Schemata};
+use quell_kernel::root::Files;
 use quell_linux::change::Hands;
-use quell_linux::error::Result;
-use quell_linux::procfs;
-use quell_linux::resctrl::groups::membership;
-use quell_linux::resctrl::{Group, Info, Kind, Mode, Reading, Resctrl, Schemata};
-use quell_linux::root::Files;
+use quell_linux::enforce::cache;
 use quell_types::partition::Mask;
 
 use crate::arms::{Arm, Held};
@@ -342,24 +343,21 @@ pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
     let mut held = Held::new(files);
     let mut hands = Hands::new(files, &mut held.journal);
     let wanted = Schemata::masks("L3", [0], ways.all);
-    let refused = resctrl
-        .allocate(&mut hands, &info, &resctrl.group("b"), &wanted)
-        .unwrap_err();
+    let refused =
+        cache::allocate(&mut hands, &resctrl, &info, &resctrl.group("b"), &wanted).unwrap_err();
     let refused = refused.to_string();
     assert!(refused.contains("group a (exclusive) has"), "{refused}");
     if !ways.sparse {
         let hole = Schemata::masks("L3", [0], Mask(0b101));
-        let refused = resctrl
-            .allocate(&mut hands, &info, &resctrl.group("b"), &hole)
-            .unwrap_err();
+        let refused =
+            cache::allocate(&mut hands, &resctrl, &info, &resctrl.group("b"), &hole).unwrap_err();
         assert!(
             refused.to_string().contains("no mask with holes"),
             "{refused}"
         );
     }
-    let refused = resctrl
-        .set_mode(&mut hands, &resctrl.group("b"), &Mode::Exclusive)
-        .unwrap_err();
+    let refused =
+        cache::set_mode(&mut hands, &resctrl, &resctrl.group("b"), &Mode::Exclusive).unwrap_err();
     assert!(
         refused
             .to_string()
@@ -376,7 +374,7 @@ pub fn classes_and_ids_run_out_with_advice(arm: &mut dyn Arm) {
     let mut until_refused = |prefix: &str| {
         let mut made = 0;
         loop {
-            match resctrl.make(&mut hands, &format!("{prefix}{made}")) {
+            match cache::make(&mut hands, &resctrl, &format!("{prefix}{made}")) {
                 Ok(_) => made += 1,
                 Err(e) => return (made, e.to_string()),
             }
@@ -399,7 +397,9 @@ pub fn classes_and_ids_run_out_with_advice(arm: &mut dyn Arm) {
         why.contains("resctrl says 'Out of RMIDs': every monitoring id"),
         "{why}"
     );
-    let taken = resctrl.make(&mut hands, "g0").unwrap_err().to_string();
+    let taken = cache::make(&mut hands, &resctrl, "g0")
+        .unwrap_err()
+        .to_string();
     assert!(
         taken.contains("is there already, and not of this run"),
         "{taken}"
@@ -432,36 +432,41 @@ pub fn a_part_is_given_followed_and_taken_back(arm: &mut dyn Arm) {
     let before = picture(files, &pids);
     let mut held = Held::new(files);
     let mut hands = Hands::new(files, &mut held.journal);
-    let adopted = Resctrl::adopt_or_mount(&mut hands, "").unwrap();
+    let adopted = cache::adopt_or_mount(&mut hands, "").unwrap();
     assert_eq!(adopted, resctrl, "nothing is mounted anew");
-    let ours = resctrl.make(&mut hands, "quell.ours").unwrap();
+    let ours = cache::make(&mut hands, &resctrl, "quell.ours").unwrap();
     let part = |mask: u64| Schemata::masks("L3", [0], Mask(mask));
+    assert!(cache::allocate(&mut hands, &resctrl, &info, &ours, &part(high)).unwrap());
     assert!(
-        resctrl
-            .allocate(&mut hands, &info, &ours, &part(high))
-            .unwrap()
-    );
-    assert!(
-        !resctrl
-            .allocate(&mut hands, &info, &ours, &part(high))
-            .unwrap(),
+        !cache::allocate(&mut hands, &resctrl, &info, &ours, &part(high)).unwrap(),
         "it is so already"
     );
     assert!(
-        resctrl
-            .allocate(&mut hands, &info, &resctrl.default_group(), &part(low))
-            .unwrap()
+        cache::allocate(
+            &mut hands,
+            &resctrl,
+            &info,
+            &resctrl.default_group(),
+            &part(low)
+        )
+        .unwrap()
     );
     // The hardware's steps are not ours: what the kernel makes of it is no change by others.
     let slow = Schemata::numbers("MB", [0], 15);
-    assert!(resctrl.allocate(&mut hands, &info, &ours, &slow).unwrap());
+    assert!(cache::allocate(&mut hands, &resctrl, &info, &ours, &slow).unwrap());
     let mut find = |files: &dyn Files| -> Result<BTreeSet<u32>> {
         let mut all = family(files, pid);
         all.insert(other);
         Ok(all)
     };
-    assert_eq!(resctrl.take(&mut hands, &ours, &mut find).unwrap(), 5);
-    assert_eq!(resctrl.take(&mut hands, &ours, &mut find).unwrap(), 0);
+    assert_eq!(
+        cache::take(&mut hands, &resctrl, &ours, &mut find).unwrap(),
+        5
+    );
+    assert_eq!(
+        cache::take(&mut hands, &resctrl, &ours, &mut find).unwrap(),
+        0
+    );
     let inside = ours.tasks(files).unwrap();
     assert!(pids.iter().all(|pid| inside.contains(pid)), "{inside:?}");
     let now = ours.schemata(files).unwrap();
@@ -482,17 +487,15 @@ pub fn what_others_set_since_stays(arm: &mut dyn Arm) {
     let mut hands = Hands::new(files, &mut held.journal);
     let default = resctrl.default_group();
     let ways = Schemata::masks("L3", [0], Mask(low));
-    resctrl
-        .allocate(&mut hands, &info, &default, &ways)
-        .unwrap();
-    resctrl
-        .allocate(
-            &mut hands,
-            &info,
-            &default,
-            &Schemata::numbers("MB", [0], 50),
-        )
-        .unwrap();
+    cache::allocate(&mut hands, &resctrl, &info, &default, &ways).unwrap();
+    cache::allocate(
+        &mut hands,
+        &resctrl,
+        &info,
+        &default,
+        &Schemata::numbers("MB", [0], 50),
+    )
+    .unwrap();
     files.write(&default.file("schemata"), "L3:0=1").unwrap();
     let left = held.journal.undo_all(files).left;
     assert!(
@@ -515,12 +518,12 @@ pub fn what_we_mounted_goes_unless_others_use_it(arm: &mut dyn Arm) {
         }
         let mut held = Held::new(files);
         let mut hands = Hands::new(files, &mut held.journal);
-        let resctrl = Resctrl::adopt_or_mount(&mut hands, "").unwrap();
+        let resctrl = cache::adopt_or_mount(&mut hands, "").unwrap();
         let info = resctrl.info(files).unwrap();
-        let ours = resctrl.make(&mut hands, "quell.ours").unwrap();
+        let ours = cache::make(&mut hands, &resctrl, "quell.ours").unwrap();
         let all = info.ways(3).next().unwrap().1.all;
         let part = Schemata::masks("L3", [0], Mask(all.0 >> 1));
-        resctrl.allocate(&mut hands, &info, &ours, &part).unwrap();
+        cache::allocate(&mut hands, &resctrl, &info, &ours, &part).unwrap();
         if others {
             make(files, "theirs");
         }
@@ -577,7 +580,13 @@ pub fn code_and_data_apart_are_divided_alike(arm: &mut dyn Arm) {
         let mut held = Held::new(files);
         let mut hands = Hands::new(files, &mut held.journal);
         let wanted = Schemata::masks("L3DATA", [0], Mask(own));
-        let refused = resctrl.allocate(&mut hands, &info, &resctrl.default_group(), &wanted);
+        let refused = cache::allocate(
+            &mut hands,
+            &resctrl,
+            &info,
+            &resctrl.default_group(),
+            &wanted,
+        );
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("group a (exclusive) has"), "{refused}");
     }

@@ -25,16 +25,17 @@ use std::time::Duration;
 use quell_control::config::Meter as Kind;
 use quell_control::config::Moved;
 use quell_control::config::Regulation;
-use quell_linux::brake::{Brake, Lost, Permit};
-use quell_linux::cgroup::{Cgroups, Controller};
-use quell_linux::lock::Lock;
-use quell_linux::meter::{EventMeter, MOST_EVENTS, Meter, TimeMeter};
-use quell_linux::perf::{
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::perf::{
     self, Event, EventCode, Overflow, SW_MINOR_FAULTS, Scope, TYPE_SOFTWARE, Wake,
 };
+use quell_kernel::pmu::MOST_EVENTS;
+use quell_kernel::root::Kernel;
+use quell_kernel::rt;
+use quell_linux::brake::{Brake, Lost, Permit};
+use quell_linux::lock::Lock;
+use quell_linux::meter::{EventMeter, Meter, TimeMeter};
 use quell_linux::pool::Pool;
-use quell_linux::root::Kernel;
-use quell_linux::rt;
 use quell_types::options::Split;
 use quell_types::units::{Lines, Nanos, Rate, Share};
 
@@ -63,7 +64,7 @@ impl Busy {
             eprintln!("SKIPPED {name}: {why}");
             None
         };
-        if !quell_linux::is_root() {
+        if !quell_kernel::is_root() {
             return skip("needs root");
         }
         let kernel = Kernel::new().unwrap();

@@ -116,9 +116,9 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
         pair.sleeper.signal(rustix::process::Signal::CONT);
         let before = brakes.each_ref().map(|t| t.pooled().unwrap());
         let had = [&pair.sleeper, &pair.neighbour].map(Busy::cpu_time);
-        let began = quell_linux::rt::now();
+        let began = quell_kernel::rt::now();
         sleep(SPAN);
-        let wall = quell_linux::rt::now().since(began).as_secs_f64();
+        let wall = quell_kernel::rt::now().since(began).as_secs_f64();
         let shares = [(&pair.sleeper, had[0]), (&pair.neighbour, had[1])]
             .map(|(busy, had)| busy.cpu_time().since(had).as_secs_f64() / wall);
         let did: Pooled = brakes[0].pooled().unwrap().less(before[0]);

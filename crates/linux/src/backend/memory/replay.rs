@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use quell_control::config::Allows;
 use quell_control::pressure::{Controller as Control, Decision, LONGEST_FREEZE, Rules};
+use quell_kernel::cgroup::Cgroups;
+use quell_kernel::fake::{Fake, Flavour, Op, Spec};
 use quell_types::units::Share;
 
 use super::*;
-use crate::cgroup::Cgroups;
-use crate::fake::{Fake, Flavour, Op, Spec};
 use crate::journal::Journal;
 use crate::journal::tests::header;
 
@@ -169,7 +169,7 @@ impl Held {
         Self {
             high: text("hog", "memory.high"),
             frozen: text("hog", "cgroup.freeze") == "1",
-            stopped: state.is_some_and(crate::pidfd::stopped),
+            stopped: state.is_some_and(quell_kernel::pidfd::stopped),
             kept: text("detector", "memory.min"),
         }
     }

@@ -6,11 +6,13 @@
 use crate::error::Result;
 use crate::root::Files;
 
-pub(crate) const DIR: &str = "/proc/irq";
-pub(crate) const DEFAULT: &str = "/proc/irq/default_smp_affinity";
+/// The folder with one folder for every interrupt.
+pub const DIR: &str = "/proc/irq";
+/// The CPUs that an interrupt gets when it is made, as a mask.
+pub const DEFAULT: &str = "/proc/irq/default_smp_affinity";
 
 /// Interrupt numbers, ascending.
-pub(crate) fn numbers(files: &dyn Files) -> Result<Vec<u32>> {
+pub fn numbers(files: &dyn Files) -> Result<Vec<u32>> {
     let mut found: Vec<u32> = files
         .names(DIR)?
         .iter()

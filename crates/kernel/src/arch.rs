@@ -2,7 +2,7 @@
 //! not in here: `libc` has their numbers.
 
 /// EAX, EBX, ECX, EDX.
-pub(crate) type Registers = [u32; 4];
+pub type Registers = [u32; 4];
 
 /// What the processor says of itself: a leaf of CPUID and a part of it.
 ///
@@ -10,7 +10,7 @@ pub(crate) type Registers = [u32; 4];
 /// knows nothing. Arm's counterpart (MPAM) has no instruction that a program may use: there only the
 /// kernel's resctrl can tell.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn cpuid(leaf: u32, part: u32) -> Registers {
+pub fn cpuid(leaf: u32, part: u32) -> Registers {
     #[allow(
         unused_unsafe,
         reason = "safe since a later Rust than the oldest supported"
@@ -22,6 +22,6 @@ pub(crate) fn cpuid(leaf: u32, part: u32) -> Registers {
 
 /// As on x86-64, which see: here there is nothing to ask.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn cpuid(_: u32, _: u32) -> Registers {
+pub fn cpuid(_: u32, _: u32) -> Registers {
     [0; 4]
 }

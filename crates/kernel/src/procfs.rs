@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use quell_record::events::CpuTimes;
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 use quell_types::units::Bytes;
 
 use crate::error::{Error, Result};

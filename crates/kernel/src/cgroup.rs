@@ -343,7 +343,7 @@ fn kill_listed(files: &dyn Files, dir: &str) -> Result<()> {
 }
 
 /// One line of `/proc/self/mountinfo`.
-pub(crate) struct Mount {
+pub struct Mount {
     top: String,
     /// Where it is mounted.
     pub point: String,
@@ -357,7 +357,7 @@ pub(crate) struct Mount {
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
-pub(crate) fn mounts(files: &dyn Files) -> Result<Vec<Mount>> {
+pub fn mounts(files: &dyn Files) -> Result<Vec<Mount>> {
     let path = "/proc/self/mountinfo";
     let text = files.text(path)?;
     let wrong = |line| Error::malformed(path, line, "a mount, see proc_pid_mountinfo(5)");

@@ -10,9 +10,8 @@
 
 use quell_types::units::Bytes;
 
-use crate::cgroup::Version;
+use crate::cgroup::{Hierarchy, Version};
 use crate::error::{Error, Result};
-use crate::home::Place;
 use crate::root::Files;
 
 /// What a cgroup's memory is, with everything below it (`memory.stat`).
@@ -56,19 +55,22 @@ const REFAULTS: [(&str, &str); 3] = [
 /// The names of a cgroup's memory files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    pub(crate) dir: String,
-    pub(crate) mount: String,
-    pub(crate) version: Version,
+    /// The cgroup's directory.
+    pub dir: String,
+    /// Where its hierarchy is mounted.
+    pub mount: String,
+    /// The generation of its hierarchy.
+    pub version: Version,
 }
 
 impl Memory {
-    /// Of a place in the hierarchy that has the memory controller.
+    /// Of a directory in the hierarchy that has the memory controller.
     #[must_use]
-    pub fn of(place: &Place) -> Self {
+    pub fn of(hierarchy: &Hierarchy, dir: &str) -> Self {
         Self {
-            dir: place.dir.clone(),
-            mount: place.hierarchy.mount.clone(),
-            version: place.hierarchy.version,
+            dir: dir.to_owned(),
+            mount: hierarchy.mount.clone(),
+            version: hierarchy.version,
         }
     }
 
@@ -113,7 +115,9 @@ impl Memory {
         }
     }
 
-    pub(crate) fn file(&self, v2: &str, v1: &str) -> String {
+    /// The path of the file that is named `v2` in the one generation and `v1` in the other.
+    #[must_use]
+    pub fn file(&self, v2: &str, v1: &str) -> String {
         let name = match self.version {
             Version::V2 => v2,
             Version::V1 => v1,
@@ -169,7 +173,7 @@ impl Memory {
     }
 
     /// The cgroup and its ancestors below the root, the highest first.
-    pub(crate) fn chain(&self) -> Vec<String> {
+    pub fn chain(&self) -> Vec<String> {
         let below = self.dir.strip_prefix(&self.mount).unwrap_or_default();
         let mut dir = self.mount.clone();
         let parts = below.split('/').filter(|part| !part.is_empty());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use quell_types::cpuset::{CpuId, CpuSet, MAX_CPU};
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};

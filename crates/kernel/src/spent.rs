@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use quell_record::events::Spent;
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 
 use crate::below::tasks_in;
 use crate::error::{Error, Result};

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::procfs;

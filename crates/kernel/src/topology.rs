@@ -377,7 +377,7 @@ fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
 }
 
 /// `6.18.44-x` → (6, 18).
-pub(crate) fn release_number(release: &str) -> Option<(u32, u32)> {
+pub fn release_number(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

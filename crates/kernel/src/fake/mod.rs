@@ -28,7 +28,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 
 use crate::root::Files;
 pub use machine::{Flavour, Machine, Spec};

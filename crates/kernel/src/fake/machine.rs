@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::TaskId;
+use quell_types::task::TaskId;
 
 use super::Answer;
 use super::cgroup::Tree;

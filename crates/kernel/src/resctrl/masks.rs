@@ -151,7 +151,7 @@ pub fn free(
 }
 
 /// The lines of `wanted` that are ways, by resource.
-pub(crate) fn of(wanted: &Schemata) -> impl Iterator<Item = (&String, &BTreeMap<u32, Mask>)> {
+pub fn of(wanted: &Schemata) -> impl Iterator<Item = (&String, &BTreeMap<u32, Mask>)> {
     wanted
         .0
         .keys()

@@ -1,0 +1,48 @@
+//! The kernel's interfaces: one thin module each.
+//!
+//! Every reader and writer of kernel files takes its root ([`root::Files`]), so that captured machines and the model of the
+//! kernel (`fake`, for tests) stand where the kernel does. Nothing here decides, and nothing here knows how a change is undone.
+
+mod arch;
+pub mod below;
+pub mod cgroup;
+pub mod cpuset;
+pub mod error;
+pub mod fair;
+#[cfg(feature = "fake")]
+pub mod fake;
+pub mod io;
+pub mod irq;
+pub mod kept;
+pub mod memory;
+pub mod oom;
+pub mod own;
+pub mod perf;
+pub mod pidfd;
+pub mod pmu;
+pub mod procfs;
+pub mod psi;
+pub mod remaining;
+pub mod resctrl;
+pub mod root;
+pub mod rt;
+pub mod signals;
+pub mod spent;
+pub mod sysctl;
+pub mod tasks;
+pub mod topology;
+pub mod value;
+pub mod vm;
+pub mod workqueue;
+
+/// Whether we may change the machine at all.
+#[must_use]
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Whether a file may be executed by us.
+#[must_use]
+pub fn is_executable(path: &std::path::Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+}
