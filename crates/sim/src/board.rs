@@ -4,8 +4,20 @@ use quell_model::Invalid;
 use quell_types::units::Nanos;
 
 use crate::machine::Description;
-use crate::os::Costs;
 use crate::profile::Profile;
+
+/// Times that the operating system takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// How long a task runs while others wait for its core.
+    pub slice: Nanos,
+    /// From one task to the next on a core.
+    pub switch: Nanos,
+    /// From a counter's overflow to the handler of its interrupt.
+    pub interrupt_delay: Nanos,
+    /// What the handler takes of its core's time.
+    pub interrupt: Nanos,
+}
 
 /// A machine to simulate.
 #[derive(Clone, Debug)]

@@ -11,11 +11,9 @@ use std::collections::VecDeque;
 use quell_model::address::Colours;
 use quell_model::address::gf2::Solutions;
 
+use crate::access::PAGE_SHIFT;
 use crate::profile::FrameOrder;
 use crate::random::Random;
-
-/// log2 of the page size.
-pub const PAGE_SHIFT: u32 = 12;
 
 /// Colours of one kind that frames may have.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 //! A run is a function of its description, its seed and what is asked of it: integer time, one total order of events (time, then kind,
 //! then core, then order of creation), no maps with an order of their own, an own generator of random numbers ([`random`]).
 
+pub mod access;
 mod backend;
 pub mod board;
 pub mod frames;

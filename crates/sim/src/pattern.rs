@@ -3,6 +3,7 @@
 //! Each pattern is a function of its parameters and seed. A pattern knows no time: where a program computes, or waits for its next frame,
 //! the access says so ([`Access::compute`], [`Access::begins`]) and the machine makes time of it.
 
+use crate::access::{Access, LINE};
 use crate::random::Random;
 
 mod churn;
@@ -17,40 +18,6 @@ pub use lists::{ParallelLists, TooFew};
 pub use replay::{Replay, Unusable};
 pub use stream::Stream;
 pub use task::Task;
-
-/// Bytes per step: one access per line, as the published benchmarks count.
-pub const LINE: u64 = 64;
-
-/// What an access has the memory system do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Effect {
-    /// The line is used, through the caches.
-    #[default]
-    Use,
-    /// The line is stored to memory past the caches, which lose it.
-    Past,
-    /// The line is written back, if any cache has it changed, and stays.
-    WriteBack,
-    /// The line is written back, if any cache has it changed, and leaves all of them.
-    Flush,
-}
-
-/// One access.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Access {
-    /// Virtual address.
-    pub address: u64,
-    /// A write.
-    pub write: bool,
-    /// What becomes of the line.
-    pub effect: Effect,
-    /// The next access needs what this one reads.
-    pub dependent: bool,
-    /// Core cycles that the program computes before it.
-    pub compute: u32,
-    /// It begins a unit of work (a frame), not before the unit is due: see [`Pattern::period`].
-    pub begins: bool,
-}
 
 /// What becomes of units of work that were due while an earlier one was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

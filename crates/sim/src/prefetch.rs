@@ -7,8 +7,8 @@
 //! Deviations from hardware: no strides other than one line, no feedback from usefulness or from a busy bus; trained by whatever
 //! accesses it is shown.
 
-use crate::frames::PAGE_SHIFT;
-use crate::pattern::LINE;
+use crate::access::LINE;
+use crate::access::PAGE_SHIFT;
 use crate::profile;
 
 const LINE_SHIFT: u32 = LINE.trailing_zeros();

@@ -9,13 +9,10 @@
 //! where entries carry no tag, which is what a flush comes to.
 
 use quell_model::Invalid;
-use quell_model::cache::{Cache, Geometry, Policy};
+use quell_model::cache::{Cache, Policy};
 
-use crate::frames::PAGE_SHIFT;
+use crate::access::{ADDRESS_BITS, PAGE_SHIFT};
 use crate::profile::TlbShape;
-
-/// Bits of a virtual address that tell pages apart; programs are numbered above them.
-const ADDRESS_BITS: u32 = 48;
 
 /// The TLB of a core.
 #[derive(Clone, Debug)]
@@ -39,33 +36,13 @@ impl Tlb {
     /// Empty.
     ///
     /// # Errors
-    /// For entries that are no whole number of sets, or large pages that are not larger than small ones.
+    /// See [`TlbShape::geometries`].
     pub fn new(shape: &TlbShape) -> Result<Self, Invalid> {
-        let invalid = |reason| Invalid {
-            what: "TLB".into(),
-            reason,
-        };
-        let large = shape.large_page.0;
-        if !large.is_power_of_two() || large >> PAGE_SHIFT < 2 || large >> ADDRESS_BITS != 0 {
-            return Err(invalid(format!(
-                "large pages of {}: use a power of two above 4KiB",
-                shape.large_page
-            )));
-        }
-        let table = |entries: u32, ways: u32| {
-            if ways == 0 || !entries.is_multiple_of(ways) {
-                let reason =
-                    format!("{entries} entries are not a whole number of sets of {ways} ways");
-                return Err(invalid(reason));
-            }
-            let geometry =
-                Geometry::plain(u64::from(entries) << PAGE_SHIFT, ways, 1 << PAGE_SHIFT)?;
-            Cache::new(&geometry, Policy::Lru, 1)
-        };
+        let [small, large] = shape.geometries()?;
         Ok(Self {
-            small: table(shape.entries, shape.ways)?,
-            large: table(shape.large_entries, shape.large_ways)?,
-            large_shift: large.trailing_zeros(),
+            small: Cache::new(&small, Policy::Lru, 1)?,
+            large: Cache::new(&large, Policy::Lru, 1)?,
+            large_shift: shape.large_page.0.trailing_zeros(),
             walk: shape.walk,
         })
     }

@@ -5,7 +5,7 @@
 
 use std::io::{self, BufRead, Read, Write};
 
-use crate::pattern::Access;
+use crate::access::Access;
 
 mod summary;
 pub use summary::{Cached, Summary, summary};

@@ -3,9 +3,8 @@
 use std::collections::HashSet;
 
 use quell_policy::workload::{Banks, Order, Store, Touch};
-use quell_sim::pattern::{
-    Access, Churn, Effect, Frames, LINE, Lattice, ParallelLists, Pattern, Stage, Stores, Stream,
-};
+use quell_sim::access::{Access, Effect, LINE};
+use quell_sim::pattern::{Churn, Frames, Lattice, ParallelLists, Pattern, Stage, Stores, Stream};
 
 fn take(pattern: &mut Pattern, n: usize) -> Vec<Access> {
     (0..n).map(|_| pattern.next_access()).collect()

@@ -165,18 +165,42 @@ pub fn circles(graph: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<String>> {
     groups
 }
 
-/// The same graph between folders: `core/src/control/pool.rs` is of `core/src/control`.
-pub fn folders(graph: &BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, BTreeSet<String>> {
-    let folder = |name: &String| name.rsplit_once('/').unwrap().0.to_owned();
-    let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (name, to) in graph {
-        let from = folder(name);
-        let others = to.iter().map(folder).filter(|to| *to != from);
-        all.entry(from.clone())
-            .or_default()
-            .extend(others.collect::<BTreeSet<_>>());
+/// Circles between a folder and what lies next to it, in every folder: `core/src/control` and `core/src/plan.rs`. What a folder
+/// imports is what the files in it import; `mod.rs`, `lib.rs` and `main.rs` put together what is there and count for nothing.
+pub fn folder_circles(graph: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<String>> {
+    let mut within: BTreeSet<&str> = BTreeSet::new();
+    for name in graph.keys() {
+        let ends = name.match_indices('/').map(|(at, _)| &name[..at]);
+        within.extend(ends.filter(|folder| folder.contains("/src")));
     }
-    all
+    let mut found = Vec::new();
+    for folder in within {
+        let child = |name: &str| {
+            let rest = name.strip_prefix(folder)?.strip_prefix('/')?;
+            let first = rest.split('/').next()?;
+            let plain = first.trim_end_matches(".rs");
+            (!["mod", "lib", "main"].contains(&plain)).then(|| format!("{folder}/{plain}"))
+        };
+        let mut among: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (name, to) in graph {
+            if let Some(from) = child(name) {
+                let others = to.iter().filter_map(|to| child(to));
+                let others = others.filter(|to| *to != from).collect::<BTreeSet<_>>();
+                among.entry(from).or_default().extend(others);
+            }
+        }
+        let is_folder = |one: &String| {
+            graph
+                .keys()
+                .any(|name| name.starts_with(&format!("{one}/")))
+        };
+        found.extend(
+            circles(&among)
+                .into_iter()
+                .filter(|c| c.iter().any(is_folder)),
+        );
+    }
+    found
 }
 
 /// For people.
@@ -185,8 +209,10 @@ pub fn told() -> String {
     let mut out = String::new();
     let edges: usize = graph.values().map(BTreeSet::len).sum();
     writeln!(out, "{} files, {edges} imports", graph.len()).unwrap();
-    for (what, graph) in [("files", graph.clone()), ("folders", folders(&graph))] {
-        let circles = circles(&graph);
+    for (what, circles) in [
+        ("files", circles(&graph)),
+        ("folders", folder_circles(&graph)),
+    ] {
         writeln!(out, "{} circles of {what}", circles.len()).unwrap();
         for circle in circles {
             writeln!(out, "  {}: {}", circle.len(), circle.join(" ")).unwrap();
@@ -223,4 +249,23 @@ fn a_circle_is_found_and_a_chain_is_none() {
         all.entry(to.to_owned()).or_default();
     }
     assert_eq!(circles(&all), [["b", "c"]]);
+}
+
+#[test]
+fn a_folder_and_a_file_next_to_it_are_a_circle() {
+    let graph = [
+        ("a/src/deep/x.rs", "a/src/top.rs"),
+        ("a/src/top.rs", "a/src/deep/mod.rs"),
+        ("a/src/deep/mod.rs", "a/src/deep/x.rs"),
+        ("a/src/one.rs", "a/src/two.rs"),
+        ("a/src/two.rs", "a/src/one.rs"),
+    ];
+    let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (from, to) in graph {
+        all.entry(from.to_owned())
+            .or_default()
+            .insert(to.to_owned());
+        all.entry(to.to_owned()).or_default();
+    }
+    assert_eq!(folder_circles(&all), [["a/src/deep", "a/src/top"]]);
 }

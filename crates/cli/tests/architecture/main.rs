@@ -154,6 +154,41 @@ fn the_layers_import_downwards() {
     }
 }
 
+/// Files and folders that import each other in a circle, until it is cut: this list may only shrink.
+const CIRCLES: [&[&str]; 5] = [
+    &[
+        "linux/src/change",
+        "linux/src/enforce",
+        "linux/src/home",
+        "linux/src/journal",
+        "linux/src/undo",
+    ],
+    &["plan/src/deep", "plan/src/inventory"],
+    &["report/src/deep", "report/src/doctor", "report/src/parts"],
+    &[
+        "workload/src/frames",
+        "workload/src/generator",
+        "workload/src/periodic",
+        "workload/src/pressure",
+    ],
+    &["cli/src/"],
+];
+
+#[test]
+fn circles_are_of_five_files_at_most_and_none_of_folders() {
+    let graph = imports::graph();
+    let files = imports::circles(&graph).into_iter().filter(|c| c.len() > 5);
+    let known = |circle: &Vec<String>| {
+        let within = |one: &String| CIRCLES.iter().any(|c| c.iter().any(|k| one.starts_with(k)));
+        circle.iter().all(within)
+    };
+    let new: Vec<_> = files
+        .chain(imports::folder_circles(&graph))
+        .filter(|circle| !known(circle))
+        .collect();
+    assert!(new.is_empty(), "{new:?}");
+}
+
 #[test]
 fn only_modules_named_arch_know_the_processor() {
     const WORDS: [&str; 4] = ["target_arch", "asm!", "core::arch", "std::arch"];
@@ -189,4 +224,60 @@ fn the_tests_that_the_specification_names_exist() {
     };
     let missing: Vec<&&str> = named.iter().filter(|name| !there(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// Paths of sources in the documents: from the top (`crates/linux/src/undo.rs`), or from a crate's folder without `src`
+/// (`linux/undo.rs`); `{a,b}` stands for two, `NAME` for one that is to be written.
+#[test]
+fn the_sources_that_the_documents_name_exist() {
+    let top = crates().join("..");
+    let mut missing = BTreeSet::new();
+    for entry in fs::read_dir(top.join("docs")).unwrap() {
+        let page = entry.unwrap().path();
+        if page.extension().is_none_or(|e| e != "md") {
+            continue;
+        }
+        let text = fs::read_to_string(&page).unwrap();
+        for name in text.split('`').skip(1).step_by(2) {
+            let Some((first, rest)) = name.split_once('/') else {
+                continue;
+            };
+            let of_a_crate = crates().join(first).join("Cargo.toml").exists();
+            let source = name.ends_with(".rs") || name.ends_with('/');
+            if !(source && of_a_crate || first == "crates")
+                || name.contains("NAME")
+                || name.contains('*')
+            {
+                continue;
+            }
+            let there = alternatives(rest).iter().all(|rest| {
+                let within = crates().join(first);
+                [
+                    within.join(rest),
+                    within.join("src").join(rest),
+                    crates().join(rest),
+                ]
+                .iter()
+                .any(|path| path.exists())
+            });
+            if !there {
+                missing.insert((page.file_name().unwrap().to_owned(), name.to_owned()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// `a/{b,c}.rs` is `a/b.rs` and `a/c.rs`.
+fn alternatives(path: &str) -> Vec<String> {
+    match path
+        .split_once('{')
+        .and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
+    {
+        Some((before, (among, after))) => among
+            .split(',')
+            .map(|one| format!("{before}{one}{after}"))
+            .collect(),
+        None => vec![path.to_owned()],
+    }
 }

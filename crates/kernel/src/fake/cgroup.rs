@@ -7,105 +7,12 @@
 //! - Removing a v2 cgroup with a zombie in it leaves the zombie's `/proc/PID/cgroup` with ` (deleted)`, as in the kernel,
 //!   but also forgets which of several directories of that name it was.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use quell_types::cpuset::CpuSet;
+use std::collections::BTreeSet;
 
 use super::Answer;
-use super::control::Kind;
-use super::cpuset::Cpuset;
 use super::limits::{self, Knob};
-use super::machine::{Flavour, Machine, PF_EXITING, PF_KTHREAD, PF_NO_SETAFFINITY};
-
-/// One cgroup.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Group {
-    /// `cgroup.subtree_control`.
-    pub enabled: BTreeSet<String>,
-    pub kind: Kind,
-    pub cpuset: Cpuset,
-    /// What is charged to it.
-    pub memory: super::memory::Ledger,
-    /// Values that are just kept, by file.
-    pub values: BTreeMap<&'static str, String>,
-}
-
-/// One hierarchy.
-#[derive(Clone, Debug)]
-pub(crate) struct Tree {
-    pub mount: String,
-    /// v2.
-    pub unified: bool,
-    /// The number in `/proc/PID/cgroup`.
-    pub number: u32,
-    /// v1: one, or `name=…`.
-    pub controllers: Vec<&'static str>,
-    /// By path; `/` is the root. Parents sort before their children.
-    pub groups: BTreeMap<String, Group>,
-}
-
-/// Controllers in the order in which the kernel lists them.
-pub(crate) const LISTED: [&str; 5] = ["cpuset", "cpu", "io", "memory", "pids"];
-
-impl Tree {
-    pub fn all(flavour: Flavour, cpus: &CpuSet, nodes: &CpuSet) -> Vec<Self> {
-        let root = Group {
-            cpuset: Cpuset::root(cpus, nodes),
-            ..Group::default()
-        };
-        let make = |mount: &str, number, unified, controllers: &[&'static str]| Self {
-            mount: format!("/sys/fs/cgroup{mount}"),
-            unified,
-            number,
-            controllers: controllers.to_vec(),
-            groups: BTreeMap::from([("/".to_owned(), root.clone())]),
-        };
-        match flavour {
-            Flavour::V2 => vec![make("", 0, true, &LISTED)],
-            Flavour::V1 => vec![
-                make("/cpu", 1, false, &["cpu"]),
-                make("/cpuset", 2, false, &["cpuset"]),
-                make("/freezer", 3, false, &["freezer"]),
-                make("/memory", 4, false, &["memory"]),
-                make("/perf_event", 5, false, &["perf_event"]),
-                make("/systemd", 6, false, &["name=systemd"]),
-                make("/unified", 0, true, &[]),
-            ],
-        }
-    }
-
-    pub fn has(&self, controller: &str) -> bool {
-        self.controllers.contains(&controller)
-    }
-
-    /// Whether a group has a controller's files.
-    pub fn css(&self, group: &str, controller: &str) -> bool {
-        self.has(controller)
-            && (!self.unified
-                || parent(group).is_none_or(|p| {
-                    self.groups
-                        .get(p)
-                        .is_some_and(|g| g.enabled.contains(controller))
-                }))
-    }
-
-    pub fn children(&self, group: &str) -> Vec<String> {
-        let is = |p: &&String| parent(p) == Some(group);
-        self.groups.keys().filter(is).cloned().collect()
-    }
-}
-
-/// The cgroup above one; none for the root.
-pub(crate) fn parent(group: &str) -> Option<&str> {
-    if group == "/" {
-        return None;
-    }
-    match group.rsplit_once('/') {
-        Some(("", _)) => Some("/"),
-        Some((above, _)) => Some(above),
-        None => None,
-    }
-}
+use super::state::{Group, Machine, parent};
+use super::task::{PF_EXITING, PF_KTHREAD, PF_NO_SETAFFINITY, Task};
 
 /// A path split into the cgroup and the file in it.
 fn split(rest: &str) -> (&str, &str) {
@@ -135,7 +42,7 @@ impl Machine {
 
     /// The threads directly in a cgroup, without the dead.
     pub(crate) fn threads_in(&self, tree: usize, group: &str) -> Vec<u32> {
-        let is = |t: &super::machine::Task| !t.dead() && t.places[tree] == group;
+        let is = |t: &Task| !t.dead() && t.places[tree] == group;
         self.tasks
             .iter()
             .filter(|(_, t)| is(t))
@@ -309,11 +216,11 @@ impl Machine {
             return Err(libc::EINVAL);
         }
         // Who is about to end is left where it is, and that is no error.
-        let stays = |t: &super::machine::Task| t.dead() || t.flags & PF_EXITING != 0;
+        let stays = |t: &Task| t.dead() || t.flags & PF_EXITING != 0;
         let moving: Vec<u32> = match whole {
             true => {
                 let of = task.tgid;
-                let is = |t: &super::machine::Task| t.tgid == of && !stays(t);
+                let is = |t: &Task| t.tgid == of && !stays(t);
                 self.tasks
                     .iter()
                     .filter(|(_, t)| is(t))

@@ -6,16 +6,7 @@
 //! - A frozen cgroup is frozen at once, and what is in it does not stop: nothing runs in the model anyway.
 
 use super::Answer;
-use super::cgroup::{LISTED, parent};
-use super::machine::Machine;
-
-/// `cgroup.type`, as set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Kind {
-    #[default]
-    Domain,
-    Threaded,
-}
+use super::state::{Kind, LISTED, Machine, parent};
 
 /// Controllers that can work between threads.
 const THREADED: [&str; 3] = ["cpuset", "cpu", "pids"];
@@ -298,7 +289,7 @@ impl Machine {
                 g.values
                     .retain(|k, _| !k.starts_with(&format!("{controller}.")));
                 if controller == "cpuset" {
-                    g.cpuset = super::cpuset::Cpuset::default();
+                    g.cpuset = super::state::Cpuset::default();
                 }
             }
         }

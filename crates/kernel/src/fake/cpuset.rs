@@ -8,40 +8,7 @@
 use quell_types::cpuset::CpuSet;
 
 use super::Answer;
-use super::cgroup::parent;
-use super::machine::Machine;
-use super::partition::Part;
-
-/// A cgroup's cpuset.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Cpuset {
-    pub cpus: CpuSet,
-    pub mems: CpuSet,
-    pub effective: CpuSet,
-    pub effective_mems: CpuSet,
-    /// v2: `cpuset.cpus.exclusive`, and what of it is to be had.
-    pub exclusive: CpuSet,
-    pub exclusive_effective: CpuSet,
-    pub part: Part,
-    pub cpu_exclusive: bool,
-    pub mem_exclusive: bool,
-    pub load_balance: bool,
-}
-
-impl Cpuset {
-    pub fn root(cpus: &CpuSet, nodes: &CpuSet) -> Self {
-        Self {
-            cpus: cpus.clone(),
-            mems: nodes.clone(),
-            effective: cpus.clone(),
-            effective_mems: nodes.clone(),
-            cpu_exclusive: true,
-            mem_exclusive: true,
-            load_balance: true,
-            ..Self::default()
-        }
-    }
-}
+use super::state::{Cpuset, Machine, parent};
 
 /// v1 files that are numbers without an effect, with what they read in a new cgroup.
 const PLAIN: [(&str, &str); 6] = [

@@ -12,8 +12,7 @@ use std::collections::BTreeMap;
 use quell_types::cpuset::CpuSet;
 
 use super::Answer;
-use super::machine::Spec;
-use super::memory::TOTAL;
+use super::spec::{Spec, TOTAL};
 use crate::root::parse_mask;
 use crate::workqueue;
 

@@ -7,8 +7,7 @@
 //! - Setting `cpu.idle` back makes the weight 100, as the kernel does; `cpu.weight.nice` is left out.
 
 use super::Answer;
-use super::cgroup::parent;
-use super::machine::Machine;
+use super::state::{Machine, parent};
 
 /// A file with a value.
 #[derive(Debug)]

@@ -6,111 +6,14 @@ use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskId;
 
 use super::Answer;
-use super::cgroup::Tree;
 use super::knobs::Knobs;
-use super::resctrl::{Rdt, Resctrl};
+use super::resctrl::Resctrl;
+use super::spec::Spec;
+use super::state::{Machine, Tree};
+use super::task::{PF_EXITING, PF_KTHREAD, PF_NO_SETAFFINITY, Task};
 
-/// Which generation of cgroups the machine runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flavour {
-    /// One v1 hierarchy per controller, and a v2 one without controllers beside them, as on Linux 6.18 with systemd's
-    /// hybrid layout.
-    V1,
-    /// One v2 hierarchy.
-    V2,
-}
-
-/// What machine is wanted.
-#[derive(Clone, Debug)]
-pub struct Spec {
-    /// The cgroups.
-    pub flavour: Flavour,
-    /// CPUs, all online.
-    pub cpus: u32,
-    /// Memory nodes.
-    pub nodes: u32,
-    /// `/proc/sys/kernel/osrelease`. Below 6.2 cpusets forget what CPUs a task asked for; below 6.7 there is no
-    /// `cpuset.cpus.exclusive` and no remote partition.
-    pub release: &'static str,
-    /// Cache and bandwidth allocation, where the machine has them.
-    pub rdt: Option<Rdt>,
-    /// Whether whoever asks has CAP_SYS_RESOURCE, as root in a container often has not.
-    pub resource: bool,
-}
-
-impl Spec {
-    /// Four CPUs, one node, Linux 6.12, without cache allocation.
-    #[must_use]
-    pub fn new(flavour: Flavour) -> Self {
-        Self {
-            flavour,
-            cpus: 4,
-            nodes: 1,
-            release: "6.12.0",
-            rdt: None,
-            resource: true,
-        }
-    }
-}
-
-/// A thread.
-#[derive(Clone, Debug)]
-pub(crate) struct Task {
-    pub tgid: u32,
-    pub parent: u32,
-    pub start: u64,
-    pub comm: String,
-    pub args: Vec<String>,
-    pub user: u32,
-    pub state: char,
-    pub flags: u64,
-    /// Real-time (SCHED_FIFO).
-    pub realtime: bool,
-    /// What it asked for by `sched_setaffinity(2)`.
-    pub asked: Option<CpuSet>,
-    /// Where it may run.
-    pub allowed: CpuSet,
-    /// Memory of its own, bytes; of a process that of its leader.
-    pub anonymous: u64,
-    pub oom_score_adj: i32,
-    /// Files that it has open, from descriptor 3 on.
-    pub open: Vec<String>,
-    /// Its cgroup in each hierarchy.
-    pub places: Vec<String>,
-}
-
-impl Task {
-    pub fn dead(&self) -> bool {
-        self.state == 'Z'
-    }
-}
-
-pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
-pub(crate) const PF_EXITING: u64 = 0x0000_0004;
-pub(crate) const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
 /// The first number given to a process: beyond what this machine's own are likely to have.
 const FIRST: u32 = 4_100_000;
-
-/// The modelled machine, as somebody else on it sees and changes it.
-pub struct Machine {
-    pub(crate) flavour: Flavour,
-    pub(crate) release: (u32, u32),
-    pub(crate) cpus: CpuSet,
-    pub(crate) nodes: CpuSet,
-    pub(crate) tasks: BTreeMap<u32, Task>,
-    pub(crate) trees: Vec<Tree>,
-    pub(crate) knobs: Knobs,
-    pub(crate) resctrl: Option<Resctrl>,
-    pub(crate) resource: bool,
-    /// Time waited, by pressure file, microseconds.
-    pub(crate) stalls: BTreeMap<String, u64>,
-    /// What files read whatever the model knows, by path.
-    pub(crate) recorded: BTreeMap<String, String>,
-    /// CPUs that are lost until the next boot (see `partition`).
-    pub(crate) leaked: CpuSet,
-    next: u32,
-    born: u64,
-}
 
 impl Machine {
     pub(crate) fn new(spec: &Spec) -> Self {

@@ -10,22 +10,11 @@
 //! - Pressure is what a test says it is ([`Machine::stalled`]), and so is whatever a test has recorded ([`Machine::recorded`]).
 
 use super::Answer;
-use super::cgroup::parent;
-use super::machine::{Machine, Task};
+use super::spec::TOTAL;
+use super::state::{Ledger, Machine, parent};
+use super::task::Task;
 
-/// What the machine has.
-pub(super) const TOTAL: u64 = 8 << 30;
 const PAGE: u64 = 4096;
-
-/// What is charged to a cgroup itself, and what befell it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ledger {
-    /// Bytes of files.
-    pub file: u64,
-    high: u64,
-    max: u64,
-    kills: u64,
-}
 
 impl Machine {
     /// A process has so much memory of its own, from now on.

@@ -22,6 +22,9 @@ mod memory;
 mod partition;
 mod proc;
 mod resctrl;
+mod spec;
+mod state;
+mod task;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,8 +34,9 @@ use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskId;
 
 use crate::root::Files;
-pub use machine::{Flavour, Machine, Spec};
 pub use resctrl::Rdt;
+pub use spec::{Flavour, Spec};
+pub use state::Machine;
 
 /// The kernel's answer: an error number.
 pub(crate) type Answer<T> = Result<T, i32>;

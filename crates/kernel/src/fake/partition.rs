@@ -14,56 +14,10 @@
 //! - A valid partition takes its CPUs even from a parent that would be left with none, if no task is in that parent;
 //!   tasks further below it are not looked for.
 
-use std::fmt;
-
 use quell_types::cpuset::CpuSet;
 
 use super::Answer;
-use super::cgroup::parent;
-use super::machine::Machine;
-
-/// What a partition is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Mode {
-    #[default]
-    Member,
-    Root,
-    Isolated,
-}
-
-/// `cpuset.cpus.partition`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub mode: Mode,
-    /// Why it is not valid, for those that are not (may be empty).
-    pub invalid: Option<&'static str>,
-    /// Its CPUs come from the root, not from its parent.
-    pub remote: bool,
-    /// Not valid any more, but its CPUs are still kept from everybody: what Linux 6.12 does with a remote partition that
-    /// a sibling's change made invalid. `member` gives them back; removing the cgroup loses them until the next boot.
-    pub withheld: bool,
-}
-
-impl Part {
-    pub fn valid(self) -> bool {
-        self.mode != Mode::Member && self.invalid.is_none()
-    }
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.mode {
-            Mode::Member => "member",
-            Mode::Root => "root",
-            Mode::Isolated => "isolated",
-        })?;
-        match self.invalid {
-            None => Ok(()),
-            Some("") => f.write_str(" invalid"),
-            Some(why) => write!(f, " invalid ({why})"),
-        }
-    }
-}
+use super::state::{Machine, Mode, Part, parent};
 
 const EMPTY: &str = "cpuset.cpus and cpuset.cpus.exclusive are empty";
 const EMPTY_OLD: &str = "cpuset.cpus is empty";

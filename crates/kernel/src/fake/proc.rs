@@ -4,8 +4,10 @@
 //! of a process's folder only `stat status comm cmdline cgroup task exe io oom_score oom_score_adj`, and `fd` where it has a device open.
 
 use super::Answer;
-use super::cgroup::LISTED;
-use super::machine::{Flavour, Machine, PF_KTHREAD};
+use super::spec::Flavour;
+use super::state::LISTED;
+use super::state::Machine;
+use super::task::PF_KTHREAD;
 
 const FILES: [&str; 9] = [
     "cgroup",

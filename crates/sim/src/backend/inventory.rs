@@ -14,8 +14,8 @@ use quell_types::units::Bytes;
 use quell_model::address::Colours;
 use quell_model::address::gf2::Space;
 
+use crate::access::PAGE_SHIFT;
 use crate::board::Board;
-use crate::frames::PAGE_SHIFT;
 use crate::profile::Profile;
 
 /// The counters, as `pmu/event`.

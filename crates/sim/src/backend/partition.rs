@@ -10,7 +10,8 @@ use quell_types::partition::{ColourChoice, Mask};
 use quell_types::units::{Bytes, Nanos, Share};
 
 use super::Sim;
-use crate::frames::{Choice, PAGE_SHIFT, Placement};
+use crate::access::PAGE_SHIFT;
+use crate::frames::{Choice, Placement};
 use crate::os::TaskId;
 
 /// What a group's programs get when they are started.

@@ -30,8 +30,9 @@ use quell_model::cache::{Hierarchy, Level};
 use quell_model::dram::{Completion, Config, Dram};
 use quell_model::{Invalid, Picos};
 
+use crate::access::LINE;
 use crate::frames::Space;
-use crate::pattern::{LINE, Pattern};
+use crate::pattern::Pattern;
 use crate::prefetch::Prefetcher;
 use crate::profile;
 use crate::tlb::Tlb;

@@ -2,8 +2,9 @@
 
 use quell_model::Picos;
 
+use crate::access::Access;
 use crate::frames::Space;
-use crate::pattern::{Access, Late, Pattern};
+use crate::pattern::{Late, Pattern};
 
 /// Cache levels that are counted apart; what hits beyond counts with the last of them.
 pub const LEVELS: usize = 4;

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use quell_model::Picos;
 use quell_model::dram::Accepted;
 
-use crate::frames::PAGE_SHIFT;
-use crate::pattern::{Effect, LINE};
+use crate::access::PAGE_SHIFT;
+use crate::access::{Effect, LINE};
 use crate::tlb::Page;
 
 use super::{Ahead, CORE_BITS, Kind, LEVELS, Machine, Message, Raised, State};

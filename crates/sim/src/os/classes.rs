@@ -7,8 +7,8 @@ use quell_model::cache::Level;
 use quell_types::ids::REST;
 
 use super::{Os, TaskId};
+use crate::access::LINE;
 use crate::machine::CLASSES;
-use crate::pattern::LINE;
 
 #[derive(Debug)]
 pub(super) struct Classes {

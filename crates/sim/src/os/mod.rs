@@ -23,10 +23,11 @@ use quell_model::{Invalid, Picos};
 use quell_types::cpuset::CpuSet;
 use quell_types::units::Nanos;
 
-use crate::board::Board;
+use crate::access::LINE;
+use crate::board::{Board, Costs};
 use crate::frames::{Frames, Placement, Refused, Space};
 use crate::machine::{Counts, Machine, Program, Raised, Unit};
-use crate::pattern::{LINE, Pattern};
+use crate::pattern::Pattern;
 use classes::Classes;
 use quota::Quota;
 pub use regulator::Throttled;
@@ -34,19 +35,6 @@ use regulator::{Regulated, Splits};
 
 /// Picoseconds per nanosecond.
 const PS: Picos = 1_000;
-
-/// Times that the operating system takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Costs {
-    /// How long a task runs while others wait for its core.
-    pub slice: Nanos,
-    /// From one task to the next on a core.
-    pub switch: Nanos,
-    /// From a counter's overflow to the handler of its interrupt.
-    pub interrupt_delay: Nanos,
-    /// What the handler takes of its core's time.
-    pub interrupt: Nanos,
-}
 
 /// A task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,7 +3,7 @@
 use quell_policy::workload::{Order, Store, Touch, WORD_BYTES, line_bytes};
 use quell_types::units::Bytes;
 
-use super::{Access, Effect, LINE};
+use crate::access::{Access, Effect, LINE};
 use crate::random::Random;
 
 /// Lines under one operation before the next takes its turn, as on Linux.

@@ -10,7 +10,7 @@
 //! Deviations: the shape within a burst is flat (the published figure is a picture, not numbers); a quarter of the lines is
 //! written (assumed); no work of the caches' size beside the traffic.
 
-use super::{Access, LINE};
+use crate::access::{Access, LINE};
 use crate::random::Random;
 
 /// Picoseconds of a second.

@@ -3,7 +3,8 @@
 use quell_model::arch;
 use quell_policy::workload::Banks;
 
-use super::{Access, LINE, cycle};
+use super::cycle;
+use crate::access::{Access, LINE};
 use crate::random::Random;
 
 /// Independent lists walked in turn: as many outstanding as there are lists. With a choice of banks only lines in those.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::sync::Arc;
 
-use super::{Access, LINE};
-use crate::frames::PAGE_SHIFT;
+use crate::access::PAGE_SHIFT;
+use crate::access::{Access, LINE};
 use crate::trace::{Damaged, Reader};
 
 /// Accesses that are kept in memory at most: 256 MiB.

@@ -1,6 +1,6 @@
 //! Streams that store past the caches, or from one half of a buffer to the other.
 
-use super::{Access, Effect, LINE};
+use crate::access::{Access, Effect, LINE};
 
 /// Line after line, round and round: loaded from the first half of the buffer if it copies, and stored.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! A real-time task: released at a fixed interval, each job a pass over a buffer.
 
-use super::{Access, LINE};
+use crate::access::{Access, LINE};
 
 /// One load every `step` bytes of the buffer, then the next job. The loads do not depend on each other, as in the program on Linux.
 #[derive(Clone, Debug)]

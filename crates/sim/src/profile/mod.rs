@@ -10,11 +10,15 @@ mod read;
 
 use std::collections::BTreeMap;
 
+use quell_model::Invalid;
+use quell_model::cache::Geometry;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::{Exclusion, MbaBounds};
 use quell_types::text::Problem;
 use quell_types::units::{Bytes, Nanos};
 use serde::Deserialize;
+
+use crate::access::{ADDRESS_BITS, PAGE_SHIFT};
 
 pub use origins::Origin;
 pub use quell_types::bits::BitFunctions;
@@ -216,6 +220,38 @@ pub struct TlbShape {
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
     pub assumed: Assumed,
+}
+
+impl TlbShape {
+    /// Both tables, for small and for large pages, as caches whose lines are pages.
+    ///
+    /// # Errors
+    /// For entries that are no whole number of sets, or large pages that are not larger than small ones.
+    pub fn geometries(&self) -> Result<[Geometry; 2], Invalid> {
+        let invalid = |reason| Invalid {
+            what: "TLB".into(),
+            reason,
+        };
+        let large = self.large_page.0;
+        if !large.is_power_of_two() || large >> PAGE_SHIFT < 2 || large >> ADDRESS_BITS != 0 {
+            return Err(invalid(format!(
+                "large pages of {}: use a power of two above 4KiB",
+                self.large_page
+            )));
+        }
+        let table = |entries: u32, ways: u32| {
+            if ways == 0 || !entries.is_multiple_of(ways) {
+                let reason =
+                    format!("{entries} entries are not a whole number of sets of {ways} ways");
+                return Err(invalid(reason));
+            }
+            Geometry::plain(u64::from(entries) << PAGE_SHIFT, ways, 1 << PAGE_SHIFT)
+        };
+        Ok([
+            table(self.entries, self.ways)?,
+            table(self.large_entries, self.large_ways)?,
+        ])
+    }
 }
 
 /// A stream prefetcher.

@@ -143,7 +143,7 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     let at = root.key("tlb");
     let tlb = &profile.tlb;
     found.origin(&at, &tlb.source, &tlb.assumed, TLB);
-    if let Err(error) = crate::tlb::Tlb::new(tlb) {
+    if let Err(error) = tlb.geometries() {
         found.invalid(at, &error);
     }
     if let Some(prefetcher) = &profile.prefetcher {

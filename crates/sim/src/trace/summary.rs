@@ -10,7 +10,7 @@ use quell_model::cache::{Cache, Geometry, Policy};
 use serde::Serialize;
 
 use super::{Damaged, Kind, Reader};
-use crate::pattern::LINE;
+use crate::access::LINE;
 
 /// Sizes and ways of the caches that a summary tells of: usual ones of each level.
 const CACHES: [(u64, u32); 4] = [(32 << 10, 8), (256 << 10, 8), (2 << 20, 16), (16 << 20, 16)];

@@ -9,7 +9,7 @@ use quell_types::cpuset::CpuSet;
 
 use super::{Control, Resctrl, Resource};
 use crate::fake::Answer;
-use crate::fake::machine::Task;
+use crate::fake::task::Task;
 
 /// What a group that is no class of service is for.
 #[derive(Clone, Debug, PartialEq, Eq)]

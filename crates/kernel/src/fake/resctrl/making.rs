@@ -7,7 +7,7 @@ use quell_types::cpuset::CpuSet;
 use super::locked::Lock;
 use super::{Control, Place, Resctrl, shape};
 use crate::fake::Answer;
-use crate::fake::machine::Task;
+use crate::fake::task::Task;
 
 impl Resctrl {
     pub fn mkdir(&mut self, rest: &str) -> Answer<()> {

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use quell_types::cpuset::CpuSet;
 
 use super::Answer;
-use super::machine::Task;
+use super::task::Task;
 use crate::root::{format_mask, parse_mask};
 use locked::{Lock, Region};
 pub use shape::Rdt;
