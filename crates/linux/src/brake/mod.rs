@@ -1,9 +1,9 @@
-//! Brakes: one ordinary thread per regulated CPU, asleep until the CPU's budget is spent or, where budgets are pooled, the
+//! Brakes: one ordinary process per regulated CPU, asleep until the CPU's budget is spent or, where budgets are pooled, the
 //! period ends.
 //!
 //! A group's tasks are in the cgroup `work`, which is `cpu.idle`; its brakes are in `stop` next to it, which has the highest
 //! weight. A brake that runs takes the group's own share of its CPU, and the kernel prefers it to `work`. So it stops the
-//! group's tasks there and nothing else: other programs and the kernel's threads run on, and get no less than next to the
+//! group's tasks there and nothing else: other programs and the kernel's processs run on, and get no less than next to the
 //! unthrottled group. What to do is decided by [`Regulator`]; this module waits for the counter, asks, and runs
 //! until the time the regulator names (`task`).
 //!
