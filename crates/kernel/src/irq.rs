@@ -3,6 +3,8 @@
 //! Some interrupts cannot be moved: per-CPU ones, and those whose queues the kernel manages itself. The kernel answers EIO
 //! (or EPERM, since 6.10) then; they are counted and told.
 
+use quell_types::cpuset::CpuId;
+
 use crate::error::Result;
 use crate::root::Files;
 
@@ -22,6 +24,32 @@ pub fn numbers(files: &dyn Files) -> Result<Vec<u32>> {
     Ok(found)
 }
 
+/// Interrupts of all kinds that a CPU has served since boot (`/proc/interrupts`). `None` without the file, or a column of the CPU.
+///
+/// # Errors
+/// [`crate::error::Error::File`].
+pub fn served(files: &dyn Files, cpu: CpuId) -> Result<Option<u64>> {
+    let text = files.optional("/proc/interrupts")?.unwrap_or_default();
+    let mut lines = text.lines();
+    let head: Vec<&str> = lines
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
+    let name = format!("CPU{cpu}");
+    let Some(column) = head.iter().position(|c| *c == name) else {
+        return Ok(None);
+    };
+    let served = lines.filter_map(|line| {
+        let words = line.split_whitespace().skip(1);
+        let numbers: Vec<u64> = words.map_while(|w| w.parse().ok()).collect();
+        // ERR and MIS have one number for all CPUs.
+        let all = numbers.len() >= head.len();
+        numbers.get(column).copied().filter(|_| all)
+    });
+    Ok(Some(served.fold(0, u64::saturating_add)))
+}
+
 /// How many interrupts can be moved and how many not, as far as the files' permissions tell (kernels since 6.12 withhold
 /// the permission to write; on older ones only trying tells).
 ///
@@ -37,4 +65,24 @@ pub fn count(files: &dyn Files) -> Result<(u32, u32)> {
         }
     }
     Ok((movable, fixed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn interrupts_are_summed_over_the_column_of_the_cpu() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        assert_eq!(served(&kernel, 0).unwrap(), None);
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        // CPU 1 is offline.
+        let text = "           CPU0       CPU2\n  4:       7    1000 IO-APIC 4-edge ttyS0\n\
+                    LOC:  50  60 Local timer interrupts\nERR:          9\n";
+        std::fs::write(dir.path().join("proc/interrupts"), text).unwrap();
+        let of = |cpu| served(&kernel, cpu).unwrap();
+        assert_eq!((of(0), of(2), of(1)), (Some(57), Some(1060), None));
+    }
 }

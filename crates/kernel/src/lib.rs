@@ -3,9 +3,11 @@
 //! Every reader and writer of kernel files takes its root ([`root::Files`]), so that captured machines and the model of the
 //! kernel (`fake`, for tests) stand where the kernel does. Nothing here decides, and nothing here knows how a change is undone.
 
+pub mod affinity;
 mod arch;
 pub mod below;
 pub mod cgroup;
+pub mod cpuinfo;
 pub mod cpuset;
 pub mod error;
 pub mod fair;

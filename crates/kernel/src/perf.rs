@@ -15,6 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use quell_types::cpuset::CpuId;
 use quell_types::units::Nanos;
 
+/// `PERF_TYPE_HARDWARE`: events that the kernel has a name for on every processor.
+pub const TYPE_HARDWARE: u32 = 0;
+/// `PERF_COUNT_HW_CACHE_MISSES`: misses of the last-level cache.
+pub const HW_CACHE_MISSES: u64 = 3;
 /// `PERF_TYPE_SOFTWARE`.
 pub const TYPE_SOFTWARE: u32 = 1;
 /// `PERF_COUNT_SW_CPU_CLOCK`: nanoseconds while the event is scheduled in.

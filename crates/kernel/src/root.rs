@@ -10,12 +10,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use quell_types::cpuset::{CpuId, CpuSet, MAX_CPU};
+use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::task::TaskId;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};
-use crate::pidfd;
+use crate::{affinity, pidfd};
 
 /// What the kernel's file systems offer. Every error is the kernel's own.
 pub trait Files: Send + Sync {
@@ -287,28 +287,13 @@ impl Files for Kernel {
 
     fn affinity(&self, tid: u32) -> io::Result<CpuSet> {
         self.need_live()?;
-        let mut words = [0u64; WORDS];
-        // SAFETY: the buffer is valid for `size_of_val(&words)` bytes and u64 has no invalid values; the raw system
-        // call is used because `cpu_set_t` ends at 1024 CPUs and the kernel refuses a buffer that is too short.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_sched_getaffinity,
-                pid(tid)?,
-                size_of_val(&words),
-                words.as_mut_ptr(),
-            )
-        };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let bits = (0..=MAX_CPU).filter(|cpu| words[(cpu / 64) as usize] & (1 << (cpu % 64)) != 0);
-        Ok(bits.collect::<CpuSet>())
+        affinity::of(tid)
     }
 
     fn scheduler(&self, tid: u32) -> io::Result<i32> {
         self.need_live()?;
         // SAFETY: no pointers.
-        let policy = unsafe { libc::sched_getscheduler(pid(tid)?) };
+        let policy = unsafe { libc::sched_getscheduler(affinity::pid(tid)?) };
         if policy < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -318,24 +303,7 @@ impl Files for Kernel {
 
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()> {
         self.need_live()?;
-        let mut words = [0u64; WORDS];
-        for cpu in cpus.iter() {
-            words[(cpu / 64) as usize] |= 1 << (cpu % 64);
-        }
-        // SAFETY: the buffer is valid for reading `size_of_val(&words)` bytes for the whole call.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_sched_setaffinity,
-                pid(tid)?,
-                size_of_val(&words),
-                words.as_ptr(),
-            )
-        };
-        if result < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        affinity::set(tid, cpus)
     }
 
     fn signal(&self, task: TaskId, signal: i32) -> io::Result<()> {
@@ -364,15 +332,6 @@ impl Files for Kernel {
         options.open(self.path(path)).map(Some)
     }
 }
-
-/// 64-bit words that hold every CPU the kernel can number.
-const WORDS: usize = (MAX_CPU as usize + 1) / 64;
-
-fn pid(tid: u32) -> io::Result<CpuPid> {
-    CpuPid::try_from(tid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
-}
-
-type CpuPid = libc::pid_t;
 
 /// Reads a CPU mask as `smp_affinity` and `workqueue/cpumask` print it: 32-bit hexadecimal words, the highest first,
 /// separated by commas (`%*pb`, Documentation/core-api/printk-formats.rst). `None` where the text is none.

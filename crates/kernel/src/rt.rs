@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quell_types::cpuset::CpuId;
+use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::Nanos;
 use rustix::time::Timespec;
 
@@ -47,10 +47,7 @@ pub fn fifo(priority: i32) -> io::Result<()> {
 
 /// Pins the calling thread to one CPU.
 pub fn pin(cpu: CpuId) -> io::Result<()> {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu as usize);
-    rustix::thread::sched_setaffinity(None, &set)?;
-    Ok(())
+    crate::affinity::set(0, &CpuSet::from_iter([cpu]))
 }
 
 /// The CPU the calling thread runs on.

@@ -9,8 +9,10 @@ use quell_plan::inventory::{Cache, CacheKind, Cpu, Identity, Node};
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::{Bytes, LINE_BYTES};
 
+use crate::cpuinfo::Cpuinfo;
 use crate::error::{Error, Result};
 use crate::root::Files;
+use crate::vm;
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const NODES: &str = "/sys/devices/system/node";
@@ -146,6 +148,16 @@ pub fn cache_number(files: &dyn Files, cpu: CpuId, level: u32) -> Result<u32> {
     )))
 }
 
+/// The largest second-level cache of any of these CPUs, as far as the kernel tells sizes.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn largest_l2(files: &dyn Files, cpus: &CpuSet) -> Result<Option<Bytes>> {
+    let all = caches(files, cpus)?.into_iter();
+    let second = all.filter(|c| c.level == 2 && c.kind != CacheKind::Instruction);
+    Ok(second.map(|c| c.size).max())
+}
+
 fn cache(files: &dyn Files, dir: &str, cpu: CpuId) -> Result<Option<Cache>> {
     let Some(level) = files.parsed(&format!("{dir}/level"), "a cache level")? else {
         return Ok(None);
@@ -220,40 +232,28 @@ fn nodes(files: &dyn Files, online: &CpuSet) -> Result<Vec<Node>> {
         found.push(Node {
             id,
             cpus: files.cpus(&format!("{dir}/cpulist"))?.unwrap_or_default(),
-            memory: total_memory(&meminfo).unwrap_or_default(),
+            memory: vm::amount(&meminfo, "MemTotal:").unwrap_or_default(),
         });
     }
     if found.is_empty() {
         // A kernel without NUMA has no node directory: everything is node 0.
-        let meminfo = files.optional("/proc/meminfo")?.unwrap_or_default();
+        let meminfo = files.optional(vm::MEMINFO)?.unwrap_or_default();
         found.push(Node {
             id: 0,
             cpus: online.clone(),
-            memory: total_memory(&meminfo).unwrap_or_default(),
+            memory: vm::amount(&meminfo, "MemTotal:").unwrap_or_default(),
         });
     }
     Ok(found)
 }
 
-fn total_memory(meminfo: &str) -> Option<Bytes> {
-    let line = meminfo.lines().find(|l| l.contains("MemTotal:"))?;
-    let kib: u64 = line.split_ascii_whitespace().rev().nth(1)?.parse().ok()?;
-    kib.checked_mul(1024).map(Bytes)
-}
-
 fn identity(files: &dyn Files) -> Result<Identity> {
-    let cpuinfo = files.optional("/proc/cpuinfo")?.unwrap_or_default();
+    let cpuinfo = Cpuinfo::read(files)?;
     // x86 names; Arm prints implementer and part numbers instead; RISC-V `uarch`.
     let first = |names: &[&str]| {
-        names.iter().find_map(|name| {
-            cpuinfo.lines().find_map(|l| {
-                let (key, value) = l.split_once(':')?;
-                (key.trim() == *name).then(|| value.trim().to_owned())
-            })
-        })
+        let mut found = names.iter().filter_map(|name| cpuinfo.first(name));
+        found.next().map(str::to_owned)
     };
-    let flags = first(&["flags"]).unwrap_or_default();
-    let virtual_machine = flags.split_ascii_whitespace().any(|f| f == "hypervisor");
     Ok(Identity {
         kernel: files
             .optional("/proc/sys/kernel/osrelease")?
@@ -268,7 +268,7 @@ fn identity(files: &dyn Files) -> Result<Identity> {
         vendor: first(&["vendor_id", "CPU implementer", "mvendorid"]).unwrap_or_default(),
         model: model(first(&["model name", "uarch"]), &cpuinfo),
         microcode: first(&["microcode"]),
-        hypervisor: hypervisor(files, virtual_machine)?,
+        hypervisor: hypervisor(files, cpuinfo.is_guest())?,
         lab: files
             .optional(LAB)?
             .and_then(|text| serde_json::from_str(&text).ok()),
@@ -280,7 +280,7 @@ const LAB: &str = "/lab/guest.json";
 
 /// The processor's name. Some vendors' kernels for Arm print one that all processors have; a part number that we know
 /// tells more.
-fn model(name: Option<String>, cpuinfo: &str) -> String {
+fn model(name: Option<String>, cpuinfo: &Cpuinfo) -> String {
     let cores = arm_cores(cpuinfo);
     match name {
         Some(name)
@@ -324,13 +324,10 @@ const ARM_PARTS: [(&str, &str); 25] = [
 ];
 
 /// The kinds of core by the part numbers that `/proc/cpuinfo` prints on Arm, in the order of the CPUs.
-fn arm_cores(cpuinfo: &str) -> String {
-    let by_arm = cpuinfo
-        .lines()
-        .any(|l| l.starts_with("CPU implementer") && l.ends_with("0x41"));
+fn arm_cores(cpuinfo: &Cpuinfo) -> String {
+    let by_arm = cpuinfo.values("CPU implementer").any(|by| by == "0x41");
     let mut kinds: Vec<&str> = Vec::new();
-    for line in cpuinfo.lines().filter(|l| l.starts_with("CPU part")) {
-        let part = line.rsplit(':').next().unwrap_or_default().trim();
+    for part in cpuinfo.values("CPU part") {
         let name = ARM_PARTS
             .iter()
             .find(|(number, _)| by_arm && *number == part)
@@ -414,13 +411,15 @@ mod tests {
     #[test]
     fn a_name_that_all_arm_processors_have_is_none() {
         let cpuinfo = |implementer: &str, part: &str| {
-            format!("CPU implementer\t: {implementer}\nCPU part\t: {part}")
+            Cpuinfo(format!(
+                "CPU implementer\t: {implementer}\nCPU part\t: {part}"
+            ))
         };
         let any = || Some("ARMv8 Processor rev 1 (v8l)".to_owned());
         assert_eq!(model(any(), &cpuinfo("0x41", "0xd42")), "Cortex-A78AE");
         // A part of another maker's, and none at all: the name is all there is.
         assert_eq!(Some(model(any(), &cpuinfo("0x4e", "0x004"))), any());
-        assert_eq!(Some(model(any(), "")), any());
+        assert_eq!(Some(model(any(), &Cpuinfo::default())), any());
         let own = Some("Own".to_owned());
         assert_eq!(model(own, &cpuinfo("0x41", "0xd42")), "Own");
         assert_eq!(model(None, &cpuinfo("0x41", "0xd0c")), "Neoverse-N1");
@@ -490,6 +489,22 @@ mod tests {
         );
         let found = read(&kernel, None).unwrap();
         assert_eq!(found.identity.hypervisor.as_deref(), Some("KVM"));
+    }
+
+    #[test]
+    fn the_second_level_cache_is_found_among_the_others() {
+        let dir = machine();
+        let cpu3 = "3".parse().unwrap();
+        let kernel = Kernel::at(dir.path());
+        assert_eq!(largest_l2(&kernel, &cpu3).unwrap(), None);
+        let files = [(0, "2", "Instruction", "4M"), (1, "2", "Unified", "1280K")];
+        for (index, level, kind, size) in files {
+            let at = format!("sys/devices/system/cpu/cpu3/cache/index{index}");
+            write(dir.path(), &format!("{at}/level"), level);
+            write(dir.path(), &format!("{at}/type"), kind);
+            write(dir.path(), &format!("{at}/size"), size);
+        }
+        assert_eq!(largest_l2(&kernel, &cpu3).unwrap(), Some(Bytes(1280 << 10)));
     }
 
     #[test]

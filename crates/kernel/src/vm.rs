@@ -30,21 +30,65 @@ pub struct Meminfo {
 /// # Errors
 /// [`Error::Malformed`].
 pub fn meminfo(text: &str) -> Result<Meminfo> {
-    let value = |key: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kib.checked_mul(1024).map(Bytes)
-    };
     let need = |key: &str| {
-        value(key).ok_or_else(|| Error::malformed(MEMINFO, text, format!("a line `{key} N kB`")))
+        amount(text, key)
+            .ok_or_else(|| Error::malformed(MEMINFO, text, format!("a line `{key} N kB`")))
     };
     Ok(Meminfo {
         total: need("MemTotal:")?,
         free: need("MemFree:")?,
         available: need("MemAvailable:")?,
-        swap_total: value("SwapTotal:").unwrap_or_default(),
-        swap_free: value("SwapFree:").unwrap_or_default(),
+        swap_total: amount(text, "SwapTotal:").unwrap_or_default(),
+        swap_free: amount(text, "SwapFree:").unwrap_or_default(),
     })
+}
+
+/// How much memory there is just now; `None` without `/proc/meminfo`.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn memory(files: &dyn Files) -> Result<Option<Meminfo>> {
+    let text = files.optional(MEMINFO)?;
+    text.map(|text| meminfo(&text)).transpose()
+}
+
+/// The amount behind a key: `MemFree:  12 kB`, and in a node's own file `Node 0 MemFree:  12 kB`. `None` where no line has the
+/// key, or another unit.
+#[must_use]
+pub fn amount(text: &str, key: &str) -> Option<Bytes> {
+    let kib = text.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip_while(|w| *w != key);
+        words.next()?;
+        Some((words.next()?, words.next()?))
+    });
+    let (number, _) = kib.filter(|(_, unit)| *unit == "kB")?;
+    number.parse::<u64>().ok()?.checked_mul(1024).map(Bytes)
+}
+
+/// How much of this process's mapping that holds an address lies in transparent huge pages; `None` where nothing is mapped.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn huge_pages(files: &dyn Files, address: u64) -> Result<Option<Bytes>> {
+    const KEY: &str = "AnonHugePages:";
+    let path = "/proc/self/smaps";
+    let text = files.optional(path)?.unwrap_or_default();
+    let mut inside = false;
+    for line in text.lines() {
+        let range = line
+            .split_once(' ')
+            .and_then(|(range, _)| range.split_once('-'));
+        let number = |digits| u64::from_str_radix(digits, 16).ok();
+        if let Some((from, to)) = range.and_then(|(from, to)| number(from).zip(number(to))) {
+            inside = (from..to).contains(&address);
+        } else if inside && line.starts_with(KEY) {
+            let huge = amount(line, KEY);
+            return huge
+                .map(Some)
+                .ok_or_else(|| Error::malformed(path, line, format!("a line `{KEY} N kB`")));
+        }
+    }
+    Ok(None)
 }
 
 /// Where the kernel begins to act, summed over all zones.
@@ -130,5 +174,44 @@ mod tests {
             (Bytes(102_400), Bytes(61_440))
         );
         assert!(meminfo("MemTotal: 1 kB").is_err());
+    }
+
+    #[test]
+    fn amounts_are_in_bytes_and_what_is_none_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        assert_eq!(memory(&kernel).unwrap(), None);
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        let put = |text: &str| std::fs::write(dir.path().join("proc/meminfo"), text).unwrap();
+        put("MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable:   1024 kB\nSwapFree: 1 kB\n");
+        let found = memory(&kernel).unwrap().unwrap();
+        assert_eq!(
+            (found.available, found.swap_free, found.swap_total),
+            (Bytes(1 << 20), Bytes(1 << 10), Bytes(0))
+        );
+        put("MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: lots\n");
+        let error = memory(&kernel).unwrap_err().to_string();
+        assert!(
+            error.contains("meminfo") && error.contains("MemAvailable:"),
+            "{error}"
+        );
+        assert_eq!(
+            amount("Node 0 MemTotal:  4 kB\n", "MemTotal:"),
+            Some(Bytes(4096))
+        );
+        assert_eq!(amount("MemTotal: 4 MB", "MemTotal:"), None);
+    }
+
+    #[test]
+    fn huge_pages_are_those_of_the_mapping_that_holds_the_address() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
+        let text = "1000-2000 rw-p 0 00:00 0\nAnonHugePages:     0 kB\n\
+                    200000-600000 rw-p 0 00:00 0\nRss: 4096 kB\nAnonHugePages:  2048 kB\nVmFlags: rd hg\n";
+        std::fs::write(dir.path().join("proc/self/smaps"), text).unwrap();
+        let at = |address| huge_pages(&kernel, address).unwrap();
+        assert_eq!(at(0x40_0000), Some(Bytes(2 << 20)));
+        assert_eq!((at(0x1800), at(0x2000)), (Some(Bytes(0)), None));
     }
 }

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use quell_kernel::cpuinfo::Cpuinfo;
+use quell_kernel::{root, vm};
 use quell_policy::lab::{Accelerator, Guest, Swap};
 use quell_types::units::Bytes;
 
@@ -57,10 +59,8 @@ pub struct Outcome {
 
 /// What programs may take of this machine's memory, bytes; nothing where the kernel does not tell.
 fn free_memory() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(kib * 1024)
+    let memory = vm::memory(&root::Kernel::at("/")).ok().flatten()?;
+    Some(memory.available.0)
 }
 
 const TCG: &str = "tcg,thread=multi";
@@ -175,8 +175,8 @@ impl Lab {
     /// In the order in which they are tried: a machine that does not come to its command is booted another way.
     fn accelerators(&self, emulated: bool) -> Vec<&'static str> {
         let bare = || {
-            let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-            !cpu.contains(" hypervisor") && fs::File::open("/dev/kvm").is_ok()
+            let cpu = Cpuinfo::read(&root::Kernel::at("/")).unwrap_or_default();
+            !cpu.is_guest() && fs::File::open("/dev/kvm").is_ok()
         };
         match self.guest.accelerator {
             // Nested KVM may fail or bring the machine to a stand.

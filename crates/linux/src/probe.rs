@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::cpuinfo::Cpuinfo;
 use quell_kernel::error::Result;
 use quell_kernel::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cgroup_dir};
 use quell_kernel::pmu::{self, Counting, Named, Pmu};
@@ -332,17 +333,8 @@ fn mechanisms(
             Some("run as root"),
         )
     };
-    let has = |flag: &str| {
-        files
-            .optional("/proc/cpuinfo")
-            .ok()
-            .flatten()
-            .is_some_and(|text| {
-                text.lines()
-                    .find(|l| l.starts_with("flags"))
-                    .is_some_and(|l| l.split_whitespace().any(|f| f == flag))
-            })
-    };
+    let processor = Cpuinfo::read(files).unwrap_or_default();
+    let has = |flag: &str| processor.has(flag);
     let replaced = fair::replaced_by(files);
     let by_another = |scheduler: &String| {
         no(

@@ -22,7 +22,7 @@ use proptest::sample::Index;
 use quell_kernel::cgroup::{self, Cgroups};
 use quell_kernel::memory::Memory;
 use quell_kernel::root::{self, Files};
-use quell_kernel::{io as io_files, procfs, psi, topology, vm};
+use quell_kernel::{io as io_files, irq, procfs, psi, topology, vm};
 use quell_linux::capture::Capture;
 use quell_linux::home::Place;
 use quell_linux::journal::{self, Header, Journal};
@@ -486,6 +486,9 @@ proptest! {
             let _ = psi::read(&files, "/proc/pressure/memory");
             let _ = psi::some_total("/x", &text);
             let _ = vm::meminfo(&text);
+            let _ = vm::huge_pages(&files, 1 << 21);
+            let _ = procfs::cpu_times(&files, 100);
+            let _ = irq::served(&files, 0);
             let _ = vm::watermarks(&files);
             let _ = io_files::moved("/x", &text);
             for version in [cgroup::Version::V1, cgroup::Version::V2] {

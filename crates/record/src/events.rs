@@ -361,6 +361,32 @@ pub struct CpuTimes {
     pub idle_ns: u64,
 }
 
+impl CpuTimes {
+    /// All of its time and the stolen part, in nanoseconds, added up over some CPUs.
+    fn all_and_stolen<'a>(times: impl Iterator<Item = &'a Self>) -> (u64, u64) {
+        times.fold((0, 0), |(all, stolen), t| {
+            let parts = [t.busy_ns, t.irq_ns, t.softirq_ns, t.steal_ns, t.idle_ns];
+            let all = parts
+                .iter()
+                .fold(all, |sum, part| sum.saturating_add(*part));
+            (all, stolen.saturating_add(t.steal_ns))
+        })
+    }
+
+    /// The part of the time between two readings that the host ran something else in, of the CPUs chosen, 0 to 1. `None` where
+    /// no time has passed.
+    #[must_use]
+    pub fn stolen(before: &[Self], after: &[Self], of: impl Fn(CpuId) -> bool) -> Option<f64> {
+        let in_both =
+            |one: &&Self, other: &[Self]| of(one.cpu) && other.iter().any(|t| t.cpu == one.cpu);
+        let (all, stolen) = Self::all_and_stolen(after.iter().filter(|t| in_both(t, before)));
+        let before = before.iter().filter(|t| in_both(t, after));
+        let (all_before, stolen_before) = Self::all_and_stolen(before);
+        let passed = all.saturating_sub(all_before);
+        (passed > 0).then(|| stolen.saturating_sub(stolen_before) as f64 / passed as f64)
+    }
+}
+
 /// The windows of one subject's primary metric in one round.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
@@ -442,4 +468,27 @@ pub struct Record {
     pub stops: BTreeMap<CpuId, Vec<Stop>>,
     /// How the CPUs' time was spent: nanoseconds since the run began, and the kernel's account, in order of time.
     pub cpu_times: BTreeMap<CpuId, Vec<(u64, CpuTimes)>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stolen_time_is_a_part_of_all_time_of_the_cpus_that_stayed() {
+        let time = |cpu, busy_ns, steal_ns| CpuTimes {
+            cpu,
+            busy_ns,
+            steal_ns,
+            ..CpuTimes::default()
+        };
+        let before = [time(0, 96, 4), time(3, 100, 0)];
+        let after = [time(0, 171, 29), time(3, 200, 0), time(5, 9, 9)];
+        let stolen = |of: &dyn Fn(CpuId) -> bool| CpuTimes::stolen(&before, &after, of);
+        assert_eq!(stolen(&|cpu| cpu == 0), Some(0.25));
+        assert_eq!(stolen(&|_| true), Some(0.125));
+        // It came meanwhile.
+        assert_eq!(stolen(&|cpu| cpu == 5), None);
+        assert_eq!(CpuTimes::stolen(&after, &after, |_| true), None);
+    }
 }

@@ -6,8 +6,10 @@
 //! [`quell_record::attribution`] makes something of it.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
 
+use quell_kernel::cpuinfo::Cpuinfo;
+use quell_kernel::irq;
+use quell_kernel::root::{Access, Files, Kernel};
 use quell_record::attribution::{Account, Unit};
 use quell_types::cpuset::CpuId;
 use rustix::time::{ClockId, clock_gettime};
@@ -45,7 +47,7 @@ struct Reading {
 /// The kernel's clocks of the calling thread, and what they are worth here.
 #[derive(Debug)]
 pub struct Sampler {
-    proc: PathBuf,
+    kernel: Kernel,
     schedstat: File,
     worth: Account,
     gap_ns: f64,
@@ -64,25 +66,28 @@ struct Whole {
 }
 
 impl Sampler {
-    /// For the calling thread; `proc` is `/proc`. Takes some 20 ms to learn what things are worth. `None` where the
+    /// For the calling thread of this kernel. Takes some 20 ms to learn what things are worth. `None` where the
     /// kernel does not tell how long threads wait (no CONFIG_SCHED_INFO).
     ///
     /// # Errors
     /// When a file is there and cannot be read.
-    pub fn open(proc: &Path) -> Result<Option<Self>, Error> {
-        let path = proc.join("thread-self/schedstat");
-        let Ok(schedstat) = File::open(&path) else {
+    pub fn open(kernel: Kernel) -> Result<Option<Self>, Error> {
+        let Ok(Some(schedstat)) = kernel.open("/proc/thread-self/schedstat", Access::Read) else {
             return Ok(None);
         };
+        let times = procfs::cpu_times(&kernel)?;
         let mut sampler = Self {
-            proc: proc.to_owned(),
             schedstat,
             worth: Account {
-                guest: procfs::guest(proc)?,
-                interrupts_apart: procfs::interrupts_apart(proc)?,
+                // The processor says that there is a hypervisor, or one has taken CPUs away.
+                guest: Cpuinfo::read(&kernel)?.is_guest() || times.iter().any(|t| t.steal_ns > 0),
+                // Without CONFIG_IRQ_TIME_ACCOUNTING, interrupt time is what a tick finds interrupted, and a tick never
+                // finds itself: the figure stays at zero.
+                interrupts_apart: times.iter().any(|t| t.irq_ns > 0),
                 fault_ns: fault_ns(),
                 ..Account::default()
             },
+            kernel,
             gap_ns: gap_ns(),
             before: Whole::default(),
             last: Reading::default(),
@@ -174,10 +179,12 @@ impl Sampler {
 
     fn whole(&self) -> Result<Whole, Error> {
         let cpu = current_cpu();
+        let times = procfs::cpu_times(&self.kernel)?;
+        let own = times.iter().find(|t| t.cpu == cpu);
         Ok(Whole {
             at: clock::now(),
-            interrupts: procfs::interrupts(&self.proc, cpu)?.unwrap_or(0),
-            steal_ns: procfs::steal_ns(&self.proc, cpu)?.unwrap_or(0),
+            interrupts: irq::served(&self.kernel, cpu)?.unwrap_or(0),
+            steal_ns: own.map_or(0, |t| t.steal_ns),
         })
     }
 
@@ -281,7 +288,7 @@ mod tests {
     use crate::noise::{expect, in_one_of_ten};
 
     fn sampler() -> Option<Sampler> {
-        let made = Sampler::open(Path::new("/proc")).unwrap();
+        let made = Sampler::open(procfs::live()).unwrap();
         if made.is_none() {
             eprintln!("SKIPPED: this kernel does not tell how long threads wait to run");
         }

@@ -1,58 +1,17 @@
-//! Where a thread may run (sched_setaffinity(2)). Masks are as large as the kernel's largest (`NR_CPUS`), so machines
-//! beyond the C library's 1024 CPUs work, too.
+//! Where the calling thread may run.
 
+use quell_kernel::affinity;
 use quell_types::cpuset::{CpuId, CpuSet, MAX_CPU};
 
 use crate::Error;
 
-const WORDS: usize = (MAX_CPU as usize + 1) / 64;
-
-#[derive(Clone, PartialEq, Eq)]
-struct Mask([u64; WORDS]);
-
-impl Mask {
-    fn of(cpus: &CpuSet) -> Self {
-        let mut words = [0; WORDS];
-        for cpu in cpus.iter() {
-            words[cpu as usize / 64] |= 1 << (cpu % 64);
-        }
-        Self(words)
-    }
-
-    fn cpus(&self) -> CpuSet {
-        (0..=MAX_CPU)
-            .filter(|cpu| self.0[*cpu as usize / 64] >> (cpu % 64) & 1 == 1)
-            .collect()
-    }
-
-    fn read() -> Result<Self, Error> {
-        let mut words = [0_u64; WORDS];
-        // SAFETY: the pointer and the length describe `words`, which the kernel fills; thread 0 is the caller.
-        let status =
-            unsafe { libc::sched_getaffinity(0, size_of_val(&words), words.as_mut_ptr().cast()) };
-        if status != 0 {
-            return Err(Error::last("reading this thread's CPU affinity"));
-        }
-        Ok(Self(words))
-    }
-
-    fn set(&self) -> Result<(), Error> {
-        // SAFETY: the pointer and the length describe the array, which the kernel only reads; thread 0 is the caller.
-        let status =
-            unsafe { libc::sched_setaffinity(0, size_of_val(&self.0), self.0.as_ptr().cast()) };
-        if status != 0 {
-            return Err(Error::last(format!(
-                "pinning this thread to CPUs {}",
-                self.cpus()
-            )));
-        }
-        Ok(())
-    }
+fn set(cpus: &CpuSet) -> Result<(), Error> {
+    affinity::set(0, cpus).map_err(Error::kernel(format!("pinning this thread to CPUs {cpus}")))
 }
 
 /// The calling thread's former affinity; set again on drop.
 pub struct Pinned {
-    before: Mask,
+    before: CpuSet,
 }
 
 /// The CPUs the calling thread may run on.
@@ -60,7 +19,7 @@ pub struct Pinned {
 /// # Errors
 /// When the kernel refuses to tell.
 pub fn allowed() -> Result<CpuSet, Error> {
-    Ok(Mask::read()?.cpus())
+    affinity::of(0).map_err(Error::kernel("reading this thread's CPU affinity"))
 }
 
 /// Confines the calling thread to `cpus` until the result is dropped.
@@ -75,12 +34,10 @@ pub fn pin(cpus: &CpuSet) -> Result<Pinned, Error> {
             "name a CPU that is online",
         ));
     }
-    let before = Mask::read()?;
-    let wanted = Mask::of(cpus);
-    let pinned = Pinned { before };
-    wanted.set()?;
+    let pinned = Pinned { before: allowed()? };
+    set(cpus)?;
     // The kernel drops what the cpuset does not contain without a word.
-    let got = Mask::read()?.cpus();
+    let got = allowed()?;
     if got != *cpus {
         return Err(Error::refused(
             format!("pinning this thread to CPUs {cpus}"),
@@ -102,7 +59,7 @@ pub fn pin_to(cpu: CpuId) -> Result<Pinned, Error> {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // The former mask may have gone meanwhile (hot-unplug); there is nobody to tell, and the thread still runs.
-        let _ = self.before.set();
+        let _ = affinity::set(0, &self.before);
     }
 }
 

@@ -15,6 +15,9 @@ pub enum Error {
         /// What to do about it.
         remedy: String,
     },
+    /// A file of the kernel could not be read, or makes no sense.
+    #[error(transparent)]
+    File(#[from] quell_kernel::error::Error),
     /// It was asked to stop.
     #[error("interrupted")]
     Interrupted,
@@ -59,7 +62,7 @@ impl Error {
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match &error {
-            Error::Refused { .. } => io::ErrorKind::Unsupported,
+            Error::Refused { .. } | Error::File(_) => io::ErrorKind::Unsupported,
             Error::Interrupted => io::ErrorKind::Interrupted,
             Error::Kernel { source, .. } => source.kind(),
         };

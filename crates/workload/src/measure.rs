@@ -17,7 +17,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
@@ -125,8 +124,8 @@ impl Worker {
 /// # Errors
 /// When a CPU may not be used, or an eighth of the available memory does not hold twice the second-level cache for each.
 pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured> {
-    let available = procfs::available_memory(Path::new("/proc"))?;
-    let l2 = procfs::largest_l2(cpus.first())?;
+    let available = procfs::available_memory()?;
+    let l2 = procfs::largest_l2(&cpus.iter().take(1).collect())?;
     let buffers = buffers(llc, l2, cpus.len(), available)?;
     let spread = cpus.spread(buffers.cpus_alone);
     Ok(thread::scope(|scope| -> Result<Measured, Error> {
@@ -244,7 +243,7 @@ fn run_once(driver: &mut Driver, run: &Run) -> Option<f64> {
 /// # Errors
 /// When the memory is not to be had.
 pub fn known_traffic(write: bool, llc: Bytes) -> io::Result<Box<dyn FnMut() -> u64>> {
-    let available = procfs::available_memory(Path::new("/proc"))?;
+    let available = procfs::available_memory()?;
     let (size, _) = sizes(llc, 1, 1, available)?;
     let operation = if write {
         Operation::Write

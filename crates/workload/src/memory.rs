@@ -3,9 +3,9 @@
 //! side so that the kernel neither merges the mapping with a neighbour nor counts a neighbour's pages with ours. What Quell has
 //! locked in a cache for this program is the beginning of its first buffer in base pages.
 
-use std::path::Path;
 use std::ptr::{self, NonNull};
 
+use quell_kernel::vm;
 use quell_policy::workload::Pages;
 use quell_types::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -93,7 +93,7 @@ impl Buffer {
     /// When more is asked for than the machine has available, or the kernel refuses.
     pub fn new(size: Bytes, pages: Pages) -> Result<Self, Error> {
         let what = format!("taking a buffer of {size}");
-        if let Some(available) = procfs::available_memory(Path::new("/proc"))?
+        if let Some(available) = procfs::available_memory()?
             && size.0 > available.0 / 8 * 7
         {
             return Err(Error::refused(
@@ -178,7 +178,7 @@ impl Buffer {
             unsafe { start.as_ptr().add(offset).write_volatile(1) };
         }
         if pages == Pages::Huge {
-            let huge = procfs::huge_bytes(Path::new("/proc"), start.as_ptr().addr() as u64)?
+            let huge = vm::huge_pages(&procfs::live(), start.as_ptr().addr() as u64)?
                 .unwrap_or_default()
                 .0;
             buffer.granted = if huge >= used as u64 {
@@ -241,7 +241,7 @@ mod tests {
         let buffer = Buffer::new(Bytes(8 << 20), Pages::Base).unwrap();
         assert_eq!(buffer.len(), 8 << 20);
         assert_eq!(buffer.granted(), Granted::Base);
-        let huge = procfs::huge_bytes(Path::new("/proc"), buffer.start().addr() as u64).unwrap();
+        let huge = vm::huge_pages(&procfs::live(), buffer.start().addr() as u64).unwrap();
         assert_eq!(huge, Some(Bytes(0)));
     }
 
@@ -249,7 +249,7 @@ mod tests {
     fn huge_pages_are_given_or_the_lack_is_said() {
         let buffer = Buffer::new(Bytes(3 << 20), Pages::Huge).unwrap();
         assert_eq!(buffer.len(), 3 << 20);
-        let huge = procfs::huge_bytes(Path::new("/proc"), buffer.start().addr() as u64)
+        let huge = vm::huge_pages(&procfs::live(), buffer.start().addr() as u64)
             .unwrap()
             .unwrap();
         match buffer.granted() {

@@ -155,7 +155,7 @@ impl Task {
         mut record: Option<&mut Record>,
         asked: &mut dyn FnMut() -> bool,
     ) -> Option<u64> {
-        let mut counted = self.counter.as_mut().and_then(Misses::read);
+        let mut counted = self.counter.as_ref().and_then(Misses::read);
         let mut now = clock::now();
         let mut ask = now + ASK_NS;
         let mut passes = 0;
@@ -186,7 +186,7 @@ impl Task {
             }
             now = clock::now();
             // Outside of what is timed: from the end of one job to that of the next, in which the thread does nothing else.
-            let after = self.counter.as_mut().and_then(Misses::read);
+            let after = self.counter.as_ref().and_then(Misses::read);
             let before = std::mem::replace(&mut counted, after);
             if let (Some(record), Some(before), Some(after)) =
                 (record.as_deref_mut(), before, after)

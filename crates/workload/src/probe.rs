@@ -23,7 +23,7 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use quell_types::cpuset::CpuId;
+use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::stats::median;
 use quell_types::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -165,7 +165,7 @@ fn probe(a: CpuId, b: CpuId, look: fn(&Lines) -> f64) -> io::Result<Probed> {
     if !flush_is_known() {
         return Ok(Probed::default());
     }
-    let size = Bytes(lines::SAMPLED_BYTES + 2 * procfs::largest_l2([a, b])?.0);
+    let size = Bytes(lines::SAMPLED_BYTES + 2 * procfs::largest_l2(&CpuSet::from_iter([a, b]))?.0);
     let meeting = Meeting {
         // On one CPU the other side runs only while this one sleeps.
         spin_ns: if a == b { 0 } else { SPIN_NS },

@@ -13,7 +13,6 @@
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
 
 use quell_types::cpuset::CpuSet;
 use quell_types::units::Nanos;
@@ -23,7 +22,7 @@ use crate::Error;
 use crate::account::Sampler;
 use crate::generator::{Span, generator};
 use crate::resolved::ResolvedWorkload;
-use crate::{affinity, pressure};
+use crate::{affinity, pressure, procfs};
 
 /// How a generator is served.
 #[derive(Clone, Debug)]
@@ -148,7 +147,7 @@ pub fn serve(
     // What was asked for in an experiment is what is measured, or nothing.
     generator.granted().whole()?;
     if options.account
-        && let Some(sampler) = Sampler::open(Path::new("/proc"))?
+        && let Some(sampler) = Sampler::open(procfs::live())?
     {
         generator.account(sampler);
     }

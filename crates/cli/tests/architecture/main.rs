@@ -73,14 +73,17 @@ const CRATES: [(&str, &[&str]); 17] = [
     ("conformance", &["control", "plan", "record", "types"]),
     ("engine", &["control", "plan", "policy", "record", "types"]),
     ("report", &["control", "plan", "policy", "record", "types"]),
-    ("workload", &["client", "plan", "policy", "record", "types"]),
-    ("lab", &["model", "policy", "types"]),
-    ("lab-plugin", &["lab"]),
     (
         "sim",
         &["control", "model", "plan", "policy", "record", "types"],
     ),
     ("kernel", &["plan", "record", "types"]),
+    (
+        "workload",
+        &["client", "kernel", "plan", "policy", "record", "types"],
+    ),
+    ("lab", &["kernel", "model", "policy", "types"]),
+    ("lab-plugin", &["lab"]),
     (
         "linux",
         &[

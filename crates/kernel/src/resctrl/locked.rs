@@ -12,6 +12,7 @@ use std::time::Duration;
 use quell_types::cpuset::CpuSet;
 
 use super::{Group, Mode, Resctrl};
+use crate::cpuinfo::Cpuinfo;
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
 
@@ -47,15 +48,10 @@ fn device(name: &str) -> String {
 /// # Errors
 /// Why not.
 pub fn possible(files: &dyn Files, mounted: Option<&Resctrl>) -> std::result::Result<(), String> {
-    let text = files.optional("/proc/cpuinfo").ok().flatten();
-    let text = text.unwrap_or_default();
-    let of = |key: &str| {
-        let mut lines = text.lines().filter_map(|l| l.split_once(':'));
-        Some(lines.find(|(k, _)| k.trim() == key)?.1.trim())
-    };
-    let number = |key| of(key).and_then(|n: &str| n.parse().ok());
+    let processor = Cpuinfo::read(files).unwrap_or_default();
+    let number = |key| processor.first(key).and_then(|n| n.parse().ok());
     let model = number("cpu family").zip(number("model"));
-    if of("vendor_id") != Some("GenuineIntel") || !model.is_some_and(|m| MODELS.contains(&m)) {
+    if !processor.is_intel() || !model.is_some_and(|m| MODELS.contains(&m)) {
         let which = model.map_or(String::new(), |(family, model)| {
             format!(", and this is family {family}, model {model:#x}")
         });

@@ -6,15 +6,14 @@
 use quell_types::partition::Partitions;
 
 use crate::arch::{Registers, cpuid};
+use crate::cpuinfo::Cpuinfo;
 use crate::root::Files;
 
 /// What could be divided, as far as the kernel believes the processor (`flags` in `/proc/cpuinfo`).
 #[must_use]
 pub fn partitions(files: &dyn Files) -> Option<Partitions> {
-    let text = files.optional("/proc/cpuinfo").ok().flatten()?;
-    let flags = text.lines().find(|l| l.starts_with("flags"))?;
-    let has = |flag: &str| flags.split_whitespace().any(|f| f == flag);
-    let found = decode(&cpuid, &has)?;
+    let processor = Cpuinfo::read(files).ok()?;
+    let found = decode(&cpuid, &|flag| processor.has(flag))?;
     (!found.is_empty()).then_some(found)
 }
 

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use quell_record::ways::{Cache, Place, ROOT, Register, Snapshot};
 use quell_types::cpuset::CpuId;
 
+use quell_kernel::cpuinfo::Cpuinfo;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::resctrl::{Info, Resctrl};
 use quell_kernel::root::{Access, Files, gone};
@@ -55,8 +56,7 @@ impl Registers {
         info: &Info,
         caches: &[Cache],
     ) -> Result<Option<Self>> {
-        let vendor = files.optional("/proc/cpuinfo")?.unwrap_or_default();
-        if !vendor.contains("GenuineIntel") {
+        if !Cpuinfo::read(files)?.is_intel() {
             return Ok(None);
         }
         let mut open = BTreeMap::new();

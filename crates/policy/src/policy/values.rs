@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use quell_types::cpuset::CpuSet;
+use quell_types::partition::Mask;
 use quell_types::spelled::{NoTable, Spelled, TableForm};
 use quell_types::units::{Bytes, Rate, Share};
 use serde::{Deserialize, Serialize, Serializer};
@@ -234,9 +235,8 @@ impl Spelled for CacheWanted {
 }
 
 fn read_mask(text: &str) -> Result<u64, String> {
-    text.strip_prefix("0x")
-        .and_then(|digits| u64::from_str_radix(digits, 16).ok())
-        .filter(|mask| *mask != 0)
+    let mask = text.parse::<Mask>().ok().filter(|mask| !mask.is_empty());
+    mask.map(|mask| mask.0)
         .ok_or_else(|| format!("'{text}' is not a mask of ways such as 0xf, at least one bit set"))
 }
 

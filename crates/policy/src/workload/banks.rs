@@ -3,6 +3,7 @@
 //! USENIX Security 2016; a plain bit field, as PALLOC's mask, is the case of one bit each). Which ones, differs from
 //! machine to machine and is for the user to say: as a mask of address bits, or as a map.
 
+use quell_types::partition::Mask;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -43,10 +44,8 @@ fn bits(mask: u64) -> impl Iterator<Item = u32> {
 
 /// `0x7800` → the number.
 fn hexadecimal(text: &str) -> Result<u64, String> {
-    text.trim()
-        .strip_prefix("0x")
-        .and_then(|digits| u64::from_str_radix(digits, 16).ok())
-        .ok_or_else(|| format!("'{text}' is not a mask such as 0x7800"))
+    let mask = text.parse::<Mask>().map(|mask| mask.0);
+    mask.map_err(|_| format!("'{text}' is not a mask such as 0x7800"))
 }
 
 impl Banks {

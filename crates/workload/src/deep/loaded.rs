@@ -2,7 +2,6 @@
 //! others write at a rate that is held. Points in random order in every round, so that a disturbance hits all alike; the
 //! rates are parts of what the writers reach unhindered, measured first.
 
-use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
@@ -84,7 +83,7 @@ pub(super) fn curve(
             "measure on a machine with two or more",
         ));
     }
-    let available = procfs::available_memory(Path::new("/proc"))?;
+    let available = procfs::available_memory()?;
     let (list, buffer) = measure::sizes(llc(machine, cpu), machine.cpus.len(), 2, available)?;
     let walk = ResolvedWorkload::Latency {
         size: list,

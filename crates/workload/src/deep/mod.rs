@@ -10,16 +10,15 @@ mod wakeup;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
 
 use quell_plan::deep::Deep;
 use quell_plan::inventory::Inventory;
+use quell_record::events::CpuTimes;
 use quell_types::cpuset::CpuId;
 use quell_types::units::Bytes;
 
 use crate::latency::List;
-use crate::procfs::{self, CpuTime};
-use crate::{Error, clock, measure};
+use crate::{Error, clock, measure, procfs};
 
 pub use canary::sharing;
 pub use throttled::{Class, curve as throttled};
@@ -117,7 +116,7 @@ pub fn measure(
     mut watch: Watch<'_>,
 ) -> io::Result<Deep> {
     let begin = clock::now();
-    let ticks = procfs::cpu_times(Path::new("/proc"))?;
+    let times = procfs::cpu_times(&procfs::live())?;
     let mut deep = Deep {
         quick: depth.quick,
         ..Deep::default()
@@ -164,21 +163,15 @@ pub fn measure(
         Ok(())
     })?;
     deep.skipped = skipped;
-    deep.steal = stolen(&ticks, None)?;
+    deep.steal = stolen(&times, |_| true)?;
     deep.took_s = (clock::now() - begin) as f64 / 1e9;
     Ok(deep)
 }
 
-/// What was stolen since `before` of one CPU, or of all.
-fn stolen(
-    before: &BTreeMap<Option<CpuId>, CpuTime>,
-    cpu: Option<CpuId>,
-) -> Result<Option<f64>, Error> {
-    let now = procfs::cpu_times(Path::new("/proc"))?;
-    Ok(now
-        .get(&cpu)
-        .zip(before.get(&cpu))
-        .and_then(|(now, before)| now.stolen_since(*before)))
+/// What was stolen since `before` of some CPUs.
+fn stolen(before: &[CpuTimes], of: impl Fn(CpuId) -> bool) -> Result<Option<f64>, Error> {
+    let now = procfs::cpu_times(&procfs::live())?;
+    Ok(CpuTimes::stolen(before, &now, of))
 }
 
 /// The last-level cache of a CPU, as generators take it.
@@ -197,7 +190,7 @@ fn first(machine: &Inventory) -> Result<CpuId, Error> {
 
 /// A list far beyond the cache, as memory allows: four caches, at most a gibibyte, an eighth of what is available.
 fn beyond(llc: Bytes) -> Result<Bytes, Error> {
-    let available = procfs::available_memory(Path::new("/proc"))?;
+    let available = procfs::available_memory()?;
     let (size, _) = measure::sizes(llc, 1, 1, available)?;
     let wanted = (4 * llc.0).clamp(size.0, LARGEST);
     let whole = available.map_or(size.0, |a| a.0 / 8);

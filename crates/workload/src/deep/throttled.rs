@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
 use std::thread;
 
 use quell_plan::deep::MbaCurve;
@@ -53,8 +52,8 @@ pub fn curve(
             "run `quell doctor --deep` again",
         )
     })?;
-    let available = procfs::available_memory(Path::new("/proc"))?;
-    let l2 = procfs::largest_l2(cpus.first())?;
+    let available = procfs::available_memory()?;
+    let l2 = procfs::largest_l2(&cpus.iter().take(1).collect())?;
     let buffers = measure::buffers(llc, l2, cpus.len(), available)?;
     let (rounds, span) = depth.throttled;
     thread::scope(|scope| {

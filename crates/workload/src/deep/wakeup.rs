@@ -2,7 +2,6 @@
 //! rt-tests): as an ordinary thread with the timer slack the kernel gives it (50 µs), and as a real-time one.
 
 use std::io;
-use std::path::Path;
 use std::thread;
 
 use quell_plan::deep::{Tail, Wakeup};
@@ -28,7 +27,7 @@ pub(super) fn all(
     for (kind, real_time) in [false, true].into_iter().enumerate() {
         let ordinary = || Ok(());
         let become_it: Fifo<'_> = if real_time { fifo } else { &ordinary };
-        let before = procfs::cpu_times(Path::new("/proc"))?;
+        let before = procfs::cpu_times(&procfs::live())?;
         let mut late: Vec<Vec<f64>> = vec![Vec::new(); cpus.len()];
         for turn in 0..turns {
             block.at(u32::try_from(kind).unwrap_or(0) * turns + turn, 2 * turns)?;
@@ -49,7 +48,7 @@ pub(super) fn all(
                     cpu: *cpu,
                     fifo: real_time,
                     late_us,
-                    steal: stolen(&before, Some(*cpu))?,
+                    steal: stolen(&before, |of| of == *cpu)?,
                 });
             }
         }

@@ -2,10 +2,10 @@
 //! there to say so, and to start another, as a batch system would.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use quell_kernel::vm;
 use quell_policy::workload::{self, PAGES_PER_S};
 use quell_record::measurement::Measurement;
 use rustix::io::Errno;
@@ -15,8 +15,8 @@ use super::files::noise;
 use super::{ASK_NS, page, resident_mb, window};
 use crate::generator::{Generator, Span};
 use crate::memory::Granted;
-use crate::procfs::{available_memory, free_swap};
-use crate::{Error, clock};
+
+use crate::{Error, clock, procfs};
 
 /// Pages stored to between two looks at the clock.
 const BATCH: usize = 256;
@@ -177,9 +177,8 @@ impl AnonHog {
     /// # Errors
     /// Where the machine does not have as much: nobody is started again and again to be killed.
     pub(crate) fn new(spec: &workload::AnonHog) -> Result<Self, Error> {
-        let proc = Path::new("/proc");
-        let swap = free_swap(proc)?.unwrap_or_default();
-        if let Some(available) = available_memory(proc)?
+        if let Some(memory) = vm::memory(&procfs::live())?
+            && let (available, swap) = (memory.available, memory.swap_free)
             && spec.size.0 > available.0.saturating_add(swap.0)
         {
             return Err(Error::refused(

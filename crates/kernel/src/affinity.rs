@@ -1,0 +1,62 @@
+//! The CPUs that threads may run on (sched_setaffinity(2)). The raw system calls: the C library's `cpu_set_t` ends at 1024 CPUs,
+//! and the kernel refuses a buffer that is shorter than its own.
+
+use std::io;
+
+use quell_types::cpuset::{CpuSet, MAX_CPU};
+
+/// 64-bit words that hold every CPU the kernel can number.
+const WORDS: usize = (MAX_CPU as usize + 1) / 64;
+
+/// As the system calls take it.
+pub(crate) fn pid(tid: u32) -> io::Result<libc::pid_t> {
+    libc::pid_t::try_from(tid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
+}
+
+/// Those of a thread (0: the caller).
+///
+/// # Errors
+/// The kernel's: ESRCH where there is no such thread.
+pub fn of(tid: u32) -> io::Result<CpuSet> {
+    let mut words = [0u64; WORDS];
+    // SAFETY: the buffer is valid for `size_of_val(&words)` bytes and u64 has no invalid values.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_sched_getaffinity,
+            pid(tid)?,
+            size_of_val(&words),
+            words.as_mut_ptr(),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let bits = (0..=MAX_CPU).filter(|cpu| words[(cpu / 64) as usize] & (1 << (cpu % 64)) != 0);
+    Ok(bits.collect())
+}
+
+/// Sets them. The kernel leaves out those of other cpusets without a word, and refuses when none is left.
+///
+/// # Errors
+/// The kernel's; EINVAL for a CPU beyond [`MAX_CPU`].
+pub fn set(tid: u32, cpus: &CpuSet) -> io::Result<()> {
+    let mut words = [0u64; WORDS];
+    for cpu in cpus.iter() {
+        let word = words.get_mut((cpu / 64) as usize);
+        *word.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))? |= 1 << (cpu % 64);
+    }
+    // SAFETY: the buffer is valid for reading `size_of_val(&words)` bytes for the whole call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_sched_setaffinity,
+            pid(tid)?,
+            size_of_val(&words),
+            words.as_ptr(),
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
