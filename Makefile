@@ -12,7 +12,7 @@ ARM := aarch64-unknown-linux-gnu
 # Tests that change the machine need root; without it they skip themselves aloud.
 PACKAGES := redis-server redis-tools stress-ng
 
-.PHONY: demo build check check-arm test soak vm bench imports deps clean
+.PHONY: demo build check check-arm check-deny test soak vm bench imports deps clean
 
 demo: build
 	$(QUELL) doctor
@@ -33,9 +33,17 @@ check-arm:
 	then set -x; $(CARGO) check --workspace --all-targets --locked --target $(ARM); \
 	else echo "SKIPPED: the standard library of $(ARM) is not installed; not checked for Arm"; fi
 
+# Licences, banned crates and where crates come from, as deny.toml has it, where cargo-deny is installed.
+check-deny:
+	@if $(CARGO) deny --version >/dev/null 2>&1; \
+	then set -x; $(CARGO) deny --locked check licenses bans sources; \
+	else echo "SKIPPED: cargo-deny is not installed; licences and sources of the dependencies are not checked"; fi
+
 test: deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --locked
+	@$(MAKE) --no-print-directory check-deny
 	@$(MAKE) --no-print-directory check-arm
 	CARGO="$(CARGO)" scripts/test.sh
 	@if command -v cmake >/dev/null && command -v c++ >/dev/null; \

@@ -11,7 +11,7 @@
 //! last step, so that small rises do not add up; each failed trial doubles the time to the next one, as long as the program does not change; and
 //! after it got ways it is not judged until it has filled them.
 //!
-//! [`Boundary`] makes masks of a number: what is given back lies at the side of those who get it, so that nobody's mask gets a hole.
+//! [`Boundary`](crate::config::Boundary) makes masks of a number: what is given back lies at the side of those who get it, so that nobody's mask gets a hole.
 
 use quell_types::units::{Nanos, Rate};
 

@@ -14,7 +14,7 @@ pub const IMMUNE: i32 = -1000;
 /// How bad the kernel finds a process, 0 to about 2000; `None` where it has ended.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::Malformed`].
+/// [`crate::error::Error::File`], [`crate::error::Error::Malformed`].
 pub fn score(files: &dyn Files, pid: u32) -> Result<Option<u32>> {
     files.parsed(&format!("/proc/{pid}/oom_score"), "a score")
 }
@@ -22,7 +22,7 @@ pub fn score(files: &dyn Files, pid: u32) -> Result<Option<u32>> {
 /// What is added to that, -1000 to 1000.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::Malformed`].
+/// [`crate::error::Error::File`], [`crate::error::Error::Malformed`].
 pub fn adjustment(files: &dyn Files, pid: u32) -> Result<Option<i32>> {
     files.parsed(&path(pid), "a number from -1000 to 1000")
 }

@@ -64,7 +64,7 @@ fn few(names: &BTreeMap<String, u32>) -> String {
 /// Who may still run on `cpus`, other than the threads of `except` (processes of the groups that own them) and ourselves.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::Malformed`].
+/// [`crate::error::Error::File`], [`crate::error::Error::Malformed`].
 pub fn remaining_on(files: &dyn Files, cpus: &CpuSet, except: &BTreeSet<u32>) -> Result<Remaining> {
     let mut found = Remaining::default();
     let ourselves = std::process::id();

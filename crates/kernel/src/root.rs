@@ -121,7 +121,7 @@ impl dyn Files + '_ {
     /// A CPU (or node) list that may be missing.
     ///
     /// # Errors
-    /// As [`Self::parsed`].
+    /// As for `parsed`.
     pub fn cpus(&self, path: &str) -> Result<Option<CpuSet>> {
         self.parsed(path, "a CPU list such as 0,2-3")
     }

@@ -41,7 +41,7 @@ impl Above {
     /// cgroup above all of `v2`.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`quell_kernel::error::Error::File`].
     pub fn open(files: &dyn Files, memory: &[Place], v2: &[Place]) -> Result<Self> {
         let beside = shared(v2).pop();
         let mut levels = Vec::new();
@@ -86,7 +86,7 @@ impl Above {
     /// The machine as the groups have it: the tightest of these limits, or the machine itself.
     ///
     /// # Errors
-    /// [`Error::File`], [`Error::Malformed`].
+    /// [`quell_kernel::error::Error::File`], [`quell_kernel::error::Error::Malformed`].
     pub fn machine(&mut self, files: &dyn Files, machine: Machine) -> Result<Machine> {
         let mut least = machine;
         for level in &mut self.levels {
@@ -145,7 +145,7 @@ impl Level {
 /// The share of the last ten seconds in which some task waited, in a pressure file; `None` where it is gone.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::Malformed`].
+/// [`quell_kernel::error::Error::File`], [`quell_kernel::error::Error::Malformed`].
 pub fn average(kept: &mut Kept, files: &dyn Files) -> Result<Option<Share>> {
     let path = kept.path().to_owned();
     let psi = kept.text(files)?.map(|text| psi::parse(&path, text));

@@ -2,7 +2,7 @@
 //! interrupts, by the kernel's own clocks, and what is left to memory.
 //!
 //! A *unit* is what a generator times: a window, a job. It is *late* when its value is worse than [`LATE`] times the
-//! median unit of the same round's baseline ([`reference`]), and its *late time* is what it took beyond that for the same
+//! median unit of the same round's baseline ([`reference()`]), and its *late time* is what it took beyond that for the same
 //! work.
 //! The parts, in the order in which they are taken out of the late time (none takes more than is left of it):
 //!
@@ -281,7 +281,7 @@ fn stopped(unit: &Unit, stops: &[Stop]) -> u64 {
 }
 
 impl Sum {
-    /// Adds one span: the metric's `values`, the [`reference`] of the same round's baseline, and the span's account.
+    /// Adds one span: the metric's `values`, the [`reference()`] of the same round's baseline, and the span's account.
     pub fn add(
         &mut self,
         values: &[f64],

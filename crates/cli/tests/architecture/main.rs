@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+mod depends;
 mod imports;
 
 use imports::{crates, imports, program, sources};

@@ -2,7 +2,7 @@
 //!
 //! What there is, is discovered and never assumed: a resource is what its folder in `info` says, by the files that are there
 //! and not by its name; one of a kind that is not known is kept as text. Nothing here changes
-//! anything but `lock` and `locked::remove`; the rest is changed by [`crate::enforce::cache`].
+//! anything but `lock` and `locked::remove`; the rest is changed by `quell_linux::enforce::cache`.
 
 pub mod groups;
 pub mod info;

@@ -1,4 +1,4 @@
-//! What changes the machine: one file for each mechanism. Each change goes through [`Hands`](crate::change::Hands), which
+//! What changes the machine: one file for each mechanism. Each change goes through [`Hands`], which
 //! record it first, so that it can be taken back.
 
 use quell_kernel::cgroup::{Cgroups, Controller};

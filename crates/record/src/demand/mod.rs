@@ -1,5 +1,5 @@
 //! What a program asks of the memory system over time: amounts per millisecond, what they come to ([`Figures`]), whether they
-//! come in bursts that return ([`burst`]), what a policy could reserve for them ([`proposal`]), and all of it as a file that
+//! come in bursts that return ([`burst()`]), what a policy could reserve for them ([`proposal()`]), and all of it as a file that
 //! is kept ([`Profile`]). Pure; who reads the counters is the backend's matter.
 //!
 //! Method: a counter's readings come when they come; they are laid on a grid of bins, each reading's growth spread evenly over

@@ -1,5 +1,5 @@
 //! Who may fill which ways of which cache, over time: what is seen of the machine becomes changes ([`Change`], events of a record),
-//! changes become lanes ([`Timeline`]), and lanes become findings ([`findings`]).
+//! changes become lanes ([`Timeline`]), and lanes become findings ([`findings()`]).
 //!
 //! Words as in [`quell_types::partition`] and resctrl (Documentation/filesystems/resctrl.rst): a *class* is a control group, that of all other
 //! tasks being [`ROOT`]; a *place* is one cache, or one memory controller, of a resource. A thread's own class goes before that of the CPU

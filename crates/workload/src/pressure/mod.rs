@@ -1,5 +1,5 @@
 //! Latency under memory pressure (Channabasappa and Ravindran): an object [`detector`] whose weights and images are pages of
-//! files, and what takes memory from it: anonymous pages ([`anon`]), pages of files that are read or written ([`file`]).
+//! files, and what takes memory from it: anonymous pages ([`anon`]), pages of files that are read or written ([`mod@file`]).
 //!
 //! Files have no name ([`files`]): nothing is left of them, whatever ends the generator. They lie in the folder for temporary
 //! files (`TMPDIR`), which has to be on a disk.
