@@ -16,6 +16,7 @@ use quell_types::calendar;
 use quell_types::cpuset::CpuId;
 use quell_types::ids::GroupId;
 use quell_types::units::Nanos;
+use sha2::{Digest, Sha256};
 
 use crate::resume::{self, Done};
 use crate::sink::Sink;
@@ -514,13 +515,16 @@ fn compact(unix_s: u64) -> String {
         .replace(' ', "-")
 }
 
-/// A hash that tells equal texts from different ones: FNV-1a, 64 bits (Fowler, Noll and Vo; RFC 9923). It identifies,
-/// it does not protect.
+/// A hash that is evidence of a text: nobody can make another text with the same one. It names its algorithm (`sha256:…`); records
+/// of versions before this have `fnv1a64:…`, which only identifies.
 #[must_use]
 pub fn hash(text: &str) -> String {
-    format!("fnv1a64:{:016x}", fnv1a64(text))
+    let digest = Sha256::digest(text.as_bytes());
+    let hex = digest.iter().map(|byte| format!("{byte:02x}"));
+    format!("sha256:{}", hex.collect::<String>())
 }
 
+/// A number that identifies a text and does not protect it: FNV-1a, 64 bits (Fowler, Noll and Vo; RFC 9923).
 pub(crate) fn fnv1a64(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

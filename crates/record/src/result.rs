@@ -343,7 +343,7 @@ pub struct CompareResult {
     pub seed: u64,
     /// The machine.
     pub machine: Inventory,
-    /// A hash of the experiment's text: equal hashes, equal experiments.
+    /// A hash of the experiment's text, its algorithm before it (`sha256:…`): equal hashes, equal experiments.
     pub policy_hash: String,
     /// The confidence of every interval; `ci95` is named after the default.
     pub confidence: f64,

@@ -447,37 +447,8 @@ pub fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> O
 
 /// Edit distance with swaps of neighbours (optimal string alignment), without regard to case, `_` read as `-`.
 fn distance(a: &str, b: &str) -> usize {
-    let fold = |text: &str| -> Vec<char> {
-        text.chars()
-            .map(|c| {
-                if c == '_' {
-                    '-'
-                } else {
-                    c.to_ascii_lowercase()
-                }
-            })
-            .collect()
-    };
-    let (a, b) = (fold(a), fold(b));
-    let width = b.len() + 1;
-    let mut cost = vec![0; (a.len() + 1) * width];
-    for i in 0..=a.len() {
-        for j in 0..=b.len() {
-            cost[i * width + j] = if i == 0 || j == 0 {
-                i + j
-            } else {
-                let differs = usize::from(a[i - 1] != b[j - 1]);
-                let mut least = (cost[(i - 1) * width + j] + 1)
-                    .min(cost[i * width + j - 1] + 1)
-                    .min(cost[(i - 1) * width + j - 1] + differs);
-                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                    least = least.min(cost[(i - 2) * width + j - 2] + 1);
-                }
-                least
-            };
-        }
-    }
-    cost[cost.len() - 1]
+    let fold = |text: &str| text.replace('_', "-").to_ascii_lowercase();
+    strsim::osa_distance(&fold(a), &fold(b))
 }
 
 #[cfg(test)]

@@ -2,11 +2,13 @@ use super::*;
 use quell_types::ids::StepId;
 
 #[test]
-fn the_hash_is_the_published_one() {
-    // Test vectors of RFC 9923: the empty text, "a" and "foobar".
-    assert_eq!(hash(""), "fnv1a64:cbf29ce484222325");
-    assert_eq!(hash("a"), "fnv1a64:af63dc4c8601ec8c");
-    assert_eq!(hash("foobar"), "fnv1a64:85944171f73967e8");
+fn hashes_are_the_published_ones() {
+    // Test vectors of FIPS 180-4 (the empty text and "abc") and of RFC 9923.
+    let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    assert_eq!(hash(""), format!("sha256:{empty}"));
+    let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    assert_eq!(hash("abc"), format!("sha256:{abc}"));
+    assert_eq!(fnv1a64("foobar"), 0x8594_4171_f739_67e8);
 }
 
 #[test]
