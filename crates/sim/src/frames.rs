@@ -13,7 +13,7 @@ use quell_model::address::gf2::Solutions;
 
 use crate::access::PAGE_SHIFT;
 use crate::profile::FrameOrder;
-use crate::random::Random;
+use quell_types::rng::SplitMix;
 
 /// Colours of one kind that frames may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ pub struct Frames {
     bits: u32,
     large_shift: u32,
     used: Vec<bool>,
-    random: Random,
+    random: SplitMix,
     order: FrameOrder,
 }
 
@@ -139,7 +139,7 @@ impl Frames {
             bits: frames.next_power_of_two().trailing_zeros(),
             large_shift: large.trailing_zeros().max(PAGE_SHIFT),
             used: vec![false; usize::try_from(frames).unwrap_or(0)],
-            random: Random::new(seed),
+            random: SplitMix::new(seed),
             order,
         }
     }

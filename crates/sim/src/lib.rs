@@ -3,7 +3,7 @@
 //! access patterns ([`pattern`]), a small operating system ([`os`]), and all of it behind the engine's trait ([`Sim`]).
 //!
 //! A run is a function of its description, its seed and what is asked of it: integer time, one total order of events (time, then kind,
-//! then core, then order of creation), no maps with an order of their own, an own generator of random numbers ([`random`]).
+//! then core, then order of creation), no maps with an order of their own, an own generator of random numbers ([`quell_types::rng::SplitMix`]).
 
 pub mod access;
 mod backend;
@@ -14,7 +14,6 @@ pub mod os;
 pub mod pattern;
 pub mod prefetch;
 pub mod profile;
-pub mod random;
 pub mod tlb;
 pub mod trace;
 

@@ -3,8 +3,9 @@
 //! Each pattern is a function of its parameters and seed. A pattern knows no time: where a program computes, or waits for its next frame,
 //! the access says so ([`Access::compute`], [`Access::begins`]) and the machine makes time of it.
 
+use quell_types::rng::SplitMix;
+
 use crate::access::{Access, LINE};
-use crate::random::Random;
 
 mod churn;
 mod frames;
@@ -73,7 +74,7 @@ impl Pattern {
     pub fn latency(bytes: u64, seed: u64) -> Self {
         let lines = u32::try_from((bytes / LINE).max(1)).unwrap_or(u32::MAX);
         let lines: Vec<u32> = (0..lines).collect();
-        let next = cycle(&lines, &mut Random::new(seed));
+        let next = cycle(&lines, &mut SplitMix::new(seed));
         Self::Latency {
             next,
             at: 0,
@@ -167,7 +168,7 @@ impl Pattern {
 }
 
 /// One cycle through all of `lines` in random order (Sattolo's algorithm): of each, the line after it.
-fn cycle(lines: &[u32], random: &mut Random) -> Vec<u32> {
+fn cycle(lines: &[u32], random: &mut SplitMix) -> Vec<u32> {
     let mut next = lines.to_vec();
     for i in (1..next.len()).rev() {
         let other = usize::try_from(random.below(i as u64)).unwrap_or(0);

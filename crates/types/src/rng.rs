@@ -1,8 +1,14 @@
-//! A small seeded generator. Runs must give the same order for the same seed in every version, so the algorithm is
-//! our own and never changes: PCG-XSH-RR 64/32 (O'Neill 2014, "PCG: A Family of Simple Fast Space-Efficient
-//! Statistically Good Algorithms for Random Number Generation", section 6).
+//! Small seeded generators. A seed must give the same numbers in every version, so the algorithms are our own and never change.
+//! There are two, because records of both exist: another generator would give other figures for the same seed.
+//!
+//! - [`Rng`]: the order of cells, resampling, the lists of generators.
+//! - [`SplitMix`]: simulated programs and page frames.
+//!
+//! A third one, the victims of a cache with random replacement, is part of the cache model (`quell_model::cache`), which depends
+//! on no other crate.
 
-/// The generator; equal seeds give equal sequences.
+/// PCG-XSH-RR 64/32 (O'Neill 2014, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for Random
+/// Number Generation", section 6).
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: u64,
@@ -51,9 +57,49 @@ impl Rng {
     }
 }
 
+/// SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014): a counter through a
+/// mixing function.
+#[derive(Clone, Debug)]
+pub struct SplitMix(u64);
+
+impl SplitMix {
+    /// From a seed; any will do.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// A number below `n`, which must not be zero. (The bias is below n / 2^64.)
+    pub fn below(&mut self, n: u64) -> u64 {
+        let product = u128::from(self.bits()) * u128::from(n);
+        u64::try_from(product >> 64).unwrap_or(0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_mixed_counter_gives_the_published_numbers() {
+        // The first outputs for the seed 1234567 (Rosetta Code, "Pseudo-random numbers/Splitmix64").
+        let mut random = SplitMix::new(1_234_567);
+        let first: Vec<u64> = (0..2).map(|_| random.bits()).collect();
+        assert_eq!(
+            first,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]
+        );
+        assert!((0..1000).all(|_| random.below(3) < 3));
+    }
 
     #[test]
     fn the_sequence_of_a_seed_never_changes() {

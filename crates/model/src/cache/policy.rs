@@ -27,7 +27,8 @@ pub(super) enum Replacement {
     Lru(Order),
     /// One bit per node, node n's children being 2n and 2n + 1, the root 1: set if the victim is on the right.
     TreePlru { leaves: usize, used: Vec<Path> },
-    /// The state of the generator (xorshift, Marsaglia).
+    /// The state of the generator: xorshift64 with 13, 7, 17 (Marsaglia, "Xorshift RNGs", 2003). One of its own, not that of
+    /// `quell-types`: this crate depends on no other, and figures of simulated machines with such caches rest on its sequence.
     Random { state: u64 },
     /// As `Lru`, and how many lines were brought in.
     Bimodal { order: Order, filled: u32 },

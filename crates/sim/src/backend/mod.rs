@@ -36,9 +36,9 @@ use quell_types::units::{LINE_BYTES, Nanos};
 
 use crate::board::Board;
 use crate::os::{Notice, Os, TaskId, Throttled};
-use crate::random::Random;
 use generator::{Generator, Key, Place, Work};
 use partition::Divided;
+use quell_types::rng::SplitMix;
 
 #[derive(Debug)]
 struct Group {
@@ -360,7 +360,7 @@ impl Sim {
 }
 
 fn boot(board: &Board, seed: u64, cell: u64) -> Result<Os, BackendError> {
-    let seed = Random::new(Random::new(seed).bits() ^ cell).bits();
+    let seed = SplitMix::new(SplitMix::new(seed).bits() ^ cell).bits();
     Os::boot(board, seed).map_err(|e| {
         BackendError(format!(
             "there can be no machine {}: {e}",

@@ -1,10 +1,10 @@
 //! Lines of a buffer under one operation after the other, and stores word by word.
 
 use quell_policy::workload::{Order, Store, Touch, WORD_BYTES, line_bytes};
+use quell_types::rng::SplitMix;
 use quell_types::units::Bytes;
 
 use crate::access::{Access, Effect, LINE};
-use crate::random::Random;
 
 /// Lines under one operation before the next takes its turn, as on Linux.
 const BLOCK: u64 = 16;
@@ -19,7 +19,7 @@ pub struct Churn {
     operations: Vec<Touch>,
     order: Order,
     done: u64,
-    random: Random,
+    random: SplitMix,
 }
 
 impl Churn {
@@ -35,7 +35,7 @@ impl Churn {
             operations,
             order,
             done: 0,
-            random: Random::new(seed),
+            random: SplitMix::new(seed),
         }
     }
 

@@ -10,8 +10,9 @@
 //! Deviations: the shape within a burst is flat (the published figure is a picture, not numbers); a quarter of the lines is
 //! written (assumed); no work of the caches' size beside the traffic.
 
+use quell_types::rng::SplitMix;
+
 use crate::access::{Access, LINE};
-use crate::random::Random;
 
 /// Picoseconds of a second.
 const SECOND: u64 = 1_000_000_000_000;
@@ -61,7 +62,7 @@ pub struct Frames {
     frame: u64,
     size: u64,
     at: u64,
-    random: Random,
+    random: SplitMix,
 }
 
 impl Frames {
@@ -83,7 +84,7 @@ impl Frames {
             frame: 0,
             size: 0,
             at: 0,
-            random: Random::new(seed),
+            random: SplitMix::new(seed),
         }
     }
 

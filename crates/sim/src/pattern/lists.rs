@@ -2,10 +2,10 @@
 
 use quell_model::arch;
 use quell_policy::workload::Banks;
+use quell_types::rng::SplitMix;
 
 use super::cycle;
 use crate::access::{Access, LINE};
-use crate::random::Random;
 
 /// Independent lists walked in turn: as many outstanding as there are lists. With a choice of banks only lines in those.
 ///
@@ -93,7 +93,7 @@ impl ParallelLists {
             let lines = lines.len();
             return Err(TooFew::Lines { lists, lines });
         }
-        let mut random = Random::new(seed);
+        let mut random = SplitMix::new(seed);
         let size = lines.last().map_or(0, |&last| last as usize + 1);
         let mut next = vec![0; size];
         let mut heads = Vec::with_capacity(lists);
