@@ -251,6 +251,8 @@ impl<'s> Collected<'s> {
             .unwrap_or_default();
         Some(ConfigurationResult {
             name: prepared.name().to_owned(),
+            family: prepared.configuration.family.clone(),
+            cap: prepared.configuration.cap.clone(),
             axes: prepared.configuration.axes.clone(),
             mechanisms: plan.map(mechanisms).unwrap_or_default(),
             guarantee: plan.ok().map(|_| guarantee(&promises)),

@@ -11,7 +11,7 @@ use quell_record::events::{
     COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, Event, MANIFEST_SCHEMA, Met, Record, Span,
     Stamped, Stop,
 };
-use quell_record::result::CompareResult;
+use quell_record::result::{CompareResult, ConfigurationResult};
 use quell_types::calendar;
 use quell_types::cpuset::CpuId;
 use quell_types::refusal::Refusal;
@@ -122,7 +122,9 @@ pub fn read(folder: &Path) -> Result<Record, ReadError> {
         record.name = watched;
     } else {
         let path = folder.join("results.json");
-        let result: CompareResult = known(&path, &text(&path, NOT_WHOLE)?, COMPARE_SCHEMA)?;
+        let mut result: CompareResult = known(&path, &text(&path, NOT_WHOLE)?, COMPARE_SCHEMA)?;
+        let configurations = result.configurations.iter_mut();
+        configurations.for_each(ConfigurationResult::complete);
         record.name.clone_from(&result.experiment);
         for configuration in record.plans.keys() {
             for subject in manifest.placement.keys() {

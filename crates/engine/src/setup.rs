@@ -231,13 +231,13 @@ fn confine(
     }
 }
 
-/// The configurations asked for: by name, by the part of it before `@`, or by a pattern; the baseline always comes along.
+/// The configurations asked for: by name, by family, or by a pattern; the baseline always comes along.
 fn chosen<'e>(
     experiment: &'e Experiment,
     only: &[String],
 ) -> Result<Vec<&'e Configuration>, CompareError> {
     let all = experiment.configurations();
-    let family = |c: &'e Configuration| c.name.split('@').next().unwrap_or(&c.name);
+    let family = |c: &'e Configuration| c.family.as_deref().unwrap_or(&c.name);
     let matches = |c: &'e Configuration, wanted: &str| family(c) == wanted || fits(&c.name, wanted);
     for name in only {
         if !all.iter().any(|c| matches(c, name)) {

@@ -249,6 +249,12 @@ pub struct Reaction {
 pub struct ConfigurationResult {
     /// Its name, axes filled in.
     pub name: String,
+    /// Where its name has two parts, `FAMILY@CAP`: the configurations of a family differ in their cap alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<String>,
+    /// The cap, or what else tells it from the others of its family.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cap: Option<String>,
     /// Axis → value.
     pub axes: BTreeMap<String, String>,
     /// The mechanisms its plan uses.
@@ -273,6 +279,14 @@ pub struct ConfigurationResult {
 }
 
 impl ConfigurationResult {
+    /// Family and cap of a record of a version that had both in the name alone.
+    pub fn complete(&mut self) {
+        if let (None, Some((family, cap))) = (&self.family, self.name.split_once('@')) {
+            self.cap = Some(cap.to_owned());
+            self.family = Some(family.to_owned());
+        }
+    }
+
     /// The subject of that name.
     #[must_use]
     pub fn subject(&self, name: &str) -> Option<&SubjectResult> {
@@ -443,6 +457,15 @@ mod tests {
                 .value,
             Some(20.0)
         );
+        // Of a version that had the two in the name alone.
+        let parts = |n: usize| {
+            let mut old = result.configurations[n].clone();
+            old.complete();
+            (old.family, old.cap)
+        };
+        let written = |text: &str| Some(text.to_owned());
+        assert_eq!(parts(0), (written("regulated"), written("10%")));
+        assert_eq!(parts(1), (None, None));
     }
 
     #[test]

@@ -86,10 +86,9 @@ impl Data {
         let pays = view.pays?;
         let mut series: Vec<Series> = Vec::new();
         for configuration in &result.configurations {
-            let (Some((base, _)), Some(point)) = (
-                configuration.name.split_once('@'),
-                point(&view, configuration),
-            ) else {
+            let (Some(base), Some(point)) =
+                (configuration.family.as_deref(), point(&view, configuration))
+            else {
                 continue;
             };
             let quota = configuration.mechanisms.contains(&Mechanism::CpuMax)

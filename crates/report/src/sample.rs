@@ -107,9 +107,12 @@ pub(crate) fn row(
             held: Some(true),
             lost: None,
         });
-    let cap = name.split_once('@').map(|(_, cap)| cap.to_owned());
+    let parts = name.split_once('@');
+    let cap = parts.map(|(_, cap)| cap.to_owned());
     ConfigurationResult {
         name: name.into(),
+        family: parts.map(|(family, _)| family.to_owned()),
+        cap: cap.clone(),
         axes: cap.map(|c| ("cap".to_owned(), c)).into_iter().collect(),
         mechanisms: mechanisms.to_vec(),
         guarantee: Some(level),

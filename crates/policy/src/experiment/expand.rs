@@ -82,11 +82,15 @@ pub(super) fn expand(
             merge(&mut whole, &merged);
             let policy = policy(reader, whole, keys, (&name, &varied.groups));
             reader.context = None;
+            let written = configuration.name.as_deref().unwrap_or(key);
+            let parts = written.split_once('@');
             let axes = combination
                 .iter()
                 .map(|(a, v)| ((*a).to_owned(), (*v).to_owned()));
             cells.extend(policy.map(|policy| Configuration {
                 name,
+                family: parts.map(|(family, _)| filled(family, &combination)),
+                cap: parts.map(|(_, cap)| filled(cap, &combination)),
                 axes: axes.collect::<BTreeMap<_, _>>(),
                 alone: configuration.alone,
                 policy,
@@ -265,6 +269,14 @@ fn combinations<'k>(
     all
 }
 
+/// A text with the axes' values in place of `{AXIS}`.
+fn filled(text: &str, combination: &Combination<'_>) -> String {
+    let values = combination.iter();
+    values.fold(text.to_owned(), |text, (axis, value)| {
+        text.replace(&format!("{{{axis}}}"), value)
+    })
+}
+
 /// The name with its placeholders filled in.
 fn name(
     reader: &mut Reader<'_>,
@@ -273,10 +285,7 @@ fn name(
     configuration: &ConfigurationKeys,
     combination: &Combination<'_>,
 ) -> Option<String> {
-    let mut name = configuration.name.clone().unwrap_or_else(|| key.to_owned());
-    for (axis, value) in combination {
-        name = name.replace(&format!("{{{axis}}}"), value);
-    }
+    let name = filled(configuration.name.as_deref().unwrap_or(key), combination);
     let at = Path::of(&["configuration", key, "name"]);
     if let Some((_, rest)) = name.split_once('{') {
         let axis = rest.split('}').next().unwrap_or_default();

@@ -129,6 +129,12 @@ pub struct Experiment {
 pub struct Configuration {
     /// Its name, placeholders filled in.
     pub name: String,
+    /// What stands before the `@` of `name` as written: configurations that differ in their cap alone have it in common.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub family: Option<String>,
+    /// What stands behind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cap: Option<String>,
     /// Axis → value.
     pub axes: BTreeMap<String, String>,
     /// Each subject runs by itself, and nothing is asked of the machine.

@@ -67,7 +67,8 @@ pub(super) struct ConfigurationKeys {
     pub alone: bool,
     /// The configuration whose fragment this one is laid over.
     pub extends: Option<String>,
-    /// The expanded name, with {AXIS} for the axes' values. Default: the key.
+    /// The expanded name, with {AXIS} for the axes' values. What stands before an `@` names a family of configurations that differ in
+    /// what stands behind it alone: a curve of the frontier. Default: the key.
     pub name: Option<String>,
     /// Axis → value → policy fragment. Several axes multiply.
     #[schemars(with = "IndexMap<String, IndexMap<String, serde_json::Value>>")]

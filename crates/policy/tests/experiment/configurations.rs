@@ -43,10 +43,11 @@ br-ps = { regulator.reclaim = true, regulator.after = "proportional", group.db.l
             "mg-br-ps@400-10ms"
         ]
     );
-    let last = &experiment
-        .configuration("mg-br-ps@400-10ms")
-        .unwrap()
-        .policy;
+    let last = experiment.configuration("mg-br-ps@400-10ms").unwrap();
+    let parts = (last.family.as_deref(), last.cap.as_deref());
+    assert_eq!(parts, (Some("mg-br-ps"), Some("400-10ms")));
+    assert_eq!(experiment.configurations()[0].family, None);
+    let last = &last.policy;
     assert_eq!(
         (last.regulator.period, last.regulator.reclaim),
         (Some(Nanos::millis(10)), true)
