@@ -1,7 +1,6 @@
 //! What comes first: what was run, what it means, and the table.
 
-use std::fmt::Write;
-
+use maud::{Markup, html};
 use quell_record::events::Record;
 use quell_record::result::Subset;
 
@@ -11,7 +10,6 @@ use crate::outcome::outcome;
 use crate::text::count;
 use crate::verdict::verdict;
 
-use super::escape;
 use super::page::{Page, Section};
 use super::table::html_table;
 
@@ -24,7 +22,7 @@ pub(crate) fn title(record: &Record) -> String {
 }
 
 /// Title, circumstances and verdict.
-pub(crate) fn head(page: &Page<'_>, title: &str) -> String {
+pub(crate) fn head(page: &Page<'_>, title: &str) -> Markup {
     let record = page.record;
     let mut circumstances = Vec::new();
     let sentences = if let Some(result) = page.result() {
@@ -51,34 +49,29 @@ pub(crate) fn head(page: &Page<'_>, title: &str) -> String {
     };
     circumstances.extend(record.created.clone());
     circumstances.push(format!("Quell {}", record.version));
-    let mut out = format!(
-        "<h1>{}</h1>\n<p class=\"faint\">{}</p>\n",
-        escape(title),
-        escape(&circumstances.join(" · "))
-    );
-    if sentences.is_empty() {
-        return out;
+    html! {
+        h1 { (title) }
+        p.faint { (circumstances.join(" · ")) }
+        @if !sentences.is_empty() {
+            div.verdict { (paragraphs(&sentences)) }
+        }
     }
-    out.push_str("<div class=\"verdict\">\n");
-    for sentence in sentences {
-        let _ = writeln!(out, "<p>{}</p>", escape(&sentence));
-    }
-    out + "</div>\n"
+}
+
+pub(crate) fn paragraphs(sentences: &[String]) -> Markup {
+    html! { @for sentence in sentences { p { (sentence) } } }
 }
 
 /// The table, over all rounds and over those with a shared cache.
 pub(crate) fn figures(page: &Page<'_>) -> Option<Section> {
     let result = page.result()?;
-    let mut body = html_table(
-        &table(result, Subset::All)?,
-        &format!("All rounds. {}", footnote(result)),
-    );
-    if let Some(shared) = table(result, Subset::Shared).filter(|_| partly_shared(result)) {
-        body.push_str(&html_table(
-            &shared,
-            "Only rounds in which the subjects' CPUs shared a cache before and after the cell.",
-        ));
-    }
+    let shared = table(result, Subset::Shared).filter(|_| partly_shared(result));
+    let body = html! {
+        (html_table(&table(result, Subset::All)?, &format!("All rounds. {}", footnote(result))))
+        @if let Some(shared) = shared {
+            (html_table(&shared, "Only rounds in which the subjects' CPUs shared a cache before and after the cell."))
+        }
+    };
     Some(Section {
         id: "result",
         title: "Result",

@@ -18,7 +18,6 @@ mod pressure;
 mod profile;
 mod repeat;
 mod series;
-mod style;
 mod table;
 mod tails;
 mod throttling;
@@ -28,8 +27,7 @@ mod whole;
 #[cfg(test)]
 mod tests;
 
-use std::fmt::Write;
-
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 use quell_record::events::Record;
 
 use page::{Page, Section};
@@ -66,56 +64,34 @@ pub fn html(record: &Record) -> String {
 }
 
 /// A page of its own: what comes first, and the sections.
-fn document(title: &str, head: &str, sections: &[Section]) -> String {
-    let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
-         content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n<header>\n{head}",
-        escape(title),
-        style::STYLE,
-        series_style(),
-    );
-    out.push_str("<nav aria-label=\"Sections\">");
-    for section in sections {
-        let _ = write!(
-            out,
-            "<a href=\"#{}\">{}</a> ",
-            section.id,
-            escape(section.title)
-        );
-    }
-    out.push_str("</nav>\n</header>\n<main>\n");
-    for section in sections {
-        let _ = write!(
-            out,
-            "<section aria-labelledby=\"{0}\">\n<h2 id=\"{0}\">{1}</h2>\n{2}</section>\n",
-            section.id,
-            escape(section.title),
-            section.body
-        );
-    }
-    out + "</main>\n</body>\n</html>\n"
-}
-
-/// The colour of each series.
-fn series_style() -> String {
-    (0..style::COLOURS)
-        .map(|n| format!("svg .s{n} {{ --c: var(--c{n}); }}\n"))
-        .collect()
-}
-
-/// Text for element content and quoted attributes.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
+fn document(title: &str, head: &Markup, sections: &[Section]) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) }
+                style { (PreEscaped(include_str!("style.css"))) }
+            }
+            body {
+                header {
+                    (head)
+                    nav aria-label="Sections" {
+                        @for section in sections { a href={ "#" (section.id) } { (section.title) } " " }
+                    }
+                }
+                main {
+                    @for section in sections {
+                        section aria-labelledby=(section.id) {
+                            h2 id=(section.id) { (section.title) }
+                            (section.body)
+                        }
+                    }
+                }
+            }
         }
-    }
-    out
+    };
+    page.into_string()
 }

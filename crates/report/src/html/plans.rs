@@ -1,14 +1,12 @@
 //! What was done under every configuration, with the reasons and what each promise was worth. Where configurations differ
 //! by a cap alone, one is shown open and the others fold.
 
-use std::fmt::Write;
-
-use quell_plan::Plan;
+use maud::{Markup, html};
+use quell_plan::{Held, Plan};
 
 use crate::plan::describe;
 use crate::text::list;
 
-use super::escape;
 use super::page::{Page, Section, base};
 
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
@@ -25,26 +23,25 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     if names.is_empty() {
         return None;
     }
-    let mut body = String::new();
-    if page.result().is_some() {
-        body.push_str("<p class=\"faint\">The plan of every configuration: steps in order, each with its reason, then the promises and what each is worth.</p>\n");
-    }
-    let mut seen: Vec<&str> = Vec::new();
-    for name in names {
-        let first = !seen.contains(&base(name));
-        seen.push(base(name));
-        if let Some(refusals) = record.refused.get(name) {
-            let why: Vec<String> = refusals.iter().map(|r| escape(&r.to_string())).collect();
-            let _ = writeln!(
-                body,
-                "<p><b>{}</b>: <span class=\"bad\">refused</span>. {}</p>",
-                escape(name),
-                why.join("; ")
-            );
-        } else if let Some(plan) = record.plans.get(name) {
-            one(&mut body, name, plan, first);
+    let firsts = names.iter().enumerate().map(|(n, name)| {
+        let before = names.iter().take(n);
+        before.map(|b| base(b)).all(|b| b != base(name))
+    });
+    let body = html! {
+        @if page.result().is_some() {
+            p.faint {
+                "The plan of every configuration: steps in order, each with its reason, then the promises and what each is worth."
+            }
         }
-    }
+        @for (name, first) in names.iter().copied().zip(firsts) {
+            @if let Some(refusals) = record.refused.get(name) {
+                @let why: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+                p { b { (name) } ": " span.bad { "refused" } ". " (why.join("; ")) }
+            } @else if let Some(plan) = record.plans.get(name) {
+                (one(name, plan, first))
+            }
+        }
+    };
     Some(Section {
         id: "plans",
         title: "What was done, and what it is worth",
@@ -52,53 +49,36 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     })
 }
 
-fn one(out: &mut String, name: &str, plan: &Plan, open: bool) {
-    let name = escape(name);
+fn one(name: &str, plan: &Plan, open: bool) -> Markup {
     if plan.steps.is_empty() {
-        let _ = writeln!(out, "<p><b>{name}</b>: nothing is changed.</p>");
-        return;
+        return html! { p { b { (name) } ": nothing is changed." } };
     }
-    let open = if open { " open" } else { "" };
-    let _ = writeln!(
-        out,
-        "<details{open}><summary><b>{name}</b>: level {}</summary>\n<ol>",
-        plan.level()
-    );
-    for step in &plan.steps {
-        let who = step
-            .group
-            .as_ref()
-            .map_or_else(String::new, |g| format!("{}: ", escape(g)));
-        let _ = writeln!(
-            out,
-            "<li>{who}{} <span class=\"faint\">{}</span></li>",
-            escape(&describe(&step.set)),
-            escape(&step.because)
-        );
-    }
-    out.push_str("</ol>\n<ul>\n");
-    for held in &plan.promises {
-        let by: Vec<String> = held.held_by.iter().map(|s| s.0.to_string()).collect();
-        let mut why = String::new();
-        if !by.is_empty() {
-            let steps = if by.len() == 1 { "step" } else { "steps" };
-            why = format!("held by {steps} {}", list(&by));
+    html! {
+        details open[open] {
+            summary { b { (name) } ": level " (plan.level()) }
+            ol {
+                @for step in &plan.steps {
+                    li {
+                        @if let Some(group) = &step.group { (group) ": " }
+                        (describe(&step.set)) " " span.faint { (step.because) }
+                    }
+                }
+            }
+            ul {
+                @for held in &plan.promises {
+                    li { (held.group) ": " (held.promise) ": " b { (held.level) } " " span.faint { (why(held)) } }
+                }
+                @for note in &plan.notes { li.faint { (note) } }
+            }
         }
-        if let Some(weakest) = &held.weakest {
-            let join = if why.is_empty() { "" } else { "; " };
-            why.push_str(&format!("{join}weakest: {weakest}"));
-        }
-        let _ = writeln!(
-            out,
-            "<li>{}: {}: <b>{}</b> <span class=\"faint\">{}</span></li>",
-            escape(&held.group),
-            escape(&held.promise.to_string()),
-            held.level,
-            escape(&why)
-        );
     }
-    for note in &plan.notes {
-        let _ = writeln!(out, "<li class=\"faint\">{}</li>", escape(note));
-    }
-    out.push_str("</ul></details>\n");
+}
+
+fn why(held: &Held) -> String {
+    let by: Vec<String> = held.held_by.iter().map(|s| s.0.to_string()).collect();
+    let steps = if by.len() == 1 { "step" } else { "steps" };
+    let by = (!by.is_empty()).then(|| format!("held by {steps} {}", list(&by)));
+    let weakest = held.weakest.as_ref().map(|w| format!("weakest: {w}"));
+    let said: Vec<String> = by.into_iter().chain(weakest).collect();
+    said.join("; ")
 }
