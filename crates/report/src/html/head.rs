@@ -1,17 +1,14 @@
-//! What comes first: what was run, what it means, and the table.
+//! What comes first: what was run, what it means, and how it was measured.
 
 use maud::{Markup, html};
 use quell_record::events::Record;
-use quell_record::result::Subset;
 
-use crate::compare::{footnote, partly_shared, table};
 use crate::doctor::lab;
 use crate::outcome::outcome;
 use crate::text::count;
 use crate::verdict::verdict;
 
-use super::page::{Page, Section};
-use super::table::html_table;
+use super::page::Page;
 
 pub(crate) fn title(record: &Record) -> String {
     match &record.result {
@@ -21,7 +18,7 @@ pub(crate) fn title(record: &Record) -> String {
     }
 }
 
-/// Title, circumstances and verdict.
+/// Title, verdict and circumstances.
 pub(crate) fn head(page: &Page<'_>, title: &str) -> Markup {
     let record = page.record;
     let mut circumstances = Vec::new();
@@ -51,30 +48,13 @@ pub(crate) fn head(page: &Page<'_>, title: &str) -> Markup {
     circumstances.push(format!("Quell {}", record.version));
     html! {
         h1 { (title) }
-        p.faint { (circumstances.join(" · ")) }
         @if !sentences.is_empty() {
             div.verdict { (paragraphs(&sentences)) }
         }
+        p.faint { (circumstances.join(" · ")) }
     }
 }
 
 pub(crate) fn paragraphs(sentences: &[String]) -> Markup {
     html! { @for sentence in sentences { p { (sentence) } } }
-}
-
-/// The table, over all rounds and over those with a shared cache.
-pub(crate) fn figures(page: &Page<'_>) -> Option<Section> {
-    let result = page.result()?;
-    let shared = table(result, Subset::Shared).filter(|_| partly_shared(result));
-    let body = html! {
-        (html_table(&table(result, Subset::All)?, &format!("All rounds. {}", footnote(result))))
-        @if let Some(shared) = shared {
-            (html_table(&shared, "Only rounds in which the subjects' CPUs shared a cache before and after the cell."))
-        }
-    };
-    Some(Section {
-        id: "result",
-        title: "Result",
-        body,
-    })
 }

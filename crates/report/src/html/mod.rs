@@ -1,6 +1,6 @@
 //! One self-contained page about a record: no script, nothing loaded from anywhere, light or dark as the reader's system
-//! is, readable on a phone and on paper. It is a function of the record alone. One module per section; [`SECTIONS`] is
-//! their order.
+//! is, readable on a phone and on paper. It is a function of the record alone. One module per section. The verdict and one
+//! picture come first, then the result, the other pictures and the facts.
 
 mod attribution;
 mod bars;
@@ -17,6 +17,7 @@ mod plans;
 mod pressure;
 mod profile;
 mod repeat;
+mod result;
 mod series;
 mod table;
 mod tails;
@@ -34,9 +35,11 @@ use page::{Page, Section};
 
 pub use profile::profile_html;
 
-/// The sections in their order. Each is left out where the record holds nothing for it.
-const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
-    head::figures,
+/// Builds a section; `None` where the record holds nothing for it.
+type Build = fn(&Page<'_>) -> Option<Section>;
+
+/// The sections that are mostly a picture. The first that the record has data for follows the verdict.
+const PICTURES: &[Build] = &[
     curve::section,
     frontier::section,
     bars::section,
@@ -45,9 +48,13 @@ const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
     series::section,
     course::section,
     pressure::section,
-    throttling::section,
     ways::section,
     whole::section,
+];
+
+/// The sections of text and tables.
+const FACTS: &[Build] = &[
+    throttling::section,
     caveats::section,
     plans::section,
     machine::section,
@@ -59,11 +66,15 @@ const SECTIONS: &[fn(&Page<'_>) -> Option<Section>] = &[
 pub fn html(record: &Record) -> String {
     let page = Page::new(record);
     let title = head::title(record);
-    let sections: Vec<Section> = SECTIONS.iter().filter_map(|build| build(&page)).collect();
+    let mut pictures = PICTURES.iter().filter_map(|build| build(&page));
+    let first: Vec<Section> = pictures.next().into_iter().collect();
+    let facts = FACTS.iter().filter_map(|build| build(&page));
+    let rest = result::section(&page).into_iter().chain(pictures);
+    let sections: Vec<Section> = first.into_iter().chain(rest).chain(facts).collect();
     document(&title, &head::head(&page, &title), &sections)
 }
 
-/// A page of its own: what comes first, and the sections.
+/// A page of its own: what comes first, and the sections. Links to the sections follow the first of them.
 fn document(title: &str, head: &Markup, sections: &[Section]) -> String {
     let page = html! {
         (DOCTYPE)
@@ -76,17 +87,17 @@ fn document(title: &str, head: &Markup, sections: &[Section]) -> String {
                 style { (PreEscaped(include_str!("style.css"))) }
             }
             body {
-                header {
-                    (head)
-                    nav aria-label="Sections" {
-                        @for section in sections { a href={ "#" (section.id) } { (section.title) } " " }
-                    }
-                }
+                header { (head) }
                 main {
-                    @for section in sections {
+                    @for (n, section) in sections.iter().enumerate() {
                         section aria-labelledby=(section.id) {
                             h2 id=(section.id) { (section.title) }
                             (section.body)
+                        }
+                        @if n == 0 {
+                            nav aria-label="Sections" {
+                                @for other in sections.iter().skip(1) { a href={ "#" (other.id) } { (other.title) } " " }
+                            }
                         }
                     }
                 }
