@@ -6,7 +6,8 @@ CARGO ?= cargo
 export QUELL_CACHE ?= $(CURDIR)/.cache
 # How often `make soak` kills a run that holds programs back.
 KILLS ?= 1000
-QUELL := $(or $(CARGO_TARGET_DIR),target)/release/quell
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+QUELL := $(RELEASE)/quell
 # Rust's name for 64-bit Arm.
 ARM := aarch64-unknown-linux-gnu
 # Tests that change the machine need root; without it they skip themselves aloud.
@@ -18,8 +19,10 @@ demo: build
 	$(QUELL) doctor
 	$(QUELL) compare neighbour --on linux --rounds 3
 
+# Debug information goes to a file next to each program: *.debug.
 build:
-	$(CARGO) build --release --locked -p quell -p quell-lab-plugin
+	$(CARGO) build --release --locked --config 'profile.release.debug="line-tables-only"' -p quell -p quell-lab-plugin
+	scripts/split-debug.sh $(QUELL) $(RELEASE)/libquell_lab_plugin.so
 
 check:
 	$(CARGO) fmt --all --check

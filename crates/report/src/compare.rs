@@ -1,15 +1,13 @@
 //! The result of a comparison on a terminal: one table, the verdict, the frontier, and what was left out.
 
-use quell_record::result::{CompareResult, ConfigurationResult, Figures, PromiseResult, Subset};
-use quell_types::stats::Better;
+use quell_record::result::{CompareResult, ConfigurationResult, Figures, Subset};
 
+use crate::columns::Columns;
 use crate::doctor::lab;
 use crate::frontier::{self, Data};
 use crate::lost;
 use crate::matrix;
-use crate::text::{
-    Style, Table, TableCell, Tone, count, normalized, number, percent, spread, unit,
-};
+use crate::text::{Style, Table, TableCell, Tone, count, normalized, number, percent, spread};
 use crate::throttling::{LEGEND, POOLED, pooled, throttling};
 use crate::verdict::{spoken_for, verdict};
 use crate::view::View;
@@ -91,107 +89,17 @@ pub(crate) fn partly_shared(result: &CompareResult) -> bool {
 }
 
 pub(crate) fn table(result: &CompareResult, subset: Subset) -> Option<Table> {
-    let view = View::new(result, subset)?;
-    let all: Vec<_> = result
-        .configurations
-        .iter()
-        .filter_map(|c| view.protected(c))
-        .collect();
-    // Of a rate the mean says what was done; its percentiles only how it was spread over the windows.
-    let rate = view.better() == Some(Better::Higher);
-    let (p50, p99) = (
-        !rate && all.iter().any(|f| f.p50.is_some()),
-        !rate && all.iter().any(|f| f.p99.is_some()),
-    );
-    let (who, unit) = (view.protected, unit(view.metric()));
-    let mut head = vec!["configuration".to_owned()];
-    head.push(if p50 {
-        format!("{who} p50 {unit}")
-    } else {
-        format!("{who} {unit}")
-    });
-    if p99 {
-        head.push(format!("p99 {unit}"));
-    }
-    let times = all.iter().any(|f| f.normalized_p50.is_some());
-    head.push(if times { "norm. p50" } else { "normalized" }.to_owned());
-    if p99 && times {
-        head.push("norm. p99".to_owned());
-    }
-    if let Some(pays) = view.pays {
-        head.push(format!("{pays} kept"));
-    }
-    let shared = subset == Subset::Shared;
-    if shared {
-        head.push("rounds".to_owned());
-    }
-    head.push("level".to_owned());
-    let level = head.len() - 1;
-    let rows = result
-        .configurations
-        .iter()
-        .map(|configuration| {
-            let f = view.protected(configuration).cloned().unwrap_or_default();
-            let mut row = vec![TableCell::new(&configuration.name)];
-            row.push(TableCell::new(if p50 {
-                spread(f.p50, f.p50_ci95)
-            } else {
-                spread(f.value, f.ci95)
-            }));
-            if p99 {
-                row.push(TableCell::new(spread(f.p99, f.p99_ci95)));
-            }
-            row.push(TableCell::new(if times {
-                normalized(f.normalized_p50, f.normalized_p50_ci95)
-            } else {
-                normalized(f.normalized, f.normalized_ci95)
-            }));
-            if p99 && times {
-                row.push(TableCell::new(normalized(
-                    f.normalized_p99,
-                    f.normalized_p99_ci95,
-                )));
-            }
-            if view.pays.is_some() {
-                row.push(if view.is_baseline(configuration) {
-                    TableCell::tone("alone", Tone::Faint)
-                } else {
-                    let kept = view.kept(configuration);
-                    TableCell::new(kept.map_or_else(|| "–".to_owned(), percent))
-                });
-            }
-            if shared {
-                let rounds = configuration.rounds_shared;
-                row.push(TableCell::new(
-                    rounds.map_or_else(|| "–".to_owned(), |n| n.to_string()),
-                ));
-            }
-            row.push(level_cell(&view, configuration));
-            row
-        })
-        .collect();
+    let columns = Columns::new(result, subset)?;
+    let head = columns.head();
     Some(Table {
+        left: vec![head.len() - 1],
+        rows: result
+            .configurations
+            .iter()
+            .map(|c| columns.row(c))
+            .collect(),
         head,
-        rows,
-        left: vec![level],
     })
-}
-
-fn level_cell(view: &View<'_>, configuration: &ConfigurationResult) -> TableCell {
-    if !configuration.refused.is_empty() {
-        return TableCell::tone("refused", Tone::Bad);
-    }
-    if view.is_baseline(configuration) {
-        return TableCell::tone("–", Tone::Faint);
-    }
-    let level = configuration.guarantee.unwrap_or_default().name();
-    if configuration.promises.iter().any(PromiseResult::was_lost) {
-        TableCell::tone(format!("{level}, LOST"), Tone::Bad)
-    } else if configuration.promises.iter().any(|p| p.held == Some(false)) {
-        TableCell::tone(format!("{level}, NOT HELD"), Tone::Bad)
-    } else {
-        TableCell::new(level)
-    }
 }
 
 /// How the table's figures are to be read.
@@ -317,6 +225,7 @@ mod tests {
     use super::*;
     use crate::sample;
     use quell_record::result::{CellFailure, ExpectationResult};
+    use quell_types::stats::Better;
 
     #[test]
     fn the_first_screen_is_one_table() {

@@ -1,7 +1,9 @@
 //! What people look at: tables, verdicts, charts and one self-contained page, all functions from values to text. The
 //! numbers come from [`quell_record::result`]; nothing here measures or decides anything but how to say it.
 
+mod alike;
 mod attribution;
+mod columns;
 mod compare;
 mod curve;
 mod deep;

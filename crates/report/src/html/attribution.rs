@@ -1,5 +1,6 @@
 //! Why critical subjects were late: a bar of the late time per configuration, a part per cause, and the table.
 
+use maud::html;
 use quell_record::attribution::{Attribution, Cause};
 
 use crate::attribution::{all, legend, several, table, whose};
@@ -43,7 +44,10 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
                   that were late and their late time together. Memory is what the kernel's clocks leave: caches, \
                   bandwidth, banks. Everything else would make a program late on any machine as busy.",
     };
-    let body = figure.render(|width| draw(&rows, width)) + &html_table(&table, &legend(result));
+    let body = html! {
+        (figure.render(|width| draw(&rows, width)))
+        (html_table(&table, &legend(result)))
+    };
     Some(Section {
         id: "causes",
         title: "Why it was late",

@@ -1,5 +1,6 @@
 //! What the reader must hold against the figures: computed from the record, worst first.
 
+use maud::html;
 use quell_plan::inventory::{Inventory, MeterKind};
 use quell_record::events::Event;
 use quell_record::result::CompareResult;
@@ -8,7 +9,6 @@ use crate::compare::{skipped, unmeasured};
 use crate::lost;
 use crate::text::{count, list, percent};
 
-use super::escape;
 use super::page::{Page, Section};
 use super::series::parts;
 
@@ -32,14 +32,10 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         surroundings(machine, &mut said);
     }
     findings(page, &mut said);
-    let body: String = said
-        .iter()
-        .map(|s| format!("<li>{}</li>\n", escape(s)))
-        .collect();
     (!said.is_empty()).then(|| Section {
         id: "caveats",
         title: "What to hold against it",
-        body: format!("<ul>\n{body}</ul>\n"),
+        body: html! { ul { @for sentence in &said { li { (sentence) } } } },
     })
 }
 

@@ -4,9 +4,9 @@
 
 use std::fmt::Write;
 
-use crate::text::{number, thousands};
+use maud::{Markup, PreEscaped, html};
 
-use super::escape;
+use crate::text::{number, thousands};
 
 /// What a figure is drawn for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -433,18 +433,23 @@ impl Svg {
         }
     }
 
-    fn finish(self, id: &str, title: &str, description: &str) -> String {
+    fn finish(self, id: &str, title: &str, description: &str) -> Markup {
         let (class, width) = (self.width.class(), self.width.units());
-        let id = format!("{id}-{class}");
-        format!(
-            "<svg class=\"{class}\" viewBox=\"0 0 {width} {:.0}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">\n\
-             <title id=\"{id}-t\">{}</title>\n<desc id=\"{id}-d\">{}</desc>\n{}</svg>\n",
-            self.height,
-            escape(title),
-            escape(description),
-            self.out
-        )
+        let (title_id, desc_id) = (format!("{id}-{class}-t"), format!("{id}-{class}-d"));
+        html! {
+            svg class=(class) viewBox=(format!("0 0 {width} {:.0}", self.height)) role="img"
+                aria-labelledby={ (title_id) " " (desc_id) } {
+                title id=(title_id) { (title) }
+                desc id=(desc_id) { (description) }
+                (PreEscaped(self.out))
+            }
+        }
     }
+}
+
+/// Text for element content and quoted attributes.
+fn escape(text: &str) -> String {
+    html! { (text) }.into_string()
 }
 
 fn path(places: &[(f64, f64)]) -> String {
@@ -467,17 +472,15 @@ pub(crate) struct Figure<'f> {
 }
 
 impl Figure<'_> {
-    pub(crate) fn render(&self, draw: impl Fn(Width) -> Svg) -> String {
-        let drawn: String = [Width::Wide, Width::Narrow]
-            .into_iter()
-            .map(|width| draw(width).finish(self.id, self.title, self.shows))
-            .collect();
-        format!(
-            "<figure id=\"{}\">\n<figcaption><p>{}</p>\n<p class=\"faint\">{}</p></figcaption>\n{drawn}</figure>\n",
-            self.id,
-            escape(self.shows),
-            escape(self.reading)
-        )
+    pub(crate) fn render(&self, draw: impl Fn(Width) -> Svg) -> Markup {
+        html! {
+            figure id=(self.id) {
+                figcaption { p { (self.shows) } p.faint { (self.reading) } }
+                @for width in [Width::Wide, Width::Narrow] {
+                    (draw(width).finish(self.id, self.title, self.shows))
+                }
+            }
+        }
     }
 }
 

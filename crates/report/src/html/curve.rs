@@ -1,5 +1,7 @@
 //! A metric over an axis of sizes or numbers: a curve per subject and value of the other axes, and the table.
 
+use maud::html;
+
 use crate::curve::{Curves, Point};
 use crate::text::{number, unit};
 
@@ -41,11 +43,10 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         reading: "Both scales are logarithmic: every step to the right is as many times larger. Whiskers are the confidence \
                   interval over rounds; where those of two curves overlap, chance could have made the difference.",
     };
-    let body = figure.render(|width| draw(&curves, width))
-        + &html_table(
-            &curves.table(),
-            "Medians; ± is half the confidence interval over rounds",
-        );
+    let body = html! {
+        (figure.render(|width| draw(&curves, width)))
+        (html_table(&curves.table(), "Medians; ± is half the confidence interval over rounds"))
+    };
     Some(Section {
         id: "curve",
         title: "Along the axis",

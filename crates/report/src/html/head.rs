@@ -1,19 +1,14 @@
-//! What comes first: what was run, what it means, and the table.
+//! What comes first: what was run, what it means, and how it was measured.
 
-use std::fmt::Write;
-
+use maud::{Markup, html};
 use quell_record::events::Record;
-use quell_record::result::Subset;
 
-use crate::compare::{footnote, partly_shared, table};
 use crate::doctor::lab;
 use crate::outcome::outcome;
 use crate::text::count;
 use crate::verdict::verdict;
 
-use super::escape;
-use super::page::{Page, Section};
-use super::table::html_table;
+use super::page::Page;
 
 pub(crate) fn title(record: &Record) -> String {
     match &record.result {
@@ -23,8 +18,8 @@ pub(crate) fn title(record: &Record) -> String {
     }
 }
 
-/// Title, circumstances and verdict.
-pub(crate) fn head(page: &Page<'_>, title: &str) -> String {
+/// Title, verdict and circumstances.
+pub(crate) fn head(page: &Page<'_>, title: &str) -> Markup {
     let record = page.record;
     let mut circumstances = Vec::new();
     let sentences = if let Some(result) = page.result() {
@@ -51,37 +46,15 @@ pub(crate) fn head(page: &Page<'_>, title: &str) -> String {
     };
     circumstances.extend(record.created.clone());
     circumstances.push(format!("Quell {}", record.version));
-    let mut out = format!(
-        "<h1>{}</h1>\n<p class=\"faint\">{}</p>\n",
-        escape(title),
-        escape(&circumstances.join(" · "))
-    );
-    if sentences.is_empty() {
-        return out;
+    html! {
+        h1 { (title) }
+        @if !sentences.is_empty() {
+            div.verdict { (paragraphs(&sentences)) }
+        }
+        p.faint { (circumstances.join(" · ")) }
     }
-    out.push_str("<div class=\"verdict\">\n");
-    for sentence in sentences {
-        let _ = writeln!(out, "<p>{}</p>", escape(&sentence));
-    }
-    out + "</div>\n"
 }
 
-/// The table, over all rounds and over those with a shared cache.
-pub(crate) fn figures(page: &Page<'_>) -> Option<Section> {
-    let result = page.result()?;
-    let mut body = html_table(
-        &table(result, Subset::All)?,
-        &format!("All rounds. {}", footnote(result)),
-    );
-    if let Some(shared) = table(result, Subset::Shared).filter(|_| partly_shared(result)) {
-        body.push_str(&html_table(
-            &shared,
-            "Only rounds in which the subjects' CPUs shared a cache before and after the cell.",
-        ));
-    }
-    Some(Section {
-        id: "result",
-        title: "Result",
-        body,
-    })
+pub(crate) fn paragraphs(sentences: &[String]) -> Markup {
+    html! { @for sentence in sentences { p { (sentence) } } }
 }

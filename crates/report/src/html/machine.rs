@@ -1,54 +1,51 @@
 //! The machine, and which mechanisms it offers.
 
+use maud::{Markup, html};
 use quell_plan::inventory::Availability;
 
 use crate::doctor;
 
-use super::escape;
 use super::page::{Page, Section};
 use super::table::facts;
 
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let machine = page.record.machine.as_ref()?;
     let mut rows = vec![
-        ("machine".to_owned(), escape(&doctor::name(machine))),
-        ("CPUs".to_owned(), escape(&doctor::cpus(machine))),
+        ("machine".to_owned(), html! { (doctor::name(machine)) }),
+        ("CPUs".to_owned(), html! { (doctor::cpus(machine)) }),
     ];
     let caches = doctor::caches(machine).into_iter();
-    rows.extend(caches.map(|(label, text)| (label, escape(&text))));
+    rows.extend(caches.map(|(label, text)| (label, html! { (text) })));
     if let Some(measured) = &machine.measured {
         let text = format!(
             "one CPU draws {} ({}), all together {}",
             measured.peak_cpu, measured.peak_operation, measured.sustainable
         );
-        rows.push(("measured".to_owned(), escape(&text)));
+        rows.push(("measured".to_owned(), html! { (text) }));
     }
-    let mut body = facts(&rows);
-    let mechanisms: Vec<(String, String)> = machine
+    let mechanisms: Vec<(String, Markup)> = machine
         .mechanisms
         .iter()
         .map(|(mechanism, availability)| {
             let text = match availability {
                 Availability::Yes { best, how } => {
-                    format!(
-                        "<span class=\"good\">yes</span>, up to {best}: {}",
-                        escape(how)
-                    )
+                    html! { span.good { "yes" } ", up to " (best) ": " (how) }
                 }
-                Availability::No { why, remedy } => {
-                    let remedy = remedy
-                        .as_ref()
-                        .map_or_else(String::new, |r| format!(". Remedy: {}", escape(r)));
-                    format!("<span class=\"faint\">no</span>: {}{remedy}", escape(why))
-                }
+                Availability::No { why, remedy } => html! {
+                    span.faint { "no" } ": " (why)
+                    @if let Some(remedy) = remedy { ". Remedy: " (remedy) }
+                },
             };
             (mechanism.to_string(), text)
         })
         .collect();
-    if !mechanisms.is_empty() {
-        body.push_str("<h3>Mechanisms it offers</h3>\n");
-        body.push_str(&facts(&mechanisms));
-    }
+    let body = html! {
+        (facts(&rows))
+        @if !mechanisms.is_empty() {
+            h3 { "Mechanisms it offers" }
+            (facts(&mechanisms))
+        }
+    };
     Some(Section {
         id: "machine",
         title: "The machine",

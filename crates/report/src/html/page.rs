@@ -1,6 +1,7 @@
 //! What all sections share: the record seen as a comparison, and one look (colour, mark) per family of configurations,
 //! the same in every figure.
 
+use maud::Markup;
 use quell_record::events::{Record, Span};
 use quell_record::result::{CompareResult, ConfigurationResult};
 use quell_types::mechanism::Mechanism;
@@ -15,8 +16,7 @@ pub(crate) struct Section {
     /// Unique in the page.
     pub(crate) id: &'static str,
     pub(crate) title: &'static str,
-    /// HTML.
-    pub(crate) body: String,
+    pub(crate) body: Markup,
 }
 
 /// The configurations that differ only in their axes: `regulated@10%`, `regulated@20%`, …

@@ -1,5 +1,6 @@
 //! The page of a profile: demand per millisecond over one second, the whole span, the figures, and what follows from them.
 
+use maud::html;
 use quell_record::demand::{Measuring, Profile, Quantity};
 use quell_types::calendar;
 
@@ -9,7 +10,7 @@ use crate::text::number;
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width};
 use super::document;
 use super::envelope::envelope;
-use super::escape;
+use super::head::paragraphs;
 use super::page::Section;
 use super::series::{buckets, steps};
 use super::table::html_table;
@@ -22,14 +23,13 @@ const SECOND: usize = 1_000;
 #[must_use]
 pub fn profile_html(profile: &Profile) -> String {
     let title = format!("What {} asks of memory over time", profile.name);
-    let head = format!(
-        "<h1>{}</h1>\n<p class=\"faint\">{} · {} · Quell {}</p>\n<div class=\"verdict\">\n{}</div>\n",
-        escape(&title),
-        escape(&circumstances(profile)),
-        calendar::utc(profile.created_unix_s),
-        escape(&profile.version),
-        paragraphs(&said_first(profile))
-    );
+    let head = html! {
+        h1 { (title) }
+        p.faint {
+            (circumstances(profile)) " · " (calendar::utc(profile.created_unix_s)) " · Quell " (profile.version)
+        }
+        div.verdict { (paragraphs(&said_first(profile))) }
+    };
     let sections = [one_second(profile), whole(profile), table(profile)];
     let more = [sensitive(profile), Some(proposed(profile))];
     let all: Vec<Section> = sections
@@ -37,11 +37,6 @@ pub fn profile_html(profile: &Profile) -> String {
         .chain(more.into_iter().flatten())
         .collect();
     document(&title, &head, &all)
-}
-
-fn paragraphs(sentences: &[String]) -> String {
-    let all = sentences.iter().map(|s| format!("<p>{}</p>\n", escape(s)));
-    all.collect()
 }
 
 /// What the figures are before any of them.
@@ -214,10 +209,10 @@ fn sensitive(profile: &Profile) -> Option<Section> {
     Some(Section {
         id: "sensitivity",
         title: "What it suffers from",
-        body: html_table(
-            &table,
-            "Beside one neighbour at a time, at controlled rates",
-        ) + &paragraphs(&untried(profile)),
+        body: html! {
+            (html_table(&table, "Beside one neighbour at a time, at controlled rates"))
+            (paragraphs(&untried(profile)))
+        },
     })
 }
 
@@ -225,11 +220,10 @@ fn proposed(profile: &Profile) -> Section {
     Section {
         id: "proposal",
         title: "A policy to begin with",
-        body: format!(
-            "<p>{}</p>\n<pre><code>{}</code></pre>\n",
-            escape(&profile.proposal.because),
-            escape(&profile.proposal.policy)
-        ),
+        body: html! {
+            p { (profile.proposal.because) }
+            pre { code { (profile.proposal.policy) } }
+        },
     }
 }
 

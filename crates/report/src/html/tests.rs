@@ -1,13 +1,17 @@
 use std::collections::BTreeSet;
 
+use quell_plan::{Promise, Setting};
 use quell_record::events::{Course, Event, Met, Record, Stamped, Steering};
+use quell_types::ids::StepId;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::units::{Lines, Nanos, Rate, Share};
 
 use super::*;
 use crate::sample;
 
 /// Whether every element is closed in order; the names of all elements.
 fn balanced(page: &str) -> BTreeSet<String> {
-    const VOID: [&str; 3] = ["meta", "br", "!doctype"];
+    const VOID: [&str; 3] = ["meta", "br", "!DOCTYPE"];
     let (mut open, mut seen): (Vec<&str>, BTreeSet<String>) = (Vec::new(), BTreeSet::new());
     for part in page.split('<').skip(1) {
         let tag = part.split('>').next().unwrap();
@@ -187,7 +191,7 @@ fn what_people_write_is_text_not_markup() {
     result.title = Some("<b>\"a\" & 'b'".into());
     let page = html(&record);
     sound(&page);
-    assert!(page.contains("<title>&lt;b&gt;&quot;a&quot; &amp; &#39;b&#39;</title>"));
+    assert!(page.contains("<title>&lt;b&gt;&quot;a&quot; &amp; 'b'</title>"));
     assert!(page.contains("--on linux &amp;&amp; echo &lt;done&gt;"));
 }
 
@@ -393,18 +397,23 @@ fn words(page: &str) -> String {
     let mut text = String::new();
     for part in drawn.split('<') {
         let (tag, words) = part.split_once('>').unwrap_or(("", part));
-        if ["td", "/th", "/a", "th"].contains(&tag) || tag.starts_with("td ") {
-            text.push(' ');
+        let name = tag.split(' ').next().unwrap();
+        match name.trim_start_matches('/') {
+            "p" | "li" | "tr" | "h1" | "h2" | "h3" | "caption" | "pre" | "summary" | "section" => {
+                text.push('\n');
+            }
+            "td" | "th" | "a" => text.push(' '),
+            _ => {}
         }
         text.push_str(words);
     }
-    let text = text
-        .replace("&#39;", "'")
-        .replace("&quot;", "\"")
-        .replace("&lt;", "<");
+    let text = text.replace("&quot;", "\"").replace("&lt;", "<");
     let text = text.replace("&gt;", ">").replace("&amp;", "&");
-    let lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
-    lines.collect::<Vec<_>>().join("\n") + "\n"
+    let lines = text
+        .lines()
+        .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
+    let lines: Vec<String> = lines.filter(|l| !l.is_empty()).collect();
+    lines.join("\n") + "\n"
 }
 
 #[test]
@@ -429,4 +438,140 @@ fn who_may_fill_which_ways_is_drawn_with_names_and_told_with_evidence() {
         assert!(page.contains(named), "{named}");
     }
     assert!(!page.contains("NaN") && !page.contains("inf"));
+}
+
+/// The plans of a real comparison: one without limits, and two ways to limit at five caps each.
+fn thirteen() -> Record {
+    const CAPS: [u64; 5] = [10, 20, 30, 50, 70];
+    let mut record = sample::record();
+    let template = sample::plan();
+    let limit = template.steps.len() - 1;
+    let mut cores = template.clone();
+    cores.steps.truncate(limit);
+    cores.promises.truncate(1);
+    let quota = |percent: u64| {
+        let mut plan = template.clone();
+        let share = Share::percent(percent);
+        plan.steps[limit].mechanism = Mechanism::CpuMax;
+        let period = Nanos::millis(100);
+        plan.steps[limit].set = Setting::CpuMax { share, period };
+        plan.steps[limit].because = "the kernel's own quota".into();
+        plan.promises[1].promise = Promise::LimitCpuTime { share };
+        plan.promises[1].level = Level::Enforced;
+        plan.promises[1].weakest = None;
+        (format!("cpu-max@{percent}%"), plan)
+    };
+    let regulated = |percent: u64| {
+        let mut plan = template.clone();
+        let rate = Rate(percent * 375_000_000);
+        if let Setting::Regulate(regulation) = &mut plan.steps[limit].set {
+            regulation.budget = Lines(rate.0 / 1_000 / 64);
+        }
+        plan.steps[limit].because = format!("{percent}% of what one CPU can draw");
+        plan.promises[1].promise = Promise::LimitBandwidth { rate };
+        (format!("regulated@{percent}%"), plan)
+    };
+    let mut plans = vec![("cores".to_owned(), cores)];
+    plans.extend(CAPS.map(quota));
+    plans.extend(CAPS.map(regulated));
+    let result = record.result.as_mut().unwrap();
+    let template = result.configurations[5].clone();
+    result.configurations.truncate(2);
+    for (name, plan) in &plans {
+        let mut row = template.clone();
+        row.name.clone_from(name);
+        row.guarantee = Some(plan.level());
+        row.promises.clear();
+        result.configurations.push(row);
+    }
+    record.refused.clear();
+    record.plans.retain(|name, _| name == "none");
+    record.plans.extend(plans);
+    record
+}
+
+/// The section below a heading.
+fn section_of<'p>(page: &'p str, id: &str) -> &'p str {
+    let section = page.split(&format!("<h2 id=\"{id}\">")).nth(1).unwrap();
+    section.split("</section>").next().unwrap()
+}
+
+#[test]
+fn what_plans_share_is_said_once() {
+    let page = html(&thirteen());
+    let plans = words(&format!("<body>{}", section_of(&page, "plans")));
+    let count = |text: &str| text.split_whitespace().count();
+    let (part, whole) = (count(&plans), count(&words(&page)));
+    assert!(part * 4 <= whole, "{part} of {whole} words: {plans}");
+    for once in [
+        "run on CPU 0, memory from node 0",
+        "no counter counts here",
+        "CPU 1 is shared",
+    ] {
+        assert_eq!(plans.matches(once).count(), 1, "{once}: {plans}");
+    }
+    for each in [
+        "cores: level enforced",
+        "at most 70% of one CPU's time",
+        "neighbour: as under regulated@10%, but 410156 cache lines per 1ms",
+        "neighbour: at most 26.25GB/s: estimated held by step 5",
+    ] {
+        assert!(plans.contains(each), "{each}: {plans}");
+    }
+}
+
+/// Steps are numbered per plan; the page numbers what all plans share first.
+#[test]
+fn a_promise_names_its_steps_by_their_numbers_on_the_page() {
+    let mut record = sample::record();
+    let mut other = sample::plan();
+    let own = other.steps.pop().unwrap();
+    other.steps.insert(0, own);
+    for (step, id) in other.steps.iter_mut().zip(1..) {
+        step.id = StepId(id);
+    }
+    other.steps[0].because = "another reason".into();
+    other.promises[0].held_by = vec![StepId(3), StepId(4)];
+    other.promises[1].held_by = vec![StepId(1)];
+    record.plans.insert("regulated@30%".into(), other);
+    let page = html(&record);
+    let plans = words(&format!("<body>{}", section_of(&page, "plans")));
+    let shared = "victim: CPU 0 to itself: enforced held by steps 2 and 3";
+    assert_eq!(plans.matches(shared).count(), 1, "{plans}");
+    let own = "neighbour: at most 3.75GB/s: estimated held by step 5";
+    assert_eq!(plans.matches(own).count(), 2, "{plans}");
+    assert_eq!(page.matches("<ol start=\"5\">").count(), 2);
+}
+
+#[test]
+fn configurations_that_overlap_are_one_row_that_opens() {
+    let page = html(&thirteen());
+    sound(&page);
+    let table = section_of(&page, "result");
+    let rows = table.split("<tr").filter(|row| row.contains("<summary>"));
+    let summaries: Vec<&str> = rows
+        .map(|r| r.split("</summary>").next().unwrap())
+        .collect();
+    assert_eq!(summaries.len(), 2, "{table}");
+    assert!(summaries[0].contains("cores and cpu-max@10% to 70% (6)"));
+    assert!(summaries[1].contains("regulated@10% to 70% (5)"));
+    assert!(summaries[1].contains(">0.92</span>") && summaries[1].contains(">5.0 %</span>"));
+    assert_eq!(table.matches("<th scope=\"row\">").count(), 13);
+    let all_differ = html(&sample::record());
+    assert!(!section_of(&all_differ, "result").contains("<details"));
+}
+
+#[test]
+fn the_verdict_and_one_picture_come_first() {
+    let page = html(&sample::record());
+    let place = |what: &str| page.find(what).unwrap();
+    let order = [
+        "class=\"verdict\"",
+        "id=\"fig-frontier\"",
+        "<nav ",
+        "id=\"result\"",
+        "id=\"fig-bars\"",
+    ];
+    let places: Vec<usize> = order.into_iter().map(place).collect();
+    assert!(places.is_sorted(), "{places:?}");
 }

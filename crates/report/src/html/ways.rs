@@ -1,8 +1,7 @@
 //! Who may fill which ways of which cache: lanes over time, with what was counted of each class and where threads were below
 //! them, what changed, and what was found.
 
-use std::fmt::Write as _;
-
+use maud::{Markup, html};
 use quell_record::ways::{
     Block, Cache, Finding, ROOT, Sampled, ThreadLane, Timeline, findings, rate,
 };
@@ -12,7 +11,6 @@ use crate::text::{Table, TableCell, Tone};
 use crate::ways::{MOST_TOLD, Stage, called, evidence, fillers, stages, title, word};
 
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width, room, spread};
-use super::escape;
 use super::page::{Page, Section};
 use super::table::html_table;
 
@@ -27,11 +25,9 @@ const THREAD: f64 = 15.0;
 
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let stages = stages(page.record);
-    let body: String = stages
-        .iter()
-        .enumerate()
-        .map(|(n, stage)| drawn(n, stage))
-        .collect();
+    let body = html! {
+        @for (n, stage) in stages.iter().enumerate() { (drawn(n, stage)) }
+    };
     (!stages.is_empty()).then_some(Section {
         id: "ways",
         title: "Who may fill which ways",
@@ -39,52 +35,51 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     })
 }
 
-fn drawn(number: usize, stage: &Stage) -> String {
+fn drawn(number: usize, stage: &Stage) -> Markup {
     let timeline = &stage.timeline;
-    let mut out = String::new();
-    if let Some(name) = &stage.name {
-        let _ = writeln!(out, "<h3>{}, first round</h3>", escape(name));
+    html! {
+        @if let Some(name) = &stage.name { h3 { (name) ", first round" } }
+        (found_html(&findings(timeline)))
+        @for (n, cache) in timeline.caches.iter().enumerate() {
+            (figure(&format!("fig-ways-{number}-{n}"), timeline, cache))
+        }
+        @if let Some((table, caption)) = told(timeline) { (html_table(&table, &caption)) }
     }
-    let found = findings(timeline);
-    out += &found_html(&found);
-    for (n, cache) in timeline.caches.iter().enumerate() {
-        let id = format!("fig-ways-{number}-{n}");
-        let title = format!("Who may fill which ways of {}", cache.place);
-        let shows = format!(
-            "{}. Who may fill which of them over time, what each class had of the cache and moved, and where threads were.",
-            self::title(cache)
-        );
-        let figure = Figure {
-            id: &id,
-            title: &title,
-            shows: &shows,
-            reading: "A surface is named by the classes that may fill those ways; ways that several may fill are striped in their colours. \
-                      Hardware tells how much a class has of a cache, not in which ways: dashed is what its mask comes to.",
-        };
-        out += &figure.render(|width| draw(timeline, cache, width));
-    }
-    out + &told(timeline)
 }
 
-fn found_html(found: &[Finding]) -> String {
+fn figure(id: &str, timeline: &Timeline, cache: &Cache) -> Markup {
+    let shows = format!(
+        "{}. Who may fill which of them over time, what each class had of the cache and moved, and where threads were.",
+        title(cache)
+    );
+    let figure = Figure {
+        id,
+        title: &format!("Who may fill which ways of {}", cache.place),
+        shows: &shows,
+        reading: "A surface is named by the classes that may fill those ways; ways that several may fill are striped in their colours. \
+                  Hardware tells how much a class has of a cache, not in which ways: dashed is what its mask comes to.",
+    };
+    figure.render(|width| draw(timeline, cache, width))
+}
+
+fn found_html(found: &[Finding]) -> Markup {
     if found.is_empty() {
-        return "<p>Nothing was found that is set wrong.</p>\n".to_owned();
+        return html! { p { "Nothing was found that is set wrong." } };
     }
-    let mut out = String::from("<ul>\n");
-    for finding in found {
-        let _ = writeln!(
-            out,
-            "<li><span class=\"bad\">{}</span>: {}. <span class=\"faint\">{}.</span> To do: {}.</li>",
-            word(finding.kind),
-            escape(&finding.what),
-            escape(&evidence(finding)),
-            escape(&finding.remedy)
-        );
+    html! {
+        ul {
+            @for finding in found {
+                li {
+                    span.bad { (word(finding.kind)) } ": " (finding.what) ". "
+                    span.faint { (evidence(finding)) "." } " To do: " (finding.remedy) "."
+                }
+            }
+        }
     }
-    out + "</ul>\n"
 }
 
-fn told(timeline: &Timeline) -> String {
+/// What changed, and the caption.
+fn told(timeline: &Timeline) -> Option<(Table, String)> {
     let row = |(at, what): &(u64, String)| {
         let at = format!("{:.2} s", *at as f64 / 1e9);
         vec![TableCell::new(at), TableCell::tone(what, Tone::Plain)]
@@ -95,7 +90,7 @@ fn told(timeline: &Timeline) -> String {
         left: vec![1],
     };
     if table.rows.is_empty() {
-        return String::new();
+        return None;
     }
     let more = timeline.told.len().saturating_sub(MOST_TOLD);
     let caption = if more > 0 {
@@ -103,7 +98,7 @@ fn told(timeline: &Timeline) -> String {
     } else {
         "What changed.".to_owned()
     };
-    html_table(&table, &caption)
+    Some((table, caption))
 }
 
 /// The style class of a class.

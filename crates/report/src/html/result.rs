@@ -1,0 +1,91 @@
+//! The table of the result, over all rounds and over those with a shared cache. Configurations that no measurement
+//! distinguishes are one row that opens.
+
+use maud::{Markup, html};
+use quell_record::result::{CompareResult, ConfigurationResult, Subset};
+
+use crate::alike::alike;
+use crate::columns::Columns;
+use crate::compare::{footnote, partly_shared};
+use crate::text::list;
+
+use super::page::{Page, Section, base, cap};
+use super::table::{Row, folding_table};
+
+/// Of more names than this only the first and the last are written.
+const MOST_NAMES: usize = 3;
+
+pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
+    let result = page.result()?;
+    let shared = partly_shared(result)
+        .then(|| {
+            table(
+                result,
+                Subset::Shared,
+                "Only rounds in which the subjects' CPUs shared a cache before and after the cell.",
+            )
+        })
+        .flatten();
+    let all = table(
+        result,
+        Subset::All,
+        &format!("All rounds. {}", footnote(result)),
+    )?;
+    Some(Section {
+        id: "result",
+        title: "Result",
+        body: html! { (all) (shared.unwrap_or_default()) },
+    })
+}
+
+fn table(result: &CompareResult, subset: Subset, caption: &str) -> Option<Markup> {
+    let columns = Columns::new(result, subset)?;
+    let rows: Vec<Row> = alike(&columns.view)
+        .iter()
+        .map(|members| Row {
+            cells: match members.as_slice() {
+                [one] => columns.row(one),
+                several => columns.row_of(&names(several), several),
+            },
+            inner: match members.as_slice() {
+                [_] => Vec::new(),
+                several => several.iter().map(|c| columns.row(c)).collect(),
+            },
+        })
+        .collect();
+    let folded = rows.iter().any(|row| !row.inner.is_empty());
+    let reading = if folded {
+        " A row that opens stands for configurations whose intervals overlap, from the smallest to the largest value: \
+         chance could have made their differences."
+    } else {
+        ""
+    };
+    Some(folding_table(
+        &columns.head(),
+        &rows,
+        &format!("{caption}{reading}"),
+    ))
+}
+
+/// The names of configurations that follow each other: `cores and cpu-max@10% to 70%`.
+fn names(members: &[&ConfigurationResult]) -> String {
+    let mut families: Vec<(&str, &str)> = Vec::new();
+    for member in members {
+        let name = member.name.as_str();
+        match families.last_mut() {
+            Some((first, last)) if base(first) == base(name) => *last = name,
+            _ => families.push((name, name)),
+        }
+    }
+    let named = |(first, last): &(&str, &str)| match first == last {
+        true => (*first).to_owned(),
+        false => format!("{first} to {}", cap(last)),
+    };
+    let all: Vec<String> = families.iter().map(named).collect();
+    match (families.first(), families.last()) {
+        (Some((first, _)), Some((_, last))) if all.len() > MOST_NAMES => {
+            format!("{first} to {last} ({})", members.len())
+        }
+        _ => format!("{} ({})", list(&all), members.len()),
+    }
+}
