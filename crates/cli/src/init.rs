@@ -85,7 +85,7 @@ pub fn run(args: &Init) -> Result {
             ));
         }
     };
-    let (critical, neighbours) = groups(&files, &sample, &answers, &candidates)?;
+    let (critical, neighbours, unnamed_cpus) = groups(&files, &sample, &answers, &candidates)?;
     let mut machine = machine;
     let probed = probed(args, terminal, &mut machine, &critical)?;
     let file = args.out.display().to_string();
@@ -94,6 +94,7 @@ pub fn run(args: &Init) -> Result {
         root: quell_kernel::is_root(),
         critical,
         neighbours,
+        unnamed_cpus,
         probed,
         file: if file == STDOUT { "policy.toml" } else { &file },
     };
@@ -152,13 +153,13 @@ fn unnamed(why: &str, candidates: &[Candidate]) -> Failure {
     usage(format!("{text}\nfor example: {typed}"))
 }
 
-/// The groups of the policy, with what their processes used.
+/// The groups of the policy with what their processes used, and the CPUs that all others used.
 fn groups(
     files: &dyn Files,
     sample: &Sample,
     answers: &Answers,
     candidates: &[Candidate],
-) -> Result<(Chosen, Vec<Chosen>)> {
+) -> Result<(Chosen, Vec<Chosen>, f64)> {
     let mut tables: Vec<Vec<TaskMatch>> = vec![answers.critical.clone()];
     // A cgroup that is changed in place has another weight than tasks that are moved: each is a
     // group of its own.
@@ -180,6 +181,8 @@ fn groups(
         .collect::<quell_kernel::error::Result<_>>()
         .map_err(usage)?;
     let assigned = assign(files, &matchers, &BTreeSet::new()).map_err(usage)?;
+    let members = assigned.values().flatten().map(|s| s.id.pid).collect();
+    let unnamed_cpus = sample.without(&members);
     let mut all = names.into_iter().zip(tables).map(|(name, matching)| {
         let pids = assigned.get(&name).into_iter().flatten().map(|s| s.id.pid);
         let figures = sample.of(pids);
@@ -207,7 +210,7 @@ fn groups(
             empty.name
         );
     }
-    Ok((critical, neighbours))
+    Ok((critical, neighbours, unnamed_cpus))
 }
 
 /// What memory traffic does to the program, where it may be found out. The machine is then the

@@ -24,6 +24,8 @@ use super::text;
 
 /// A resource hurts when the lower bound of the slowdown is at least this.
 pub const HURTS: f64 = 1.25;
+/// The part of the time in which it wants a CPU that a program may wait for one.
+const WAITS: f64 = 0.1;
 /// Page faults per second that wait for a disk, from which on memory is kept.
 const FAULTS: f64 = 10.0;
 
@@ -52,6 +54,8 @@ pub struct Situation<'a> {
     pub critical: Chosen,
     /// What may be slowed; empty: everything else.
     pub neighbours: Vec<Chosen>,
+    /// CPUs that programs of no group used while all were watched.
+    pub unnamed_cpus: f64,
     /// What the probe found.
     pub probed: Probed,
     /// The name of the file that will be written.
@@ -281,7 +285,16 @@ fn needs_cores(situation: &Situation<'_>) -> Option<(bool, String)> {
         let why = format!("A low weight for its neighbours would come first, but: {why}.");
         return Some((false, why));
     }
-    None
+    let named: f64 = situation.neighbours.iter().map(|g| g.figures.cpus()).sum();
+    let unnamed = situation.unnamed_cpus;
+    let waited = situation.critical.figures.waited().unwrap_or(0.0);
+    (waited >= WAITS && unnamed > named).then(|| {
+        let why = format!(
+            "Its threads have to wait, and programs of no group used {unnamed:.2} CPUs, its named neighbours {named:.2}. \
+             Only CPUs of its own keep programs of no group away."
+        );
+        (false, why)
+    })
 }
 
 /// How many CPUs of its own it needs, if half of the machine's cores are enough.

@@ -141,6 +141,12 @@ impl Sample {
         all.fold(Figures::default(), |sum, p| sum.with(&p.figures))
     }
 
+    /// CPUs that all processes but these used.
+    pub fn without(&self, pids: &BTreeSet<u32>) -> f64 {
+        let others = self.processes.iter().filter(|(pid, _)| !pids.contains(pid));
+        others.map(|(_, p)| p.figures.cpus()).sum()
+    }
+
     /// Programs, units and containers, those first that use most of the machine's CPUs and memory.
     pub fn candidates(&self, cpus: usize, memory: Bytes) -> Vec<Candidate> {
         let mut found: Vec<Candidate> = Vec::new();

@@ -64,6 +64,7 @@ fn situation(machine: &Inventory) -> Situation<'_> {
         root: true,
         critical: group("exe=/usr/bin/redis-check-rdb,comm=redis-server", 1),
         neighbours: vec![group("comm=stress-ng", 2)],
+        unnamed_cpus: 0.1,
         probed: Probed::No("Nothing was probed (--no-probe).".to_owned()),
         file: "policy.toml",
     }
@@ -213,6 +214,23 @@ fn everything_else_needs_cores_and_too_many_threads_get_none() {
         "{text}"
     );
     assert!(!written.acts(), "{text}");
+}
+
+#[test]
+fn a_weight_is_not_enough_where_programs_of_no_group_are_busier() {
+    let machine = of("small-vm");
+    let mut asked = situation(&machine);
+    asked.unnamed_cpus = 1.5;
+    let written = choose::write(&asked).unwrap();
+    assert_eq!(written.setup.cores.map(|c| c.count), Some(1));
+    let text = written.text.replace("\n#", "");
+    assert!(
+        text.contains("programs of no group used 1.50 CPUs, its named neighbours 1.00"),
+        "{text}"
+    );
+    // One that does not wait needs no more than the weight.
+    asked.critical.figures.threads[0].waited_ns = 1_000_000;
+    assert_eq!(choose::write(&asked).unwrap().setup.cores, None);
 }
 
 #[test]
