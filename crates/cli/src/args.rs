@@ -15,6 +15,7 @@ use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate};
 
 use crate::bench::OpenLoop;
+use crate::init::Init;
 use crate::lab::Lab;
 use crate::ladder::Ladder;
 use crate::pressure::Pressure;
@@ -42,6 +43,8 @@ pub struct Args {
 pub enum Command {
     /// Tell what this machine is and which mechanisms it offers, why not, and what would enable them
     Doctor(Doctor),
+    /// Write a policy for a program that runs: choose what to protect and from what; change nothing
+    Init(Init),
     /// Tell what a policy would do here (or on a captured machine) and what its promises are worth; change nothing
     Plan(Plan),
     /// Apply a policy, hold it, launch or attach, and restore everything at the end

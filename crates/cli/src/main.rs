@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod doctor;
 mod exit;
+mod init;
 mod inside;
 mod lab;
 mod ladder;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
     };
     let done = match args.command {
         Command::Doctor(a) => doctor::run(&a),
+        Command::Init(a) => init::run(&a),
         Command::Plan(a) => plan::run(&a),
         Command::Run(a) => run::run(&a),
         Command::Status(a) => status::run(&a),

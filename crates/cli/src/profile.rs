@@ -1,7 +1,7 @@
 //! `quell profile`: what a program asks of memory over time, kept as a file, and what follows from it.
 
 pub mod args;
-mod probe;
+pub mod probe;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;

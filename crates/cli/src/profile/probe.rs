@@ -64,6 +64,19 @@ pub fn probe(args: &Args, subject: &Subject) -> Result<Vec<Sensitivity>> {
     Ok(all)
 }
 
+/// Cells of a round that [`probe`] measures on a machine, its rates measured or not yet.
+pub fn cells(machine: &Inventory) -> u32 {
+    let cells = |press: &Press| match press.resource {
+        "reads" | "writes" if machine.measured.is_none() && machine.cpus.len() > 1 => {
+            1 + RATES.len()
+        }
+        _ if press.skipped.is_some() => 0,
+        _ => 1 + press.labels.len(),
+    };
+    let all: usize = presses(machine, None).iter().map(cells).sum();
+    u32::try_from(all).unwrap_or(u32::MAX)
+}
+
 /// The resources of a machine. `on`: where the program is to run.
 fn presses(machine: &Inventory, on: Option<u32>) -> Vec<Press> {
     let alone = (machine.cpus.len() < 2)
