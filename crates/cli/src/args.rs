@@ -165,6 +165,9 @@ pub struct Run {
     /// CPUs for the critical tasks: a number, or a list such as 0,2-3 [default: auto]
     #[arg(long, value_name = "CPUS", value_parser = cpus)]
     pub cpus: Option<CpusWanted>,
+    /// Wait until a process of every critical group runs, and change nothing before that; without it the run is refused
+    #[arg(long)]
+    pub wait: bool,
     /// The machine to run on: linux, or one of the lab, lab or lab:PROFILE, which is booted for the run
     #[arg(long, value_name = "BACKEND", default_value = "linux")]
     pub on: On,

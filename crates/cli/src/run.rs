@@ -1,20 +1,20 @@
 //! `quell run`: from a policy file, or from what the options name.
 
+mod found;
+mod live;
+mod told;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use quell_engine::folder::Folder;
-use quell_engine::hold::{Held, Outcome, Until, run as hold};
-use quell_engine::sink::Sink;
+use quell_engine::hold::{Until, run as hold};
 use quell_linux::backend::Linux;
 use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
 use quell_policy::lab::Guest;
 use quell_policy::{Adapt, Group, Policy, Role};
 use quell_record::backend::{HoldOptions, Program, SubjectSpec};
-use quell_record::events::{CpuTimes, Decision, Event};
-use quell_types::cpuset::CpuId;
-use quell_types::ids::GroupId;
 use quell_types::units::Nanos;
 
 use crate::args::Run;
@@ -22,6 +22,7 @@ use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::target::On;
+use told::Told;
 
 /// `env(1)`: the command cannot be started by us · cannot be executed · cannot be found.
 const FAILED: i32 = 125;
@@ -70,6 +71,7 @@ fn in_the_lab(args: &Run, policy: &Policy, profile: Option<&String>) -> Result {
 }
 
 fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
+    found::critical(policy, args.wait, args.quiet)?;
     crate::status::settle()?;
     let rates = policy
         .groups
@@ -103,21 +105,13 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         Some(dir) => Some(Folder::begin(dir, &policy.name, begun, now(&backend)).map_err(failed)?),
         None => None,
     };
-    let mut told = Told {
-        quiet: args.quiet,
-        plan: &plan,
-        holding: false,
-        undoing: false,
-        late: Vec::new(),
-        units: BTreeMap::new(),
-        folder,
-    };
-    told.show_plan();
     let until = match (args.command.is_empty(), subjects.is_empty()) {
         (false, _) => Until::First,
         (true, false) => Until::All,
         (true, true) => Until::Stop,
     };
+    let mut told = Told::new(&plan, policy, subjects, until, args.quiet, folder);
+    told.show_plan();
     let how = HoldOptions {
         on_drift: policy.on_drift,
     };
@@ -328,115 +322,4 @@ fn record(
         .write("report.html", &quell_report::html(&record))
         .map_err(failed)?;
     Ok(folder.finish().map_err(failed)?.display().to_string())
-}
-
-/// What a person is told, and what goes into the record.
-struct Told<'p> {
-    quiet: bool,
-    plan: &'p Plan,
-    /// Everything is applied: what is found from now on is no mere note.
-    holding: bool,
-    /// From the beginning of the undoing on, what is found is told at the end, once.
-    undoing: bool,
-    late: Vec<String>,
-    /// Group → its units of work, and how many of them were late.
-    units: BTreeMap<String, (u64, u64)>,
-    folder: Option<Folder>,
-}
-
-impl Told<'_> {
-    fn show_plan(&self) {
-        if !self.quiet {
-            eprint!(
-                "{}",
-                quell_report::plan_text(self.plan, machine::error_style())
-            );
-        }
-    }
-
-    /// A failure, with what else the undoing brought to light.
-    fn also(&self, failure: &str) -> String {
-        let late = self.late.iter().filter(|l| *l != failure);
-        let lines = std::iter::once(failure).chain(late.map(String::as_str));
-        lines.collect::<Vec<_>>().join("\nquell: ")
-    }
-
-    fn end(&self, held: &Held, with_command: bool) -> Exit {
-        let lost = held.standing.was_lost();
-        if !self.quiet {
-            if held.throttles > 0 {
-                eprintln!(
-                    "quell: throttled {} times, {} in all",
-                    held.throttles,
-                    Nanos(held.throttled.0 / 1_000_000 * 1_000_000)
-                );
-            }
-            for (group, (units, late)) in &self.units {
-                eprintln!("quell: {group}: {units} units of work, {late} of them late");
-            }
-            eprintln!("quell: {} changes taken back", held.undone.restored);
-        }
-        for left in &held.undone.left {
-            eprintln!("quell: not taken back: {left}");
-        }
-        match &held.outcome {
-            // Why was told when it was found.
-            Outcome::Revoked(_) => Exit::NotHeld,
-            Outcome::Exited(0) if lost => Exit::NotHeld,
-            Outcome::Exited(status) => Exit::Status(*status),
-            Outcome::Stopped(signal) if with_command && *signal > 0 => Exit::Status(128 + signal),
-            Outcome::Stopped(0) => Exit::NotHeld,
-            Outcome::Stopped(_) if lost => Exit::NotHeld,
-            Outcome::Stopped(_) => Exit::Done,
-        }
-    }
-}
-
-impl Sink for Told<'_> {
-    fn put(&mut self, at: Nanos, event: &Event) {
-        if let Event::Phase { name } = event {
-            self.holding = name == "hold";
-            self.undoing = name == "undo";
-        }
-        if let Event::Finding { what, .. } = event {
-            if self.undoing {
-                self.late.push(what.clone());
-            } else if self.holding || !self.quiet {
-                eprintln!("quell: {what}");
-            }
-        }
-        if let Event::Promise { id, level, because } = event
-            && let Some(held) = self.plan.promise(*id)
-        {
-            eprintln!(
-                "quell: group {}: {}: from here on at level {level}: {because}",
-                held.group, held.promise
-            );
-        }
-        if let Event::Declared { group, declared } = event
-            && !self.quiet
-        {
-            eprintln!("quell: {group} says: {declared}");
-        }
-        if let Event::Units {
-            group, units, late, ..
-        } = event
-        {
-            let sum = self.units.entry(group.clone()).or_default();
-            *sum = (sum.0 + units, sum.1 + late);
-        }
-        self.folder.put(at, event);
-    }
-
-    fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
-        self.folder.decisions(group, cpu, decisions, missed);
-    }
-
-    fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {
-        self.folder.cpu_times(at, times);
-    }
-
-    fn wants_cpu_times(&self) -> bool {
-        self.folder.wants_cpu_times()
-    }
 }

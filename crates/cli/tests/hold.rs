@@ -80,7 +80,7 @@ fn the_commands_exit_status_is_passed_through() {
     let done = run(&["run", "--quiet", "--", "sh", "-c", "echo out; echo err >&2"]);
     assert_eq!(done.out, "out\n");
     // What goes wrong while it holds is told even so.
-    for silent in ["Plan for", "Steps", "taken back"] {
+    for silent in ["Plan for", "Steps", "holding", "held for", "reverted"] {
         assert!(!done.err.contains(silent), "{done:?}");
     }
     assert!(done.err.contains("err\n"), "{done:?}");
@@ -166,7 +166,7 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
 
     let done = end(run);
     assert!(
-        done.err.contains("throttled") && done.err.contains("taken back"),
+        done.err.contains("throttled") && done.err.contains("reverted: "),
         "{done:?}"
     );
     machine.unchanged("after the hold");

@@ -46,7 +46,7 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
             ],
         ),
         (
-            "match = [{ comm = \"no-such\" }]\ncpus = \"900\"\n",
+            "match = [{ pid = 1 }]\ncpus = \"900\"\n",
             &["p.toml:5", "group.a.cpus", "CPU 900", "usable are"],
         ),
         (
@@ -95,7 +95,7 @@ fn tasks_that_cannot_be_assigned_are_refused_and_nothing_is_changed() {
         ],
     );
     machine.unchanged("two groups");
-    run(&["run", "--critical", &format!("pid={gone}")]).fails(1, &[&gone.to_string()]);
+    run(&["run", "--critical", &format!("pid={gone}")]).fails(2, &[&gone.to_string()]);
     machine.unchanged("a process that is gone");
 }
 

@@ -241,6 +241,7 @@ fn hold(
         for due in loops.iter_mut().filter(|l| now >= l.next()) {
             due.step(backend, now, sink)?;
         }
+        sink.tick(now);
         script.tick(now, &mut orders)?;
         carry_out(backend, script, &mut orders)?;
     }

@@ -15,6 +15,8 @@ pub trait Sink {
     fn decisions(&mut self, _group: &GroupId, _cpu: CpuId, _decisions: &[Decision], _missed: u64) {}
     /// Takes how the CPUs' time was spent until `at`.
     fn cpu_times(&mut self, _at: Nanos, _times: &[CpuTimes]) {}
+    /// Time has passed: called after every wait while a plan is held, at least once a second.
+    fn tick(&mut self, _now: Nanos) {}
     /// Whether [`Self::cpu_times`] does anything with it: asking costs the kernel a walk over its counters.
     fn wants_cpu_times(&self) -> bool {
         false
@@ -96,6 +98,10 @@ impl Sink for Watching<'_> {
 
     fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {
         self.sink.cpu_times(at, times);
+    }
+
+    fn tick(&mut self, now: Nanos) {
+        self.sink.tick(now);
     }
 
     fn wants_cpu_times(&self) -> bool {

@@ -63,6 +63,33 @@ impl Matcher {
         self.tables.iter().filter_map(|t| t.keys.pid)
     }
 
+    /// Whether a process of these matches by itself. `callers` are the ancestors of this process: an expression for arguments
+    /// is among theirs, because the user wrote it there (`sudo quell run --critical arg=…`), so that they do not count for it.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn matches_any(
+        &self,
+        files: &dyn Files,
+        processes: &[Stat],
+        callers: &[u32],
+    ) -> Result<bool> {
+        let ourselves = std::process::id();
+        let programs = processes
+            .iter()
+            .filter(|s| !s.kernel_thread() && !s.dead() && s.id.pid != ourselves);
+        for stat in programs {
+            let calls = callers.contains(&stat.id.pid);
+            let candidate = Candidate { files, stat };
+            for table in self.tables.iter().filter(|t| !calls || t.arg.is_none()) {
+                if table.matches(&candidate)? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     fn matches(&self, task: &Candidate<'_>) -> Result<bool> {
         for table in &self.tables {
             if table.matches(task)? {
@@ -507,6 +534,21 @@ mod tests {
         assert_eq!(error, "group a: there is no process 4000099 (any more)");
         let nobody = by(|m| m.exe = Some("/no/such".into()));
         assert!(found(&kernel, &[("a", &[nobody])]).unwrap()["a"].is_empty());
+    }
+
+    #[test]
+    fn the_arguments_of_a_caller_are_no_match() {
+        let (_dir, kernel) = machine();
+        let all = procfs::processes(&kernel).unwrap();
+        let found = |keys: TaskMatch, callers: &[u32]| {
+            let matcher = Matcher::new(&kernel, "g", &[keys]).unwrap();
+            matcher.matches_any(&kernel, &all, callers).unwrap()
+        };
+        let arg = || by(|m| m.arg = Some("detect".into()));
+        assert!(found(arg(), &[4_000_010]));
+        assert!(!found(arg(), &[4_000_010, 4_000_011]));
+        assert!(found(by(|m| m.comm = Some("python3".into())), &[4_000_011]));
+        assert!(!found(by(|m| m.comm = Some("gone".into())), &[]));
     }
 
     #[test]

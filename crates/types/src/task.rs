@@ -1,6 +1,7 @@
 //! Which tasks belong to a group: the `match` tables of a policy, their check, and their spelling on the command line
 //! (`exe=/usr/bin/x,user=y`).
 
+use std::fmt;
 use std::str::FromStr;
 
 use schemars::JsonSchema;
@@ -44,6 +45,30 @@ impl TaskMatch {
     #[must_use]
     pub fn in_place(&self) -> bool {
         self.cgroup.is_some() || self.unit.is_some() || self.container.is_some()
+    }
+}
+
+impl fmt::Display for TaskMatch {
+    /// The command-line spelling, as [`TaskMatch::from_str`] reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pid = self.pid.map(|pid| pid.to_string());
+        let values = [
+            &pid,
+            &self.exe,
+            &self.comm,
+            &self.arg,
+            &self.user,
+            &self.cgroup,
+            &self.unit,
+            &self.container,
+        ];
+        let given = KEYS.iter().zip(values);
+        let given = given.filter_map(|(key, value)| Some((key, value.as_ref()?)));
+        for (i, (key, value)) in given.enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            write!(f, "{comma}{key}={}", value.replace(',', "\\,"))?;
+        }
+        Ok(())
     }
 }
 
@@ -208,6 +233,13 @@ mod tests {
         let found: TaskMatch = r"arg=--size=\d{1\,3}".parse().unwrap();
         assert_eq!(found.arg.as_deref(), Some(r"--size=\d{1,3}"));
         assert_eq!("pid=12".parse::<TaskMatch>().unwrap().pid, Some(12));
+    }
+
+    #[test]
+    fn writes_the_spelling_that_it_reads() {
+        for text in ["exe=/usr/bin/x,user=y", r"arg=--size=\d{1\,3}", "pid=12"] {
+            assert_eq!(text.parse::<TaskMatch>().unwrap().to_string(), text);
+        }
     }
 
     #[test]

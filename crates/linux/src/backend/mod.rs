@@ -4,6 +4,7 @@
 mod apart;
 mod curve;
 mod in_place;
+mod late;
 mod locked;
 mod measure;
 mod memory;

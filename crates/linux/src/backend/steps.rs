@@ -150,7 +150,7 @@ impl Linux {
         })
     }
 
-    fn group_mut(&mut self, name: &str) -> Result<&mut Group> {
+    pub(super) fn group_mut(&mut self, name: &str) -> Result<&mut Group> {
         self.groups.get_mut(name).ok_or_else(|| {
             Error::refused(format!("group {name} was not gathered before this step"))
         })
@@ -348,7 +348,7 @@ impl Linux {
         watchdog.into_iter().chain(brakes).collect()
     }
 
-    fn assigned(&self) -> Result<tasks::Assigned> {
+    pub(super) fn assigned(&self) -> Result<tasks::Assigned> {
         tasks::assign(&self.files, &self.matchers()?, &self.never())
     }
 

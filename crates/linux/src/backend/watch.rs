@@ -129,7 +129,8 @@ impl Linux {
             if !self.session.as_ref().is_some_and(Session::still_held) {
                 return Ok(());
             }
-            if let Err(e) = self.collect(&name) {
+            let adopted = self.adopt_late(&name, seen);
+            if let Err(e) = adopted.and_then(|()| self.collect(&name)) {
                 seen.push(finding(e.to_string(), Some(name)));
             }
         }

@@ -1,0 +1,336 @@
+//! What `quell run` says while it holds a plan and at its end: functions from values to text.
+
+use std::collections::BTreeSet;
+
+use quell_plan::{Held, Plan};
+use quell_record::account::{Account, Neighbour, Share};
+use quell_record::backend::Undone;
+use quell_types::ids::GroupId;
+use quell_types::mechanism::Level;
+use quell_types::units::Nanos;
+
+use crate::text::{Style, Tone, count, list, thousands, width};
+
+/// Longer reasons are cut where a line has to hold them.
+const LONGEST: usize = 100;
+
+/// How the hold ends by itself, if it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// When the launched command ends.
+    WithCommand,
+    /// When all launched commands have ended.
+    WithCommands,
+    /// Only when the user wants it: by Ctrl-C on a terminal, else by a signal to this process.
+    OnSignal {
+        /// The process number to signal; absent on a terminal.
+        process: Option<u32>,
+    },
+}
+
+/// What is protected, by what, at which level, and how to end it: one line, once all steps are applied. `critical`: the
+/// protected groups, each with what it matches or runs.
+#[must_use]
+pub fn holding_line(plan: &Plan, critical: &[(GroupId, String)], ends: Ends) -> String {
+    let protected: Vec<String> = critical
+        .iter()
+        .map(|(group, what)| protection(plan, group, what))
+        .collect();
+    let what = match protected.as_slice() {
+        [] => "the plan is applied".to_owned(),
+        some => some.join("; "),
+    };
+    let ends = match ends {
+        Ends::WithCommand => "it ends with the command, and everything is reverted".to_owned(),
+        Ends::WithCommands => {
+            "it ends when all commands have ended, and everything is reverted".to_owned()
+        }
+        Ends::OnSignal { process: None } => "Ctrl-C ends it and reverts everything".to_owned(),
+        Ends::OnSignal { process: Some(pid) } => {
+            format!("`kill {pid}` ends it and reverts everything")
+        }
+    };
+    format!("holding: {what}; {ends}")
+}
+
+/// One group: what it is, which mechanisms hold its promises, and their levels.
+fn protection(plan: &Plan, group: &str, what: &str) -> String {
+    let mine = || plan.promises.iter().filter(|held| held.group == group);
+    let name = format!("{group} ({what})");
+    let held: Vec<&Held> = mine().filter(|held| held.level > Level::None).collect();
+    if held.is_empty() {
+        let helps = mechanisms(plan, plan.steps.iter().map(|step| step.id.0));
+        return if helps.is_empty() {
+            format!("{name} is not protected (level none)")
+        } else {
+            format!(
+                "{name} is helped by {}, without a promise (level none)",
+                list(&helps)
+            )
+        };
+    }
+    let steps = held.iter().flat_map(|h| &h.held_by).map(|step| step.0);
+    let by = list(&mechanisms(plan, steps));
+    let levels: BTreeSet<Level> = held.iter().map(|held| held.level).collect();
+    let levels: Vec<String> = levels.iter().map(|l| l.name().to_owned()).collect();
+    let unheld = mine().count() - held.len();
+    let but = if unheld > 0 {
+        format!(", none for {unheld} of {} promises", mine().count())
+    } else {
+        String::new()
+    };
+    format!("{name} is protected by {by} (level {}{but})", list(&levels))
+}
+
+/// The mechanisms of some steps, each once, in the order of the steps.
+fn mechanisms(plan: &Plan, steps: impl Iterator<Item = u32>) -> Vec<String> {
+    let wanted: BTreeSet<u32> = steps.collect();
+    let mut all: Vec<String> = Vec::new();
+    for step in plan.steps.iter().filter(|s| wanted.contains(&s.id.0)) {
+        for mechanism in step.mechanisms() {
+            let name = mechanism.to_string();
+            if !all.contains(&name) {
+                all.push(name);
+            }
+        }
+    }
+    all
+}
+
+/// The status while it is held, for a terminal of `style.width` columns: time held, whether each promise holds, what the
+/// neighbours use. It takes one column less, so that no terminal wraps it. Nothing before all steps are applied.
+#[must_use]
+pub fn status_line(account: &Account, plan: &Plan, now: Nanos, style: Style) -> Option<String> {
+    let held = account.held(now)?;
+    let room = style.width.saturating_sub(1);
+    let mut parts = vec![(Tone::Plain, format!("held {}", duration(held)))];
+    parts.push(promises(account, plan, now));
+    for (group, neighbour) in account.neighbours() {
+        if let Some(cpus) = neighbour.cpus_now(now) {
+            parts.push((Tone::Plain, format!("{group} {}", briefly(cpus))));
+        }
+    }
+    let mut line = String::new();
+    let mut used = 0;
+    for (tone, text) in parts {
+        let between = if used == 0 { "" } else { " | " };
+        let left = room.saturating_sub(used + between.len());
+        if left < 8 && used > 0 {
+            break;
+        }
+        // A figure that is cut would be another figure; a sentence may be.
+        let text = match width(&text) {
+            fits if fits <= left => text,
+            _ if tone == Tone::Bad => cut(&text, left),
+            _ if used == 0 => cut(&text, left),
+            _ => continue,
+        };
+        used += between.len() + width(&text);
+        line.push_str(between);
+        line.push_str(&style.paint(tone, &text));
+    }
+    Some(line)
+}
+
+fn promises(account: &Account, plan: &Plan, now: Nanos) -> (Tone, String) {
+    let shares = account.shares(now);
+    let made: Vec<&Share<'_>> = shares
+        .iter()
+        .filter(|s| s.worth.planned > Level::None)
+        .collect();
+    let lost: Vec<String> = made
+        .iter()
+        .filter(|s| s.worth.is_lost())
+        .filter_map(|s| plan.promise(s.id))
+        .map(named)
+        .collect();
+    let all = u32::try_from(made.len()).unwrap_or(u32::MAX);
+    match (all, lost.as_slice()) {
+        (0, _) => (Tone::Plain, "nothing is promised".to_owned()),
+        (1, []) => (Tone::Plain, "the promise holds".to_owned()),
+        (_, []) => (Tone::Plain, format!("{all}/{all} promises hold")),
+        (_, lost) => (
+            Tone::Bad,
+            format!(
+                "LOST {} of {}: {}",
+                lost.len(),
+                count(all, "promise"),
+                lost.join("; ")
+            ),
+        ),
+    }
+}
+
+fn named(held: &Held) -> String {
+    format!("{}: {}", held.group, held.promise)
+}
+
+/// How the hold went: how long, each promise's part of the time, what the neighbours got, what was reverted. Lines
+/// without a prefix. What is not known is left out. `revoked`: the watchdog had reverted everything before the end.
+#[must_use]
+pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(held) = account.held(Nanos(u64::MAX)) {
+        if revoked {
+            lines.push(format!(
+                "held for less than {}: the watchdog reverted everything before the end",
+                duration(held)
+            ));
+        } else {
+            lines.extend(held_for(account, plan, held));
+        }
+        for (group, neighbour) in account.neighbours() {
+            lines.extend(got(group, neighbour));
+        }
+    }
+    for (group, (units, late)) in &account.units {
+        let (units, late) = (counted(*units), counted(*late));
+        lines.push(format!(
+            "{group}: {units} units of work, {late} of them late"
+        ));
+    }
+    if !revoked || undone.restored > 0 {
+        let changes = counted(u64::from(undone.restored));
+        let s = if undone.restored == 1 { "" } else { "s" };
+        lines.push(format!("reverted: {changes} change{s}"));
+    }
+    for left in &undone.left {
+        lines.push(format!("not reverted: {left}"));
+    }
+    lines
+}
+
+fn held_for(account: &Account, plan: &Plan, held: Nanos) -> Vec<String> {
+    let length = duration(held);
+    let shares = account.shares(Nanos(u64::MAX));
+    let made = shares.iter().filter(|s| s.worth.planned > Level::None);
+    let made: Vec<String> = made
+        .filter_map(|share| Some(share_line(share, plan.promise(share.id)?)))
+        .collect();
+    if made.is_empty() {
+        return vec![format!("held for {length}; the plan promised nothing")];
+    }
+    let mut lines = vec![format!(
+        "held for {length}; the part of that time in which each promise held:"
+    )];
+    lines.extend(made);
+    lines
+}
+
+fn share_line(share: &Share<'_>, held: &Held) -> String {
+    let worth = share.worth;
+    let why = worth.least_because.as_ref();
+    let why = why.map_or(String::new(), |why| {
+        format!(": {}", cut(&why.to_string(), LONGEST))
+    });
+    let level = if worth.was_lost() {
+        format!("; lost{why}")
+    } else if worth.least < worth.planned {
+        format!("; level {}, {} at least{why}", worth.planned, worth.least)
+    } else {
+        format!("; level {}", worth.planned)
+    };
+    format!("  {:>6}  {}{level}", percent(share), named(held))
+}
+
+/// Never 100 % for what was lost, however short.
+fn percent(share: &Share<'_>) -> String {
+    if !share.worth.was_lost() {
+        return "100 %".to_owned();
+    }
+    let tenths = (share.held.clamp(0.0, 1.0) * 1000.0).floor().min(999.0);
+    if tenths < 1.0 && share.held > 0.0 {
+        return "< 0.1 %".to_owned();
+    }
+    format!("{:.1} %", tenths / 10.0)
+}
+
+/// What one neighbour got, as far as there are figures.
+fn got(group: &str, neighbour: &Neighbour) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(cpus) = neighbour.cpus() {
+        let waited = if neighbour.waited.0 >= 1_000_000 {
+            format!(
+                "; its threads waited {} for a CPU",
+                duration(neighbour.waited)
+            )
+        } else {
+            String::new()
+        };
+        lines.push(format!(
+            "{group} kept {} on average ({} of CPU time){waited}",
+            in_cpus(cpus),
+            duration(neighbour.ran)
+        ));
+    }
+    if let (Some(moved @ 1..), over @ 1..) = (neighbour.moved, neighbour.over.0) {
+        let rate = rate(moved as f64 / (over as f64 / 1e9));
+        lines.push(format!("{group} kept {rate} of memory traffic on average"));
+    }
+    if neighbour.throttles > 0 {
+        lines.push(format!(
+            "{group} was throttled {} times, {} in all",
+            counted(neighbour.throttles),
+            duration(neighbour.throttled)
+        ));
+    }
+    lines
+}
+
+fn counted(n: u64) -> String {
+    thousands(&n.to_string())
+}
+
+/// `0.92 of a CPU`, `3.1 CPUs`.
+fn in_cpus(cpus: f64) -> String {
+    if cpus < 0.01 {
+        "under 0.01 of a CPU".to_owned()
+    } else if cpus < 0.995 {
+        format!("{cpus:.2} of a CPU")
+    } else {
+        format!("{cpus:.1} CPUs")
+    }
+}
+
+/// The same where room is scarce.
+fn briefly(cpus: f64) -> String {
+    if cpus < 0.01 {
+        "< 0.01 CPUs".to_owned()
+    } else {
+        format!("{cpus:.2} CPUs")
+    }
+}
+
+/// `2.31 GB/s`, `480.0 MB/s`.
+fn rate(bytes_per_s: f64) -> String {
+    if bytes_per_s >= 1e9 {
+        format!("{:.2} GB/s", bytes_per_s / 1e9)
+    } else {
+        format!("{:.1} MB/s", bytes_per_s / 1e6)
+    }
+}
+
+/// At most `columns` characters, the last three of them dots where something is missing.
+fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let kept = text.chars().take(columns.saturating_sub(3));
+    kept.chain("...".chars()).take(columns).collect()
+}
+
+/// `340 ms`, `3.2 s`, `47 s`, `3 min 20 s`, `1 h 05 min`.
+fn duration(time: Nanos) -> String {
+    let (ms, seconds) = (time.0 / 1_000_000, time.0 / 1_000_000_000);
+    match seconds {
+        0 if ms < 1 => "under 1 ms".to_owned(),
+        0 => format!("{ms} ms"),
+        1..10 => format!("{seconds}.{} s", ms % 1000 / 100),
+        10..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests;
