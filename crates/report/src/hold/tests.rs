@@ -175,7 +175,7 @@ fn a_lost_promise_is_named_at_every_width() {
     );
     assert_eq!(
         line(at(60)),
-        "held 11 s | LOST 1 of 2 promises: best-effort: at mos..."
+        "held 11 s | LOST 1 of 2 promises: best-effort: at most 2..."
     );
     for columns in 1..100 {
         let plain = line(at(columns));
