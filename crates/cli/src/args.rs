@@ -129,6 +129,10 @@ pub struct Doctor {
 pub struct Plan {
     /// The policy file
     pub policy: PathBuf,
+    /// Measure this machine's memory rates first, where none are stored (a few seconds of full memory load). Without it the plan
+    /// assumes rates, and says so; `quell run` always measures
+    #[arg(long, conflicts_with_all = ["machine", "on"])]
+    pub measure: bool,
     /// Plan for this machine (from `quell doctor --capture` or `--json`) instead of the one we run on
     #[arg(long, value_name = "FILE", conflicts_with = "on")]
     pub machine: Option<PathBuf>,

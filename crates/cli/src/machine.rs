@@ -24,23 +24,13 @@ use quell_types::mechanism::Mechanism;
 use quell_types::partition::MbaUnit;
 use quell_types::units::{Bytes, Rate};
 use quell_workload::deep::{Class, Depth, throttled};
-use serde::{Deserialize, Serialize};
 
 use crate::exit::{Exit, Result, failed};
 use crate::progress::Bar;
+use crate::store::{self, Found};
 
 /// Where runs keep their journals.
 pub const RUN_ROOT: &str = quell_linux::lock::RUN_ROOT;
-
-/// What was measured, and on which machine.
-#[derive(Debug, Serialize, Deserialize)]
-struct Store {
-    schema: String,
-    machine: Fingerprint,
-    measured: Measured,
-}
-
-const STORE_SCHEMA: &str = "quell.measured/2";
 
 /// Where what was found out is kept.
 pub fn state_dir() -> Option<PathBuf> {
@@ -56,10 +46,6 @@ pub fn state_dir() -> Option<PathBuf> {
     cache.map(|dir| dir.join("quell"))
 }
 
-fn store_path() -> Option<PathBuf> {
-    state_dir().map(|dir| dir.join("measured.json"))
-}
-
 /// Writes a file as a whole or not at all, its directory included.
 pub fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     if let Some(dir) = path.parent() {
@@ -68,27 +54,6 @@ pub fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     let new = path.with_extension("new");
     std::fs::write(&new, text)?;
     std::fs::rename(&new, path)
-}
-
-/// The stored measurement; whether it is of this machine is seen once the machine is known. One of an earlier version
-/// of Quell is measured again.
-fn stored() -> Option<Store> {
-    let text = std::fs::read_to_string(store_path()?).ok()?;
-    serde_json::from_str::<Store>(&text)
-        .ok()
-        .filter(|s| s.schema == STORE_SCHEMA)
-}
-
-fn store(machine: &Inventory) -> std::io::Result<()> {
-    let (Some(path), Some(measured)) = (store_path(), &machine.measured) else {
-        return Ok(());
-    };
-    let store = Store {
-        schema: STORE_SCHEMA.to_owned(),
-        machine: fingerprint(machine),
-        measured: measured.clone(),
-    };
-    write_whole(&path, &serde_json::to_string_pretty(&store)?)
 }
 
 /// The command that was called, as a shell takes it.
@@ -109,9 +74,12 @@ pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// [`store`]; without it everything goes on.
+/// Keeps what was measured; without it everything goes on.
 fn remember(machine: &Inventory) {
-    if let Err(e) = store(machine) {
+    let (Some(path), Some(measured)) = (store::path(), &machine.measured) else {
+        return;
+    };
+    if let Err(e) = store::keep(&path, &fingerprint(machine), measured) {
         eprintln!(
             "quell: note: what was measured could not be stored and will be measured again: {e}"
         );
@@ -170,21 +138,32 @@ pub fn linux() -> Result<(Linux, Inventory)> {
     };
     let mut backend = Linux::new(Path::new(RUN_ROOT), tools).map_err(failed)?;
     let machine = backend.inventory(Probe::Fast).map_err(failed)?;
-    let Some(store) = stored() else {
-        return Ok((backend, machine));
-    };
-    let changed = store.machine.changed(&fingerprint(&machine));
-    if !changed.is_empty() {
-        eprintln!(
-            "quell: note: what was measured {} holds no longer: {}; `quell doctor --deep` measures again",
-            age(unix_s(), store.measured.at_unix_s),
-            changed.join("; ")
-        );
-        return Ok((backend, machine));
+    let found = store::path().map_or(Found::Nothing, |path| {
+        store::find(&path, &fingerprint(&machine))
+    });
+    match found {
+        Found::Nothing => Ok((backend, machine)),
+        Found::Changed { at_unix_s, why } => {
+            eprintln!(
+                "quell: note: what was measured {} does not hold here: {}; `quell doctor --deep` measures again",
+                age(unix_s(), at_unix_s),
+                why.join("; ")
+            );
+            Ok((backend, machine))
+        }
+        Found::Holds(measured) => {
+            backend.measured(*measured);
+            let machine = backend.inventory(Probe::Fast).map_err(failed)?;
+            Ok((backend, machine))
+        }
     }
-    backend.measured(store.measured);
-    let machine = backend.inventory(Probe::Fast).map_err(failed)?;
-    Ok((backend, machine))
+}
+
+/// Takes assumed rates where none were measured: for a plan that is not applied.
+pub fn assume(machine: &mut Inventory) {
+    if machine.measured.is_none() {
+        machine.measured = Some(quell_plan::assumed::rates(machine));
+    }
 }
 
 /// Says how old the figures are that a plan rests on.

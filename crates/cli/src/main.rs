@@ -17,6 +17,7 @@ mod progress;
 mod report;
 mod run;
 mod status;
+mod store;
 mod target;
 mod trace;
 mod ways;

@@ -99,13 +99,22 @@ pub fn run(args: &Plan) -> Result {
     }
     inside::unasked(&args.lab)?;
     let machine = match &args.machine {
-        Some(file) => captured(file)?,
+        Some(file) => {
+            let mut machine = captured(file)?;
+            machine::assume(&mut machine);
+            machine
+        }
         None if args.on != On::Linux => args.on.measured(0, NonZeroUsize::MIN)?.1,
         // A machine that was just booted was never measured.
-        None if inside::guest().is_some() => machine::measured()?.1,
+        None if args.measure || inside::guest().is_some() => {
+            let mut machine = machine::measured()?.1;
+            machine::measure_rest(&policy, &mut machine)?;
+            machine
+        }
         None => {
             let mut machine = machine::linux()?.1;
             machine::tell_age(&machine);
+            machine::assume(&mut machine);
             machine::measure_rest(&policy, &mut machine)?;
             machine
         }

@@ -151,7 +151,7 @@ fn a_machine_is_measured_remembered_captured_and_forgotten_when_it_changes() {
     let stored = state.path().join("measured.json");
     let mut store: Value =
         serde_json::from_str(&std::fs::read_to_string(&stored).unwrap()).unwrap();
-    store["machine"]["identity"]["microcode"] = "0xother".into();
+    store["machines"][0]["machine"]["identity"]["microcode"] = "0xother".into();
     std::fs::write(&stored, store.to_string()).unwrap();
     let changed = run(state.path(), &["doctor", "--json"]);
     assert!(changed.json().get("measured").is_none(), "{changed:?}");

@@ -115,6 +115,7 @@ pub fn step(group: &str, mechanism: Mechanism, set: Setting) -> Step {
         mechanism,
         set,
         because: "the promise is tested".to_owned(),
+        assumed: false,
     }
 }
 
@@ -143,6 +144,7 @@ pub fn plan(steps: Vec<Step>, promise: Promise, level: Level) -> Plan {
         level,
         held_by: vec![last.id],
         weakest: None,
+        assumed: false,
     };
     Plan {
         policy: "conformance".to_owned(),
@@ -151,6 +153,8 @@ pub fn plan(steps: Vec<Step>, promise: Promise, level: Level) -> Plan {
         promises: vec![held],
         notes: Vec::new(),
         loops: Loops::default(),
+        acts: Vec::new(),
+        assumed: None,
     }
 }
 

@@ -61,6 +61,7 @@ fn in_time(group: &str) -> Held {
         level: Level::Regulated,
         held_by: vec![StepId(1)],
         weakest: None,
+        assumed: false,
     }
 }
 

@@ -87,6 +87,7 @@ fn measure(
         mechanism,
         set,
         because: "measuring what a stop costs".to_owned(),
+        assumed: false,
     };
     let cpus = regulation.cpus.clone();
     let gather = Setting::Gather {

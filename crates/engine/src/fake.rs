@@ -493,6 +493,7 @@ pub fn machine(cpus: u32) -> Inventory {
             rest: None,
             at_unix_s: 0,
             deep: None,
+            assumed: false,
         }),
         partitions: Partitions::default(),
         simulated: None,
@@ -525,10 +526,13 @@ pub fn plan_with_steps(steps: u32) -> Plan {
                     cpus: CpuSet::from_iter([1]),
                 },
                 because: "the test says so".into(),
+                assumed: false,
             })
             .collect(),
         promises: Vec::new(),
         notes: Vec::new(),
         loops: Loops::default(),
+        acts: Vec::new(),
+        assumed: None,
     }
 }

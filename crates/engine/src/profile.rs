@@ -85,6 +85,8 @@ pub fn watch(
             ..Loops::default()
         },
         notes: Vec::new(),
+        acts: Vec::new(),
+        assumed: None,
     };
     let driven = drive(
         backend,

@@ -305,7 +305,7 @@ impl Default for MemoryMeans {
     }
 }
 
-/// Measured on the machine; never assumed.
+/// What the machine's memory gives: measured on it, or, where `assumed` says so, taken by a rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Measured {
@@ -341,6 +341,9 @@ pub struct Measured {
     /// some 20 ms, 99th percentile over the windows, at the highest rate of one CPU. An upper bound. Absent: not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest: Option<Rate>,
+    /// Nothing was measured: the figures come from the rule in [`crate::assumed`]. Such figures are never stored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub assumed: bool,
     /// When it was measured, seconds since 1970.
     pub at_unix_s: u64,
     /// What `quell doctor --deep` found out besides.

@@ -1,5 +1,6 @@
 //! What there is (inventory), and what will be done (plan), by a planner that reads a policy.
 
+pub mod assumed;
 pub mod deep;
 pub mod inventory;
 pub mod planner;

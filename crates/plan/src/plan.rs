@@ -35,6 +35,9 @@ pub struct Step {
     pub set: Setting,
     /// Why, in a sentence.
     pub because: String,
+    /// What is set was calculated from assumed rates.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub assumed: bool,
 }
 
 impl Step {
@@ -454,6 +457,19 @@ pub struct Held {
     /// What would break it first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weakest: Option<String>,
+    /// Its figure, or the step that holds it, was calculated from assumed rates.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub assumed: bool,
+}
+
+/// The rates that a plan assumes, where none were measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct AssumedRates {
+    /// What one CPU is taken to draw at most, in bytes per second.
+    pub peak_cpu: Rate,
+    /// What all CPUs together are taken to draw, in bytes per second.
+    pub sustainable: Rate,
 }
 
 /// A group and its CPUs.
@@ -498,6 +514,12 @@ pub struct Plan {
     pub promises: Vec<Held>,
     /// What a person should know besides: defaults chosen, residual risks.
     pub notes: Vec<String>,
+    /// What a person has to do or decide, each with the act that helps.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub acts: Vec<String>,
+    /// The rates that steps and promises marked `assumed` were calculated from.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub assumed: Option<AssumedRates>,
     /// What is looked at, and steered, while the plan holds.
     #[serde(flatten)]
     pub loops: Loops,

@@ -253,6 +253,7 @@ mod tests {
             level: *level,
             held_by: Vec::new(),
             weakest: None,
+            assumed: false,
         };
         Plan {
             policy: "p".to_owned(),
@@ -261,6 +262,8 @@ mod tests {
             promises: levels.iter().map(held).collect(),
             notes: Vec::new(),
             loops: Loops::default(),
+            acts: Vec::new(),
+            assumed: None,
         }
     }
 

@@ -61,7 +61,7 @@ pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> Str
         ),
         None => line(
             "bandwidth",
-            "not measured: no bandwidth can be limited before `quell doctor --deep` has run once",
+            "not measured: `quell run` measures when it needs rates, `quell doctor --deep` measures now",
         ),
     }
     out.push('\n');

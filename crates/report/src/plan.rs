@@ -71,11 +71,11 @@ pub fn plan_text(plan: &Plan, style: Style) -> String {
             "  The plan as a whole: {level}, the weakest of its promises.\n"
         ));
     }
-    if !plan.notes.is_empty() {
+    if !(plan.notes.is_empty() && plan.acts.is_empty()) {
         out.push('\n');
         out.push_str(&style.paint(Tone::Title, "Notes"));
         out.push('\n');
-        for note in &plan.notes {
+        for note in plan.acts.iter().chain(&plan.notes) {
             out.push_str(&style.wrap("  - ", "    ", note));
         }
     }
@@ -84,7 +84,13 @@ pub fn plan_text(plan: &Plan, style: Style) -> String {
 
 fn promise_text(held: &Held, style: Style) -> String {
     let level = style.paint(tone(held.level), &format!("{:<9}", held.level.name()));
-    let mut out = format!("  {level}  {}: {}{}\n", held.group, held.promise, by(held));
+    let assumed = if held.assumed { " (assumed)" } else { "" };
+    let mut out = format!(
+        "  {level}  {}: {}{assumed}{}\n",
+        held.group,
+        held.promise,
+        by(held)
+    );
     if let Some(weakest) = &held.weakest {
         let text = style.wrap(
             "             ",

@@ -409,6 +409,7 @@ pub(crate) fn plan() -> Plan {
         mechanism,
         set,
         because: because.into(),
+        assumed: false,
     };
     Plan {
         policy: "regulated@10%".into(),
@@ -486,6 +487,7 @@ pub(crate) fn plan() -> Plan {
                 level: Level::Enforced,
                 held_by: vec![StepId(2), StepId(3)],
                 weakest: None,
+                assumed: false,
             },
             Held {
                 group: "neighbour".into(),
@@ -497,9 +499,12 @@ pub(crate) fn plan() -> Plan {
                 weakest: Some(
                     "no counter counts here: CPU time times the peak rate is an upper bound".into(),
                 ),
+                assumed: false,
             },
         ],
         notes: vec!["CPU 1 is shared: the tasks of rest run on while neighbour is stopped.".into()],
         loops: Loops::default(),
+        acts: Vec::new(),
+        assumed: None,
     }
 }

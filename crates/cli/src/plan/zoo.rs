@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use quell_plan::inventory::MeterKind;
+use quell_plan::inventory::{Measured, MeterKind};
 use quell_report::{Measurements, Style};
-use quell_types::units::Bytes;
+use quell_types::units::{Bytes, Rate};
 
 use super::*;
 
@@ -50,12 +50,13 @@ fn every_machine_and_every_example_policy_make_a_plan_to_read() {
     let machines = files("tests/machines");
     assert!(machines.len() >= 10, "{machines:?}");
     for (name, path) in machines {
-        let machine = captured(&path).unwrap_or_else(|f| panic!("{}", f.text));
+        let mut machine = captured(&path).unwrap_or_else(|f| panic!("{}", f.text));
         let dir = repository().join("tests/machines/plans").join(name);
         wanted.push((
             dir.join("doctor.txt"),
             quell_report::doctor_text(&machine, Measurements::default(), Style::default()),
         ));
+        machine::assume(&mut machine);
         for (policy, path) in files("examples") {
             let text = answer(&policy, &path, &machine);
             wanted.push((dir.join(format!("{policy}.txt")), text));
@@ -117,4 +118,102 @@ fn a_counter_that_is_off_or_was_not_checked_is_no_meter() {
     let (before, after) = text.split_once("[measured.counters]").unwrap();
     let (_, after) = after.split_once("[files]").unwrap();
     assert_eq!(meter(&format!("{before}[files]{after}")), MeterKind::Time);
+}
+
+/// A machine of the zoo as its files tell it, without what was measured on it.
+fn unmeasured(path: &Path) -> Inventory {
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut table: toml::Table = text.parse().unwrap();
+    table.remove("measured");
+    let capture = Capture::parse(&table.to_string()).unwrap();
+    capture.inventory().unwrap()
+}
+
+/// Rates that `quell run` might measure on a machine, from a small board's to a large server's.
+fn measurable(machine: &Inventory) -> Vec<Measured> {
+    let mut all = Vec::new();
+    for peak in [
+        500_000_000u64,
+        2_000_000_000,
+        10_000_000_000,
+        60_000_000_000,
+    ] {
+        for cpus in [1, 2, machine.cpus.len() as u64] {
+            for rest in [0, peak / 50] {
+                all.push(Measured {
+                    peak_cpu: Rate(peak),
+                    sustainable: Rate(peak * cpus),
+                    rest: Some(Rate(rest)),
+                    assumed: false,
+                    ..quell_plan::assumed::rates(machine)
+                });
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn what_run_would_accept_plan_does_not_refuse() {
+    let (mut accepted, mut refused) = (0, Vec::new());
+    for (name, path) in files("tests/machines") {
+        let (captured, before) = (
+            captured(&path).unwrap_or_else(|f| panic!("{}", f.text)),
+            unmeasured(&path),
+        );
+        assert!(before.measured.is_none(), "{name}");
+        let mut assumed = before.clone();
+        machine::assume(&mut assumed);
+        let mut measured: Vec<Inventory> = measurable(&before)
+            .into_iter()
+            .map(|rates| Inventory {
+                measured: Some(rates),
+                ..before.clone()
+            })
+            .collect();
+        measured.extend(captured.measured.is_some().then_some(captured));
+        for (example, path) in files("examples") {
+            let policy = policy(&path, false).unwrap_or_else(|f| panic!("{}", f.text));
+            let plan = |machine: &Inventory| plan(&policy, None, machine, &Solos::new());
+            let run = measured.iter().filter(|m| plan(m).is_ok()).count();
+            accepted += run;
+            if let (1.., Err(failure)) = (run, plan(&assumed)) {
+                refused.push(format!("{name}, {example}: {}", failure.text));
+            }
+        }
+    }
+    assert!(accepted > 500, "{accepted}");
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
+}
+
+#[test]
+fn what_rests_on_assumed_rates_is_marked() {
+    let path = repository().join("tests/machines/jetson-orin.toml");
+    let mut machine = captured(&path).unwrap_or_else(|f| panic!("{}", f.text));
+    assert!(machine.measured.is_none());
+    machine::assume(&mut machine);
+    let example = repository().join("examples/cap-a-neighbour.toml");
+    let policy = policy(&example, false).unwrap_or_else(|f| panic!("{}", f.text));
+    let plan =
+        plan(&policy, None, &machine, &Solos::new()).unwrap_or_else(|f| panic!("{}", f.text));
+    let json = serde_json::to_value(&plan).unwrap();
+    assert_eq!(json["assumed"]["peak-cpu"], "10GB/s");
+    let marked = |list: &str| {
+        let all = json[list].as_array().unwrap().iter();
+        all.filter(|one| one.get("assumed").is_some())
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    let (steps, promises) = (marked("steps"), marked("promises"));
+    assert_eq!((steps.len(), promises.len()), (1, 1), "{json}");
+    assert_eq!(promises[0]["promise"]["kind"], "limit-bandwidth");
+    assert_eq!(promises[0]["held-by"][0], steps[0]["id"]);
+    assert!(
+        steps[0]["because"].as_str().unwrap().contains("(assumed)"),
+        "{steps:?}"
+    );
+    let text = printed(&plan, &example, Style::default());
+    let batch = text.lines().find(|l| l.contains("batch: at most")).unwrap();
+    assert!(batch.contains("(assumed)"), "{text}");
+    assert!(text.contains("`quell plan --measure`"), "{text}");
 }

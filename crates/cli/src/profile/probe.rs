@@ -277,6 +277,7 @@ mod tests {
             rest: None,
             at_unix_s: 0,
             deep: None,
+            assumed: false,
         });
         machine
     }

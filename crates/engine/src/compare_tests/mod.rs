@@ -30,6 +30,8 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
         promises: Vec::new(),
         notes: Vec::new(),
         loops: Loops::default(),
+        acts: Vec::new(),
+        assumed: None,
     };
     for (name, group) in &policy.groups {
         let Some(CpusWanted::List(cpus)) = &group.cpus else {
@@ -43,6 +45,7 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
                 mechanism,
                 set,
                 because: "the policy asks for it".into(),
+                assumed: false,
             });
             id
         };

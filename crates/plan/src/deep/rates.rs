@@ -85,6 +85,7 @@ impl Measured {
             mba: None,
             within_cache: None,
             rest: None,
+            assumed: false,
             at_unix_s,
             deep: None,
         })

@@ -99,7 +99,7 @@ pub(super) fn limit(
     let mut refused = false;
     for way in ways.iter().filter(|way| way.binds) {
         if let Some((why, remedy)) = unheld(draft, way, &cpus) {
-            draft.refuse(key.clone(), why, Some(remedy));
+            draft.refuse_by_rates((name, key.clone(), way.rate), why, Some(remedy));
             refused = true;
         }
     }
@@ -264,7 +264,8 @@ fn budgeted(
     for way in ways {
         let (level, weakest) = if !way.binds {
             let why = format!(
-                "the measured peak of its CPUs is its bound ({} for each)",
+                "the {} peak of its CPUs is its bound ({} for each)",
+                draft.known(),
                 rounded(
                     draft
                         .machine
@@ -286,6 +287,7 @@ fn budgeted(
             level,
             held_by: by.filter(|_| way.binds).into_iter().collect(),
             weakest,
+            assumed: false,
         });
     }
     // What others' reserves rest on: a direction that is left open bounds nothing.

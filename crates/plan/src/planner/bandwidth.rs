@@ -21,7 +21,7 @@ use super::period;
 use super::pooling;
 use super::quota::{self, cpu_time, quota};
 use super::reserves::{judge_reserves, reserves, spare_of};
-use super::wanted::{Budget, LEAST, Limited, Wanted, about, limit_held, rounded};
+use super::wanted::{Budget, LEAST, Limited, Wanted, about, limit_held};
 
 /// Why the CPU-time quota comes first.
 const QUOTA_FIRST: &str =
@@ -173,14 +173,17 @@ fn limit(
             "group {name}: the limit of {rate}{} needs no step: {} cannot draw more ({} for each CPU)",
             wanted.origin,
             on(&cpus),
-            rounded(peak)
+            draft.figure(peak)
         ));
         draft.promises.push(limit_held(
             name,
             rate,
             Level::Estimated,
             None,
-            Some("the measured peak of its CPUs is its bound".to_owned()),
+            Some(format!(
+                "the {} peak of its CPUs is its bound",
+                draft.known()
+            )),
         ));
         return Some(Limited {
             group: name.to_owned(),
@@ -242,8 +245,8 @@ fn regulate(
     let period = held_period(draft, name, wanted, share, meter)?;
     let budget = Lines::at(each, period);
     if budget.0 == 0 {
-        draft.refuse(
-            wanted.key(),
+        draft.refuse_by_rates(
+            (name, wanted.key(), rate),
             format!(
                 "{rate} over {} CPUs is less than one line of {LINE_BYTES} bytes per {period}",
                 cpus.len()
@@ -277,7 +280,7 @@ fn regulate(
             Split::Demand => ", split evenly at first",
         },
         about(share),
-        rounded(peak),
+        draft.figure(peak),
         if capped {
             format!("; by the brake, since {why}")
         } else {
@@ -367,8 +370,8 @@ fn held_period(
         return Some(period);
     }
     let Some(held) = period::holding(draft, share, period) else {
-        draft.refuse(
-            wanted.key(),
+        draft.refuse_by_rates(
+            (name, wanted.key(), wanted.rate),
             format!(
                 "{} is {} of a CPU's time: no period of a second or less makes a budget of it that a brake can hold",
                 wanted.rate,

@@ -140,6 +140,13 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
     let Some(sustainable) = draft.sustainable(&draft.machine.cpu_set()) else {
         return;
     };
+    let unheld = |held: &Held| {
+        held.level == Level::None && matches!(held.promise, Promise::LimitBandwidth { .. })
+    };
+    if levers.is_empty() && draft.assumes() && draft.promises.iter().any(unheld) {
+        // Assumed rates left no budget to move: that has been said.
+        return;
+    }
     if levers.is_empty() {
         draft.refuse(
             "regulator.adapt",
@@ -299,6 +306,7 @@ fn promise(
         level,
         held_by: by,
         weakest: Some(weakest),
+        assumed: false,
     });
 }
 

@@ -35,6 +35,8 @@ pub(super) struct Draft<'a> {
     pub(super) steps: Vec<Step>,
     pub(super) promises: Vec<Held>,
     pub(super) notes: Vec<String>,
+    /// What a person has to do or decide.
+    pub(super) acts: Vec<String>,
     pub(super) refusals: Vec<Refusal>,
     pub(super) loops: Loops,
     pub(super) solos: &'a Solos,
@@ -57,6 +59,7 @@ impl Draft<'_> {
             mechanism,
             set,
             because: because.into(),
+            assumed: false,
         });
         id
     }

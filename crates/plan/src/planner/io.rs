@@ -95,6 +95,7 @@ fn set(
         level,
         held_by: vec![id],
         weakest: Some(weakest.to_owned()),
+        assumed: false,
     });
 }
 

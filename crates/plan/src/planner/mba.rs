@@ -72,6 +72,7 @@ pub(super) fn limit(
         level: set.level,
         held_by: set.by.into_iter().collect(),
         weakest: Some(set.weakest.clone()),
+        assumed: false,
     });
     Some(Limited {
         group: name.to_owned(),

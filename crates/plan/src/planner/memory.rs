@@ -216,6 +216,7 @@ fn keep(draft: &mut Draft<'_>, name: &str, size: Option<Bytes>, immune: StepId) 
         level,
         held_by: vec![immune, step],
         weakest: Some(weakest.to_owned()),
+        assumed: false,
     });
 }
 
@@ -243,6 +244,7 @@ fn lock(draft: &mut Draft<'_>, name: &str, files: &[String], immune: StepId) {
         weakest: Some(
             "a file that is replaced by another one is not the one that was locked".to_owned(),
         ),
+        assumed: false,
     });
 }
 
@@ -306,6 +308,7 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
         level,
         held_by: vec![step],
         weakest,
+        assumed: false,
     });
 }
 
@@ -515,6 +518,7 @@ fn promises(
             level,
             held_by: by,
             weakest: Some(weakest.to_owned()),
+            assumed: false,
         });
     }
 }

@@ -13,6 +13,7 @@
 mod allot;
 mod amounts;
 mod apart;
+mod assumed;
 mod bandwidth;
 mod brake;
 mod claims;
@@ -87,6 +88,7 @@ pub fn plan_beside(
         steps: Vec::new(),
         promises: Vec::new(),
         notes: Vec::new(),
+        acts: Vec::new(),
         refusals,
         loops: Loops::default(),
         solos,
@@ -114,6 +116,7 @@ pub fn plan_beside(
         return Err(draft.refusals);
     }
     draft.loops.observed = deadline::observed(&draft);
+    let assumed = assumed::mark(&mut draft);
     Ok(Plan {
         policy: policy.name.clone(),
         groups: draft.groups,
@@ -121,6 +124,8 @@ pub fn plan_beside(
         promises: draft.promises,
         notes: draft.notes,
         loops: draft.loops,
+        acts: draft.acts,
+        assumed,
     })
 }
 
@@ -320,6 +325,7 @@ impl Draft<'_> {
                 level,
                 held_by,
                 weakest: Some(weakest),
+                assumed: false,
             });
         }
     }
@@ -411,10 +417,12 @@ impl Draft<'_> {
     /// A promise below the policy's `require` refuses the plan.
     fn require(&mut self) {
         let require = self.policy.require;
+        let assuming = self.assumes();
+        assumed::below(self, require);
         let below: Vec<Refusal> = self
             .promises
             .iter()
-            .filter(|held| held.level < require)
+            .filter(|held| held.level < require && !(assuming && assumed::rests(self, held)))
             .map(|held| Refusal {
                 key: format!("group.{}", held.group),
                 why: format!(

@@ -308,6 +308,7 @@ fn promise(draft: &mut Draft<'_>, one: &Divided) {
             level,
             held_by: one.steps.clone(),
             weakest: Some(weakest).filter(|w| !w.is_empty()),
+            assumed: false,
         });
     }
 }

@@ -99,6 +99,7 @@ pub(super) fn cpu_time(draft: &mut Draft<'_>, name: &str, share: Share) {
         level: Level::Enforced,
         held_by: vec![id],
         weakest: None,
+        assumed: false,
     });
 }
 
@@ -131,8 +132,8 @@ pub(super) fn quota(
     // As a person reads it.
     let total = about(total);
     if total < LEAST {
-        draft.refuse(
-            wanted.key(),
+        draft.refuse_by_rates(
+            (name, wanted.key(), rate),
             format!("{rate} is less than {LEAST} of one CPU's time, which is the least that cpu.max can hold (1 ms of every second)"),
             Some(format!("raise it to {} or more", rounded_up(draft, cpus.len(), rate))),
         );

@@ -42,7 +42,13 @@ pub(super) fn resolve(
     };
     match (wanted, in_bytes(draft, name, wanted)) {
         (Bandwidth::Share(share), Ok((rate, Some(of)))) => {
-            let (total, on) = (rounded(of), on(&draft.division.of(name).cpus));
+            let given = matches!(draft.policy.regulator.sustainable, Sustainable::Rate(_));
+            let total = if given {
+                rounded(of).to_string()
+            } else {
+                draft.figure(of)
+            };
+            let on = on(&draft.division.of(name).cpus);
             let origin = match draft.policy.regulator.sustainable {
                 Sustainable::Machine => {
                     format!(", {share} of the {total} that all CPUs can draw together")

@@ -8,6 +8,7 @@ use quell_types::units::Rate;
 use crate::inventory::Measured;
 use crate::plan::{Held, Promise};
 
+use super::assumed::refused_by_run;
 use super::cpus::on;
 use super::deadline;
 use super::draft::Draft;
@@ -30,15 +31,21 @@ pub(super) fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {
     let sum: u64 = list.iter().map(|(_, r)| r.0).sum();
     if sum > sustainable.0 {
         let named: Vec<String> = list.iter().map(|(n, r)| format!("{n} {r}")).collect();
-        draft.refuse(
-            "reserve.bandwidth",
-            format!(
-                "the reserves ({}) come to {}, more than the {sustainable} this machine sustains",
-                named.join(", "),
-                Rate(sum)
-            ),
-            Some("lower them until they fit".to_owned()),
+        let why = format!(
+            "the reserves ({}) come to {}, more than the {} this machine sustains",
+            named.join(", "),
+            Rate(sum),
+            draft.figure(sustainable)
         );
+        if draft.assumes() {
+            draft.acts.push(refused_by_run(&why));
+        } else {
+            draft.refuse(
+                "reserve.bandwidth",
+                why,
+                Some("lower them until they fit".to_owned()),
+            );
+        }
     }
     list
 }
@@ -82,11 +89,11 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
         let extra = u128::from(spare) * u128::from(weight) / u128::from(weights.max(1));
         let extra = u64::try_from(extra).unwrap_or(u64::MAX);
         let of = match rest {
-            Rate(0) => format!("what reserves and limits leave of {}", rounded(total)),
+            Rate(0) => format!("what reserves and limits leave of {}", draft.figure(total)),
             rest => format!(
                 "what reserves, limits and {} for unmatched tasks leave of {}",
                 rounded(rest),
-                rounded(total)
+                draft.figure(total)
             ),
         };
         Wanted {
@@ -134,6 +141,7 @@ fn beside_rest(
         let why = "unmatched tasks (group rest) have no limit, and what they draw has not been measured (`quell doctor --deep`)";
         return Some((Level::None, why.to_owned()));
     };
+    let known = draft.known();
     let total = draft.sustainable(&draft.machine.cpu_set())?;
     let budgets = budgets(draft, reserved, limited);
     if budgets.0.saturating_add(rest.0) > total.0 {
@@ -141,23 +149,23 @@ fn beside_rest(
             format!(
                 "the budgets come to {}, more than the {} that the CPUs sustain together",
                 rounded(budgets),
-                rounded(total)
+                draft.figure(total)
             )
         } else {
             format!(
                 "unmatched tasks (group rest) have no limit: the budgets come to {}, with {MARGIN} x the {} that these tasks were \
-                 measured to draw to {}, more than the {} that the CPUs sustain together",
+                 {known} to draw to {}, more than the {} that the CPUs sustain together",
                 rounded(budgets),
                 rounded(Rate(rest.0 / MARGIN)),
                 rounded(Rate(budgets.0.saturating_add(rest.0))),
-                rounded(total)
+                draft.figure(total)
             )
         };
         return Some((Level::None, why));
     }
     (rest != Rate(0)).then(|| {
         let why = format!(
-            "unmatched tasks (group rest) have no limit: {MARGIN} x the {} that they were measured to draw is kept for them",
+            "unmatched tasks (group rest) have no limit: {MARGIN} x the {} that they were {known} to draw is kept for them",
             rounded(Rate(rest.0 / MARGIN))
         );
         (Level::Estimated, why)
@@ -203,10 +211,11 @@ fn one_node(
             limit.or(kept).unwrap_or(0)
         })
         .sum();
+    let known = draft.known();
     let nodes = if own.len() == 1 { "node" } else { "nodes" };
     Some(if reserve.0.saturating_add(others) > part.0 {
         let why = format!(
-            "memory {nodes} {own}: the others together may draw {} there, and it has about {}, its part of the measured rate; \
+            "memory {nodes} {own}: the others together may draw {} there, and it has about {}, its part of the {known} rate; \
              limit them to what it has left",
             rounded(Rate(others)),
             rounded(part)
@@ -214,7 +223,7 @@ fn one_node(
         (Level::None, why)
     } else {
         let why = format!(
-            "memory {nodes} {own} is taken to have its even part of the measured rate, about {}",
+            "memory {nodes} {own} is taken to have its even part of the {known} rate, about {}",
             rounded(part)
         );
         (Level::Estimated, why)
@@ -236,13 +245,14 @@ fn out_of_reach(draft: &Draft<'_>, name: &str, reserve: Rate) -> Option<(Vec<Ste
     }
     let peak = draft.machine.measured.as_ref()?.peak_cpu;
     let draw = peak.0.saturating_mul(others.len() as u64);
+    let known = draft.known();
     let total = draft.sustainable(&draft.machine.cpu_set())?;
     (reserve.0.saturating_add(draw) <= total.0).then(|| {
         let why = format!(
-            "whoever runs on {} draws at most {} there, as measured, of the {} there are",
+            "whoever runs on {} draws at most {} there, as {known}, of the {} there are",
             on(&others),
             rounded(Rate(draw)),
-            rounded(total)
+            draft.figure(total)
         );
         (partition.held_by.clone(), why)
     })
@@ -356,6 +366,7 @@ pub(super) fn judge_reserves(
                 level,
                 held_by: held_by.clone(),
                 weakest: weakest.clone(),
+                assumed: false,
             }));
     }
 }

@@ -85,6 +85,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             rest: Some(Rate(0)),
             at_unix_s: 0,
             deep: None,
+            assumed: false,
         }),
         partitions: Partitions::default(),
         simulated: None,

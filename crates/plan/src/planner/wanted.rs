@@ -121,5 +121,6 @@ pub(super) fn limit_held(
         level,
         held_by: by.into_iter().collect(),
         weakest,
+        assumed: false,
     }
 }

@@ -112,6 +112,7 @@ pub(crate) fn machine() -> Inventory {
             rest: None,
             at_unix_s: 0,
             deep: None,
+            assumed: false,
         }),
         partitions: Partitions::default(),
         simulated: None,

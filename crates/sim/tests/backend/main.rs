@@ -44,6 +44,7 @@ pub(crate) fn step(group: &str, set: Setting) -> Step {
         mechanism: Mechanism::Cores,
         set,
         because: "the test says so".to_owned(),
+        assumed: false,
     }
 }
 

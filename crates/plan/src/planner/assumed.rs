@@ -1,0 +1,137 @@
+//! What a plan says that rests on assumed rates.
+
+use quell_control::config::Meter;
+use quell_policy::Bandwidth;
+use quell_types::mechanism::Level;
+use quell_types::units::Rate;
+
+use crate::plan::{AssumedRates, Held, Promise, Setting};
+
+use super::draft::Draft;
+use super::wanted::{limit_held, rounded};
+
+impl Draft<'_> {
+    /// Whether rates are assumed.
+    pub(super) fn assumes(&self) -> bool {
+        self.machine.measured.as_ref().is_some_and(|m| m.assumed)
+    }
+
+    /// A rate that was calculated from what the machine gives, for a sentence.
+    pub(super) fn figure(&self, rate: Rate) -> String {
+        let assumed = if self.assumes() { " (assumed)" } else { "" };
+        format!("{}{assumed}", rounded(rate))
+    }
+
+    /// How a rate of the machine came to be known.
+    pub(super) fn known(&self) -> &'static str {
+        if self.assumes() {
+            "assumed"
+        } else {
+            "measured"
+        }
+    }
+
+    /// Refuses a limit that the rates make impossible. Where they are assumed the plan goes on without it, and says so.
+    pub(super) fn refuse_by_rates(
+        &mut self,
+        (group, key, rate): (&str, String, Rate),
+        why: String,
+        remedy: Option<String>,
+    ) {
+        if self.assumes() {
+            self.acts.push(refused_by_run(&format!("{key}: {why}")));
+            let weakest = format!("at assumed rates {why}");
+            let held = limit_held(group, rate, Level::None, None, Some(weakest));
+            self.promises.push(held);
+        } else {
+            self.refuse(key, why, remedy);
+        }
+    }
+}
+
+/// What assumed rates cannot decide.
+pub(super) fn refused_by_run(what: &str) -> String {
+    format!("{what}. `quell run` refuses this if the measured rates are no better")
+}
+
+/// Promises below the level that the policy requires, which measured rates may lift: said, not refused.
+pub(super) fn below(draft: &mut Draft<'_>, require: Level) {
+    if !draft.assumes() {
+        return;
+    }
+    let rests: Vec<&Held> = draft
+        .promises
+        .iter()
+        .filter(|held| held.level < require && rests(draft, held))
+        .collect();
+    let said: Vec<String> = rests
+        .iter()
+        .map(|held| {
+            refused_by_run(&format!(
+                "group {}: at assumed rates {} is at level {}, and the policy requires {require}",
+                held.group, held.promise, held.level
+            ))
+        })
+        .collect();
+    draft.acts.extend(said);
+}
+
+/// Whether the figure of a promise, or the step that holds it, follows from the machine's rates.
+pub(super) fn rests(draft: &Draft<'_>, held: &Held) -> bool {
+    match held.promise {
+        Promise::ReserveBandwidth { .. } | Promise::ReserveDirection { .. } => true,
+        Promise::LimitBandwidth { .. } | Promise::LimitDirection { .. } => {
+            let group = draft.policy.groups.get(&held.group);
+            let written = group.and_then(|g| g.limit.bandwidth);
+            let given = matches!(
+                written,
+                Some(Bandwidth::Rate(_) | Bandwidth::ReadWrite { .. })
+            );
+            let counted = draft.steps.iter().any(|step| {
+                held.held_by.contains(&step.id)
+                    && matches!(&step.set, Setting::Regulate(r) if r.meter != Meter::Time)
+            });
+            !(given && counted)
+        }
+        Promise::Deadline { .. } => true,
+        _ => false,
+    }
+}
+
+/// Marks what rests on assumed rates, and says which they are; `None` where nothing does.
+pub(super) fn mark(draft: &mut Draft<'_>) -> Option<AssumedRates> {
+    let measured = draft.machine.measured.as_ref().filter(|m| m.assumed)?;
+    let rates = AssumedRates {
+        peak_cpu: measured.peak_cpu,
+        sustainable: measured.sustainable,
+    };
+    let marked: Vec<bool> = draft.promises.iter().map(|h| rests(draft, h)).collect();
+    if !marked.contains(&true) {
+        return None;
+    }
+    for (held, assumed) in draft.promises.iter_mut().zip(marked) {
+        held.assumed = assumed;
+    }
+    let limits = |held: &&Held| {
+        let limit = matches!(
+            held.promise,
+            Promise::LimitBandwidth { .. } | Promise::LimitDirection { .. }
+        );
+        held.assumed && limit
+    };
+    for held in draft.promises.iter().filter(limits) {
+        for step in &mut draft.steps {
+            step.assumed |= held.held_by.contains(&step.id);
+        }
+    }
+    draft.acts.insert(
+        0,
+        format!(
+            "No rates were measured here. One CPU is assumed to draw {}, all CPUs together {}. `quell run` measures \
+             first; `quell plan --measure` measures now (a few seconds of full memory load)",
+            rounded(rates.peak_cpu),
+            rounded(rates.sustainable)
+        ),
+    );
+    Some(rates)
+}
