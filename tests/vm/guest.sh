@@ -312,9 +312,9 @@ if [ -x /bin/setpriv.full ]; then
     let_go TERM
     end_of hog
     restored "without CAP_KILL: everything is as before"
-    sh -c 'ulimit -l 64; exec setpriv.full --bounding-set=-ipc_lock quell plan /tmp/m.toml' >/tmp/quell.out 2>&1
+    sh -c 'ulimit -l 64; exec setpriv.full --bounding-set=-ipc_lock quell plan /tmp/m.toml --all' 2>&1 | tr "\n" " " >/tmp/quell.out
     holds "without CAP_IPC_LOCK: files are refused" grep -q "reserve.files.*CAP_IPC_LOCK" /tmp/quell.out
-    setpriv.full --bounding-set=-sys_resource quell plan /tmp/m.toml >/tmp/quell.out 2>&1
+    setpriv.full --bounding-set=-sys_resource quell plan /tmp/m.toml --all 2>&1 | tr "\n" " " >/tmp/quell.out
     holds "without CAP_SYS_RESOURCE: nothing is kept" grep -q "immunity.*CAP_SYS_RESOURCE" /tmp/quell.out
     take "$taker"
     hold /tmp/e.toml "" setpriv.full --bounding-set=-sys_resource

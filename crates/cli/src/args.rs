@@ -41,33 +41,33 @@ pub struct Args {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Tell what this machine is and which mechanisms it offers, why not, and what would enable them
+    /// Show what this machine can promise, what it cannot, and why
     Doctor(Doctor),
-    /// Write a policy for a program that runs: choose what to protect and from what; change nothing
+    /// Write a policy for a program that runs; change nothing
     Init(Init),
-    /// Tell what a policy would do here (or on a captured machine) and what its promises are worth; change nothing
+    /// Show what a policy would do here, and what its promises are worth
     Plan(Plan),
-    /// Apply a policy, hold it, launch or attach, and restore everything at the end
+    /// Apply a policy, hold it, and revert everything at the end
     Run(Run),
-    /// Tell what is applied now, and whether it holds
+    /// Show what is applied now, and whether it holds
     Status(Status),
-    /// Run an experiment: the same subjects under several configurations, compared
+    /// Run the same programs under several configurations
     Compare(Compare),
-    /// Find out what a program asks of memory over time, and propose a policy
+    /// Measure what a program asks of memory, and propose a policy
     Profile(Profile),
-    /// Make a record's page again, from the record alone
+    /// Make a record's page again
     Report(Report),
-    /// Print a record's figures, or its timeline, for other tools
+    /// Print a record's figures or its timeline for other tools
     Export(Export),
-    /// Run a generator on its own
+    /// Run a load generator on its own
     Bench(Bench),
-    /// Record real programs for the simulated machine
+    /// Record programs for the simulated machine
     Trace(Trace),
-    /// Tell who may fill which ways of which cache, over time, whoever has set it; change nothing
+    /// Show which task may fill which part of a cache over time
     Ways(Ways),
-    /// Run a command inside a virtual machine, with an emulated processor if wanted
+    /// Run a command in a virtual machine
     Lab(Lab),
-    /// Undo whatever an earlier run left
+    /// Revert what an earlier run left
     Restore,
     /// Print completions for a shell
     Completions {
@@ -142,7 +142,13 @@ pub struct Plan {
     /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
     #[arg(long, value_name = "KEY=VALUE")]
     pub lab: Vec<String>,
-    /// Print the plan as JSON
+    /// Show every step with its reason, and what is good to know besides
+    #[arg(long)]
+    pub steps: bool,
+    /// Show every refusal, and every remedy of each, not only the first
+    #[arg(long)]
+    pub all: bool,
+    /// Print the plan as JSON, its steps included
     #[arg(long)]
     pub json: bool,
 }

@@ -203,7 +203,7 @@ pub fn carry_out(
         no_huge_pages: huge.map(|why| Refusal {
             key: "run.pages".to_owned(),
             why: why.to_string(),
-            remedy: None,
+            ..Refusal::default()
         }),
         out: wanted.out,
         now_unix_s: machine::unix_s(),
@@ -264,7 +264,7 @@ pub fn complete(comparison: &Comparison, experiment: Option<&str>) -> Result<()>
 
 fn failure(error: CompareError, experiment: &str) -> Failure {
     match error {
-        CompareError::NotYet(all) => plan::refused(&all, Some(Path::new(experiment))),
+        CompareError::NotYet(all) => plan::refused(&all, Some(Path::new(experiment)), true),
         CompareError::Unknown { .. } | CompareError::Resume(_) | CompareError::Place(_) => {
             usage(error)
         }

@@ -10,7 +10,7 @@ use quell_plan::inventory::Inventory;
 use quell_plan::planner::Solos;
 use quell_policy::Policy;
 use quell_policy::lab::Guest;
-use quell_types::refusal::Refusal;
+use quell_types::refusal::{Cause, Refusal, Remedy};
 use quell_types::text::place_of;
 
 use crate::args::Plan;
@@ -39,53 +39,63 @@ pub fn plan(
     machine: &Inventory,
     solos: &Solos,
 ) -> Result<Planned> {
-    quell_plan::planner::plan_beside(policy, machine, solos).map_err(|all| refused(&all, path))
+    quell_plan::planner::plan_beside(policy, machine, solos)
+        .map_err(|all| refused(&all, path, path.is_none()))
 }
 
-/// Refusals, each with its place in the file, if there is one, in the order of the file.
-pub fn refused(all: &[Refusal], path: Option<&Path>) -> Failure {
+/// Refusals in three lines each: what, why, and what helps. The first cause comes first: missing rights, then the order of the
+/// file. The others follow where `all` asks for them.
+pub fn refused(refusals: &[Refusal], path: Option<&Path>, all: bool) -> Failure {
     let text = path.and_then(|p| std::fs::read_to_string(p).ok());
     let place = |refusal: &Refusal| text.as_deref().and_then(|t| place_of(t, &refusal.key));
-    let mut placed: Vec<_> = all.iter().map(|r| (place(r), r)).collect();
-    placed.sort_by_key(|(place, _)| *place);
-    let line = |(place, refusal): &(Option<(usize, usize)>, &Refusal)| {
-        let place = place.map_or(String::new(), |(line, column)| format!(":{line}:{column}"));
-        let place = path.map_or(String::new(), |p| format!("{}{place}: ", p.display()));
-        // Many ways out are easier to choose from one below the other.
-        match refusal
-            .remedy
-            .as_deref()
-            .map(|r| r.split(", or ").collect())
-        {
-            Some(ways) if Vec::len(&ways) > 2 => format!(
-                "{place}{}: {}\n    {}",
-                refusal.key,
-                refusal.why,
-                ways.join("\n    or ")
-            ),
-            _ => format!("{place}{refusal}"),
-        }
-    };
-    let mut lines: Vec<String> = placed.iter().map(line).collect();
-    let not_yet = all.iter().filter(|r| r.why.starts_with("not yet")).count();
-    if not_yet > 2 {
-        lines.push(format!(
-            "{not_yet} of these {} are keys that the language has and this version does not act on: leave them out to have \
-             the rest planned",
-            all.len()
-        ));
-    }
-    problems(&lines)
+    let mut placed: Vec<_> = refusals.iter().map(|r| (place(r), r)).collect();
+    placed.sort_by_key(|(place, r)| (r.cause != Cause::Rights, *place));
+    let shown = if all { placed.len() } else { 1 };
+    let each: Vec<String> = placed
+        .iter()
+        .take(shown)
+        .enumerate()
+        .map(|(n, (place, refusal))| {
+            let place = place.map_or(String::new(), |(line, column)| format!(":{line}:{column}"));
+            let place = path.map_or(String::new(), |p| format!("{}{place}: ", p.display()));
+            let more = match (n, placed.len() - shown, path) {
+                (0, more @ 1.., Some(path)) => {
+                    format!(" (and {more} more: `quell plan {} --all`)", path.display())
+                }
+                _ => String::new(),
+            };
+            let remedies: Vec<&Remedy> = match all {
+                true => refusal.remedies.iter().collect(),
+                false => refusal.first_remedy().into_iter().collect(),
+            };
+            let helps: String = remedies
+                .iter()
+                .map(|remedy| format!("\n  help: {remedy}"))
+                .collect();
+            format!(
+                "{place}{} is refused{more}\n  why:  {}{helps}",
+                refusal.key, refusal.why
+            )
+        })
+        .collect();
+    problems(&each)
 }
 
 /// A plan as `quell plan` prints it, with what to do next.
-fn printed(plan: &Planned, path: &Path, style: quell_report::Style) -> String {
-    format!(
-        "{}\nNothing has been changed. `quell run {}` does this and takes it back when it ends;\n\
-         `quell restore` takes back what a crash has left.\n",
-        quell_report::plan_text(plan, style),
-        path.display()
-    )
+fn printed(plan: &Planned, path: &Path, steps: bool, style: quell_report::Style) -> String {
+    let path = path.display();
+    let text = match steps {
+        true => quell_report::plan_steps_text(plan, style),
+        false => quell_report::plan_text(plan, style),
+    };
+    let how = if steps { "" } else { ", `--steps` shows how" };
+    let next = format!("Nothing is changed yet. `quell run {path}` does this{how}.");
+    let blank = if plan.acts.is_empty() || steps {
+        "\n"
+    } else {
+        ""
+    };
+    format!("{text}{blank}{}", style.wrap("", "", &next))
 }
 
 /// Tells what would be done.
@@ -120,11 +130,15 @@ pub fn run(args: &Plan) -> Result {
         }
     };
     let solos = crate::profile::solos(&policy, &machine, &args.on, &BTreeMap::new());
-    let plan = plan(&policy, Some(&args.policy), &machine, &solos)?;
+    let plan = quell_plan::planner::plan_beside(&policy, &machine, &solos)
+        .map_err(|all| refused(&all, Some(&args.policy), args.all))?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&plan).map_err(failed)?);
     } else {
-        print!("{}", printed(&plan, &args.policy, machine::style()));
+        print!(
+            "{}",
+            printed(&plan, &args.policy, args.steps, machine::style())
+        );
     }
     Ok(Exit::Done)
 }

@@ -136,7 +136,7 @@ fn parts_are_held(kernel: &str) {
     for words in [
         "Broadwell-X, Goldmont and Goldmont Plus only",
         "and this is family 6, model ",
-        "write cache = { ways = 2, level = \"L3\" }",
+        "write reserve.cache = { ways = 2, level = \"L3\" }",
     ] {
         assert!(locked.contains(words), "{locked}");
     }

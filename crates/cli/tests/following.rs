@@ -40,7 +40,7 @@ reserve.cache = { ways = 14 }
 role = "best-effort"
 match = [{ pid = 1 }]
 P
-echo plan $(quell plan /tmp/plan.toml)
+echo plan $(quell plan /tmp/plan.toml --steps)
 works() { QUELL_LAB_ROLE="works $*" "$EXE" guest --exact --ignored --nocapture | sed -n 's/.*stage/'$KEY'/p'; }
 KEY=alone works 1 $STAGES
 (role sweep 33554432 >/dev/null 2>&1) & N=$!

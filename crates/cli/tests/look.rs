@@ -65,7 +65,7 @@ fn the_example_policies_plan_for_a_captured_machine_or_say_why_not() {
             );
             let text = run(&["plan", policy, "--machine", machine]);
             assert!(
-                text.out.contains("Steps") && text.out.contains("Promises"),
+                text.out.contains("Promises") && text.out.contains("Cost"),
                 "{text:?}"
             );
             planned += 1;

@@ -32,7 +32,7 @@ policy() {
     printf 'quell = 1\n[mechanisms]\nbandwidth = "%s"\n[group.victim]\nrole = "critical"\ncpus = "0"\nmatch = [{ pid = %s }]\n' $1 $V
     printf '[group.noise]\nrole = "best-effort"\ncpus = "1"\nmatch = [{ pid = %s }]\nlimit.bandwidth = "%s"\n%s\n' $N "$2" "$3"
 }
-planned() { echo "plan $1 $(quell plan /tmp/policy.toml | tr '\n' ' ')"; }
+planned() { echo "plan $1 $(quell plan /tmp/policy.toml --steps | tr '\n' ' ')"; }
 inside() { for pid in $*; do [ -n "$(class $pid)" ] || return 1; done; }
 brakes() { find /sys/fs/cgroup -path '*/stop/cgroup.procs' -exec cat {} + | wc -l; }
 # holds NAME LOOK PID…: until these are in a class, then looks and lets go. A guest that stood still for a second has lost its hold,

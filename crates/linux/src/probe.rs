@@ -14,7 +14,8 @@ use quell_kernel::resctrl::offer::Offer;
 use quell_kernel::root::Files;
 use quell_kernel::{cpuset, fair, irq, oom, psi, resctrl, rt, topology, workqueue};
 use quell_plan::inventory::{
-    Availability, CpusetKind, Inventory, Means, Measured, MemoryControl, MemoryMeans, MeterKind,
+    Availability, CpusetKind, Inventory, Lack, Means, Measured, MemoryControl, MemoryMeans,
+    MeterKind,
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
@@ -311,6 +312,7 @@ fn yes(best: Level, how: impl Into<String>) -> Availability {
 fn no(why: impl Into<String>, remedy: Option<&str>) -> Availability {
     Availability::No {
         why: why.into(),
+        lack: Lack::Machine,
         remedy: remedy.map(str::to_owned),
     }
 }
@@ -327,11 +329,10 @@ fn mechanisms(
     root: bool,
     (virtual_machine, offer): (bool, &std::result::Result<Offer, String>),
 ) -> BTreeMap<Mechanism, Availability> {
-    let unprivileged = || {
-        no(
-            "changing the machine needs root (CAP_SYS_ADMIN), outside of a container",
-            Some("run as root"),
-        )
+    let unprivileged = || Availability::No {
+        why: "changing the machine needs root (CAP_SYS_ADMIN), outside of a container".to_owned(),
+        lack: Lack::Rights,
+        remedy: Some("run as root".to_owned()),
     };
     let processor = Cpuinfo::read(files).unwrap_or_default();
     let has = |flag: &str| processor.has(flag);
@@ -431,7 +432,11 @@ fn mechanisms(
                     io::offered(files, cgroups, mechanism)
                 }
                 Mechanism::Sets | Mechanism::Banks | Mechanism::Placement => {
-                    no("not yet built", None)
+                    Availability::No {
+                        why: "not yet built".to_owned(),
+                        lack: Lack::NotBuilt,
+                        remedy: None,
+                    }
                 }
             };
             (mechanism, found)

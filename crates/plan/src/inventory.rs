@@ -8,6 +8,7 @@ use quell_policy::workload::Caches;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::Partitions;
+use quell_types::refusal::Cause;
 use quell_types::units::{Bytes, Nanos, Rate};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -154,6 +155,36 @@ pub struct Node {
     pub memory: Bytes,
 }
 
+/// Why a mechanism cannot be used, as data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lack {
+    /// Quell may not change this machine.
+    Rights,
+    /// The hardware or the kernel does not offer it.
+    #[default]
+    Machine,
+    /// This version of Quell does not have it.
+    NotBuilt,
+}
+
+impl Lack {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    fn is_machine(&self) -> bool {
+        *self == Self::Machine
+    }
+
+    /// What stands behind a refusal that follows from it.
+    #[must_use]
+    pub const fn cause(self) -> Cause {
+        match self {
+            Self::Rights => Cause::Rights,
+            Self::Machine => Cause::Machine,
+            Self::NotBuilt => Cause::NotBuilt,
+        }
+    }
+}
+
 /// Whether a mechanism can be used here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "available")]
@@ -169,6 +200,9 @@ pub enum Availability {
     No {
         /// Why.
         why: String,
+        /// The same as data.
+        #[serde(default, skip_serializing_if = "Lack::is_machine")]
+        lack: Lack,
         /// What would enable it.
         #[serde(skip_serializing_if = "Option::is_none")]
         remedy: Option<String>,

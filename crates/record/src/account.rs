@@ -219,6 +219,7 @@ mod tests {
             level: *level,
             held_by: Vec::new(),
             weakest: None,
+            assumed: false,
         };
         let plan = Plan {
             policy: "p".to_owned(),
@@ -226,6 +227,8 @@ mod tests {
             steps: Vec::new(),
             promises: levels.iter().map(held).collect(),
             notes: Vec::new(),
+            acts: Vec::new(),
+            assumed: None,
             loops: Loops::default(),
         };
         Account::new(&plan, ["noise".to_owned()].iter())

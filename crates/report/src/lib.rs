@@ -37,7 +37,7 @@ pub use html::{html, profile_html};
 pub use ladder::ladder_text;
 pub use outcome::run_text;
 pub use perfetto::perfetto;
-pub use plan::plan_text;
+pub use plan::{plan_steps_text, plan_text};
 pub use profile::profile_text;
 pub use text::Style;
 pub use verdict::verdict;

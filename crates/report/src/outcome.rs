@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use quell_record::events::{Declared, Event, Record, Spent};
 
 use crate::memory::memory;
-use crate::plan::plan_text;
+use crate::plan::plan_steps_text;
 use crate::text::{Style, Tone, count, number, thousands};
 use crate::throttling::counted;
 use crate::ways::record_text;
@@ -19,7 +19,7 @@ pub fn run_text(record: &Record, style: Style) -> String {
         out.push_str(&style.wrap("", "", created));
     }
     for plan in record.plans.values() {
-        out.push_str(&format!("\n{}", plan_text(plan, style)));
+        out.push_str(&format!("\n{}", plan_steps_text(plan, style)));
     }
     out.push('\n');
     for sentence in outcome(record) {

@@ -1,8 +1,8 @@
-//! A plan in words: what will be done and why, what it is then worth and what would break it first.
+//! A plan in words: what it promises and what would break that first, what it costs, and what will be done and why.
 
 use quell_control::config::Allows;
 use quell_control::config::Meter;
-use quell_plan::{Held, Plan, Setting};
+use quell_plan::{Held, Plan, Promise, Setting, Step};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::ids::StepId;
@@ -13,36 +13,81 @@ use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
 use crate::text::{Style, Table, TableCell, Tone, list};
 
-/// The plan for a terminal of the style's width.
+/// The plan for a terminal of the style's width: what is promised, what that costs and whom, and what a person has to do.
 #[must_use]
 pub fn plan_text(plan: &Plan, style: Style) -> String {
-    let mut out = style.paint(Tone::Title, &format!("Plan for '{}'", plan.policy)) + "\n";
+    let mut out = style.paint(Tone::Title, &format!("Plan for '{}'", plan.policy)) + "\n\n";
+    out.push_str(&promises(plan, false, style));
+    out.push('\n');
+    out.push_str(&costs(plan, style));
+    out.push_str(&acts(plan, style));
+    out
+}
+
+/// The same, with the groups' CPUs, every step with its reason, and what is good to know.
+#[must_use]
+pub fn plan_steps_text(plan: &Plan, style: Style) -> String {
+    let mut out = style.paint(Tone::Title, &format!("Plan for '{}'", plan.policy)) + "\n\n";
+    out.push_str(&promises(plan, true, style));
+    out.push('\n');
+    out.push_str(&costs(plan, style));
+    out.push_str(&acts(plan, style));
     if !plan.groups.is_empty() {
-        let mut table = Table {
-            left: vec![1],
-            head: ["  group", "CPUs"].map(str::to_owned).to_vec(),
-            ..Table::default()
-        };
-        let rest = plan.steps.iter().find_map(|step| match &step.set {
-            Setting::ConfineRest { cpus } => Some(vec![
-                TableCell::new(format!("  {REST}")),
-                TableCell::new(cpus.brief()),
-            ]),
-            _ => None,
-        });
-        for group in &plan.groups {
-            table.rows.push(vec![
-                TableCell::new(format!("  {}", group.name)),
-                TableCell::new(group.cpus.brief()),
-            ]);
-        }
-        table.rows.extend(rest);
         out.push('\n');
-        out.push_str(&table.render(style));
+        out.push_str(&groups(plan, style));
     }
     out.push('\n');
-    out.push_str(&style.paint(Tone::Title, "Steps"));
-    out.push('\n');
+    out.push_str(&steps(plan, style));
+    out.push_str(&listed("Good to know", &plan.notes, style));
+    out
+}
+
+/// What a person has to do or decide.
+fn acts(plan: &Plan, style: Style) -> String {
+    let mut out = String::new();
+    for (n, act) in plan.acts.iter().enumerate() {
+        out.push_str(if n == 0 { "\n" } else { "" });
+        out.push_str(&style.wrap("Note: ", "      ", act));
+    }
+    out
+}
+
+fn listed(title: &str, notes: &[String], style: Style) -> String {
+    if notes.is_empty() {
+        return String::new();
+    }
+    let mut out = format!("\n{}\n", style.paint(Tone::Title, title));
+    for note in notes {
+        out.push_str(&style.wrap("  - ", "    ", note));
+    }
+    out
+}
+
+fn groups(plan: &Plan, style: Style) -> String {
+    let mut table = Table {
+        left: vec![1],
+        head: ["  group", "CPUs"].map(str::to_owned).to_vec(),
+        ..Table::default()
+    };
+    let rest = plan.steps.iter().find_map(|step| match &step.set {
+        Setting::ConfineRest { cpus } => Some(vec![
+            TableCell::new(format!("  {REST}")),
+            TableCell::new(cpus.brief()),
+        ]),
+        _ => None,
+    });
+    for group in &plan.groups {
+        table.rows.push(vec![
+            TableCell::new(format!("  {}", group.name)),
+            TableCell::new(group.cpus.brief()),
+        ]);
+    }
+    table.rows.extend(rest);
+    table.render(style)
+}
+
+fn steps(plan: &Plan, style: Style) -> String {
+    let mut out = style.paint(Tone::Title, "Steps") + "\n";
     if plan.steps.is_empty() {
         out.push_str("  none: nothing is changed\n");
     }
@@ -52,54 +97,118 @@ pub fn plan_text(plan: &Plan, style: Style) -> String {
             .as_ref()
             .map_or_else(String::new, |g| format!("{g}: "));
         let by: Vec<String> = step.mechanisms().iter().map(ToString::to_string).collect();
-        let what = format!("{who}{} [{}]", describe(&step.set), by.join(" + "));
+        let assumed = if step.assumed { " (assumed)" } else { "" };
+        let what = format!("{who}{}{assumed} [{}]", describe(&step.set), by.join(" + "));
         out.push_str(&style.wrap(&format!("{:>3}. ", step.id.0), "     ", &what));
         out.push_str(&faint(style, &style.wrap("     ", "     ", &step.because)));
     }
-    out.push('\n');
-    out.push_str(&style.paint(Tone::Title, "Promises"));
-    out.push('\n');
+    out
+}
+
+/// Column of what stands behind a level or the name of a group.
+const COLUMN: &str = "             ";
+
+fn promises(plan: &Plan, steps: bool, style: Style) -> String {
+    let mut out = style.paint(Tone::Title, "Promises") + "\n";
     if plan.promises.is_empty() {
         out.push_str("  none\n");
     }
     for held in &plan.promises {
-        out.push_str(&promise_text(held, style));
-    }
-    if plan.promises.len() > 1 {
-        let level = style.paint(tone(plan.level()), plan.level().name());
-        out.push_str(&format!(
-            "  The plan as a whole: {level}, the weakest of its promises.\n"
-        ));
-    }
-    if !(plan.notes.is_empty() && plan.acts.is_empty()) {
-        out.push('\n');
-        out.push_str(&style.paint(Tone::Title, "Notes"));
-        out.push('\n');
-        for note in plan.acts.iter().chain(&plan.notes) {
-            out.push_str(&style.wrap("  - ", "    ", note));
+        let assumed = if held.assumed { " (assumed)" } else { "" };
+        let by = if steps { by(held) } else { String::new() };
+        let first = format!("  {:<9}  ", held.level.name());
+        let what = format!("{}: {}{assumed}{by}", held.group, held.promise);
+        let text = style.wrap(&first, COLUMN, &what);
+        out.push_str(&match text.strip_prefix(&first) {
+            Some(tail) => style.paint(tone(held.level), &first) + tail,
+            None => text,
+        });
+        if let Some(weakest) = &held.weakest {
+            let text = style.wrap(COLUMN, COLUMN, &format!("but {weakest}"));
+            out.push_str(&faint(style, &text));
         }
     }
     out
 }
 
-fn promise_text(held: &Held, style: Style) -> String {
-    let level = style.paint(tone(held.level), &format!("{:<9}", held.level.name()));
-    let assumed = if held.assumed { " (assumed)" } else { "" };
-    let mut out = format!(
-        "  {level}  {}: {}{assumed}{}\n",
-        held.group,
-        held.promise,
-        by(held)
-    );
-    if let Some(weakest) = &held.weakest {
-        let text = style.wrap(
-            "             ",
-            "             ",
-            &format!("weakest: {weakest}"),
-        );
-        out.push_str(&faint(style, &text));
+/// What the plan takes from each group, and from the tasks of no group.
+fn costs(plan: &Plan, style: Style) -> String {
+    let mut out = style.paint(Tone::Title, "Cost") + "\n";
+    let names = plan.groups.iter().map(|g| Some(g.name.as_str()));
+    let mut none = true;
+    for name in names.chain([Some(REST), None]) {
+        let own = plan.steps.iter().filter(|s| s.group.as_deref() == name);
+        let each: Vec<String> = own.filter_map(|step| cost(plan, step)).collect();
+        if each.is_empty() {
+            continue;
+        }
+        none = false;
+        let first = format!("  {:<9}  ", name.unwrap_or("machine"));
+        out.push_str(&style.wrap(&first, COLUMN, &each.join("; ")));
+    }
+    if none {
+        out.push_str("  none: no task is slowed or moved\n");
     }
     out
+}
+
+/// What a step takes from those it is set for; `None` where it gives them something, or takes nothing.
+fn cost(plan: &Plan, step: &Step) -> Option<String> {
+    let assumed = if step.assumed { " (assumed)" } else { "" };
+    let given = |held: &Held| {
+        let reserve = matches!(
+            held.promise,
+            Promise::ReserveWays { .. }
+                | Promise::ReserveColours { .. }
+                | Promise::ReserveLocked { .. }
+        );
+        reserve && Some(&held.group) == step.group.as_ref() && held.held_by.contains(&step.id)
+    };
+    let what = match &step.set {
+        Setting::Confine {
+            cpus,
+            exclusive: false,
+            ..
+        }
+        | Setting::ConfineRest { cpus } => format!("runs on {} only", on(cpus)),
+        Setting::Weight {
+            weight: CpuWeight::Of(100..),
+        } => return None,
+        Setting::Weight { .. } | Setting::LimitMemory { .. } => describe(&step.set),
+        Setting::Regulate(regulation) if regulation.is_capped() => {
+            let lines = match regulation.meter {
+                Meter::Apart { writes } => Lines(regulation.budget.0 + writes.0),
+                _ => regulation.budget,
+            };
+            let each = if regulation.cpus.len() > 1 {
+                " on each CPU"
+            } else {
+                ""
+            };
+            format!(
+                "stopped in each {} once it has moved its {}{each}",
+                regulation.period,
+                rate(lines, regulation.period)
+            )
+        }
+        Setting::CpuMax { share, period } => {
+            format!("at most {share} of one CPU's time in each {period}")
+        }
+        Setting::IoMax(rates) => format!("at most {rates}"),
+        Setting::Ways { .. } | Setting::WaysApart { .. } | Setting::Colour { .. }
+            if !plan.promises.iter().any(given) =>
+        {
+            describe(&step.set)
+        }
+        Setting::SteerMemory { .. }
+        | Setting::BoundMemory { .. }
+        | Setting::Sysctls { .. }
+        | Setting::MountApart { .. }
+        | Setting::Mba { .. }
+        | Setting::MbaRate { .. } => describe(&step.set),
+        _ => return None,
+    };
+    Some(what + assumed)
 }
 
 fn by(held: &Held) -> String {
@@ -373,6 +482,14 @@ mod tests {
             },
         );
         sample::golden("plan", &text);
+        let text = plan_steps_text(
+            &sample::plan(),
+            Style {
+                color: false,
+                width: 80,
+            },
+        );
+        sample::golden("plan-steps", &text);
     }
 
     #[test]
@@ -384,7 +501,7 @@ mod tests {
         plan.notes.clear();
         assert_eq!(
             plan_text(&plan, Style::default()),
-            "Plan for 'regulated@10%'\n\nSteps\n  none: nothing is changed\n\nPromises\n  none\n"
+            "Plan for 'regulated@10%'\n\nPromises\n  none\n\nCost\n  none: no task is slowed or moved\n"
         );
     }
 
@@ -395,7 +512,7 @@ mod tests {
         plan.steps[0].set = Setting::ConfineRest {
             cpus: "0,2,4,6,8".parse().unwrap(),
         };
-        let text = plan_text(&plan, Style::default());
+        let text = plan_steps_text(&plan, Style::default());
         let row = text.lines().find(|l| l.starts_with("  rest")).unwrap();
         assert!(row.contains("0,2,…,8"), "{text}");
     }
@@ -406,7 +523,7 @@ mod tests {
         plan.promises.truncate(1);
         plan.promises[0].level = Level::None;
         plan.promises[0].held_by = vec![StepId(3), StepId(4)];
-        let text = plan_text(&plan, Style::default());
+        let text = plan_steps_text(&plan, Style::default());
         assert!(
             text.contains(", not held, though steps 3 and 4 help\n"),
             "{text}"

@@ -393,7 +393,8 @@ fn refused() -> Vec<Refusal> {
     vec![Refusal {
         key: "group.neighbour.limit.bandwidth".into(),
         why: "70% cannot be metered here".into(),
-        remedy: Some("ask for less".into()),
+        remedies: vec!["ask for less".into()],
+        ..Refusal::default()
     }]
 }
 

@@ -47,7 +47,8 @@ impl Style {
     }
 
     /// `text` in lines of at most `width`, the first after `first`, the others after `rest`. Words are never broken.
-    pub(crate) fn wrap(self, first: &str, rest: &str, text: &str) -> String {
+    #[must_use]
+    pub fn wrap(self, first: &str, rest: &str, text: &str) -> String {
         let mut out = String::new();
         let mut line = first.to_owned();
         let mut empty = true;

@@ -204,7 +204,7 @@ fn planned(situation: &Situation<'_>, text: &str) -> Result<Plan, Vec<Refusal>> 
         let refusal = |p: &dyn std::fmt::Display| Refusal {
             key: "quell".to_owned(),
             why: p.to_string(),
-            remedy: None,
+            ..Refusal::default()
         };
         problems.iter().map(|p| refusal(p)).collect::<Vec<_>>()
     })?;

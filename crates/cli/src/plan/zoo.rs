@@ -28,12 +28,23 @@ fn files(dir: &str) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// What `quell plan` prints, on stdout or, refused, on stderr.
+/// A terminal of 80 columns.
+fn eighty() -> Style {
+    Style {
+        width: 80,
+        ..Style::default()
+    }
+}
+
+/// What `quell plan --steps --all` prints, on stdout or, refused, on stderr.
 fn answer(name: &str, path: &Path, machine: &Inventory) -> String {
     let shown = Path::new("examples").join(format!("{name}.toml"));
-    let planned = policy(path, false).and_then(|p| plan(&p, Some(path), machine, &Solos::new()));
+    let planned = policy(path, false).and_then(|p| {
+        let plan = quell_plan::planner::plan_beside(&p, machine, &Solos::new());
+        plan.map_err(|all| refused(&all, Some(path), true))
+    });
     match planned {
-        Ok(plan) => printed(&plan, &shown, Style::default()),
+        Ok(plan) => printed(&plan, &shown, true, eighty()),
         Err(failure) => {
             let text = failure
                 .text
@@ -212,8 +223,192 @@ fn what_rests_on_assumed_rates_is_marked() {
         steps[0]["because"].as_str().unwrap().contains("(assumed)"),
         "{steps:?}"
     );
-    let text = printed(&plan, &example, Style::default());
+    let text = printed(&plan, &example, false, Style::default());
     let batch = text.lines().find(|l| l.contains("batch: at most")).unwrap();
     assert!(batch.contains("(assumed)"), "{text}");
-    assert!(text.contains("`quell plan --measure`"), "{text}");
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains("`quell plan --measure`"), "{text}");
+}
+
+/// The policy that `quell run --critical exe=… --best-effort comm=stress-ng --limit 20%` comes to.
+const COMMON: &str = "
+quell = 1
+[group.critical]
+role = 'critical'
+match = [{ exe = '/usr/bin/redis-server' }]
+[group.best-effort]
+role = 'best-effort'
+match = [{ comm = 'stress-ng' }]
+limit.bandwidth = '20%'
+";
+
+#[test]
+fn the_common_policy_takes_twenty_lines_of_eighty_columns() {
+    let policy = Policy::parse(COMMON, "policy.toml").unwrap();
+    let mut planned = 0;
+    for (name, path) in files("tests/machines") {
+        let mut machine = captured(&path).unwrap_or_else(|f| panic!("{}", f.text));
+        machine::assume(&mut machine);
+        let Ok(plan) = plan(&policy, None, &machine, &Solos::new()) else {
+            continue;
+        };
+        planned += 1;
+        let text = printed(&plan, Path::new("policy.toml"), false, eighty());
+        let wide = text.lines().find(|l| l.chars().count() > 80);
+        assert_eq!(wide, None, "{name}:\n{text}");
+        assert!(text.lines().count() <= 20, "{name}:\n{text}");
+        let at = |title: &str| text.lines().position(|l| l == title);
+        assert!(at("Promises") < at("Cost"), "{name}:\n{text}");
+        assert_eq!(at("Steps"), None, "{name}:\n{text}");
+        let whole = printed(&plan, Path::new("policy.toml"), true, eighty());
+        assert!(whole.lines().any(|l| l == "Steps"), "{name}:\n{whole}");
+    }
+    assert_eq!(planned, 9, "all machines but the container");
+}
+
+/// Removes a dotted key, if it is there.
+fn remove(table: &mut toml::Table, keys: &[&str]) {
+    match keys {
+        [last] => drop(table.remove(*last)),
+        [first, rest @ ..] => {
+            if let Some(inner) = table.get_mut(*first).and_then(toml::Value::as_table_mut) {
+                remove(inner, rest);
+            }
+        }
+        [] => {}
+    }
+}
+
+/// A policy with a remedy applied; `None` where that is no line of a policy.
+fn applied(text: &str, remedy: &Remedy) -> Option<String> {
+    let mut table: toml::Table = text.parse().unwrap();
+    match remedy {
+        Remedy::Set { key, value } => {
+            let parsed: toml::Table = format!("value = {value}").parse().unwrap();
+            let (mut at, keys) = (&mut table, key.split('.').collect::<Vec<_>>());
+            let (last, tables) = keys.split_last().unwrap();
+            for name in tables {
+                let next = at
+                    .entry(*name)
+                    .or_insert(toml::Value::Table(toml::Table::new()));
+                at = next.as_table_mut().unwrap();
+            }
+            at.insert((*last).to_owned(), parsed["value"].clone());
+        }
+        Remedy::LeaveOut { keys } => {
+            for key in keys {
+                remove(&mut table, &key.split('.').collect::<Vec<_>>());
+            }
+        }
+        _ => return None,
+    }
+    Some(table.to_string())
+}
+
+#[test]
+fn every_suggested_line_gives_a_plan_or_another_refusal() {
+    let (mut lines, mut wrong) = (0, Vec::new());
+    for (name, path) in files("tests/machines") {
+        let mut machine = captured(&path).unwrap_or_else(|f| panic!("{}", f.text));
+        machine::assume(&mut machine);
+        for (example, path) in files("examples") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let plan = |text: &str| {
+                let policy = Policy::parse(text, "policy.toml");
+                policy.map(|p| quell_plan::planner::plan(&p, &machine))
+            };
+            let Err(refusals) = plan(&text).unwrap() else {
+                continue;
+            };
+            for refusal in refusals {
+                let remedies = &refusal.remedies;
+                if !remedies.iter().any(Remedy::is_exact) {
+                    wrong.push(format!("{name}, {example}: nothing exact helps: {refusal}"));
+                }
+                for (remedy, policy) in remedies
+                    .iter()
+                    .filter_map(|r| Some((r, applied(&text, r)?)))
+                {
+                    lines += 1;
+                    match plan(&policy) {
+                        Ok(Ok(_)) => {}
+                        Ok(Err(now)) if !now.contains(&refusal) => {}
+                        Ok(Err(_)) => {
+                            wrong.push(format!("{name}, {example}: {remedy}: the same: {refusal}"))
+                        }
+                        Err(e) => wrong.push(format!("{name}, {example}: {remedy}: {e:?}")),
+                    }
+                }
+            }
+        }
+    }
+    assert!(lines > 50, "{lines}");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn doctor_begins_with_a_verdict_and_says_each_reason_once() {
+    for (name, path) in files("tests/machines") {
+        let machine = captured(&path).unwrap_or_else(|f| panic!("{}", f.text));
+        let text = quell_report::doctor_text(&machine, Measurements::default(), eighty());
+        let (_, body) = text.split_once("\n\n").unwrap();
+        let (verdict, _) = body.split_once("\n\n").unwrap();
+        let verdict = verdict.replace('\n', " ");
+        let sentences = verdict.matches(". ").count() + usize::from(verdict.ends_with('.'));
+        assert_eq!(sentences, 2, "{name}: {verdict}");
+        assert!(verdict.contains(" promise "), "{name}: {verdict}");
+        let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for available in machine.mechanisms.values() {
+            if let quell_plan::inventory::Availability::No { why, .. } = available {
+                let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
+                assert_eq!(flat.matches(&why).count(), 1, "{name}: {why}\n{text}");
+            }
+        }
+    }
+}
+
+/// Which example plans on which machine, and why the others do not, as a page.
+fn table() -> (String, usize) {
+    let (mut rows, mut refused, mut all) = (String::new(), 0, 0);
+    for (name, path) in files("tests/machines") {
+        let mut machine = captured(&path).unwrap_or_else(|f| panic!("{}", f.text));
+        machine::assume(&mut machine);
+        for (example, path) in files("examples") {
+            all += 1;
+            let policy = policy(&path, false).unwrap_or_else(|f| panic!("{}", f.text));
+            let Err(refusals) = quell_plan::planner::plan(&policy, &machine) else {
+                continue;
+            };
+            refused += 1;
+            let lacks =
+                |r: &&Refusal| matches!(r.cause, Cause::Rights | Cause::Machine | Cause::NotBuilt);
+            let first = refusals.iter().filter(lacks).min_by_key(|r| r.cause);
+            let first = first.unwrap_or_else(|| {
+                panic!("{name} has what {example} takes, and refuses: {refusals:?}")
+            });
+            rows.push_str(&format!(
+                "| {name} | {example} | `{}` | {} |\n",
+                first.key, first.why
+            ));
+        }
+    }
+    let page = format!(
+        "# Which example policies do not plan, and why\n\n\
+         {} of {all} pairs of a machine of the zoo and an example policy have a plan. These {refused} have none, since the \
+         machine or this version lacks something. The first reason of each is here, all of them in `plans/`.\n\n\
+         | machine | policy | key | why |\n|---|---|---|---|\n{rows}",
+        all - refused
+    );
+    (page, refused)
+}
+
+#[test]
+fn every_example_plans_where_the_mechanism_is_and_a_table_has_the_rest() {
+    let (page, refused) = table();
+    let file = repository().join("tests/machines/refusals.md");
+    if std::env::var_os("QUELL_BLESS").is_some() {
+        std::fs::write(&file, &page).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap_or_default(), page);
+    assert!(refused < 36, "{refused}");
 }

@@ -67,7 +67,8 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
                 return Err(vec![Refusal {
                     key: format!("group.{name}.limit.bandwidth"),
                     why: "70% cannot be metered here".into(),
-                    remedy: Some("ask for less".into()),
+                    remedies: vec!["ask for less".into()],
+                    ..Refusal::default()
                 }]);
             }
             let rate = machine.sustainable(cpus).unwrap().part(share);

@@ -7,7 +7,7 @@ use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::root::Files;
 use quell_plan::DiskRates;
-use quell_plan::inventory::Availability;
+use quell_plan::inventory::{Availability, Lack};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::units::Nanos;
 
@@ -41,6 +41,7 @@ fn disks(files: &dyn Files) -> Vec<Disk> {
 pub fn offered(files: &dyn Files, cgroups: &Cgroups, mechanism: Mechanism) -> Availability {
     let no = |why: String, remedy: Option<&str>| Availability::No {
         why,
+        lack: Lack::Machine,
         remedy: remedy.map(str::to_owned),
     };
     let yes = |best, how: &str| Availability::Yes {

@@ -3,6 +3,7 @@
 use quell_policy::{CacheForm, CacheWanted};
 use quell_types::cpuset::CpuSet;
 use quell_types::partition::Mask;
+use quell_types::refusal::Remedy;
 use quell_types::units::{Bytes, Share};
 
 use crate::inventory::CacheKind;
@@ -20,9 +21,9 @@ pub(super) fn at_level(
     match (wanted.level, level) {
         (Some(asked), Some(level)) if u32::from(asked) != level => Err((
             format!("{what} in L{level} on this machine, not in L{asked}"),
-            Some(format!(
-                "write level = \"L{level}\", or leave the level out"
-            )),
+            vec![Remedy::from(format!(
+                "write level = \"L{level}\" in the value"
+            ))],
         )),
         _ => Ok(()),
     }
@@ -49,13 +50,13 @@ pub(super) fn cache(
                 kind.name(),
                 levels.join(", ")
             ),
-            Some("leave the level out".to_owned()),
+            vec![Remedy::from("leave the level out")],
         ));
     };
     let counted = |n: u32| {
         if n < whole.least {
             let why = format!("a part has at least {} {} here", whole.least, kind.name());
-            return Err((why, Some(format!("write {}", whole.least))));
+            return Err((why, vec![Remedy::from(format!("write {}", whole.least))]));
         }
         Ok(Want::Count(n))
     };
@@ -76,7 +77,7 @@ pub(super) fn cache(
                         "the mask {mask:#x} has holes, and the {} are given in one piece here",
                         kind.name()
                     ),
-                    Some("name ways that follow each other".to_owned()),
+                    vec![Remedy::from("name ways that follow each other")],
                 ));
             }
             counted(mask.count_ones())?;
@@ -128,7 +129,10 @@ pub(super) fn exist(draft: &Draft<'_>, kind: Kind, list: &CpuSet) -> Result<CpuS
             if missing.len() == 1 { "is" } else { "are" },
             kind.name()
         ),
-        Some(format!("name some of 0-{}", count.saturating_sub(1))),
+        vec![Remedy::from(format!(
+            "name some of 0-{}",
+            count.saturating_sub(1)
+        ))],
     ))
 }
 

@@ -7,8 +7,9 @@ use quell_control::config::Meter;
 use quell_control::config::Regulation;
 use quell_policy::{BandwidthMechanism, Group, MeterWanted};
 use quell_types::cpuset::CpuSet;
-use quell_types::mechanism::Level;
+use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::Split;
+use quell_types::refusal::{Cause, Remedy};
 use quell_types::units::{LINE_BYTES, Lines, Rate, Share};
 
 use crate::inventory::{Measured, MeterKind};
@@ -20,6 +21,7 @@ use super::deadline;
 use super::draft::Draft;
 use super::mba;
 use super::pooling;
+use super::quota;
 use super::wanted::{Apart, Budget, Limited, Wanted, about, rounded};
 
 /// The most that one CPU was seen to move in a direction: every line of a plain store comes in and is written back, a copy does one half
@@ -61,8 +63,8 @@ pub(super) fn limit(
     apart: Apart,
 ) -> Option<Limited> {
     let key = wanted.key();
-    if let Some((why, remedy)) = unsuited(draft, group, wanted) {
-        draft.refuse(key, why, Some(remedy.to_owned()));
+    if let Some((cause, why)) = unsuited(draft, group, wanted) {
+        draft.refuse_for(cause, key, why, wanted.at(wanted.rate, draft.policy));
         return None;
     }
     let cpus = draft.division.of(name).cpus.clone();
@@ -70,15 +72,18 @@ pub(super) fn limit(
         // Refused for its CPUs already.
         return None;
     }
-    if let Err((why, remedy)) = counted_apart(draft, (name, group), wanted.budget, &cpus) {
-        draft.refuse(key, why, Some(remedy));
+    if let Err((cause, why, other)) = counted_apart(draft, (name, group), wanted.budget, &cpus) {
+        let mut remedies = draft.enables(Mechanism::Bandwidth);
+        remedies.extend(other);
+        remedies.push(wanted.at(wanted.rate, draft.policy));
+        draft.refuse_for(cause, key, why, remedies);
         return None;
     }
     let Some(measured) = draft.machine.measured.as_ref() else {
         draft.refuse(
             key,
             "the peak rate of one CPU has not been measured on this machine",
-            Some("run `quell doctor --deep` once".to_owned()),
+            Remedy::command("quell doctor --deep"),
         );
         return None;
     };
@@ -98,8 +103,10 @@ pub(super) fn limit(
         .collect();
     let mut refused = false;
     for way in ways.iter().filter(|way| way.binds) {
-        if let Some((why, remedy)) = unheld(draft, way, &cpus) {
-            draft.refuse_by_rates((name, key.clone(), way.rate), why, Some(remedy));
+        if let Some(why) = unheld(draft, way, &cpus) {
+            let raised = quota::rounded_up(draft, cpus.len(), wanted.rate);
+            let remedy = wanted.at(raised, draft.policy);
+            draft.refuse_by_rates((name, key.clone(), way.rate), why, remedy);
             refused = true;
         }
     }
@@ -127,90 +134,71 @@ pub(super) fn limit(
     Some(done)
 }
 
-/// What of the policy does not go with two budgets, and what to do instead.
-fn unsuited(
-    draft: &Draft<'_>,
-    group: &Group,
-    wanted: &Wanted,
-) -> Option<(&'static str, &'static str)> {
-    let one = "give one rate or percentage";
+/// What of the policy does not go with two budgets.
+fn unsuited(draft: &Draft<'_>, group: &Group, wanted: &Wanted) -> Option<(Cause, &'static str)> {
     if draft.policy.mechanisms.bandwidth == BandwidthMechanism::Mba {
-        return Some((
-            "the hardware delays requests to memory whatever their direction",
-            "have it held by the regulator (mechanisms.bandwidth = \"regulator\"), or give one percentage",
-        ));
+        let why = "the hardware delays requests to memory whatever their direction";
+        return Some((Cause::Policy, why));
     }
     if pooling::is_pooled(&draft.policy.regulator, wanted.budget) {
-        return Some((
-            "not yet: budgets of reads and writes are not pooled: a CPU that is stopped for one direction would hold back what it has \
-             left of the other",
-            "leave regulator.reclaim and regulator.after out, or give one rate or percentage",
-        ));
+        let why = "budgets of reads and writes are not pooled: a CPU that is stopped for one direction would hold back what it has \
+                   left of the other";
+        return Some((Cause::NotBuilt, why));
     }
-    deadline::moves(draft.policy, group).then_some((
-        "not yet: the loop around a target moves one budget of a CPU, not one for each direction",
-        one,
-    ))
+    let why = "the loop around a target moves one budget of a CPU, not one for each direction";
+    deadline::moves(draft.policy, group).then_some((Cause::NotBuilt, why))
 }
 
-/// Whether the counters of these CPUs tell the directions apart; if not, why, and what to do about it.
+/// Why reads and writes cannot be counted separately, and what helps besides one rate for both.
+type Uncounted = (Cause, String, Option<Remedy>);
+
+/// Whether the counters of these CPUs count reads and writes separately; if not, why.
 fn counted_apart(
     draft: &Draft<'_>,
     (name, group): (&str, &Group),
     budget: Budget,
     cpus: &CpuSet,
-) -> Result<(), (String, String)> {
-    let one = "give one rate or percentage for both together";
-    let blind = |why: String| {
-        let why = format!("reads and writes are told apart by hardware counters only: {why}");
-        (why, one.to_owned())
-    };
+) -> Result<(), Uncounted> {
+    let only = "only hardware counters count reads and writes separately";
+    let missing = |why: String| Err((Cause::Machine, why, None));
     match regulator(draft, name, group, budget) {
-        Err(why) => Err((
-            format!("only the regulator tells reads from writes: {why}"),
-            one.to_owned(),
-        )),
-        Ok(Meter::Time) if draft.policy.regulator.meter == MeterWanted::Time => Err((
-            "CPU time tells nothing about the direction of traffic (regulator.meter = \"time\")".to_owned(),
-            format!("leave regulator.meter out, or {one}"),
-        )),
-        Ok(Meter::Time) => Err(blind(
-            "none counts on this machine, and CPU time tells nothing about the direction of traffic".to_owned(),
-        )),
+        Err(why) => {
+            let why = format!("only the regulator limits reads and writes separately: {why}");
+            Err((draft.lack(Mechanism::Bandwidth), why, None))
+        }
+        Ok(Meter::Time) if draft.policy.regulator.meter == MeterWanted::Time => {
+            let why =
+                "CPU time does not show the direction of traffic (regulator.meter = \"time\")";
+            let other = Remedy::leave_out("regulator.meter");
+            Err((Cause::Policy, why.to_owned(), Some(other)))
+        }
+        Ok(Meter::Time) => missing(format!("{only}, and none counts on this machine")),
         Ok(_) => match &draft.machine.means.meter {
             MeterKind::Hardware { apart, .. } if cpus.is_subset(apart) => Ok(()),
             MeterKind::Hardware { apart, .. } => {
-                let open = cpus.difference(apart);
-                let (those, s) = if open.len() > 1 { ("those", "") } else { ("that", "s") };
-                let (why, one) = blind(format!(
-                    "{those} of {} see{s} no lines that are written back (no such event, or it was not seen to count)",
-                    on(&open)
-                ));
-                Err((
-                    why,
-                    if apart.is_empty() {
-                        one
-                    } else {
-                        format!("run the group on CPUs {apart} (`cpus`), or {one}")
-                    },
-                ))
+                let why = format!(
+                    "{only}, and on {} lines that are written back are not counted",
+                    on(&cpus.difference(apart))
+                );
+                let near = (!apart.is_empty())
+                    .then(|| Remedy::set_text(format!("group.{name}.cpus"), apart));
+                Err((Cause::Machine, why, near))
             }
-            _ => Err(blind("none counts on this machine".to_owned())),
+            _ => missing(format!("{only}, and none counts on this machine")),
         },
     }
 }
 
-/// Why a budget cannot be held, and what to do instead.
-fn unheld(draft: &Draft<'_>, way: &Way, cpus: &CpuSet) -> Option<(String, String)> {
+/// Why a budget cannot be held.
+fn unheld(draft: &Draft<'_>, way: &Way, cpus: &CpuSet) -> Option<String> {
     (way.lines.0 == 0).then(|| {
-        let why = format!(
+        format!(
             "{} {} over {} CPUs is less than one line of {LINE_BYTES} bytes per {}",
             way.rate,
             way.direction,
             cpus.len(),
             draft.period
-        );
-        (why, "raise the limit or the period".to_owned())
+        )
     })
 }
 

@@ -7,7 +7,7 @@ use quell_types::units::Rate;
 
 use crate::plan::{AssumedRates, Held, Promise, Setting};
 
-use super::draft::Draft;
+use super::draft::{Draft, Remedies};
 use super::wanted::{limit_held, rounded};
 
 impl Draft<'_> {
@@ -36,7 +36,7 @@ impl Draft<'_> {
         &mut self,
         (group, key, rate): (&str, String, Rate),
         why: String,
-        remedy: Option<String>,
+        remedies: impl Remedies,
     ) {
         if self.assumes() {
             self.acts.push(refused_by_run(&format!("{key}: {why}")));
@@ -44,7 +44,7 @@ impl Draft<'_> {
             let held = limit_held(group, rate, Level::None, None, Some(weakest));
             self.promises.push(held);
         } else {
-            self.refuse(key, why, remedy);
+            self.refuse(key, why, remedies);
         }
     }
 }
@@ -127,8 +127,8 @@ pub(super) fn mark(draft: &mut Draft<'_>) -> Option<AssumedRates> {
     draft.acts.insert(
         0,
         format!(
-            "No rates were measured here. One CPU is assumed to draw {}, all CPUs together {}. `quell run` measures \
-             first; `quell plan --measure` measures now (a few seconds of full memory load)",
+            "rates are assumed ({} for a CPU, {} in all): `quell run` measures first, `quell plan --measure` \
+             measures now",
             rounded(rates.peak_cpu),
             rounded(rates.sustainable)
         ),

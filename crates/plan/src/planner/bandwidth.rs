@@ -4,8 +4,9 @@ use quell_control::config::Meter;
 use quell_control::config::Regulation;
 use quell_policy::{Bandwidth, BandwidthMechanism, Group, Permission, Role};
 use quell_types::cpuset::CpuSet;
-use quell_types::mechanism::Level;
+use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::Split;
+use quell_types::refusal::{Cause, Remedy};
 use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use crate::inventory::{Measured, MeterKind};
@@ -103,13 +104,26 @@ fn rest_allowed(draft: &mut Draft<'_>) {
     let allowed = draft.policy.rest.allow.contains(&Permission::Throttle);
     // One reason is enough.
     if allowed && !draft.division.rest.is_empty() && draft.refusals.is_empty() {
-        draft.refuse(
+        draft.refuse_for(
+            Cause::NotBuilt,
             "rest.allow",
-            "not yet: a limit counts and stops the tasks of its group only, and unmatched tasks are in no group that could be \
+            "a limit counts and stops the tasks of its group only, and unmatched tasks are in no group that could be \
              regulated",
-            Some("match the tasks that must be limited in a group of their own".to_owned()),
+            [
+                Remedy::leave_out("rest.allow"),
+                Remedy::from("match the tasks that must be limited in a group of their own"),
+            ],
         );
     }
+}
+
+/// Adds a permission to what a best-effort group allows. A group of another role is asked nothing.
+pub(super) fn allowing(name: &str, group: &Group, what: Permission) -> Option<Remedy> {
+    let all = Permission::ALL;
+    let named = all.iter().filter(|p| **p == what || group.allows(**p));
+    let named: Vec<String> = named.map(|p| format!("\"{}\"", p.name())).collect();
+    let list = format!("[{}]", named.join(", "));
+    (group.role == Role::BestEffort).then(|| Remedy::set(format!("group.{name}.allow"), list))
 }
 
 fn limit(
@@ -129,11 +143,15 @@ fn limit(
     };
     if group.role == Role::Exempt || !allowed {
         if explicit.is_some() || group.role == Role::BestEffort {
-            let remedy = "add \"throttle\" to the group's `allow`, or leave the limit out";
+            let remedies = [
+                allowing(name, group, Permission::Throttle),
+                Some(wanted.without(draft.policy)),
+            ];
+            let remedies: Vec<Remedy> = remedies.into_iter().flatten().collect();
             draft.refuse(
                 key,
                 format!("the group ({}) may not be throttled", group.role.name()),
-                Some(remedy.to_owned()),
+                remedies,
             );
         }
         return None;
@@ -149,7 +167,7 @@ fn limit(
         draft.refuse(
             key,
             "the peak rate of one CPU has not been measured on this machine",
-            Some("run `quell doctor --deep` once".to_owned()),
+            Remedy::command("quell doctor --deep"),
         );
         return None;
     };
@@ -200,17 +218,19 @@ fn limit(
             Err(why) => Ok((meter, why)),
         },
         Err(why) if pooled => {
-            draft.refuse(
+            draft.refuse_for(
+                draft.lack(Mechanism::Bandwidth),
                 key,
                 format!("its budget cannot be pooled: {why}"),
-                Some("leave regulator.reclaim and regulator.after out".to_owned()),
+                Remedy::LeaveOut {
+                    keys: vec!["regulator.reclaim".to_owned(), "regulator.after".to_owned()],
+                },
             );
             return None;
         }
         Err(why) if mechanism.insists() => {
-            let remedy =
-                "write mechanisms.bandwidth = \"any\" to accept the CPU-time quota instead";
-            draft.refuse(key, why, Some(remedy.to_owned()));
+            let remedy = Remedy::set_text("mechanisms.bandwidth", "any");
+            draft.refuse_lacking(Mechanism::Bandwidth, key, why, remedy);
             return None;
         }
         Err(why) => Err((quota::instead(draft), format!("no brake: {why}"))),
@@ -251,7 +271,7 @@ fn regulate(
                 "{rate} over {} CPUs is less than one line of {LINE_BYTES} bytes per {period}",
                 cpus.len()
             ),
-            Some("raise the limit or the period".to_owned()),
+            wanted.at(quota::rounded_up(draft, cpus.len(), rate), draft.policy),
         );
         return None;
     }
@@ -377,7 +397,13 @@ fn held_period(
                 wanted.rate,
                 about(share)
             ),
-            Some("raise it, run the group on fewer CPUs, or limit its cpu-time".to_owned()),
+            [
+                wanted.at(
+                    quota::rounded_up(draft, draft.division.of(name).cpus.len(), wanted.rate),
+                    draft.policy,
+                ),
+                Remedy::from("run the group on fewer CPUs"),
+            ],
         );
         return None;
     };

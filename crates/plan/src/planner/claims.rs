@@ -7,6 +7,7 @@
 use quell_policy::{Banks, CacheForm, CacheMechanism, CacheWanted, Role};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{Colouring, Divides, Partitions};
+use quell_types::refusal::Remedy;
 use quell_types::units::Bytes;
 
 use crate::inventory::Availability;
@@ -22,8 +23,8 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
     let asks = asks(draft);
     exclusions(draft, &asks);
     for ask in &asks {
-        if let Some((why, remedy)) = missing(draft, ask) {
-            draft.refuse(ask.key(), why, remedy);
+        if let Some((why, remedies)) = missing(draft, ask) {
+            draft.refuse_for(draft.lack(ask.mechanism), ask.key(), why, remedies);
         }
     }
     if draft.refusals.len() > before {
@@ -80,7 +81,10 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
                     in_words(&want),
                     in_words(&own.want)
                 ),
-                Some("write the same list twice, or banks = \"private\"".to_owned()),
+                [
+                    Remedy::set_text(format!("group.{}.reserve.banks", ask.group), "private"),
+                    Remedy::from("write the same list twice"),
+                ],
             ),
         }
     }
@@ -126,7 +130,11 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
             draft.refuse(
                 format!("group.{name}.reserve"),
                 "an exempt group is never confined, so that no part can be its own",
-                Some("make it critical or best-effort, or leave the reserve out".to_owned()),
+                Remedy::LeaveOut {
+                    keys: ["cache", "banks"]
+                        .map(|key| format!("group.{name}.reserve.{key}"))
+                        .to_vec(),
+                },
             );
             continue;
         }
@@ -148,7 +156,10 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
                     draft.refuse(
                         format!("group.{name}.reserve.cache"),
                         "the policy switches cache partition off (mechanisms.cache = \"none\")",
-                        Some("leave one of the two out".to_owned()),
+                        [
+                            Remedy::leave_out("mechanisms.cache"),
+                            Remedy::leave_out(format!("group.{name}.reserve.cache")),
+                        ],
                     );
                     continue;
                 }
@@ -161,7 +172,7 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
                     format!(
                         "it is written in terms of {form}, and mechanisms.cache is \"{given}\""
                     ),
-                    Some("give a size or a share, or write mechanisms.cache = \"any\"".to_owned()),
+                    Remedy::set_text("mechanisms.cache", "any"),
                 );
                 continue;
             }
@@ -196,8 +207,8 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
                 asks.extend(open);
             }
             Err(why) => {
-                let remedy = or_leave_out(draft, Mechanism::Ways);
-                draft.refuse(first.key(), why, Some(remedy));
+                let instead = Remedy::leave_out(first.key());
+                draft.refuse_lacking(Mechanism::Ways, first.key(), why, instead);
             }
         }
     }
@@ -281,12 +292,11 @@ fn exclusions(draft: &mut Draft<'_>, asks: &[Ask<'_>]) {
                         .filter(|a| !matches!(a.form, Form::Cache(_)))
                         .all(|a| partitions.excluded(m, a.mechanism).is_none())
             };
-            let remedy = if pair.0 == Mechanism::Ways && beside(Mechanism::Sets) {
-                "leave one of them out, or write the cache as { colours = \"…\" }"
-            } else {
-                "leave one of them out"
-            };
-            draft.refuse(one.key(), why, Some(remedy.to_owned()));
+            let mut remedies = vec![Remedy::leave_out(one.key()), Remedy::leave_out(other.key())];
+            if pair.0 == Mechanism::Ways && beside(Mechanism::Sets) {
+                remedies.push(Remedy::from("write the cache as { colours = \"…\" }"));
+            }
+            draft.refuse(one.key(), why, remedies);
         }
     }
 }
@@ -321,23 +331,13 @@ fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
         && let Some(level) = last_level(partitions)
     {
         let ways = parts_of(draft, ask.group, Kind::Ways(level), *size).max(1);
-        let remedy = format!(
-            "write cache = {{ ways = {ways}, level = \"L{level}\" }}: ways of its own, of that size, are the closest to it here"
-        );
-        return Some((why, Some(remedy)));
+        // Ways of its own, of that size, are the closest to it here.
+        let value = format!("{{ ways = {ways}, level = \"L{level}\" }}");
+        return Some((why, vec![Remedy::set(ask.key(), value)]));
     }
-    Some((why, Some(or_leave_out(draft, ask.mechanism))))
-}
-
-/// What would make a mechanism available, if anything does.
-fn or_leave_out(draft: &Draft<'_>, mechanism: Mechanism) -> String {
-    match draft.machine.mechanisms.get(&mechanism) {
-        Some(Availability::No {
-            remedy: Some(remedy),
-            ..
-        }) => format!("{remedy}, or leave the key out"),
-        _ => "leave the key out".to_owned(),
-    }
+    let mut remedies = draft.enables(ask.mechanism);
+    remedies.push(Remedy::leave_out(ask.key()));
+    Some((why, remedies))
 }
 
 /// The last level that has ways.

@@ -5,6 +5,7 @@
 
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::{Apart, Mask};
+use quell_types::refusal::Remedy;
 
 use crate::plan::Setting;
 
@@ -28,7 +29,7 @@ pub(super) fn possible(draft: &Draft<'_>, kind: Kind) -> Result<(), Refused> {
              yourself (-o cdp, for L2 cdpl2)",
         ),
     };
-    Err((why, Some(remedy.to_owned())))
+    Err((why, vec![Remedy::from(remedy)]))
 }
 
 fn at(draft: &Draft<'_>, kind: Kind) -> Apart {
@@ -54,8 +55,11 @@ pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
             "nothing can be locked while code and data are apart ({})",
             other.at()
         );
-        let remedy = "leave one of them out".to_owned();
-        draft.refuse(locked.at(), why, Some(remedy));
+        let remedies = [
+            Remedy::leave_out(locked.at()),
+            Remedy::leave_out(other.at()),
+        ];
+        draft.refuse(locked.at(), why, remedies);
         return;
     }
     let mut levels = Vec::new();

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use quell_policy::{CpusWanted, Group, Policy, Role, Smt};
 use quell_types::cpuset::{CpuId, CpuSet};
-use quell_types::refusal::Refusal;
+use quell_types::refusal::{Cause, Refusal, Remedy};
 
 use crate::inventory::Inventory;
 
@@ -73,16 +73,53 @@ impl Division {
 
 /// Divides the machine's CPUs. What cannot be had is added to `refusals`.
 pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) -> Division {
+    let before = refusals.len();
+    let division = divided(policy, machine, refusals);
+    // A smaller number of CPUs comes before none of its own, where one is enough to have the CPUs divided.
+    for refusal in refusals.iter_mut().skip(before) {
+        if let Some(fewer) = fewer(policy, machine, &refusal.key) {
+            refusal
+                .remedies
+                .insert(0, Remedy::set(refusal.key.clone(), fewer));
+        }
+    }
+    division
+}
+
+/// The largest number of CPUs, smaller than the one that a group asks for, with which the CPUs can be divided.
+fn fewer(policy: &Policy, machine: &Inventory, key: &str) -> Option<u32> {
+    let mut names = policy.groups.keys();
+    let name = names.find(|name| key == format!("group.{name}.cpus"))?;
+    let CpusWanted::Count(n) = policy.groups.get(name)?.cpus_wanted() else {
+        return None;
+    };
+    let most = u32::try_from(machine.cpus.len()).unwrap_or(u32::MAX);
+    (1..n.min(most.saturating_add(1))).rev().find(|fewer| {
+        let mut policy = policy.clone();
+        if let Some(group) = policy.groups.get_mut(name) {
+            group.cpus = Some(CpusWanted::Count(*fewer));
+        }
+        let mut refusals = Vec::new();
+        divided(&policy, machine, &mut refusals);
+        refusals.is_empty()
+    })
+}
+
+fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) -> Division {
     let all = machine.cpu_set();
     let mut division = Division::default();
     let mut free = all.clone();
-    let mut refuse = |group: &str, why: String, remedy: &str| {
+    let mut refuse = |name: &str, cause, why: String, remedy: &dyn Fn(String) -> Remedy| {
+        let key = format!("group.{name}.cpus");
         refusals.push(Refusal {
-            key: format!("{group}.cpus"),
+            key: key.clone(),
             why,
-            remedy: Some(remedy.to_owned()),
+            cause,
+            remedies: vec![remedy(key)],
         });
     };
+    let auto = |key| Remedy::set_text(key, "auto");
+    let any = |key| Remedy::set_text(key, "any");
     let wants_exclusive = |group: &Group| {
         group.role == Role::Critical && !matches!(group.cpus_wanted(), CpusWanted::Any)
     };
@@ -128,23 +165,26 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
         let taken = cpus.intersection(&all).difference(&free);
         if !missing.is_empty() {
             refuse(
-                &format!("group.{name}"),
+                name,
+                Cause::Policy,
                 format!(
                     "CPU {missing} does not exist here or is not ours to use; usable are {all}"
                 ),
-                "name CPUs that are online",
+                &auto,
             );
         } else if !taken.is_empty() {
             refuse(
-                &format!("group.{name}"),
+                name,
+                Cause::Policy,
                 format!("CPU {taken} belongs to another critical group already"),
-                "give each critical group CPUs of its own",
+                &auto,
             );
         } else if cpus.len() < wanted || wanted == 0 {
             refuse(
-                &format!("group.{name}"),
+                name,
+                Cause::Machine,
                 format!("{wanted} CPUs are wanted and {} are left", free.len()),
-                "ask for fewer",
+                &any,
             );
         }
         let kind = |cpu: CpuId| machine.cpus.iter().find(|c| c.id == cpu).map(|c| c.tier);
@@ -185,12 +225,13 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
     if free.is_empty() && !all.is_empty() && !nobody_else {
         let names: Vec<&str> = division.parts.keys().map(String::as_str).collect();
         refuse(
-            &format!("group.{}", names.first().unwrap_or(&"")),
+            names.first().unwrap_or(&""),
+            Cause::Machine,
             format!(
                 "the critical groups ({}) would take every CPU ({all}), and nothing is left for anybody else",
                 names.join(", ")
             ),
-            "ask for fewer, or let one do without CPUs of its own (cpus = \"any\")",
+            &any,
         );
     }
     division.free = free;

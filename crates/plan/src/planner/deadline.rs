@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use quell_policy::{Adapt, Group, Permission, Policy, Role, Target};
 use quell_types::ids::GroupId;
 use quell_types::ids::StepId;
-use quell_types::mechanism::Level;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::refusal::Remedy;
 use quell_types::source::Source;
 use quell_types::units::{Nanos, Rate, Share};
 
@@ -60,7 +61,10 @@ pub(super) fn check(draft: &mut Draft<'_>) {
             draft.refuse(
                 format!("group.{name}.target.source"),
                 "the output of programs that run already cannot be read along",
-                Some("let Quell launch it, or let it tell of its units through quell-client (docs/client.md)".to_owned()),
+                [
+                    Remedy::set_text(format!("group.{name}.target.source"), "client"),
+                    Remedy::from("let Quell launch the program"),
+                ],
             );
         }
         if target.slowdown.is_none() {
@@ -80,12 +84,11 @@ pub(super) fn check(draft: &mut Draft<'_>) {
                     Some((_, Err(why))) => why.as_str(),
                     _ => "no profile is at hand that tells what its units take alone",
                 };
-                let remedy =
-                    "run `quell profile -- PROGRAM` while nothing else runs, or write a deadline";
+                let remedy = Remedy::command("quell profile -- PROGRAM");
                 draft.refuse(
                     format!("group.{name}.target.slowdown"),
                     why.to_owned(),
-                    Some(remedy.to_owned()),
+                    remedy,
                 );
             }
         }
@@ -122,7 +125,7 @@ pub(super) fn notes(draft: &mut Draft<'_>) {
                 "its units are observed, and nothing holds them inside its target (regulator.adapt = \"deadline\" would)"
             }
         };
-        draft.notes.push(format!("group {name}: {what}"));
+        draft.acts.push(format!("group {name}: {what}"));
     }
 }
 
@@ -148,10 +151,14 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
         return;
     }
     if levers.is_empty() {
-        draft.refuse(
+        draft.refuse_for(
+            draft.lack(Mechanism::Bandwidth),
             "regulator.adapt",
             "there is nobody whose budget could be moved: the regulator holds none of a best-effort group",
-            Some("add a best-effort group that may be throttled, and let the regulator hold its bandwidth".to_owned()),
+            [
+                Remedy::set_text("regulator.adapt", "off"),
+                Remedy::from("add a best-effort group that may be throttled, and let the regulator hold its bandwidth"),
+            ],
         );
         return;
     }
@@ -216,7 +223,10 @@ fn aimed(draft: &mut Draft<'_>) -> BTreeMap<GroupId, Target> {
         draft.refuse(
             "regulator.adapt",
             "with regulator.strict a critical group is stopped at its reserve, whatever is left to the others",
-            Some("use one of them".to_owned()),
+            [
+                Remedy::leave_out("regulator.strict"),
+                Remedy::leave_out("regulator.adapt"),
+            ],
         );
         return BTreeMap::new();
     }
@@ -230,7 +240,10 @@ fn aimed(draft: &mut Draft<'_>) -> BTreeMap<GroupId, Target> {
         draft.refuse(
             "regulator.adapt",
             "no critical group has a target whose units are observed",
-            Some("give one a target, as in group.NAME.target.deadline = \"50ms\"".to_owned()),
+            [
+                Remedy::set_text("regulator.adapt", "off"),
+                Remedy::from("give one a target, as in group.NAME.target.deadline = \"50ms\""),
+            ],
         );
     }
     aimed

@@ -6,7 +6,7 @@ use quell_policy::{Policy, Sustainable};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::{GroupId, StepId};
 use quell_types::mechanism::Mechanism;
-use quell_types::refusal::Refusal;
+use quell_types::refusal::{Cause, Refusal, Remedy};
 use quell_types::units::{Nanos, Rate};
 
 use crate::inventory::{Availability, Inventory};
@@ -68,13 +68,60 @@ impl Draft<'_> {
         &mut self,
         key: impl Into<String>,
         why: impl Into<String>,
-        remedy: Option<String>,
+        remedies: impl Remedies,
+    ) {
+        self.refuse_for(Cause::Policy, key, why, remedies);
+    }
+
+    /// The same, with what stands behind it.
+    pub(super) fn refuse_for(
+        &mut self,
+        cause: Cause,
+        key: impl Into<String>,
+        why: impl Into<String>,
+        remedies: impl Remedies,
     ) {
         self.refusals.push(Refusal {
             key: key.into(),
             why: why.into(),
-            remedy,
+            cause,
+            remedies: remedies.list(),
         });
+    }
+
+    /// Refuses what takes a mechanism that is not here: the machine's own remedy comes before those of the policy.
+    pub(super) fn refuse_lacking(
+        &mut self,
+        mechanism: Mechanism,
+        key: impl Into<String>,
+        why: impl Into<String>,
+        instead: impl Remedies,
+    ) {
+        let mut remedies = self.enables(mechanism);
+        remedies.extend(instead.list());
+        self.refuse_for(self.lack(mechanism), key, why, remedies);
+    }
+
+    /// What would make a mechanism available, if anything does.
+    pub(super) fn enables(&self, mechanism: Mechanism) -> Vec<Remedy> {
+        if self.lack(mechanism) == Cause::Rights {
+            return vec![Remedy::Rights];
+        }
+        match self.machine.mechanisms.get(&mechanism) {
+            Some(Availability::No {
+                remedy: Some(remedy),
+                ..
+            }) => vec![Remedy::from(remedy.as_str())],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Why the machine lacks a mechanism, as data.
+    pub(super) fn lack(&self, mechanism: Mechanism) -> Cause {
+        match self.machine.mechanisms.get(&mechanism) {
+            Some(Availability::No { lack, .. }) => lack.cause(),
+            _ => Cause::Policy,
+        }
     }
 
     /// Why a mechanism cannot be used: the machine lacks it or the policy denies it.
@@ -96,5 +143,36 @@ impl Draft<'_> {
             Sustainable::Auto => self.machine.sustainable(cpus),
             Sustainable::Machine => self.machine.sustainable(&self.machine.cpu_set()),
         }
+    }
+}
+
+/// Anything that can be said to be the remedies of a refusal.
+pub(super) trait Remedies {
+    /// As a list.
+    fn list(self) -> Vec<Remedy>;
+}
+
+impl Remedies for Vec<Remedy> {
+    fn list(self) -> Vec<Remedy> {
+        self
+    }
+}
+
+impl Remedies for Remedy {
+    fn list(self) -> Vec<Remedy> {
+        vec![self]
+    }
+}
+
+impl<const N: usize> Remedies for [Remedy; N] {
+    fn list(self) -> Vec<Remedy> {
+        self.into()
+    }
+}
+
+/// A sentence.
+impl Remedies for Option<String> {
+    fn list(self) -> Vec<Remedy> {
+        self.into_iter().map(Remedy::from).collect()
     }
 }

@@ -4,6 +4,7 @@
 use quell_control::config::Boundary;
 use quell_policy::{Role, WaysKept};
 use quell_types::mechanism::Mechanism;
+use quell_types::refusal::Remedy;
 use quell_types::units::{Nanos, Rate};
 
 use crate::plan::Following;
@@ -45,14 +46,12 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
                 "groups {} and {} both reserve ways of L{level}, and only one line between a group and the others can move",
                 claim.group, other.group
             );
-            let remedy = "let one of them reserve ways, or leave mechanisms.ways out".to_owned();
-            draft.refuse("mechanisms.ways", why, Some(remedy));
+            draft.refuse("mechanisms.ways", why, Remedy::leave_out("mechanisms.ways"));
             continue;
         }
         if claim.code.is_some() {
             let why = "ways that follow what is missed are the same for code and data".to_owned();
-            let remedy = "say how many for both, or leave mechanisms.ways out".to_owned();
-            draft.refuse(claim.at(), why, Some(remedy));
+            draft.refuse(claim.at(), why, Remedy::leave_out("mechanisms.ways"));
             continue;
         }
         let (own, left) = (mask_of(part), mask_of(&one.allotted.left));
@@ -62,8 +61,11 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
                  would leave a hole",
                 claim.group
             );
-            let remedy = "say how many ways instead of which, and lock none".to_owned();
-            draft.refuse(claim.at(), why, Some(remedy));
+            let remedies = [
+                Remedy::leave_out("mechanisms.ways"),
+                Remedy::from("say how many ways instead of which, and lock none"),
+            ];
+            draft.refuse(claim.at(), why, remedies);
             continue;
         }
         let cpus = draft.division.of(&claim.group).cpus.clone();
@@ -95,7 +97,10 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
             Some(why) => why,
             None => "no critical group reserves ways of a cache".to_owned(),
         };
-        let remedy = "reserve some, as in group.NAME.reserve.cache = { ways = 4 }".to_owned();
-        draft.refuse("mechanisms.ways", why, Some(remedy));
+        let remedies = [
+            Remedy::leave_out("mechanisms.ways"),
+            Remedy::from("reserve some, as in group.NAME.reserve.cache = { ways = 4 }"),
+        ];
+        draft.refuse("mechanisms.ways", why, remedies);
     }
 }

@@ -2,9 +2,9 @@
 
 use quell_policy::Group;
 use quell_types::mechanism::{Level, Mechanism};
+use quell_types::refusal::Remedy;
 use quell_types::units::{Nanos, Rate};
 
-use crate::inventory::Availability;
 use crate::plan::{DiskRates, Held, Promise, Setting};
 
 use super::draft::Draft;
@@ -16,6 +16,9 @@ const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=10_000;
 pub(super) fn wanted(group: &Group) -> bool {
     group.reserve.disk_latency.is_some() || group.reserve.disk_weight.is_some()
 }
+
+/// Stands for the four limits of disks, which are held by one step.
+const DISK_LIMITS: &str = "limit.disk-*";
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
@@ -33,7 +36,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             let weakest = "what is written through the page cache counts where the file system tells whose it is (ext4, xfs, btrfs, f2fs)";
             set(
                 draft,
-                (name, "limit.disk-*"),
+                (name, DISK_LIMITS),
                 Mechanism::IoMax,
                 nothing.then_some("a limit of nothing stops the group at its first request"),
                 Setting::IoMax(rates.clone()),
@@ -75,18 +78,24 @@ fn set(
     (promise, level, weakest): (Promise, Level, &str),
 ) {
     let at = format!("group.{name}.{key}");
+    let without = match key {
+        DISK_LIMITS => Remedy::LeaveOut {
+            keys: [
+                "disk-read",
+                "disk-write",
+                "disk-read-iops",
+                "disk-write-iops",
+            ]
+            .map(|key| format!("group.{name}.limit.{key}"))
+            .to_vec(),
+        },
+        _ => Remedy::leave_out(at.clone()),
+    };
     if let Some(mistake) = mistake {
-        return draft.refuse(at, mistake, None);
+        return draft.refuse(at, mistake, without);
     }
     if let Some(why) = draft.unavailable(mechanism) {
-        let remedy = match draft.machine.mechanisms.get(&mechanism) {
-            Some(Availability::No {
-                remedy: Some(remedy),
-                ..
-            }) => format!("{remedy}, or leave the key out"),
-            _ => "leave the key out".to_owned(),
-        };
-        return draft.refuse(at, why, Some(remedy));
+        return draft.refuse_lacking(mechanism, at, why, without);
     }
     let id = draft.step(Some(name), mechanism, set, format!("{key}, as written"));
     draft.promises.push(Held {

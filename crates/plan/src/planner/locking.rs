@@ -3,6 +3,7 @@
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::Mask;
+use quell_types::refusal::Remedy;
 use quell_types::units::Bytes;
 
 use crate::plan::Setting;
@@ -50,7 +51,10 @@ fn one_cache(draft: &mut Draft<'_>, group: &str, level: u32) {
         draft.refuse(
             format!("group.{group}.reserve.cache"),
             why,
-            Some("give the group CPUs of one cache (`cpus`)".to_owned()),
+            [
+                Remedy::leave_out(format!("group.{group}.reserve.cache")),
+                Remedy::from("give the group CPUs of one cache (`cpus`)"),
+            ],
         );
     }
 }
@@ -76,11 +80,11 @@ fn one_each(draft: &mut Draft<'_>, locks: &[(String, Bytes, Mask)], level: u32) 
                 "the kernel locks one region in a cache, and that of CPUs {} has the one of group {first}",
                 cache.brief()
             );
-            draft.refuse(
-                key,
-                why,
-                Some("give one of them ways, or CPUs of another cache".to_owned()),
-            );
+            let remedies = [
+                Remedy::leave_out(key.clone()),
+                Remedy::from("give one of them ways, or CPUs of another cache"),
+            ];
+            draft.refuse(key, why, remedies);
             return;
         }
     }

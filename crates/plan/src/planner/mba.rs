@@ -11,10 +11,10 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{MbaBounds, MbaUnit};
+use quell_types::refusal::Remedy;
 use quell_types::units::{Bytes, Rate, Share};
 
 use crate::deep::MbaCurve;
-use crate::inventory::Availability;
 use crate::plan::{Held, Promise, Setting};
 
 use super::draft::Draft;
@@ -111,8 +111,8 @@ fn measured(
     let (rate, origin) = (wanted.rate, &wanted.origin);
     let by_streams = format!("by streams of {}", curve.operation);
     let Some(point) = curve.at_most(rate, cpus.len()) else {
-        let (why, remedy) = unreachable(name, rate, curve, cpus);
-        draft.refuse(wanted.key(), format!("{rate}{origin} {why}"), Some(remedy));
+        let (why, remedies) = unreachable(draft, wanted, curve, cpus);
+        draft.refuse(wanted.key(), format!("{rate}{origin} {why}"), remedies);
         return None;
     };
     let (point, reached) = (*point, rounded(point.rate()));
@@ -151,17 +151,20 @@ fn measured(
 }
 
 /// Why no step of the hardware is low enough, and what to do about it.
-fn unreachable(name: &str, rate: Rate, curve: &MbaCurve, cpus: &CpuSet) -> (String, String) {
-    let regulator =
-        "have it held by the regulator (mechanisms.bandwidth = \"mba+regulator\" or \"regulator\")";
+fn unreachable(
+    draft: &Draft<'_>,
+    wanted: &Wanted,
+    curve: &MbaCurve,
+    cpus: &CpuSet,
+) -> (String, Vec<Remedy>) {
+    let (name, rate) = (&wanted.group, wanted.rate);
+    let regulator = Remedy::set_text("mechanisms.bandwidth", "mba+regulator");
     let Some(least) = curve.least(cpus.len()) else {
-        return (
-            format!(
-                "on {} CPUs: what a percentage comes to was not measured with so many",
-                cpus.len()
-            ),
-            format!("run `quell doctor --deep` again, or {regulator}"),
+        let why = format!(
+            "on {} CPUs: what a percentage comes to was not measured with so many",
+            cpus.len()
         );
+        return (why, vec![regulator, Remedy::command("quell doctor --deep")]);
     };
     let why = format!(
         "cannot be reached by the hardware: under {}%, its strongest step, {} still reached {} by streams of {}, as measured",
@@ -171,16 +174,13 @@ fn unreachable(name: &str, rate: Rate, curve: &MbaCurve, cpus: &CpuSet) -> (Stri
         curve.operation
     );
     let raised = Rate(least.most().0.div_ceil(1_000_000) * 1_000_000);
-    let mut remedy = format!("raise the limit to at least {raised}");
+    let mut remedies = vec![wanted.at(raised, draft.policy)];
     let fewer = (1..cpus.len())
         .rev()
         .find(|n| curve.at_most(rate, *n).is_some());
-    if let Some(fewer) = fewer {
-        let s = if fewer > 1 { "s" } else { "" };
-        remedy =
-            format!("{remedy}, confine the group to {fewer} CPU{s} (group.{name}.cpus = {fewer})");
-    }
-    (why, format!("{remedy}, or {regulator}"))
+    remedies.extend(fewer.map(|n| Remedy::set(format!("group.{name}.cpus"), n)));
+    remedies.push(regulator);
+    (why, remedies)
 }
 
 /// A percentage as it was asked for; what it comes to nobody knows.
@@ -204,11 +204,12 @@ fn unmeasured(
                 .div_ceil(10_000)
                 .clamp(1, 100)
         });
-        let remedy = format!(
-            "write limit.bandwidth = \"{percent}%\", or have rates held by the regulator (mechanisms.bandwidth = \"mba+regulator\" or \
-             \"regulator\")"
-        );
-        draft.refuse(format!("group.{name}.limit.bandwidth"), why, Some(remedy));
+        let key = format!("group.{name}.limit.bandwidth");
+        let remedies = [
+            Remedy::set_text(key.clone(), format!("{percent}%")),
+            Remedy::set_text("mechanisms.bandwidth", "regulator"),
+        ];
+        draft.refuse(key, why, remedies);
         return None;
     };
     let percent = in_steps(draft, name, share, bounds);
@@ -289,17 +290,10 @@ fn bounds(draft: &mut Draft<'_>) -> Option<MbaBounds> {
     let Some(why) = missing else {
         return bounds;
     };
-    let instead = "write mechanisms.bandwidth = \"regulator\"";
-    let remedy = match draft.machine.mechanisms.get(&Mechanism::Mba) {
-        Some(Availability::No {
-            remedy: Some(remedy),
-            ..
-        }) => format!("{remedy}, or {instead}"),
-        _ => instead.to_owned(),
-    };
     let said = |r: &quell_types::refusal::Refusal| r.key == "mechanisms.bandwidth" && r.why == why;
     if !draft.refusals.iter().any(said) {
-        draft.refuse("mechanisms.bandwidth", why, Some(remedy));
+        let instead = Remedy::set_text("mechanisms.bandwidth", "regulator");
+        draft.refuse_lacking(Mechanism::Mba, "mechanisms.bandwidth", why, instead);
     }
     None
 }

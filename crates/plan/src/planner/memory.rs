@@ -10,11 +10,13 @@ use quell_policy::{Group, MemoryWanted, Permission, Policy, Pressure, Role};
 use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::PressureController;
+use quell_types::refusal::{Cause, Remedy};
 use quell_types::units::Bytes;
 
 use crate::inventory::{Inventory, MemoryControl};
 use crate::plan::{Held, Pressured, Promise, Setting, Steered, Watched};
 
+use super::bandwidth::allowing;
 use super::draft::Draft;
 
 /// Settings of the machine with `pressure.sysctls`, whoever controls. Writers wait earlier and for less, so that what
@@ -84,9 +86,10 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         return;
     }
     if let Some(why) = draft.unavailable(Mechanism::Memory) {
-        let key = first_key(policy);
-        let remedy = "remove the keys about memory, and [pressure]";
-        draft.refuse(key, why, Some(remedy.to_owned()));
+        let instead = Remedy::LeaveOut {
+            keys: memory_keys(policy),
+        };
+        draft.refuse_lacking(Mechanism::Memory, first_key(policy), why, instead);
         return;
     }
     let mut reserved = 0u64;
@@ -105,12 +108,31 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
                 Bytes(reserved),
                 Bytes(total)
             ),
-            Some("reserve at most nine tenths".to_owned()),
+            [
+                Remedy::leave_out(first_key(policy)),
+                Remedy::from("reserve at most nine tenths"),
+            ],
         );
     }
     if let Some(section) = controlled(policy) {
         control(draft, &section);
     }
+}
+
+/// Every key that asks for anything about memory.
+fn memory_keys(policy: &Policy) -> Vec<String> {
+    let mut keys = Vec::new();
+    for (name, group) in &policy.groups {
+        let wanted = [
+            ("reserve.memory", group.reserve.memory.is_some()),
+            ("reserve.files", !group.reserve.files.is_empty()),
+            ("limit.memory", group.limit.memory.is_some()),
+        ];
+        let wanted = wanted.iter().filter(|(_, wanted)| *wanted);
+        keys.extend(wanted.map(|(key, _)| format!("group.{name}.{key}")));
+    }
+    keys.extend(policy.pressure.is_some().then(|| "pressure".to_owned()));
+    keys
 }
 
 /// The first key that asks for anything about memory.
@@ -138,18 +160,21 @@ fn protect(draft: &mut Draft<'_>, name: &str, group: &Group) -> u64 {
     let key = if memory.is_some() { "memory" } else { "files" };
     let key = format!("group.{name}.reserve.{key}");
     if group.role != Role::Critical {
-        let why = "not yet: only a critical group's memory is kept";
-        draft.refuse(key, why, Some("make the group critical".to_owned()));
+        let why = "only a critical group's memory is kept";
+        let instead = Remedy::leave_out(key.clone());
+        draft.refuse_for(Cause::NotBuilt, key, why, instead);
         return 0;
     }
     let means = draft.machine.means.memory.clone();
     if let Err(why) = means.immunity {
-        draft.refuse(
+        let instead = Remedy::leave_out(key.clone());
+        draft.refuse_for(
+            Cause::Machine,
             key,
             format!(
                 "without immunity from the OOM killer the protected program would be killed first: {why}"
             ),
-            Some("give CAP_SYS_RESOURCE".to_owned()),
+            [instead, Remedy::from("give CAP_SYS_RESOURCE")],
         );
         return 0;
     }
@@ -168,18 +193,16 @@ fn protect(draft: &mut Draft<'_>, name: &str, group: &Group) -> u64 {
             let (why, remedy) = match means.control {
                 MemoryControl::V1 => (
                     "the memory controller is on cgroup v1, which protects nothing",
-                    "boot with it on cgroup v2 (cgroup_no_v1=memory), or name files to be locked (reserve.files)",
+                    "boot with it on cgroup v2 (cgroup_no_v1=memory)",
                 ),
                 _ => (
                     "no cgroup hierarchy carries the memory controller",
-                    "mount cgroup2 with it, or name files to be locked (reserve.files)",
+                    "mount cgroup2 with it",
                 ),
             };
-            draft.refuse(
-                format!("group.{name}.reserve.memory"),
-                why,
-                Some(remedy.to_owned()),
-            );
+            let key = format!("group.{name}.reserve.memory");
+            let remedies = [Remedy::from(remedy), Remedy::leave_out(key.clone())];
+            draft.refuse_for(Cause::Machine, key, why, remedies);
         }
     }
     if !files.is_empty() {
@@ -225,7 +248,10 @@ fn lock(draft: &mut Draft<'_>, name: &str, files: &[String], immune: StepId) {
         draft.refuse(
             format!("group.{name}.reserve.files"),
             format!("files cannot be locked in memory: {why}"),
-            Some("give CAP_IPC_LOCK, or raise the limit of locked memory (ulimit -l)".to_owned()),
+            [
+                Remedy::from("give CAP_IPC_LOCK, or raise the limit of locked memory (ulimit -l)"),
+                Remedy::leave_out(format!("group.{name}.reserve.files")),
+            ],
         );
         return;
     }
@@ -254,14 +280,20 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
     };
     let key = format!("group.{name}.limit.memory");
     // What somebody writes about the own critical group needs no further word.
+    let without = Remedy::leave_out(key.clone());
+    let allowed = |what| {
+        let list: Vec<Remedy> = allowing(name, group, what).into_iter().collect();
+        [list, vec![without.clone()]].concat()
+    };
     if group.role != Role::Critical && !group.allows(Permission::LimitMemory) {
+        let remedies = allowed(Permission::LimitMemory);
         draft.refuse(
             key,
             format!(
                 "the group ({}) may not be limited in memory",
                 group.role.name()
             ),
-            Some("add \"limit-memory\" to the group's `allow`, or leave the limit out".to_owned()),
+            remedies,
         );
         return;
     }
@@ -269,18 +301,17 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
     let control = draft.machine.means.memory.control.clone();
     let because = match (control, kills) {
         (MemoryControl::None, _) => {
-            draft.refuse(
-                key,
-                "no cgroup hierarchy carries the memory controller",
-                Some("mount cgroup2 with it".to_owned()),
-            );
+            let remedies = [Remedy::from("mount cgroup2 with it"), without];
+            let why = "no cgroup hierarchy carries the memory controller";
+            draft.refuse_for(Cause::Machine, key, why, remedies);
             return;
         }
         (MemoryControl::V1, false) => {
+            let remedies = allowed(Permission::Kill);
             draft.refuse(
                 key,
-                "a limit of cgroup v1 kills who exceeds it with nothing to reclaim, and the group may not be killed",
-                Some("add \"kill\" to the group's `allow`, or use cgroup v2".to_owned()),
+                "cgroup v1 kills in a group that exceeds its limit of memory, and the group may not be killed",
+                remedies,
             );
             return;
         }
@@ -357,12 +388,8 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
         .map(|(n, _)| n.clone())
         .collect();
     if critical.is_empty() {
-        let remedy = "make one critical, or write controller = \"none\"";
-        draft.refuse(
-            key,
-            "there is no critical group to look after",
-            Some(remedy.to_owned()),
-        );
+        let remedy = Remedy::set_text(key, "none");
+        draft.refuse(key, "there is no critical group to look after", remedy);
         return;
     }
     let steered: Vec<(String, Allows)> = policy
@@ -374,11 +401,10 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
         draft.refuse(
             key,
             "there is nobody who may be limited, frozen or killed here",
-            Some(
-                "name in a best-effort group's `allow` what may be done to it (limit-memory, freeze, reclaim, kill), as \
-                 `escalate` does, or write controller = \"none\""
-                    .to_owned(),
-            ),
+            [
+                Remedy::set_text(key, "none"),
+                Remedy::from("name in a best-effort group's `allow` what may be done to it, as `escalate` does"),
+            ],
         );
         return;
     }
@@ -394,7 +420,7 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
             because,
         ));
     } else if section.controller == PressureController::Latd {
-        draft.notes.push(
+        draft.acts.push(
             "the daemon described tunes sysctls, too: write pressure.sysctls = true for that"
                 .to_owned(),
         );
@@ -425,11 +451,15 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
 /// What the loop cannot do without is missing: refused if it was asked for, said if it came along with a reserve.
 fn missing(draft: &mut Draft<'_>, written: bool, why: String) {
     if written {
-        let remedy = "boot with psi=1 and mount cgroup2, or write controller = \"none\"";
-        draft.refuse("pressure.controller", why, Some(remedy.to_owned()));
+        let key = "pressure.controller";
+        let remedies = [
+            Remedy::from("boot with psi=1 and mount cgroup2"),
+            Remedy::set_text(key, "none"),
+        ];
+        draft.refuse_for(Cause::Machine, key, why, remedies);
     } else {
         draft
-            .notes
+            .acts
             .push(format!("nobody steers the others' memory: {why}"));
     }
 }

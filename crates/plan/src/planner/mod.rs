@@ -43,11 +43,11 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::refusal::Refusal;
+use quell_types::refusal::{Cause, Refusal, Remedy};
 use quell_types::task::TaskMatch;
 use quell_types::units::Nanos;
 
-use crate::inventory::{Availability, CpusetKind, Inventory};
+use crate::inventory::{CpusetKind, Inventory};
 use crate::plan::{GroupPlan, Held, Loops, Plan, Promise, Setting, Step};
 use draft::Draft;
 pub use draft::{Solo, Solos};
@@ -222,15 +222,11 @@ impl Draft<'_> {
             let key = confined
                 .first()
                 .map_or_else(|| "rest.cpus".to_owned(), |n| format!("group.{n}.cpus"));
-            let instead = "write cpus = \"any\" to do without";
-            let remedy = match self.machine.mechanisms.get(&Mechanism::Cores) {
-                Some(Availability::No {
-                    remedy: Some(remedy),
-                    ..
-                }) => format!("{remedy}, or {instead}"),
-                _ => instead.to_owned(),
+            let instead = match confined.first() {
+                Some(_) => Remedy::set_text(key.clone(), "any"),
+                None => Remedy::leave_out(key.clone()),
             };
-            self.refuse(key, why, Some(remedy));
+            self.refuse_lacking(Mechanism::Cores, key, why, instead);
             return;
         }
         let kind = self.machine.means.cpuset;
@@ -419,6 +415,8 @@ impl Draft<'_> {
         let require = self.policy.require;
         let assuming = self.assumes();
         assumed::below(self, require);
+        let worst = self.promises.iter().map(|held| held.level).min();
+        let worst = worst.unwrap_or(Level::None);
         let below: Vec<Refusal> = self
             .promises
             .iter()
@@ -434,10 +432,11 @@ impl Draft<'_> {
                         .map(|w| format!(" (weakest link: {w})"))
                         .unwrap_or_default()
                 ),
-                remedy: Some(format!(
-                    "strengthen the weakest link, or write require = \"{}\"",
-                    held.level
-                )),
+                cause: Cause::Level,
+                remedies: vec![
+                    Remedy::set_text("require", worst),
+                    Remedy::from("strengthen the weakest link"),
+                ],
             })
             .collect();
         self.refusals.extend(below);

@@ -2,7 +2,7 @@
 
 use quell_policy::{CpusWanted, Group, Policy, Role};
 use quell_types::cpuset::{CpuId, CpuSet};
-use quell_types::refusal::Refusal;
+use quell_types::refusal::{Refusal, Remedy};
 
 use crate::inventory::Inventory;
 
@@ -118,11 +118,17 @@ struct Others<'a> {
 }
 
 impl Others<'_> {
-    fn refuse(&mut self, group: &str, why: String, remedy: &str) {
+    fn refuse(&mut self, group: &str, why: String, fewer: Option<usize>) {
+        let key = format!("{group}.cpus");
+        let remedy = match fewer.filter(|n| *n > 0) {
+            Some(n) => Remedy::set(key.clone(), n),
+            None => Remedy::set_text(key.clone(), "remaining"),
+        };
         self.refusals.push(Refusal {
-            key: format!("{group}.cpus"),
+            key,
             why,
-            remedy: Some(remedy.to_owned()),
+            remedies: vec![remedy],
+            ..Refusal::default()
         });
     }
 
@@ -137,11 +143,7 @@ impl Others<'_> {
                 "CPU {outside} does not exist here or belongs to a critical group; free are {}",
                 self.free
             );
-            self.refuse(
-                group,
-                why,
-                "name CPUs that are free, or write cpus = \"remaining\"",
-            );
+            self.refuse(group, why, None);
         }
     }
 
@@ -154,7 +156,7 @@ impl Others<'_> {
         // Where nothing is left at all, that has been told.
         if n == 0 || (cpus.len() < n && !self.free.is_empty()) {
             let why = format!("{n} CPUs are wanted and {} are left", self.free.len());
-            self.refuse(group, why, "ask for fewer");
+            self.refuse(group, why, Some(self.free.len()));
         }
         cpus
     }

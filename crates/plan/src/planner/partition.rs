@@ -11,6 +11,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{ColourChoice, Divides, Mask};
+use quell_types::refusal::Remedy;
 
 use crate::plan::{Held, Promise, Setting};
 
@@ -81,6 +82,7 @@ fn divide(draft: &mut Draft<'_>, claims: Claims) -> Option<Divided> {
         let nobody = others.len() == 1 && draft.machine.simulated.is_some();
         if !nobody {
             let key = list.first().map(Claim::at).unwrap_or_default();
+            let without = Remedy::leave_out(key.clone());
             let names: Vec<String> = others.iter().map(|g| who(g)).collect();
             draft.refuse(
                 key,
@@ -96,11 +98,14 @@ fn divide(draft: &mut Draft<'_>, claims: Claims) -> Option<Divided> {
                     },
                     listed(&names)
                 ),
-                Some(format!(
-                    "reserve less, so that at least {} {} left",
-                    whole.least,
-                    if whole.least == 1 { "is" } else { "are" }
-                )),
+                [
+                    without,
+                    Remedy::from(format!(
+                        "reserve less, so that at least {} {} left",
+                        whole.least,
+                        if whole.least == 1 { "is" } else { "are" }
+                    )),
+                ],
             );
             return None;
         }
@@ -172,7 +177,7 @@ fn too_much(draft: &mut Draft<'_>, kind: Kind, count: u32, list: &[Claim], short
                 n => format!("{n} are"),
             }
         ),
-        Some("ask for fewer".to_owned()),
+        [Remedy::leave_out(claim.at()), Remedy::from("ask for fewer")],
     );
 }
 
@@ -487,13 +492,17 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
             Some(held) => format!("group.{}.reserve.cache", held.group),
             None => "mechanisms.bandwidth".to_owned(),
         };
+        let without = key.clone();
         draft.refuse(
             key,
             format!(
                 "the plan takes {used} classes of service, that of unmatched tasks (group rest) included{}, and the hardware has {most}",
                 if locks > 0 { " and one to lock with" } else { "" }
             ),
-            Some("let groups share: name the same mask, or leave the reserve or limit of some out".to_owned()),
+            [
+                Remedy::leave_out(without),
+                Remedy::from("let groups share: name the same mask"),
+            ],
         );
     }
 }

@@ -5,6 +5,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::StepId;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::{Colouring, Divides, Partitions};
+use quell_types::refusal::Remedy;
 use quell_types::units::Bytes;
 
 use crate::inventory::CacheKind;
@@ -138,8 +139,8 @@ impl Ask<'_> {
     }
 }
 
-/// Why a claim cannot be had, and the remedy.
-pub(super) type Refused = (String, Option<String>);
+/// Why a claim cannot be had, and the remedies.
+pub(super) type Refused = (String, Vec<Remedy>);
 
 /// One kind of part, divided.
 pub(super) struct Divided {

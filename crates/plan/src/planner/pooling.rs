@@ -173,7 +173,7 @@ pub(super) fn notes(draft: &mut Draft<'_>) {
     }
     let asked = keys.reclaim || keys.after != After::Wait;
     if asked && draft.refusals.is_empty() && pooled.is_empty() {
-        draft.notes.push(
+        draft.acts.push(
             "regulator.reclaim and regulator.after change nothing here: no group has a budget from reserves (limits that are written are \
              held as written)"
                 .to_owned(),

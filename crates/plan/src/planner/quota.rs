@@ -9,9 +9,9 @@ use quell_policy::Adapt;
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::Split;
+use quell_types::refusal::Remedy;
 use quell_types::units::{Nanos, Rate, Share};
 
-use crate::inventory::Availability;
 use crate::plan::{Held, Promise, Setting};
 
 use super::draft::Draft;
@@ -73,14 +73,8 @@ pub(super) fn is_enough(
 pub(super) fn cpu_time(draft: &mut Draft<'_>, name: &str, share: Share) {
     let key = format!("group.{name}.limit.cpu-time");
     if let Some(why) = draft.unavailable(Mechanism::CpuMax) {
-        let remedy = match draft.machine.mechanisms.get(&Mechanism::CpuMax) {
-            Some(Availability::No {
-                remedy: Some(remedy),
-                ..
-            }) => format!("{remedy}, or leave the limit out"),
-            _ => "leave the limit out".to_owned(),
-        };
-        draft.refuse(key, why, Some(remedy));
+        let instead = Remedy::leave_out(key.clone());
+        draft.refuse_lacking(Mechanism::CpuMax, key, why, instead);
         return;
     }
     let set = Setting::CpuMax {
@@ -114,18 +108,14 @@ pub(super) fn quota(
 ) -> Option<Limited> {
     let rate = wanted.rate;
     if let Some(not) = draft.unavailable(Mechanism::CpuMax) {
-        draft.refuse(
-            format!("group.{name}.limit.bandwidth"),
-            if why == not {
-                format!("neither the regulator nor the CPU-time quota can hold it: {why}")
-            } else {
-                format!("the regulator cannot hold it ({why}), nor can the CPU-time quota ({not})")
-            },
-            match draft.machine.mechanisms.get(&Mechanism::CpuMax) {
-                Some(Availability::No { remedy, .. }) => remedy.clone(),
-                _ => None,
-            },
-        );
+        let why = if why == not {
+            format!("neither the regulator nor the CPU-time quota can hold it: {why}")
+        } else {
+            format!("the regulator cannot hold it ({why}), nor can the CPU-time quota ({not})")
+        };
+        let key = format!("group.{name}.limit.bandwidth");
+        let instead = wanted.without(draft.policy);
+        draft.refuse_lacking(Mechanism::CpuMax, key, why, instead);
         return None;
     }
     let total = Share(share.0.saturating_mul(cpus.len() as u64));
@@ -135,7 +125,7 @@ pub(super) fn quota(
         draft.refuse_by_rates(
             (name, wanted.key(), rate),
             format!("{rate} is less than {LEAST} of one CPU's time, which is the least that cpu.max can hold (1 ms of every second)"),
-            Some(format!("raise it to {} or more", rounded_up(draft, cpus.len(), rate))),
+            wanted.at(rounded_up(draft, cpus.len(), rate), draft.policy),
         );
         return None;
     }
@@ -169,7 +159,7 @@ pub(super) fn quota(
 }
 
 /// The least rate, in whole MB/s, that the quota can hold.
-fn rounded_up(draft: &Draft<'_>, cpus: usize, asked: Rate) -> Rate {
+pub(super) fn rounded_up(draft: &Draft<'_>, cpus: usize, asked: Rate) -> Rate {
     let peak = draft.machine.measured.as_ref().map(|m| m.peak_cpu);
     let least = peak.map_or(asked, |peak| peak.part(LEAST));
     Rate(least.0.saturating_add(cpus as u64).div_ceil(1_000_000) * 1_000_000)

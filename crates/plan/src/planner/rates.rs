@@ -1,6 +1,7 @@
 //! Rates that a policy asks for, in bytes per second.
 
 use quell_policy::{Bandwidth, Sustainable};
+use quell_types::refusal::Remedy;
 use quell_types::units::{Rate, Share};
 
 use super::cpus::on;
@@ -62,7 +63,7 @@ pub(super) fn resolve(
             draft.refuse(
                 format!("group.{name}.{key}"),
                 format!("{share} of a rate that has not been measured on this machine"),
-                Some("run `quell doctor --deep` once".to_owned()),
+                Remedy::command("quell doctor --deep"),
             );
             None
         }

@@ -3,6 +3,7 @@
 use quell_policy::{Group, Role, Sustainable};
 use quell_types::ids::StepId;
 use quell_types::mechanism::Level;
+use quell_types::refusal::Remedy;
 use quell_types::units::Rate;
 
 use crate::inventory::Measured;
@@ -40,11 +41,15 @@ pub(super) fn reserves(draft: &mut Draft<'_>) -> Vec<(String, Rate)> {
         if draft.assumes() {
             draft.acts.push(refused_by_run(&why));
         } else {
-            draft.refuse(
-                "reserve.bandwidth",
-                why,
-                Some("lower them until they fit".to_owned()),
-            );
+            let largest = list.iter().max_by_key(|(_, rate)| *rate);
+            let (name, rate) = largest.cloned().unwrap_or_default();
+            let key = format!("group.{name}.reserve.bandwidth");
+            let fits = rounded(Rate(rate.0.saturating_sub(sum - sustainable.0)));
+            let remedy = match fits {
+                Rate(0) => Remedy::leave_out(key.clone()),
+                fits => Remedy::set_text(key.clone(), fits),
+            };
+            draft.refuse(key, why, remedy);
         }
     }
     list
@@ -78,7 +83,13 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
             limit.map_or(0, |(rate, _)| rate.0).max(kept(name))
         })
         .sum();
-    let left = total.0.saturating_sub(fixed);
+    // A reserve on some memory nodes is worth something only where all that others draw fits there, too.
+    let of = reserved
+        .iter()
+        .filter_map(|(name, _)| part_of_nodes(draft, name))
+        .min()
+        .map_or(total, |part| part.min(total));
+    let left = of.0.saturating_sub(fixed);
     // Not more than half: what they drew for a moment must not leave nothing to a group. The promise says what that is worth.
     let rest = draft.kept_for_rest().unwrap_or_default();
     let rest = Rate(rest.0.min(left / 2));
@@ -88,21 +99,21 @@ pub(super) fn spare_of(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Option
         let weight = u64::from(group.weight());
         let extra = u128::from(spare) * u128::from(weight) / u128::from(weights.max(1));
         let extra = u64::try_from(extra).unwrap_or(u64::MAX);
-        let of = match rest {
-            Rate(0) => format!("what reserves and limits leave of {}", draft.figure(total)),
+        let what = match rest {
+            Rate(0) => format!("what reserves and limits leave of {}", draft.figure(of)),
             rest => format!(
                 "what reserves, limits and {} for unmatched tasks leave of {}",
                 rounded(rest),
-                draft.figure(total)
+                draft.figure(of)
             ),
         };
         Wanted {
             group: name.clone(),
             rate: rounded(Rate(kept(name).saturating_add(extra))),
             origin: if weight == weights {
-                format!(", {of}")
+                format!(", {what}")
             } else {
-                format!(", its part (weight {weight} of {weights}) of {of}")
+                format!(", its part (weight {weight} of {weights}) of {what}")
             },
             of: None,
             budget: Budget::Spare,
@@ -182,6 +193,17 @@ fn budgets(draft: &Draft<'_>, reserved: &[(String, Rate)], limited: &[Limited]) 
     };
     let all = draft.policy.groups.keys().map(of);
     Rate(all.fold(0, u64::saturating_add))
+}
+
+/// What the memory nodes of a group's CPUs are taken to give: their even part of the machine's rate. `None` where these are all nodes.
+fn part_of_nodes(draft: &Draft<'_>, name: &str) -> Option<Rate> {
+    let own = draft.nodes_of(&draft.division.of(name).cpus);
+    let all = draft.nodes_of(&draft.machine.cpu_set());
+    if own.len() >= all.len() {
+        return None;
+    }
+    let total = draft.sustainable(&draft.machine.cpu_set())?;
+    Some(Rate(total.0 / all.len() as u64 * own.len() as u64))
 }
 
 /// The rate of the machine is that of all memory nodes together. A reserve lives in the nodes of its group, and the

@@ -1,3 +1,4 @@
+use crate::inventory::Availability;
 use quell_control::config::Meter;
 use quell_types::partition::Partitions;
 use quell_types::units::{Bytes, Lines, Nanos, Rate, Share};
@@ -9,6 +10,7 @@ use crate::inventory::{
 use std::collections::BTreeMap;
 
 mod apart;
+mod assumed;
 mod boards;
 mod codedata;
 mod deadline;
@@ -154,7 +156,8 @@ fn held<'a>(plan: &'a Plan, group: &str) -> &'a Held {
 }
 
 fn told(plan: &Plan, what: &str) -> bool {
-    plan.notes.iter().any(|n| n.contains(what))
+    let mut said = plan.notes.iter().chain(&plan.acts);
+    said.any(|n| n.contains(what))
 }
 
 fn regulation(plan: &Plan) -> &quell_control::config::Regulation {
@@ -397,7 +400,7 @@ fn unmatched_tasks_cannot_be_regulated_and_that_is_refused() {
     for machine in [machine(2, 1), counted(machine(2, 1), "")] {
         let why = refused(&text, &machine);
         assert!(
-            why.contains("rest.allow: not yet") && why.contains("in a group of their own"),
+            why.contains("rest.allow: a limit counts") && why.contains("in a group of their own"),
             "{why}"
         );
     }

@@ -1,9 +1,10 @@
 //! What is wanted of memory bandwidth, in bytes per second, and how it was limited.
 
-use quell_policy::Bandwidth;
+use quell_policy::{Adapt, Bandwidth, Policy};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::StepId;
 use quell_types::mechanism::Level;
+use quell_types::refusal::Remedy;
 use quell_types::units::{Rate, Share};
 
 use crate::plan::{Direction, Held, Promise};
@@ -79,6 +80,32 @@ impl Wanted {
             Budget::Strict | Budget::Reserve => "reserve",
         };
         format!("group.{}.{key}.bandwidth", self.group)
+    }
+}
+
+impl Wanted {
+    /// The keys without which there is no such budget.
+    pub(super) fn without(&self, policy: &Policy) -> Remedy {
+        if self.budget != Budget::Spare {
+            return Remedy::leave_out(self.key());
+        }
+        let reserves = policy.groups.iter();
+        let reserves = reserves.filter(|(_, g)| g.reserve.bandwidth.is_some());
+        let mut keys: Vec<String> = reserves
+            .map(|(name, _)| format!("group.{name}.reserve.bandwidth"))
+            .collect();
+        if policy.regulator.adapt != Adapt::Off {
+            keys.push("regulator.adapt".to_owned());
+        }
+        Remedy::LeaveOut { keys }
+    }
+
+    /// The same budget at another rate, where the policy has a key for it.
+    pub(super) fn at(&self, rate: Rate, policy: &Policy) -> Remedy {
+        match self.budget {
+            Budget::Spare => self.without(policy),
+            _ => Remedy::set_text(self.key(), rate),
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 use quell_policy::{Group, Role};
 use quell_types::mechanism::Mechanism;
 use quell_types::options::CpuWeight;
+use quell_types::refusal::Remedy;
 
 use crate::plan::Setting;
 
@@ -63,8 +64,9 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         } else if group.cpu_weight.is_some()
             && let Some(why) = draft.unavailable(Mechanism::Weight)
         {
-            let remedy = "leave cpu-weight out".to_owned();
-            draft.refuse(format!("group.{name}.cpu-weight"), why, Some(remedy));
+            let key = format!("group.{name}.cpu-weight");
+            let instead = Remedy::leave_out(key.clone());
+            draft.refuse_lacking(Mechanism::Weight, key, why, instead);
         }
     }
 }

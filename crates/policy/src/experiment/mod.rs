@@ -22,7 +22,7 @@ mod subject;
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use quell_types::refusal::Refusal;
+use quell_types::refusal::{Cause, Refusal, Remedy};
 use serde::Serialize;
 
 use crate::lab::Guest;
@@ -241,8 +241,9 @@ impl Experiment {
     pub fn not_yet(&self) -> Vec<Refusal> {
         let refusal = |key: String, what: &str, remedy: &str| Refusal {
             key,
-            why: format!("not yet: {what} is not built"),
-            remedy: Some(remedy.to_owned()),
+            why: format!("{what} is not built yet"),
+            cause: Cause::NotBuilt,
+            remedies: vec![Remedy::from(remedy)],
         };
         let mut list = Vec::new();
         if self.measure.units.is_some() {

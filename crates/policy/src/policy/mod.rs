@@ -173,6 +173,15 @@ pub enum Permission {
 }
 
 impl Permission {
+    /// Every permission.
+    pub const ALL: [Self; 5] = [
+        Self::Throttle,
+        Self::LimitMemory,
+        Self::Freeze,
+        Self::Reclaim,
+        Self::Kill,
+    ];
+
     /// The name used in policies.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -19,6 +19,7 @@ fn plan() -> Plan {
         mechanism,
         set,
         because: String::new(),
+        assumed: false,
     };
     let held = |group: &str, promise, level, step| Held {
         group: group.to_owned(),
@@ -26,6 +27,7 @@ fn plan() -> Plan {
         level,
         held_by: vec![StepId(step)],
         weakest: None,
+        assumed: false,
     };
     let cpus = || "1".parse().unwrap();
     Plan {
@@ -71,6 +73,8 @@ fn plan() -> Plan {
             ),
         ],
         notes: Vec::new(),
+        acts: Vec::new(),
+        assumed: None,
         loops: Loops::default(),
     }
 }

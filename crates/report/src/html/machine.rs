@@ -31,7 +31,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
                 Availability::Yes { best, how } => {
                     html! { span.good { "yes" } ", up to " (best) ": " (how) }
                 }
-                Availability::No { why, remedy } => html! {
+                Availability::No { why, remedy, .. } => html! {
                     span.faint { "no" } ": " (why)
                     @if let Some(remedy) = remedy { ". Remedy: " (remedy) }
                 },

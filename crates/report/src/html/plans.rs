@@ -99,7 +99,7 @@ impl<'p> Part<'p> {
         Self {
             steps: plan.steps.iter().collect(),
             promises: plan.promises.iter().map(by).collect(),
-            notes: plan.notes.iter().collect(),
+            notes: plan.acts.iter().chain(&plan.notes).collect(),
         }
     }
 

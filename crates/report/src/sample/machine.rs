@@ -7,7 +7,7 @@ use quell_plan::deep::{
     PageCost, Pair, Sharing, SizePoint, Spread, Tail, Wakeup, knee, levels,
 };
 use quell_plan::inventory::{
-    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
+    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Lack, Means, Measured,
     MemoryMeans, MeterKind, Node,
 };
 use quell_types::cpuset::CpuSet;
@@ -30,6 +30,7 @@ pub(crate) fn machine() -> Inventory {
     };
     let no = |why: &str, remedy: Option<&str>| Availability::No {
         why: why.into(),
+        lack: Lack::Machine,
         remedy: remedy.map(str::to_owned),
     };
     let yes = |best, how: &str| Availability::Yes {

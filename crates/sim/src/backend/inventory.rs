@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use quell_plan::inventory::{
-    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, MemoryMeans,
+    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Lack, Means, MemoryMeans,
     MeterKind, Node, Simulated,
 };
 use quell_types::cpuset::CpuSet;
@@ -133,6 +133,7 @@ fn mechanisms(profile: &Profile) -> BTreeMap<Mechanism, Availability> {
 fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availability {
     let no = |why: &str| Availability::No {
         why: why.to_owned(),
+        lack: Lack::Machine,
         remedy: None,
     };
     let (best, how) = match mechanism {
@@ -164,7 +165,13 @@ fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availabil
             Level::Enforced,
             "the simulated scheduler stops a group that has used its time",
         ),
-        _ => return no("not yet built"),
+        _ => {
+            return Availability::No {
+                why: "not yet built".to_owned(),
+                lack: Lack::NotBuilt,
+                remedy: None,
+            };
+        }
     };
     if !has {
         return no(&format!("the profile {} does not have it", profile.name));

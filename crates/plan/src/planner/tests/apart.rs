@@ -175,7 +175,7 @@ reserve.bandwidth = { read = '2GB/s', write = '1GB/s' }
         let why = refused(&text, &fine(4));
         assert!(
             why.contains(
-                "group.noise.reserve.bandwidth: not yet: budgets of reads and writes are not pooled"
+                "group.noise.reserve.bandwidth: budgets of reads and writes are not pooled"
             ),
             "{why}"
         );
@@ -190,16 +190,16 @@ fn without_counters_of_both_directions_it_is_refused_with_the_reason() {
     // No counters at all; counters that see no write-backs, on all CPUs or some.
     let why = refused(APART, &machine(4, 1));
     assert!(
-        why.contains("CPU time tells nothing about the direction"),
+        why.contains("only hardware counters count reads and writes separately"),
         "{why}"
     );
     assert!(
-        why.contains("give one rate or percentage for both together"),
+        why.contains("write limit.bandwidth = \"3GB/s\" in [group.noise]"),
         "{why}"
     );
     let why = refused(APART, &counted(machine(4, 1), "0-3"));
     assert!(
-        why.contains("no lines that are written back (no such event"),
+        why.contains("lines that are written back are not counted"),
         "{why}"
     );
     let text = APART
@@ -207,7 +207,7 @@ fn without_counters_of_both_directions_it_is_refused_with_the_reason() {
         .replace("cpus = 1\n[group.noise]", "cpus = '0'\n[group.noise]");
     let why = refused(&text, &counted(machine(4, 1), "2"));
     assert!(
-        why.contains("that of CPU 2 sees") && why.contains("run the group on CPUs 0-1,3"),
+        why.contains("on CPU 2 lines") && why.contains("write cpus = \"0-1,3\" in [group.noise]"),
         "{why}"
     );
     let mut none = machine(4, 1);
@@ -215,9 +215,9 @@ fn without_counters_of_both_directions_it_is_refused_with_the_reason() {
         why: "nothing counts".to_owned(),
     };
     none.means.time_meter = false;
-    assert!(refused(APART, &none).contains("only the regulator tells reads from writes"));
+    assert!(refused(APART, &none).contains("only the regulator limits reads and writes"));
     let time = format!("regulator.meter = 'time'\n{APART}");
-    assert!(refused(&time, &fine(4)).contains("leave regulator.meter out"));
+    assert!(refused(&time, &fine(4)).contains("leave out meter of [regulator]"));
     for mechanism in ["mba", "none"] {
         let text = format!("mechanisms.bandwidth = '{mechanism}'\n{APART}");
         assert!(refused(&text, &fine(4)).contains("group.noise.limit.bandwidth"));
