@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod doctor;
 mod exit;
+mod help;
 mod init;
 mod inside;
 mod lab;
@@ -24,14 +25,17 @@ mod ways;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 
 use args::{Args, Command};
 use exit::Exit;
 
 fn main() -> ExitCode {
     quell_linux::fault::arm_from_environment();
-    let args = match Args::try_parse() {
+    let parsed = help::command()
+        .try_get_matches()
+        .and_then(|matches| Args::from_arg_matches(&matches));
+    let args = match parsed {
         Ok(args) => args,
         Err(error) => {
             let _ = error.print();

@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 
 use quell_plan::inventory::{
-    Availability, Cache, CacheKind, CpusetKind, Inventory, Means, MeterKind,
+    Availability, Cache, CacheKind, CpusetKind, Inventory, Lack, Means, MemoryControl, MeterKind,
 };
 use quell_policy::lab::{Accelerator, Guest};
 use quell_types::cpuset::CpuSet;
-use quell_types::mechanism::Mechanism;
+use quell_types::mechanism::{Level, Mechanism};
 
 use crate::deep;
 use crate::parts;
 use crate::plan::tone;
-use crate::text::{Style, Tone, count};
+use crate::text::{Style, Tone, count, list};
 
 /// Columns of the labels.
 const LABEL: usize = 13;
@@ -30,6 +30,8 @@ pub struct Measurements {
 #[must_use]
 pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> String {
     let mut out = style.paint(Tone::Title, &name(machine)) + "\n\n";
+    out.push_str(&style.wrap("", "", &verdict(machine)));
+    out.push('\n');
     let mut line = |label: &str, text: &str| out.push_str(&labelled(label, text, style));
     line("cpus", &cpus(machine));
     for (label, text) in caches(machine) {
@@ -75,9 +77,18 @@ pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> Str
     out.push_str(&style.paint(Tone::Title, "Mechanisms"));
     out.push('\n');
     for mechanism in Mechanism::ALL {
-        if let Some(available) = machine.mechanisms.get(&mechanism) {
-            out.push_str(&availability(mechanism, available, style));
+        if let Some(Availability::Yes { best, how }) = machine.mechanisms.get(&mechanism) {
+            out.push_str(&available(mechanism, *best, how, style));
         }
+    }
+    let missing = missing(machine);
+    if !missing.is_empty() {
+        out.push('\n');
+        out.push_str(&style.paint(Tone::Title, "Not here"));
+        out.push('\n');
+    }
+    for one in &missing {
+        out.push_str(&unavailable(one, style));
     }
     let parts = parts::lines(machine);
     if !parts.is_empty() {
@@ -91,7 +102,7 @@ pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> Str
     out.push('\n');
     out.push_str(&style.paint(Tone::Title, "How"));
     out.push('\n');
-    for (label, text) in means(&machine.means) {
+    for (label, text) in means(&machine.means, &missing) {
         out.push_str(&labelled(label, &text, style));
     }
     out
@@ -258,22 +269,128 @@ pub(crate) fn size(bytes: u64) -> String {
     format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-fn availability(mechanism: Mechanism, available: &Availability, style: Style) -> String {
+fn available(mechanism: Mechanism, best: Level, how: &str, style: Style) -> String {
     let rest = " ".repeat(LABEL + 16);
-    match available {
-        Availability::Yes { best, how } => {
-            let first = format!("  + {:<13}{:<12}", mechanism.name(), best.name());
-            paint_head(&style.wrap(&first, &rest, how), &first, tone(*best), style)
-        }
-        Availability::No { why, remedy } => {
-            let first = format!("  - {:<13}{:<12}", mechanism.name(), "not here");
-            let mut out = paint_head(&style.wrap(&first, &rest, why), &first, Tone::Faint, style);
-            if let Some(remedy) = remedy {
-                out.push_str(&style.wrap(&format!("{rest}to enable: "), &rest, remedy));
-            }
-            out
+    let first = format!("  + {:<13}{:<12}", mechanism.name(), best.name());
+    paint_head(&style.wrap(&first, &rest, how), &first, tone(best), style)
+}
+
+/// Mechanisms that are not here for one reason.
+struct Missing<'a> {
+    why: &'a str,
+    remedy: Option<&'a str>,
+    mechanisms: Vec<Mechanism>,
+}
+
+/// What is not here, each reason once.
+fn missing(machine: &Inventory) -> Vec<Missing<'_>> {
+    let mut all: Vec<Missing<'_>> = Vec::new();
+    for mechanism in Mechanism::ALL {
+        let Some(Availability::No { why, remedy, .. }) = machine.mechanisms.get(&mechanism) else {
+            continue;
+        };
+        match all.iter_mut().find(|m| m.why == why) {
+            Some(one) => one.mechanisms.push(mechanism),
+            None => all.push(Missing {
+                why,
+                remedy: remedy.as_deref(),
+                mechanisms: vec![mechanism],
+            }),
         }
     }
+    all
+}
+
+fn unavailable(missing: &Missing<'_>, style: Style) -> String {
+    let names: Vec<&str> = missing.mechanisms.iter().map(|m| m.name()).collect();
+    let mut out: String = style
+        .wrap("  ", "  ", &names.join(", "))
+        .lines()
+        .map(|line| style.paint(Tone::Faint, line) + "\n")
+        .collect();
+    let rest = " ".repeat(LABEL + 2);
+    out.push_str(&style.wrap(&rest, &rest, missing.why));
+    if let Some(remedy) = missing.remedy {
+        out.push_str(&style.wrap(&format!("{rest}to enable: "), &rest, remedy));
+    }
+    out
+}
+
+/// What mechanisms are good for, in the words of a user; several mechanisms may be behind one of them.
+const PROMISES: [(&str, &[Mechanism]); 6] = [
+    ("CPUs of its own", &[Mechanism::Cores]),
+    ("limits on its neighbours' CPU time", &[Mechanism::CpuMax]),
+    (
+        "limits on their memory bandwidth",
+        &[Mechanism::Bandwidth, Mechanism::Mba],
+    ),
+    (
+        "a part of a cache",
+        &[Mechanism::Ways, Mechanism::Sets, Mechanism::PseudoLock],
+    ),
+    ("memory that is kept for it", &[Mechanism::Memory]),
+    (
+        "its share of a disk",
+        &[Mechanism::IoMax, Mechanism::IoLatency, Mechanism::IoWeight],
+    ),
+];
+
+/// What this machine can promise to a program, and what it cannot: two sentences.
+fn verdict(machine: &Inventory) -> String {
+    let best = |mechanisms: &[Mechanism]| {
+        let levels = mechanisms
+            .iter()
+            .filter_map(|m| match machine.mechanisms.get(m) {
+                Some(Availability::Yes { best, .. }) => Some(*best),
+                _ => None,
+            });
+        levels.max()
+    };
+    let mut can: Vec<(Level, Vec<String>)> = Vec::new();
+    let mut cannot: Vec<String> = Vec::new();
+    for (what, mechanisms) in PROMISES {
+        // A memory controller of cgroup v1 limits, and protects nothing.
+        let limits_only =
+            mechanisms == [Mechanism::Memory] && machine.means.memory.control == MemoryControl::V1;
+        let what = match limits_only {
+            true => "limits on its neighbours' memory",
+            false => what,
+        };
+        match best(mechanisms) {
+            Some(level) => match can.iter_mut().find(|(l, _)| *l == level) {
+                Some((_, all)) => all.push(what.to_owned()),
+                None => can.push((level, vec![what.to_owned()])),
+            },
+            None => cannot.push(what.to_owned()),
+        }
+    }
+    can.sort_by_key(|(level, _)| std::cmp::Reverse(*level));
+    let rights = machine.mechanisms.values().any(|m| {
+        matches!(
+            m,
+            Availability::No {
+                lack: Lack::Rights,
+                ..
+            }
+        )
+    });
+    let each: Vec<String> = can
+        .iter()
+        .map(|(level, all)| format!("{} ({level})", list(all)))
+        .collect();
+    let first = match (each.is_empty(), rights) {
+        (true, true) => {
+            "Quell can promise nothing as it runs now: it may not change this machine.".to_owned()
+        }
+        (true, false) => "Quell can promise nothing on this machine.".to_owned(),
+        (false, _) => format!("This machine can promise a program {}.", each.join("; ")),
+    };
+    let or = match cannot.split_last() {
+        None => return format!("{first} It lacks nothing that Quell uses."),
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+    };
+    format!("{first} It cannot promise {or}.")
 }
 
 /// Colours the part of a wrapped text that is the label.
@@ -284,7 +401,7 @@ fn paint_head(text: &str, head: &str, tone: Tone, style: Style) -> String {
     }
 }
 
-fn means(means: &Means) -> Vec<(&'static str, String)> {
+fn means(means: &Means, missing: &[Missing<'_>]) -> Vec<(&'static str, String)> {
     let cpuset = match means.cpuset {
         CpusetKind::V1 => "cgroup v1 cpuset",
         CpusetKind::V2 => "cgroup v2 cpuset",
@@ -317,6 +434,11 @@ fn means(means: &Means) -> Vec<(&'static str, String)> {
     };
     let brake = match &means.brake {
         Ok(()) => "stops a group and nothing else on its CPU".to_owned(),
+        // The meter's reason ends with it where the CPU clock of a cgroup is refused.
+        Err(why) if meter.contains(why.as_str()) => "none, for the reason of the meter".to_owned(),
+        Err(why) if missing.iter().any(|m| m.why.contains(why.as_str())) => {
+            "none, as said above".to_owned()
+        }
         Err(why) => format!("none: {why}"),
     };
     let yes = |able: bool| if able { "can be set" } else { "cannot be set" };
