@@ -24,7 +24,7 @@ use crate::target::On;
 use crate::trace::Trace;
 use crate::ways::Ways;
 
-/// Keeps one program (or a few) fast beside noisy neighbours on the same multicore Linux machine.
+/// Keeps one program fast next to noisy neighbours on the same Linux machine.
 #[derive(Debug, Parser)]
 #[command(
     name = "quell",

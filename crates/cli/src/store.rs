@@ -31,8 +31,8 @@ struct Store {
 #[derive(Debug, Deserialize)]
 struct Before {
     schema: String,
-    #[serde(flatten)]
-    entry: Entry,
+    machine: Fingerprint,
+    measured: Measured,
 }
 
 /// What the store has for a machine.
@@ -62,7 +62,11 @@ fn entries(path: &Path) -> Vec<Entry> {
     }
     let before = serde_json::from_str::<Before>(&text).ok();
     let before = before.filter(|b| b.schema == ONE_MACHINE);
-    before.map(|b| b.entry).into_iter().collect()
+    let entry = |b: Before| Entry {
+        machine: b.machine,
+        measured: b.measured,
+    };
+    before.map(entry).into_iter().collect()
 }
 
 /// What `path` has for `machine`. Of several entries that hold it is the newest; where none holds, the closest one says why.

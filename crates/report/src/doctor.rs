@@ -81,6 +81,10 @@ pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> Str
             out.push_str(&available(mechanism, *best, how, style));
         }
     }
+    let here = |a: &Availability| matches!(a, Availability::Yes { .. });
+    if !machine.mechanisms.values().any(here) {
+        out.push_str("  none\n");
+    }
     let missing = missing(machine);
     if !missing.is_empty() {
         out.push('\n');

@@ -16,7 +16,7 @@ use quell_plan::planner::plan;
 use quell_policy::Policy;
 use quell_record::demand::{Pressed, Sensitivity};
 use quell_types::mechanism::Mechanism;
-use quell_types::refusal::Refusal;
+use quell_types::refusal::{Refusal, Remedy};
 use quell_types::units::{Nanos, Rate};
 
 use super::group::Chosen;
@@ -174,7 +174,13 @@ pub fn write(situation: &Situation<'_>) -> Result<Written, Vec<Refusal>> {
                 let mut dropped = BTreeSet::new();
                 for refusal in &refusals {
                     if let Some(part) = Part::of(&refusal.key) {
-                        let why = text::refused(&refusal.why, refusal.remedy.as_deref());
+                        // What the policy would leave out is left out anyway: only what enables it helps here.
+                        let edits = |r: &&Remedy| {
+                            !matches!(r, Remedy::Set { .. } | Remedy::LeaveOut { .. })
+                        };
+                        let enables = refusal.remedies.iter().find(edits);
+                        let enables = enables.map(ToString::to_string);
+                        let why = text::refused(&refusal.why, enables.as_deref());
                         if setup != setup.without(part) && dropped.insert(part) {
                             left_out.push(Reason { part, why });
                         }
