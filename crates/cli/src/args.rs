@@ -15,6 +15,7 @@ use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate};
 
 use crate::bench::OpenLoop;
+use crate::demo::Demo;
 use crate::init::Init;
 use crate::lab::Lab;
 use crate::ladder::Ladder;
@@ -41,6 +42,8 @@ pub struct Args {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Find out what neighbours hurt on this machine, and how much of it Quell takes away: two minutes
+    Demo(Demo),
     /// Tell what this machine is and which mechanisms it offers, why not, and what would enable them
     Doctor(Doctor),
     /// Write a policy for a program that runs: choose what to protect and from what; change nothing
@@ -344,7 +347,7 @@ pub struct Watch {
 pub enum Generator {
     /// A dependent walk through a list: nanoseconds per access
     Latency {
-        /// Its size, as 24MiB, '0.5 LLC', '1 L2' or '1 L1'
+        /// Its size, as 24MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'
         #[arg(long, default_value_t = LIST_SIZE)]
         size: Size,
         /// The order
@@ -452,7 +455,7 @@ pub enum Generator {
     },
     /// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up latency, misses)
     Periodic {
-        /// The buffer's size, as 24MiB, '0.5 LLC', '1 L2' or '1 L1'
+        /// The buffer's size, as 24MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'
         #[arg(long, default_value_t = TASK_SIZE)]
         size: Size,
         /// The distance between two loads of a pass

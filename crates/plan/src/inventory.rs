@@ -12,7 +12,7 @@ use quell_types::units::{Bytes, Nanos, Rate};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::deep::{CounterCheck, Deep, MbaCurve, OperationRates};
+use crate::deep::{CacheSteps, CounterCheck, Deep, MbaCurve, OperationRates};
 
 /// The machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -341,6 +341,9 @@ pub struct Measured {
     /// some 20 ms, 99th percentile over the windows, at the highest rate of one CPU. An upper bound. Absent: not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest: Option<Rate>,
+    /// Latency against size, where it was measured without the rest of `quell doctor --deep`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_steps: Option<CacheSteps>,
     /// When it was measured, seconds since 1970.
     pub at_unix_s: u64,
     /// What `quell doctor --deep` found out besides.
@@ -404,14 +407,31 @@ impl Inventory {
                 })
                 .map(|c| c.size)
         };
+        let llc = match self.llc(cpu) {
+            Some(last) if !self.is_of_one_core(last, cpu) => last.size,
+            last => last.map_or(Bytes(0), |c| c.size).max(Bytes(32 << 20)),
+        };
         Caches {
             l1: level(1).unwrap_or(Bytes(32 << 10)),
             l2: level(2).unwrap_or(Bytes(1 << 20)),
-            llc: match self.llc(cpu) {
-                Some(last) if !self.is_of_one_core(last, cpu) => last.size,
-                last => last.map_or(Bytes(0), |c| c.size).max(Bytes(32 << 20)),
-            },
+            llc,
+            seen: self.seen_llc().unwrap_or(llc),
         }
+    }
+
+    /// Where latency was measured to leave the plateau of the last cache that shows in it. Absent: it
+    /// was not measured, or no cache shows.
+    #[must_use]
+    pub fn seen_llc(&self) -> Option<Bytes> {
+        self.cache_steps()?.seen_last()
+    }
+
+    /// Latency against size, as far as it was measured.
+    #[must_use]
+    pub fn cache_steps(&self) -> Option<&CacheSteps> {
+        let measured = self.measured.as_ref()?;
+        let deep = measured.deep.as_ref().and_then(|d| d.caches.as_ref());
+        deep.or(measured.cache_steps.as_ref())
     }
 
     /// Whether a second-level cache is of the core of `cpu` alone, and there are others.

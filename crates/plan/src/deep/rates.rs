@@ -85,6 +85,7 @@ impl Measured {
             mba: None,
             within_cache: None,
             rest: None,
+            cache_steps: None,
             at_unix_s,
             deep: None,
         })

@@ -110,6 +110,7 @@ pub(crate) fn machine() -> Inventory {
             mba: None,
             within_cache: None,
             rest: None,
+            cache_steps: None,
             at_unix_s: 0,
             deep: None,
         }),
