@@ -198,7 +198,7 @@ pub fn carry_out(
     if let Target::Linux(linux) = &mut target
         && wanted.experiment.wants_seen_cache()
     {
-        machine = machine::with_seen_cache(linux, machine)?;
+        machine = machine::with_seen_cache(linux, machine, false)?;
         if let Some(why) = unseen(&machine) {
             eprintln!("quell: note: {why}");
         }

@@ -341,7 +341,7 @@ pub struct Measured {
     /// some 20 ms, 99th percentile over the windows, at the highest rate of one CPU. An upper bound. Absent: not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest: Option<Rate>,
-    /// Latency against size, where it was measured without the rest of `quell doctor --deep`.
+    /// Latency against size, where it was measured after or without `quell doctor --deep`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_steps: Option<CacheSteps>,
     /// When it was measured, seconds since 1970.
@@ -430,8 +430,8 @@ impl Inventory {
     #[must_use]
     pub fn cache_steps(&self) -> Option<&CacheSteps> {
         let measured = self.measured.as_ref()?;
-        let deep = measured.deep.as_ref().and_then(|d| d.caches.as_ref());
-        deep.or(measured.cache_steps.as_ref())
+        let deep = || measured.deep.as_ref()?.caches.as_ref();
+        measured.cache_steps.as_ref().or_else(deep)
     }
 
     /// Whether a second-level cache is of the core of `cpu` alone, and there are others.

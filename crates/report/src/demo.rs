@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use quell_record::demo::{DemoResult, Found, Resource};
+use quell_record::demo::{DemoResult, Found, HURTS, Resource};
 
 use crate::text::{Style, Tone, count, list, number, percent, unit};
 
@@ -27,18 +27,33 @@ pub(crate) const fn shared(resource: Resource) -> &'static str {
     }
 }
 
-/// The command that does the same for a program of the reader's.
-pub(crate) fn command(resource: Resource) -> Option<&'static str> {
+/// The command that does the same for a program of the reader's, in lines. Empty: options and a policy
+/// of one screen do not say it.
+pub(crate) const fn command(resource: Resource) -> &'static [&'static str] {
     match resource {
-        Resource::Cpu => Some("sudo quell run --critical comm=YOURS --best-effort comm=NEIGHBOUR"),
-        Resource::Memory => {
-            Some("sudo quell run --critical comm=YOURS --best-effort comm=NEIGHBOUR")
-        }
-        Resource::Cache | Resource::Bandwidth => {
-            Some("sudo quell run --critical comm=YOURS --best-effort comm=NEIGHBOUR --limit 10%")
-        }
-        // These need a policy: no option of `run` says them.
-        Resource::Sibling | Resource::Disk => None,
+        Resource::Cpu => &[
+            "sudo quell run --critical comm=YOURS \\",
+            "  --best-effort comm=NEIGHBOUR",
+        ],
+        Resource::Cache | Resource::Bandwidth => &[
+            "sudo quell run --critical comm=YOURS \\",
+            "  --best-effort comm=NEIGHBOUR --limit 10%",
+        ],
+        Resource::Memory => &[
+            "sudo quell run /dev/stdin <<'END'",
+            "quell = 1",
+            "group.a.role = \"critical\"",
+            "group.a.match = [{ comm = \"YOURS\" }]",
+            "group.a.cpus = \"any\"",
+            "group.b.role = \"best-effort\"",
+            "group.b.match = [{ comm = \"NEIGHBOUR\" }]",
+            "group.b.cpus = \"any\"",
+            "group.b.allow = [\"limit-memory\", \"freeze\",",
+            "  \"reclaim\", \"kill\"]",
+            "pressure.controller = \"quell\"",
+            "END",
+        ],
+        Resource::Sibling | Resource::Disk => &[],
     }
 }
 
@@ -52,15 +67,23 @@ fn between(interval: Option<quell_types::stats::Interval>) -> String {
     })
 }
 
+/// Whether it hurts, in words.
+pub(crate) fn word(found: &Found) -> &'static str {
+    match found.hurts {
+        true => "hurts",
+        false if found.none >= HURTS => "not shown to hurt (rounds differ too much)",
+        false => "does not hurt",
+    }
+}
+
 /// One line about a resource that was measured, for the progress.
 #[must_use]
 pub fn demo_line(found: &Found) -> String {
     let name = found.name.name();
     let none = format!("{}{}", times(found.none), between(found.none_ci95));
     if !found.hurts {
-        return format!(
-            "{name}: does not hurt here: p95 next to the neighbour is {none} that alone"
-        );
+        let word = word(found);
+        return format!("{name}: {word}: p95 next to the neighbour is {none} that alone");
     }
     let with = found.quell.map_or_else(String::new, |quell| {
         format!("; with Quell {}", times(quell))
@@ -89,7 +112,7 @@ pub(crate) fn headline(result: &DemoResult) -> String {
         return if result.resources.is_empty() {
             "Nothing could be measured.".to_owned()
         } else {
-            "No neighbour that was tried hurts on this machine.".to_owned()
+            "No neighbour that was tried is shown to hurt on this machine.".to_owned()
         };
     }
     let covered: Vec<&Found> = hurting.iter().copied().filter(|f| f.covered()).collect();
@@ -168,16 +191,11 @@ pub fn demo_text(result: &DemoResult, story: DemoStory<'_>, style: Style) -> Str
 }
 
 fn one(found: &Found, control: bool, style: Style) -> String {
-    let tone = if found.hurts { Tone::Bad } else { Tone::Good };
-    let word = if found.hurts {
-        "hurts"
-    } else {
-        "does not hurt"
-    };
+    let tone = if found.hurts { Tone::Bad } else { Tone::Plain };
     let mut out = format!(
         "{}  {}\n",
         style.paint(Tone::Title, found.name.name()),
-        style.paint(tone, word)
+        style.paint(tone, word(found))
     );
     let mut line = |name: &str, text: &str| {
         out += &style.wrap(&format!("  {name:<16}"), &" ".repeat(18), text);
@@ -209,16 +227,20 @@ fn one(found: &Found, control: bool, style: Style) -> String {
     if let Some(kept) = found.neighbour_kept {
         line("neighbour keeps", &format!("{} of its rate", percent(kept)));
     }
-    if found.hurts && found.quell.is_some() {
-        if let Some(command) = command(found.name) {
-            line("for yours", command);
-        }
-    }
     let rounds = count(found.rounds, "round");
     line(
         "again",
         &format!("quell compare {} ({rounds} here)", found.experiment),
     );
+    if found.covered() {
+        let lines = command(found.name);
+        if !lines.is_empty() {
+            out += "  for a program of yours\n";
+        }
+        for line in lines {
+            let _ = writeln!(out, "    {line}");
+        }
+    }
     out
 }
 
@@ -300,6 +322,23 @@ mod tests {
             assert!(said.contains(part), "'{part}' is missing in\n{said}");
         }
         assert!(text(&sample(), 100, false).contains("call it with sudo"));
+    }
+
+    #[test]
+    fn a_policy_that_is_suggested_is_one() {
+        let mut policies = 0;
+        for resource in Resource::ALL {
+            let lines = command(resource);
+            if let [first, policy @ .., last] = lines
+                && *last == "END"
+            {
+                assert!(first.ends_with("<<'END'"));
+                let text = policy.join("\n");
+                quell_policy::Policy::parse(&text, "suggested").unwrap();
+                policies += 1;
+            }
+        }
+        assert_eq!(policies, 1);
     }
 
     #[test]

@@ -10,8 +10,10 @@ pub const WHOLE: Duration = Duration::from_secs(112);
 pub const WHOLE_IN_LAB: Duration = Duration::from_secs(285);
 /// Fewer rounds have no interval that excludes chance.
 pub const LEAST: u32 = 3;
-/// Rounds of a resource, where time allows.
+/// Rounds of a resource that is looked at by itself, or without Quell in a control.
 pub const MOST: u32 = 5;
+/// Rounds of what hurts everywhere, so that the others have their turn.
+const SOME: u32 = 4;
 
 /// One look at a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +40,17 @@ pub const fn expected(resource: Resource) -> Duration {
     })
 }
 
-/// The first look at a resource: with Quell at once where neighbours hurt everywhere (`sure`), else
-/// without. `None`: there is no time for it. `left` has room for `others` looks of their least.
-pub fn first(sure: bool, quell: bool, cell: Duration, left: Duration) -> Option<Look> {
-    let quell = sure && quell;
-    let wanted = if sure { MOST } else { LEAST };
+/// The first look at a resource: with Quell at once where neighbours hurt everywhere, and where it is
+/// the only one (`alone`); else without. `None`: there is no time for it.
+pub fn first(resource: Resource, alone: bool, quell: bool, left: Duration) -> Option<Look> {
+    let (sure, cell) = (sure(resource), expected(resource));
+    let wanted = match (alone, sure) {
+        (true, _) => MOST,
+        (false, true) if quell => SOME,
+        (false, true) => MOST,
+        (false, false) => LEAST,
+    };
+    let quell = quell && (sure || alone);
     let rounds = fit(quell, cell, left)?.min(wanted);
     Some(Look { quell, rounds })
 }
@@ -84,11 +92,16 @@ mod tests {
 
     #[test]
     fn what_rarely_hurts_is_looked_at_without_quell_first() {
-        let look = |sure| first(sure, true, SECOND, SECOND * 100).unwrap();
-        assert_eq!((look(true).quell, look(true).rounds), (true, MOST));
-        assert_eq!((look(false).quell, look(false).rounds), (false, LEAST));
+        let look = |resource, alone, quell| {
+            let look = first(resource, alone, quell, SECOND * 100).unwrap();
+            (look.quell, look.rounds)
+        };
+        assert_eq!(look(Resource::Cpu, false, true), (true, SOME));
+        assert_eq!(look(Resource::Disk, false, true), (false, LEAST));
+        assert_eq!(look(Resource::Disk, true, true), (true, MOST));
         // The control has no Quell.
-        assert!(!first(true, false, SECOND, SECOND * 100).unwrap().quell);
+        assert_eq!(look(Resource::Cpu, false, false), (false, MOST));
+        assert_eq!(first(Resource::Cpu, false, true, SECOND), None);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::inside;
 use crate::machine;
 use crate::target::On;
 
-use budget::{Look, expected, first, fit as rounds_that_fit, reserved, sure};
+use budget::{Look, first, fit as rounds_that_fit, reserved, sure};
 use fit::Facts;
 use stage::{Came, With};
 
@@ -216,7 +216,9 @@ impl<'a> Tour<'a> {
             && !emulated
             && self.chosen.iter().any(|r| seen.contains(r))
         {
-            machine = machine::with_seen_cache(linux, machine)?;
+            // What looks like no shared cache may have been a busy moment.
+            let again = unseen(&machine).is_some();
+            machine = machine::with_seen_cache(linux, machine, again)?;
         }
         target.end()?;
         say(&about(&machine));
@@ -255,10 +257,11 @@ impl<'a> Tour<'a> {
             let others = chosen.get(n + 1..).unwrap_or_default();
             let left = self.left().saturating_sub(reserved(others, quell));
             // Alone it is looked at in full.
-            let full = sure(*resource) || chosen.len() == 1;
+            let alone = chosen.len() == 1;
+            let full = sure(*resource) || alone;
             let look = match self.args.rounds {
                 Some(rounds) => Some(Look { quell, rounds }),
-                None => first(full, quell, expected(*resource), left),
+                None => first(*resource, alone, quell, left),
             };
             let Some(look) = look else {
                 self.leave_out(*resource, "no time was left for it; try --only".to_owned());

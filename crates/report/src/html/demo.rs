@@ -103,14 +103,15 @@ fn details(all: &[Found]) -> String {
                 escape(&found.experiment)
             );
         }
-        if let Some(command) = command(found.name).filter(|_| found.covered()) {
-            let _ = write!(
+        out.push_str("</p>\n");
+        let lines = command(found.name);
+        if found.covered() && !lines.is_empty() {
+            let _ = writeln!(
                 out,
-                " For a program of yours: <code>{}</code>",
-                escape(command)
+                "<p>For a program of yours:</p>\n<pre>{}</pre>",
+                escape(&lines.join("\n"))
             );
         }
-        out.push_str("</p>\n");
     }
     out
 }
