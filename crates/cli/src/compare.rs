@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::time::Instant;
 
 use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
 use quell_plan::inventory::Inventory;
@@ -54,6 +55,7 @@ pub fn run(args: &Compare) -> Result {
         resume: args.resume.as_deref(),
         out: Some(&args.out),
         quiet: false,
+        time: None,
     };
     let seed = args.seed.unwrap_or(experiment.seed);
     let jobs = args
@@ -166,6 +168,8 @@ pub struct Wanted<'a> {
     pub out: Option<&'a Path>,
     /// How old the measured rates are was said before.
     pub quiet: bool,
+    /// No further round begins after this, once so many are over.
+    pub time: Option<(Instant, u32)>,
 }
 
 impl<'a> Wanted<'a> {
@@ -181,6 +185,7 @@ impl<'a> Wanted<'a> {
             resume: None,
             out: None,
             quiet: false,
+            time: None,
         }
     }
 }
@@ -229,6 +234,7 @@ pub fn carry_out(
     } else {
         Bar::seeing_signals().map_err(|e| failed(format!("signals cannot be received: {e}")))?
     };
+    bar = bar.within(wanted.time);
     let done = compare(
         wanted.experiment,
         target.machines(),

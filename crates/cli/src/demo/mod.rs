@@ -201,6 +201,12 @@ impl<'a> Tour<'a> {
         self.whole.saturating_sub(self.begun.elapsed())
     }
 
+    /// When no further round begins, so that `others` have their time; never, where rounds were given.
+    fn until(&self, others: Duration) -> Option<Instant> {
+        let time = self.whole.saturating_sub(others);
+        self.args.rounds.is_none().then(|| self.begun + time)
+    }
+
     fn leave_out(&mut self, name: Resource, why: String) {
         say(&format!("{}: left out: {why}", name.name()));
         self.left_out.push(LeftOut { name, why });
@@ -273,7 +279,8 @@ impl<'a> Tour<'a> {
                 chosen.len(),
                 resource.name()
             ));
-            let (cell, interrupted) = self.take(*resource, look)?;
+            let until = self.until(reserved(others, quell));
+            let (cell, interrupted) = self.take(*resource, look, until)?;
             if interrupted.is_some() {
                 return Ok(interrupted);
             }
@@ -294,7 +301,8 @@ impl<'a> Tour<'a> {
                 continue;
             };
             say(&format!("{} hurts: once more, with Quell", resource.name()));
-            let (_, interrupted) = self.take(resource, Look { quell, rounds })?;
+            let until = self.until(Duration::ZERO);
+            let (_, interrupted) = self.take(resource, Look { quell, rounds }, until)?;
             if interrupted.is_some() {
                 return Ok(interrupted);
             }
@@ -303,8 +311,13 @@ impl<'a> Tour<'a> {
     }
 
     /// Takes a look and keeps what it came to: how long a cell took, and why it was ended early.
-    fn take(&mut self, resource: Resource, look: Look) -> Result<(Duration, Option<String>)> {
-        let mut taken = self.once(resource, look)?;
+    fn take(
+        &mut self,
+        resource: Resource,
+        look: Look,
+        until: Option<Instant>,
+    ) -> Result<(Duration, Option<String>)> {
+        let mut taken = self.once(resource, look, until)?;
         // A disk that has filled up is no reason to measure nothing.
         if matches!(taken.0, Came::Nothing(_))
             && let Some(dir) = &self.record
@@ -312,7 +325,7 @@ impl<'a> Tour<'a> {
         {
             say(&format!("note: no record is kept from here on: {e}"));
             self.record = None;
-            taken = self.once(resource, look)?;
+            taken = self.once(resource, look, until)?;
         }
         let (came, cell) = taken;
         let interrupted = match came {
@@ -334,10 +347,16 @@ impl<'a> Tour<'a> {
         Ok((cell, interrupted))
     }
 
-    fn once(&self, resource: Resource, look: Look) -> Result<(Came, Duration)> {
+    fn once(
+        &self,
+        resource: Resource,
+        look: Look,
+        until: Option<Instant>,
+    ) -> Result<(Came, Duration)> {
         let with = With {
             out: self.record.as_deref(),
             control: self.args.control,
+            until,
         };
         stage::look(resource, look, with)
     }

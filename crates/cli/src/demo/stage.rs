@@ -11,7 +11,7 @@ use crate::compare::{Wanted, carry_out};
 use crate::exit::{Exit, Failure, Result, failed};
 use crate::target::On;
 
-use super::budget::{Look, cells};
+use super::budget::{LEAST, Look, cells};
 
 /// What a look came to.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub struct With<'a> {
     pub out: Option<&'a Path>,
     /// Neighbours sleep.
     pub control: bool,
+    /// No further round begins after this, once there are enough. Absent: all rounds begin.
+    pub until: Option<Instant>,
 }
 
 /// Takes a look. Also: how long a cell took.
@@ -48,6 +50,7 @@ pub fn look(resource: Resource, look: Look, with: With<'_>) -> Result<(Came, Dur
         only,
         out: with.out,
         quiet: true,
+        time: with.until.map(|until| (until, LEAST)),
         ..Wanted::whole(&experiment, &text, name)
     };
     crate::status::settle()?;
@@ -55,11 +58,13 @@ pub fn look(resource: Resource, look: Look, with: With<'_>) -> Result<(Came, Dur
     let measured = on.measured(experiment.seed, NonZeroUsize::MIN);
     let begun = Instant::now();
     let done = measured.and_then(|measured| carry_out(&wanted, &on, measured));
-    let cell = begun.elapsed() / (cells(look.quell) * look.rounds).max(1);
+    let took = begun.elapsed();
+    let cell = |rounds: u32| took / (cells(look.quell) * rounds).max(1);
     let comparison = match done {
         Ok(comparison) => comparison,
-        Err(failure) => return stopped(failure).map(|came| (came, cell)),
+        Err(failure) => return stopped(failure).map(|came| (came, cell(look.rounds))),
     };
+    let cell = cell(comparison.result.rounds);
     let record = comparison.folder.as_ref().and_then(|f| f.file_name());
     let record = record.map(|name| name.to_string_lossy().into_owned());
     let result = &comparison.result;
