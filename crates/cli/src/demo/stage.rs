@@ -117,9 +117,7 @@ fn asleep(text: &str) -> std::result::Result<String, toml::de::Error> {
         if subject.get("role").and_then(toml::Value::as_str) == Some("best-effort") {
             subject.remove("run");
             subject.remove("primary");
-            let sleep = ["sleep", "0.5"]
-                .map(|word| toml::Value::from(word))
-                .to_vec();
+            let sleep = ["sleep", "0.5"].map(toml::Value::from).to_vec();
             subject.insert("command".to_owned(), sleep.into());
         }
     }
