@@ -1,31 +1,29 @@
 //! The page of a demonstration: a verdict, one table, what is not covered, and a link to the page of
 //! each experiment.
 
-use std::fmt::Write as _;
-
+use maud::{Markup, html};
 use quell_record::demo::{DemoResult, Found};
 
 use crate::demo::{command, headline, shared, uncovered};
 use crate::text::{Table, TableCell, Tone, list, number, percent, unit};
 
+use super::document;
 use super::page::Section;
 use super::table::html_table;
-use super::{document, escape};
 
 /// The page. `root`: whether Quell could act.
 #[must_use]
 pub fn demo_html(result: &DemoResult, root: bool) -> String {
     let title = "What hurts on this machine";
-    let head = format!(
-        "<h1>{title}</h1>\n<p class=\"faint\">Quell {} · {} s</p>\n<div class=\"verdict\">\n<p>{}</p>\n</div>\n",
-        escape(&result.version),
-        number(result.took_s),
-        escape(&headline(result))
-    );
+    let head = html! {
+        h1 { (title) }
+        p.faint { "Quell " (result.version) " · " (number(result.took_s)) " s" }
+        div.verdict { p { (headline(result)) } }
+    };
     let figures = Section {
         id: "resources",
         title: "Each resource",
-        body: table(result) + &details(&result.resources),
+        body: html! { (table(result)) (details(&result.resources)) },
     };
     let left = result
         .left_out
@@ -41,12 +39,11 @@ pub fn demo_html(result: &DemoResult, root: bool) -> String {
 }
 
 fn section(id: &'static str, title: &'static str, lines: &[String]) -> Option<Section> {
-    let items = lines.iter().map(|l| format!("<li>{}</li>\n", escape(l)));
-    let body = format!("<ul>\n{}</ul>\n", items.collect::<String>());
+    let body = html! { ul { @for line in lines { li { (line) } } } };
     (!lines.is_empty()).then_some(Section { id, title, body })
 }
 
-fn table(result: &DemoResult) -> String {
+fn table(result: &DemoResult) -> Markup {
     let head = [
         "resource",
         "alone, p95",
@@ -86,34 +83,21 @@ fn table(result: &DemoResult) -> String {
 }
 
 /// What each row is about, how to have it for another program, and the page of its experiment.
-fn details(all: &[Found]) -> String {
-    let mut out = String::new();
-    for found in all {
-        let _ = write!(
-            out,
-            "<p><b>{}</b>: {}.",
-            found.name.name(),
-            escape(shared(found.name))
-        );
-        if let Some(record) = &found.record {
-            let _ = write!(
-                out,
-                " <a href=\"{0}/report.html\">All figures of {1}</a>.",
-                escape(record),
-                escape(&found.experiment)
-            );
-        }
-        out.push_str("</p>\n");
-        let lines = command(found.name);
-        if found.covered() && !lines.is_empty() {
-            let _ = writeln!(
-                out,
-                "<p>For a program of yours:</p>\n<pre>{}</pre>",
-                escape(&lines.join("\n"))
-            );
+fn details(all: &[Found]) -> Markup {
+    html! {
+        @for found in all {
+            p {
+                b { (found.name.name()) } ": " (shared(found.name)) "."
+                @if let Some(record) = &found.record {
+                    " " a href=(format!("{record}/report.html")) { "All figures of " (found.experiment) } "."
+                }
+            }
+            @if found.covered() && !command(found.name).is_empty() {
+                p { "For a program of yours:" }
+                pre { (command(found.name).join("\n")) }
+            }
         }
     }
-    out
 }
 
 #[cfg(test)]
