@@ -15,6 +15,7 @@ use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate};
 
 use crate::bench::OpenLoop;
+use crate::demo::Demo;
 use crate::init::Init;
 use crate::lab::Lab;
 use crate::ladder::Ladder;
@@ -41,6 +42,8 @@ pub struct Args {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Find out what neighbours hurt here, and how much of it Quell takes away
+    Demo(Demo),
     /// Show what this machine can promise, what it cannot, and why
     Doctor(Doctor),
     /// Write a policy for a program that runs; change nothing
@@ -354,7 +357,7 @@ pub struct Watch {
 pub enum Generator {
     /// A dependent walk through a list: nanoseconds per access
     Latency {
-        /// Its size, as 24MiB, '0.5 LLC', '1 L2' or '1 L1'
+        /// Its size, as 24MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'
         #[arg(long, default_value_t = LIST_SIZE)]
         size: Size,
         /// The order
@@ -462,7 +465,7 @@ pub enum Generator {
     },
     /// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up latency, misses)
     Periodic {
-        /// The buffer's size, as 24MiB, '0.5 LLC', '1 L2' or '1 L1'
+        /// The buffer's size, as 24MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'
         #[arg(long, default_value_t = TASK_SIZE)]
         size: Size,
         /// The distance between two loads of a pass

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::time::Instant;
 
 use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
 use quell_plan::inventory::Inventory;
@@ -13,6 +14,7 @@ use quell_policy::workload::Workload;
 use quell_types::refusal::Refusal;
 
 use crate::args::Compare;
+use crate::demo::unseen;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::inside::{self, Luggage};
 use crate::machine;
@@ -52,6 +54,8 @@ pub fn run(args: &Compare) -> Result {
         only: &args.only,
         resume: args.resume.as_deref(),
         out: Some(&args.out),
+        quiet: false,
+        time: None,
     };
     let seed = args.seed.unwrap_or(experiment.seed);
     let jobs = args
@@ -136,7 +140,7 @@ fn simulated(mut experiment: Experiment, args: &Compare) -> Result<Experiment> {
     let real = |s: &Subject| s.run.as_ref().is_some_and(Workload::kernel_only);
     if let Some((name, _)) = experiment.subjects.iter().find(|(_, s)| real(s)) {
         return Err(usage(format!(
-            "{}: subject '{name}' is about the kernel's page cache, which a simulated machine does not have; use --on linux, or the lab (quell lab)",
+            "{}: subject '{name}' is about the kernel, which a simulated machine does not have; use --on linux, or the lab (quell lab)",
             args.experiment
         )));
     }
@@ -162,6 +166,10 @@ pub struct Wanted<'a> {
     pub resume: Option<&'a Path>,
     /// Where the record goes.
     pub out: Option<&'a Path>,
+    /// How old the measured rates are was said before.
+    pub quiet: bool,
+    /// No further round begins after this, once so many are over.
+    pub time: Option<(Instant, u32)>,
 }
 
 impl<'a> Wanted<'a> {
@@ -176,6 +184,8 @@ impl<'a> Wanted<'a> {
             only: &[],
             resume: None,
             out: None,
+            quiet: false,
+            time: None,
         }
     }
 }
@@ -184,11 +194,19 @@ impl<'a> Wanted<'a> {
 pub fn carry_out(
     wanted: &Wanted<'_>,
     on: &On,
-    (mut target, machine): (Target, Inventory),
+    (mut target, mut machine): (Target, Inventory),
 ) -> Result<Comparison> {
     let real = *on == On::Linux;
-    if real {
+    if real && !wanted.quiet {
         machine::tell_age(&machine);
+    }
+    if let Target::Linux(linux) = &mut target
+        && wanted.experiment.wants_seen_cache()
+    {
+        machine = machine::with_seen_cache(linux, machine, false)?;
+        if let Some(why) = unseen(&machine) {
+            eprintln!("quell: note: {why}");
+        }
     }
     let huge = (real && wanted.experiment.wants_huge_pages())
         .then(quell_workload::huge_pages)
@@ -216,6 +234,7 @@ pub fn carry_out(
     } else {
         Bar::seeing_signals().map_err(|e| failed(format!("signals cannot be received: {e}")))?
     };
+    bar = bar.within(wanted.time);
     let done = compare(
         wanted.experiment,
         target.machines(),

@@ -350,6 +350,42 @@ pub fn go_on(backend: &mut Linux, bar: &mut Bar, what: &str, percent: u32) -> bo
     waited.is_ok() && !seen.iter().any(|s| matches!(s, Seen::Stop(_)))
 }
 
+/// The machine with latency against size, measured if it has not been yet, or `again` (some seconds,
+/// said on stderr). Where it cannot be measured, caches count as large as the kernel reports them.
+pub fn with_seen_cache(
+    backend: &mut Linux,
+    mut machine: Inventory,
+    again: bool,
+) -> Result<Inventory> {
+    let known = machine.cache_steps().is_some() && !again;
+    if known || machine.measured.is_none() {
+        return Ok(machine);
+    }
+    eprintln!("quell: measuring how much of this machine's caches is there (some seconds)");
+    let mut bar = Bar::new();
+    let steps = quell_workload::deep::cache_steps(&machine, &Depth::QUICK, &mut |what, percent| {
+        go_on(backend, &mut bar, what, percent)
+    });
+    drop(bar);
+    match steps {
+        Ok(steps) => {
+            if let Some(measured) = machine.measured.as_mut() {
+                measured.cache_steps = Some(steps);
+                backend.measured(measured.clone());
+            }
+            remember(&machine);
+        }
+        Err(e) if e.kind() == ErrorKind::Interrupted => {
+            backend.end().map_err(failed)?;
+            return Err(failed(e));
+        }
+        Err(why) => eprintln!(
+            "quell: note: how much of the caches is there could not be measured, and is taken as reported: {why}"
+        ),
+    }
+    Ok(machine)
+}
+
 /// The machine, measured if it has not been yet (a few seconds, said on stderr).
 pub fn measured() -> Result<(Linux, Inventory)> {
     let (mut backend, machine) = linux()?;

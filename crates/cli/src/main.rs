@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod compare;
+mod demo;
 mod doctor;
 mod exit;
 mod help;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         }
     };
     let done = match args.command {
+        Command::Demo(a) => demo::run(&a),
         Command::Doctor(a) => doctor::run(&a),
         Command::Init(a) => init::run(&a),
         Command::Plan(a) => plan::run(&a),

@@ -1,7 +1,9 @@
-//! `quell bench detector`, `anon-hog`, `file-hog`, `dirty-writer`.
+//! `quell bench detector`, `anon-hog`, `file-hog`, `dirty-writer`, `requests`: generators that need a kernel.
 
 use clap::Subcommand;
-use quell_policy::workload::{AnonHog, Detector, DirtyWriter, FileHog, Passes, Reading, Workload};
+use quell_policy::workload::{
+    AnonHog, Detector, DirtyWriter, FileHog, Passes, Reading, Requests, Workload,
+};
 use quell_types::units::{Bytes, Nanos, Rate};
 
 use crate::args::{Common, word};
@@ -70,6 +72,21 @@ pub enum Pressure {
         #[command(flatten)]
         common: Common,
     },
+    /// A request server with a client that asks on a fixed schedule: latency from the intended start
+    Requests {
+        /// Requests per second
+        #[arg(long, default_value_t = 500)]
+        per_second: u32,
+        /// How many bytes the server computes a checksum of, for each request
+        #[arg(long, default_value = "64KiB")]
+        work: Bytes,
+        /// How many bytes each request writes, and waits until the disk has them
+        #[arg(long)]
+        commit: Option<Bytes>,
+        /// Common options
+        #[command(flatten)]
+        common: Common,
+    },
 }
 
 impl Pressure {
@@ -117,6 +134,19 @@ impl Pressure {
                 Workload::DirtyWriter(DirtyWriter {
                     size: *size,
                     rate: *rate,
+                }),
+                common,
+            ),
+            Self::Requests {
+                per_second,
+                work,
+                commit,
+                common,
+            } => (
+                Workload::Requests(Requests {
+                    per_second: *per_second,
+                    work: *work,
+                    commit: *commit,
                 }),
                 common,
             ),

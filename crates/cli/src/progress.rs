@@ -36,6 +36,8 @@ pub struct Bar {
     shown: bool,
     /// The signals that end a run, where nobody else looks at them.
     signals: Option<OwnedFd>,
+    /// When no further round begins, and how many there are all the same.
+    time: Option<(Instant, u32)>,
 }
 
 impl Bar {
@@ -55,6 +57,7 @@ impl Bar {
             label: String::new(),
             shown: false,
             signals: None,
+            time: None,
         }
     }
 
@@ -63,6 +66,12 @@ impl Bar {
         let mut bar = Self::new();
         bar.signals = Some(stop_signals()?);
         Ok(bar)
+    }
+
+    /// No further round begins after `time.0`, once `time.1` rounds are over.
+    pub fn within(mut self, time: Option<(Instant, u32)>) -> Self {
+        self.time = time;
+        self
     }
 
     fn clear(&mut self) {
@@ -199,6 +208,11 @@ impl Progress for Bar {
         } else {
             self.clear();
         }
+    }
+
+    fn enough(&mut self, done: u32) -> bool {
+        self.time
+            .is_some_and(|(until, least)| done >= least && Instant::now() >= until)
     }
 
     fn note(&mut self, text: &str) {

@@ -108,6 +108,7 @@ pub fn figures(rounds: &[Option<&Round>], baseline: &[Option<&Round>], rules: Ru
     let (p50, p50_ci95) = plain(|r| r.p50);
     let (p99, p99_ci95) = plain(|r| r.p99);
     let (normalized_p50, normalized_p50_ci95) = lower(|r| r.p50);
+    let (normalized_p95, normalized_p95_ci95) = lower(|r| r.p95);
     let (normalized_p99, normalized_p99_ci95) = lower(|r| r.p99);
     Figures {
         value,
@@ -116,6 +117,8 @@ pub fn figures(rounds: &[Option<&Round>], baseline: &[Option<&Round>], rules: Ru
         normalized_ci95,
         normalized_p50,
         normalized_p50_ci95,
+        normalized_p95,
+        normalized_p95_ci95,
         normalized_p99,
         normalized_p99_ci95,
         p50,

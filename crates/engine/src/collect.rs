@@ -451,9 +451,9 @@ fn guarantee(promises: &[PromiseResult]) -> Level {
 }
 
 /// The mechanisms a plan uses, in the order of the design. What an experiment puts around all its configurations is none of
-/// theirs.
+/// theirs, and a cgroup that tasks are gathered in restricts nothing by itself.
 fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
-    let own = |s: &&Step| !matches!(s.set, Setting::BoundMemory { .. });
+    let own = |s: &&Step| !matches!(s.set, Setting::BoundMemory { .. } | Setting::Gather { .. });
     let used = |m: &Mechanism| {
         plan.steps
             .iter()

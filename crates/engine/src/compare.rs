@@ -67,6 +67,10 @@ pub trait Progress {
     fn done(&mut self, _done: u32, _cells: u32) {}
     /// Something a person should know at once.
     fn note(&mut self, _text: &str) {}
+    /// Whether no further round is to begin, `done` rounds being over: their time is up.
+    fn enough(&mut self, _done: u32) -> bool {
+        false
+    }
     /// The signal that wants the experiment to end, if there was one. Asked while cells run on machines that see no
     /// signals themselves ([`Machines::Alike`]).
     fn stop(&mut self) -> Option<i32> {

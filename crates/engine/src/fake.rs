@@ -491,6 +491,7 @@ pub fn machine(cpus: u32) -> Inventory {
             mba: None,
             within_cache: None,
             rest: None,
+            cache_steps: None,
             at_unix_s: 0,
             deep: None,
             assumed: false,

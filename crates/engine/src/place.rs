@@ -32,6 +32,10 @@ pub enum Cpus {
     Count(u32),
     /// These.
     These(CpuSet),
+    /// Those of the subject of that name, shared.
+    With(String),
+    /// The other threads of the cores of the subject of that name.
+    SiblingOf(String),
 }
 
 /// Why there is no place.
@@ -64,6 +68,27 @@ pub enum PlaceError {
         /// The usable ones.
         usable: CpuSet,
     },
+    /// Its CPUs follow those of a subject that has none.
+    #[error(
+        "subject '{name}' is to run where '{other}' does, and '{other}' is pinned to no CPUs of its own; give          '{other}' `cpus` as a number or a list"
+    )]
+    NoSubject {
+        /// The subject.
+        name: String,
+        /// The other.
+        other: String,
+    },
+    /// The cores have one thread each.
+    #[error(
+        "subject '{name}' is to run on the other threads of the cores of '{other}', and these cores have no other \
+         thread that is usable here"
+    )]
+    NoSibling {
+        /// The subject.
+        name: String,
+        /// The other.
+        other: String,
+    },
     /// A CPU that a critical subject has.
     #[error("subjects '{name}' and '{other}' both name CPUs {both}, and one of them is critical")]
     Both {
@@ -92,7 +117,12 @@ fn place_all(
     let mut critical = CpuSet::new();
     // Whoever names CPUs goes before whoever counts, critical before others; equal ones keep their order.
     let mut order: Vec<&Wish> = wishes.iter().collect();
-    order.sort_by_key(|w| (matches!(w.cpus, Cpus::Count(_)), w.role != Role::Critical));
+    let rank = |wish: &Wish| match wish.cpus {
+        Cpus::These(_) => 0,
+        Cpus::Count(_) => 1,
+        Cpus::With(_) | Cpus::SiblingOf(_) => 2,
+    };
+    order.sort_by_key(|w| (rank(w), w.role != Role::Critical));
     let anchor = wishes
         .iter()
         .find(|w| w.role == Role::Critical)
@@ -100,6 +130,8 @@ fn place_all(
     for wish in order {
         let cpus = match &wish.cpus {
             Cpus::These(list) => named(wish, list, wishes, &places, machine)?,
+            Cpus::With(other) => theirs(wish, other, &places)?,
+            Cpus::SiblingOf(other) => siblings(wish, other, &places, machine)?,
             Cpus::Count(count) => {
                 let near = anchor
                     .and_then(|a| places.get(&a.name))
@@ -127,6 +159,46 @@ fn place_all(
         places.insert(wish.name.clone(), cpus);
     }
     Ok(places)
+}
+
+/// The CPUs of the subject that a wish names; of copies, of all of them.
+fn theirs(
+    wish: &Wish,
+    other: &str,
+    places: &BTreeMap<String, CpuSet>,
+) -> Result<CpuSet, PlaceError> {
+    let copy = |name: &str| name.strip_prefix(other).is_some_and(|n| n.starts_with('.'));
+    let found = places
+        .iter()
+        .filter(|(name, _)| *name == other || copy(name))
+        .fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
+    if found.is_empty() {
+        return Err(PlaceError::NoSubject {
+            name: wish.name.clone(),
+            other: other.to_owned(),
+        });
+    }
+    Ok(found)
+}
+
+/// The threads of the cores of the subject that a wish names, without that subject's own CPUs.
+fn siblings(
+    wish: &Wish,
+    other: &str,
+    places: &BTreeMap<String, CpuSet>,
+    machine: &Inventory,
+) -> Result<CpuSet, PlaceError> {
+    let own = theirs(wish, other, places)?;
+    let cores = machine.cpus.iter().filter(|cpu| own.contains(cpu.id));
+    let threads = cores.fold(CpuSet::new(), |all, cpu| all.union(&cpu.siblings));
+    let found = threads.difference(&own).intersection(&machine.cpu_set());
+    if found.is_empty() {
+        return Err(PlaceError::NoSibling {
+            name: wish.name.clone(),
+            other: other.to_owned(),
+        });
+    }
+    Ok(found)
 }
 
 fn named(
@@ -244,6 +316,38 @@ mod tests {
             wish("victim", Role::Critical, 1),
         ];
         assert_eq!(placed(&wishes, &machine(2)), ["1", "0"]);
+    }
+
+    #[test]
+    fn a_neighbour_that_shares_gets_the_cpus_of_the_other() {
+        let with = |name: &str| Wish {
+            cpus: Cpus::With(name.into()),
+            ..wish("neighbour", Role::BestEffort, 1)
+        };
+        let victim = wish("victim", Role::Critical, 1);
+        assert_eq!(
+            placed(&[with("victim"), victim.clone()], &machine(2)),
+            ["0", "0"]
+        );
+        let wrong = place(&[with("victum"), victim.clone()], &machine(2));
+        assert!(
+            matches!(wrong, Err(PlaceError::NoSubject { .. })),
+            "{wrong:?}"
+        );
+        let sibling = Wish {
+            cpus: Cpus::SiblingOf("victim".into()),
+            ..wish("neighbour", Role::BestEffort, 1)
+        };
+        let mut machine = machine(4);
+        let alone = place(&[sibling.clone(), victim.clone()], &machine);
+        for cpu in &mut machine.cpus {
+            cpu.siblings = CpuSet::from_iter([cpu.id % 2, cpu.id % 2 + 2]);
+        }
+        assert_eq!(placed(&[sibling, victim], &machine), ["2", "0"]);
+        assert!(
+            matches!(alone, Err(PlaceError::NoSibling { .. })),
+            "{alone:?}"
+        );
     }
 
     #[test]

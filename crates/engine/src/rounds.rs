@@ -161,6 +161,10 @@ impl Rounds<'_, '_> {
                 continue;
             };
             let (round, configuration, subject) = cell.which.clone();
+            let begins = round >= self.collected.rounds;
+            if begins && round > 0 && self.progress.enough(round) {
+                break;
+            }
             self.collected.rounds = round + 1;
             if let Some(before) = self.before.remove(&cell.which) {
                 self.take(cell, prepared, before)?;

@@ -193,6 +193,8 @@ fn wish(instance: &Instance<'_>) -> Option<Wish> {
     let cpus = match instance.subject.cpus.as_ref()? {
         Pin::Count(count) => Cpus::Count(*count),
         Pin::List(list) => Cpus::These(list.clone()),
+        Pin::With(subject) => Cpus::With(subject.clone()),
+        Pin::SiblingOf(subject) => Cpus::SiblingOf(subject.clone()),
     };
     Some(Wish {
         name: instance.name.clone(),

@@ -13,7 +13,7 @@ use quell_types::units::{Bytes, Nanos, Rate};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::deep::{CounterCheck, Deep, MbaCurve, OperationRates};
+use crate::deep::{CacheSteps, CounterCheck, Deep, MbaCurve, OperationRates};
 
 /// The machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -378,6 +378,9 @@ pub struct Measured {
     /// Nothing was measured: the figures come from the rule in [`crate::assumed`]. Such figures are never stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub assumed: bool,
+    /// Latency against size, where it was measured after or without `quell doctor --deep`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_steps: Option<CacheSteps>,
     /// When it was measured, seconds since 1970.
     pub at_unix_s: u64,
     /// What `quell doctor --deep` found out besides.
@@ -441,14 +444,31 @@ impl Inventory {
                 })
                 .map(|c| c.size)
         };
+        let llc = match self.llc(cpu) {
+            Some(last) if !self.is_of_one_core(last, cpu) => last.size,
+            last => last.map_or(Bytes(0), |c| c.size).max(Bytes(32 << 20)),
+        };
         Caches {
             l1: level(1).unwrap_or(Bytes(32 << 10)),
             l2: level(2).unwrap_or(Bytes(1 << 20)),
-            llc: match self.llc(cpu) {
-                Some(last) if !self.is_of_one_core(last, cpu) => last.size,
-                last => last.map_or(Bytes(0), |c| c.size).max(Bytes(32 << 20)),
-            },
+            llc,
+            seen: self.seen_llc().unwrap_or(llc),
         }
+    }
+
+    /// Where latency was measured to leave the plateau of the last cache that shows in it. Absent: it
+    /// was not measured, or no cache shows.
+    #[must_use]
+    pub fn seen_llc(&self) -> Option<Bytes> {
+        self.cache_steps()?.seen_last()
+    }
+
+    /// Latency against size, as far as it was measured.
+    #[must_use]
+    pub fn cache_steps(&self) -> Option<&CacheSteps> {
+        let measured = self.measured.as_ref()?;
+        let deep = || measured.deep.as_ref()?.caches.as_ref();
+        measured.cache_steps.as_ref().or_else(deep)
     }
 
     /// Whether a second-level cache is of the core of `cpu` alone, and there are others.

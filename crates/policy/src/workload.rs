@@ -1,18 +1,17 @@
 //! The generators' patterns as data: what a subject of kind `run` does. The programs are in `quell-workload`, the
 //! simulated ones in `quell-sim`.
 
-use std::fmt;
-use std::str::FromStr;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use quell_types::units::{Bytes, LINE_BYTES, Nanos, Rate, UnitError};
+use quell_types::units::{Bytes, LINE_BYTES, Nanos, Rate};
 
 mod banks;
 mod faults;
 mod metrics;
 mod pressure;
+mod requests;
+mod size;
 mod spec;
 mod traffic;
 mod words;
@@ -20,9 +19,12 @@ mod words;
 pub use banks::Banks;
 pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
 pub use metrics::{
-    ACCESSES_PER_S, BANDWIDTH_MB_S, FRAME_MS, LATENCY_NS, PAGES_PER_S, Reported, ns_per_line,
+    ACCESSES_PER_S, BANDWIDTH_MB_S, FRAME_MS, LATENCY_NS, LATENCY_US, PAGES_PER_S, Reported,
+    ns_per_line,
 };
 pub use pressure::{AnonHog, Detector, DirtyWriter, FileHog};
+pub use requests::Requests;
+pub use size::{Caches, Size};
 pub use spec::SpecError;
 pub use traffic::{Traffic, line_bytes};
 pub(crate) use words::words;
@@ -38,92 +40,6 @@ pub const CHURN_SIZE: Size = Size::Llc(1.0);
 pub const TASK_SIZE: Size = Size::Bytes(Bytes(128 << 10));
 /// A word, as generators load and store it.
 pub const WORD_BYTES: u64 = 8;
-
-/// The data caches a CPU sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caches {
-    /// The first level.
-    pub l1: Bytes,
-    /// The second level.
-    pub l2: Bytes,
-    /// The last level.
-    pub llc: Bytes,
-}
-
-/// A size, absolute or as a multiple of a cache of the CPU it is used on (`0.5 LLC`, `2 L1`).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
-#[serde(into = "String")]
-#[schemars(with = "String")]
-pub enum Size {
-    /// So many bytes.
-    Bytes(Bytes),
-    /// So many times the first-level data cache.
-    L1(f64),
-    /// So many times the second-level cache.
-    L2(f64),
-    /// So many times the last-level cache.
-    Llc(f64),
-}
-
-/// A cache's name, and the size of so many of it.
-type OfCache = (&'static str, fn(f64) -> Size);
-
-quell_types::text_unit!(Size, "a size such as 3MiB, '0.5 LLC', '1 L2' or '1 L1'");
-
-impl Size {
-    const LEVELS: [OfCache; 3] = [("LLC", Self::Llc), ("L1", Self::L1), ("L2", Self::L2)];
-
-    /// In bytes on a CPU with these caches, rounded down to a page of 4 KiB, at least one page.
-    #[must_use]
-    #[expect(
-        clippy::cast_sign_loss,
-        clippy::cast_possible_truncation,
-        reason = "factors are positive and small"
-    )]
-    pub fn resolve(self, caches: &Caches) -> Bytes {
-        let times = |cache: Bytes, factor: f64| (cache.0 as f64 * factor) as u64;
-        let bytes = match self {
-            Self::Bytes(bytes) => bytes.0,
-            Self::L1(factor) => times(caches.l1, factor),
-            Self::L2(factor) => times(caches.l2, factor),
-            Self::Llc(factor) => times(caches.llc, factor),
-        };
-        Bytes((bytes & !4095).max(4096))
-    }
-}
-
-impl FromStr for Size {
-    type Err = UnitError;
-    fn from_str(text: &str) -> Result<Self, UnitError> {
-        let wrong = || UnitError {
-            text: text.to_owned(),
-            wanted: Self::WANTED,
-        };
-        for (level, of) in Self::LEVELS {
-            let Some(factor) = text.trim().strip_suffix(level) else {
-                continue;
-            };
-            let factor: f64 = factor.trim().parse().map_err(|_| wrong())?;
-            return if factor > 0.0 && factor <= 1024.0 {
-                Ok(of(factor))
-            } else {
-                Err(wrong())
-            };
-        }
-        text.parse().map(Self::Bytes).map_err(|_| wrong())
-    }
-}
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bytes(bytes) => bytes.fmt(f),
-            Self::L1(factor) => write!(f, "{factor} L1"),
-            Self::L2(factor) => write!(f, "{factor} L2"),
-            Self::Llc(factor) => write!(f, "{factor} LLC"),
-        }
-    }
-}
 
 /// A generator and its parameters. `docs/generators.md` says what each does and measures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -293,6 +209,8 @@ pub enum Workload<S = Size> {
     FileHog(FileHog),
     /// Writes a file over and over through the page cache (`bandwidth_mb_s`).
     DirtyWriter(DirtyWriter),
+    /// A request server and its open-loop client (`latency_us`, from the intended start).
+    Requests(Requests),
 }
 
 fn read_and_write() -> Vec<Touch> {
@@ -456,6 +374,7 @@ impl Workload {
             Self::AnonHog(hog) => Workload::AnonHog(hog),
             Self::FileHog(hog) => Workload::FileHog(hog),
             Self::DirtyWriter(writer) => Workload::DirtyWriter(writer),
+            Self::Requests(requests) => Workload::Requests(requests),
         }
     }
 }
@@ -479,6 +398,7 @@ impl<S> Workload<S> {
             Self::AnonHog(_) => "anon-hog",
             Self::FileHog(_) => "file-hog",
             Self::DirtyWriter(_) => "dirty-writer",
+            Self::Requests(_) => "requests",
         }
     }
 
@@ -499,7 +419,23 @@ impl<S> Workload<S> {
             | Self::Detector(_)
             | Self::AnonHog(_)
             | Self::FileHog(_)
-            | Self::DirtyWriter(_) => Pages::Base,
+            | Self::DirtyWriter(_)
+            | Self::Requests(_) => Pages::Base,
+        }
+    }
+
+    /// Its size, where it is one that may follow a cache.
+    #[must_use]
+    pub const fn size(&self) -> Option<&S> {
+        match self {
+            Self::Latency { size, .. }
+            | Self::Bandwidth { size, .. }
+            | Self::ParallelLists { size, .. }
+            | Self::CacheChurn { size, .. }
+            | Self::Stores { size, .. }
+            | Self::Lattice { size, .. }
+            | Self::Periodic { size, .. } => Some(size),
+            _ => None,
         }
     }
 
@@ -525,12 +461,17 @@ impl<S> Workload<S> {
         matches!(self, Self::Trace { .. })
     }
 
-    /// Only a real kernel can run it: it is about pages of files and what reclaims them.
+    /// Only a real kernel can run it: it is about files and what reclaims their pages, or about
+    /// threads that wait for each other.
     #[must_use]
     pub const fn kernel_only(&self) -> bool {
         matches!(
             self,
-            Self::Detector(_) | Self::AnonHog(_) | Self::FileHog(_) | Self::DirtyWriter(_)
+            Self::Detector(_)
+                | Self::AnonHog(_)
+                | Self::FileHog(_)
+                | Self::DirtyWriter(_)
+                | Self::Requests(_)
         )
     }
 
@@ -551,7 +492,8 @@ impl<S> Workload<S> {
             | Self::FramesCall { .. }
             | Self::FramesDisplay { .. }
             | Self::Detector(_)
-            | Self::AnonHog(_) => None,
+            | Self::AnonHog(_)
+            | Self::Requests(_) => None,
         }
     }
 

@@ -4,6 +4,7 @@ pub mod account;
 pub mod attribution;
 pub mod backend;
 pub mod demand;
+pub mod demo;
 pub mod events;
 pub mod measurement;
 pub mod result;

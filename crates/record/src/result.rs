@@ -67,6 +67,12 @@ pub struct Figures {
     /// The interval of `normalized_p50`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub normalized_p50_ci95: Option<Interval>,
+    /// Baseline p95 ÷ measured p95. Only for metrics of which less is better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized_p95: Option<f64>,
+    /// The interval of `normalized_p95`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized_p95_ci95: Option<Interval>,
     /// Baseline p99 ÷ measured p99. Only for metrics of which less is better.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub normalized_p99: Option<f64>,

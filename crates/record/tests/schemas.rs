@@ -13,6 +13,7 @@ use quell_plan::inventory::Inventory;
 use quell_policy::experiment::{Experiment, experiment_schema};
 use quell_policy::{policy_reference, policy_schema};
 use quell_record::demand::Profile;
+use quell_record::demo::DemoResult;
 use schemars::{Schema, schema_for};
 use serde_json::Value;
 
@@ -59,6 +60,11 @@ fn the_inventory_schema_is_published() {
 #[test]
 fn the_profile_schema_is_published() {
     schema("profile", &schema_for!(Profile));
+}
+
+#[test]
+fn the_demo_schema_is_published() {
+    schema("demo", &schema_for!(DemoResult));
 }
 
 #[test]

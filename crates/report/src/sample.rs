@@ -56,6 +56,8 @@ pub(crate) fn row(
         normalized_ci95: around(n50, 0.03),
         normalized_p50: Some(n50),
         normalized_p50_ci95: around(n50, 0.03),
+        normalized_p95: None,
+        normalized_p95_ci95: None,
         normalized_p99: Some(n99),
         normalized_p99_ci95: around(n99, 0.04),
         p50: Some(p50),

@@ -312,6 +312,15 @@ fn described(workload: &ResolvedWorkload) -> String {
             (how, &spec.size)
         }
         ResolvedWorkload::DirtyWriter(spec) => ("writes a file over and".to_owned(), &spec.size),
+        ResolvedWorkload::Requests(spec) => {
+            let commit = spec.commit.map_or_else(String::new, |bytes| {
+                format!(" and {bytes} written through to the disk")
+            });
+            return format!(
+                "serves {} requests per second, a checksum of {}{commit} each",
+                spec.per_second, spec.work
+            );
+        }
         ResolvedWorkload::FramesDisplay { frame, fps, .. } => {
             return format!(
                 "composes frames of {frame}, {fps} per second of its own while there is no call"

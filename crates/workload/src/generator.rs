@@ -9,6 +9,7 @@ use crate::frames::{Call, Display};
 use crate::load::Driver;
 use crate::memory::Granted;
 use crate::periodic::Task;
+use crate::requests::Server;
 use crate::resolved::{Load, Placed, ResolvedWorkload};
 use crate::windows::Windows;
 use crate::{Error, frames, pressure};
@@ -101,6 +102,7 @@ pub(crate) fn generator(workload: &ResolvedWorkload) -> Result<Box<dyn Generator
         ResolvedWorkload::AnonHog(spec) => Box::new(pressure::AnonHog::new(spec)?),
         ResolvedWorkload::FileHog(spec) => Box::new(pressure::FileHog::new(spec)?),
         ResolvedWorkload::DirtyWriter(spec) => Box::new(pressure::Writer::new(spec)?),
+        ResolvedWorkload::Requests(spec) => Box::new(Server::new(spec)?),
     })
 }
 

@@ -1,7 +1,7 @@
 //! The generators as real programs: a dependent list walk (`latency`), streams (`stream`), several lists side by side
 //! (`parallel`), lines churned through a cache (`churn`), stores at a stride (`stores`), a real-time task (`periodic`), the
 //! two stages of a video call (`frames`), a detector and what takes memory from it (`pressure`), calls that flush per-CPU kernel work ([`flush`]), a detector of the times a CPU
-//! does not run a thread ([`overrun`]), an open-loop client of a request server ([`open_loop`]); what a runner speaks with a generator in a child process ([`serve()`]); what
+//! does not run a thread ([`overrun`]), a request server with its client (`requests`), an open-loop client of a request server ([`open_loop`]); what a runner speaks with a generator in a child process ([`serve()`]); what
 //! `quell bench` shows ([`bench()`]); and measurements of the machine itself: whether two CPUs share a cache now ([`probe`])
 //! and the rates it reaches ([`measure`]); and with these the rest of what `quell doctor --deep` finds out ([`deep`]).
 //!
@@ -42,6 +42,7 @@ mod periodic;
 mod pressure;
 pub mod probe;
 mod procfs;
+mod requests;
 mod resolved;
 pub mod serve;
 mod stores;

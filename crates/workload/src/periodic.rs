@@ -343,12 +343,12 @@ fn set_policy(policy: libc::c_int, priority: u32) -> std::io::Result<()> {
 /// The calling thread's timer slack, by which the kernel may delay an ordinary task's timers (50 us by default), is a
 /// nanosecond until dropped: it would hide what is measured.
 #[derive(Debug)]
-struct Slack {
+pub(crate) struct Slack {
     before: libc::c_int,
 }
 
 impl Slack {
-    fn off() -> Result<Self, Error> {
+    pub(crate) fn off() -> Result<Self, Error> {
         // SAFETY: takes numbers only and concerns the calling thread.
         let before = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
         let one: libc::c_ulong = 1;

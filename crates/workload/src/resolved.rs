@@ -95,7 +95,8 @@ impl Load {
             | ResolvedWorkload::Detector(_)
             | ResolvedWorkload::AnonHog(_)
             | ResolvedWorkload::FileHog(_)
-            | ResolvedWorkload::DirtyWriter(_) => Err(Error::refused(
+            | ResolvedWorkload::DirtyWriter(_)
+            | ResolvedWorkload::Requests(_) => Err(Error::refused(
                 format!("'{}' as a load of equal steps", workload.kind()),
                 "it keeps time by itself",
                 "use latency or bandwidth",
@@ -219,6 +220,7 @@ mod tests {
             l1: Bytes(48 << 10),
             l2: Bytes(1 << 20),
             llc: Bytes(48 << 20),
+            seen: Bytes(48 << 20),
         });
         let json = serde_json::to_string(&resolved).unwrap();
         assert_eq!(json, text.replace("0.5 LLC", "24MiB"));

@@ -16,6 +16,7 @@ fn resolved(spec: &str) -> ResolvedWorkload {
         l1: Bytes(32 << 10),
         l2: Bytes(1 << 20),
         llc: Bytes(16 << 20),
+        seen: Bytes(16 << 20),
     };
     spec.parse::<Workload>().unwrap().resolve(&caches)
 }

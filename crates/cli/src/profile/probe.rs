@@ -275,6 +275,7 @@ mod tests {
             mba: None,
             within_cache: None,
             rest: None,
+            cache_steps: None,
             at_unix_s: 0,
             deep: None,
             assumed: false,

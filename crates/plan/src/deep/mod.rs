@@ -322,6 +322,15 @@ pub struct CacheSteps {
     pub memory_ns: f64,
 }
 
+impl CacheSteps {
+    /// The largest size that any cache served: where latency leaves the last plateau. Absent: no
+    /// cache shows.
+    #[must_use]
+    pub fn seen_last(&self) -> Option<Bytes> {
+        self.levels.iter().filter_map(|level| level.seen).max()
+    }
+}
+
 /// One size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

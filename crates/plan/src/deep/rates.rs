@@ -86,6 +86,7 @@ impl Measured {
             within_cache: None,
             rest: None,
             assumed: false,
+            cache_steps: None,
             at_unix_s,
             deep: None,
         })

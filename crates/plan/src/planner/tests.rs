@@ -85,6 +85,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             mba: None,
             within_cache: None,
             rest: Some(Rate(0)),
+            cache_steps: None,
             at_unix_s: 0,
             deep: None,
             assumed: false,

@@ -133,7 +133,7 @@ fn replayed(list: &mut Vec<Complaint>, name: &str, subject: &Subject, backends: 
         let kind = run.kind();
         list.push(complaint(
             Path::of(&["subject", name, "run"]),
-            format!("a {kind} needs a kernel's page cache, and `backends` has '{sim}'"),
+            format!("a {kind} needs a kernel, and `backends` has '{sim}'"),
             Some("write backends = [\"linux\", \"lab\"]".into()),
         ));
     }
@@ -331,7 +331,7 @@ fn subject_of(
     let none = match &subject.cpus {
         Some(Pin::Count(n)) => *n == 0,
         Some(Pin::List(cpus)) => cpus.is_empty(),
-        None => false,
+        Some(Pin::With(_) | Pin::SiblingOf(_)) | None => false,
     };
     if none {
         say(

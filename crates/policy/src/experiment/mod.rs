@@ -27,7 +27,7 @@ use serde::Serialize;
 
 use crate::lab::Guest;
 use crate::policy::{Bounds, Policy};
-use crate::workload::{Pages, Workload};
+use crate::workload::{Pages, Size, Workload};
 
 pub use expect::{Bound, Condition, Expect, Figure};
 pub use measure::{Canary, Measure, Shorter, Span, Until};
@@ -35,10 +35,34 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 16] = [
+const BUILTIN: [(&str, &str); 22] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
+    ),
+    (
+        "hurts-cpu",
+        include_str!("../../../../experiments/hurts-cpu.toml"),
+    ),
+    (
+        "hurts-memory",
+        include_str!("../../../../experiments/hurts-memory.toml"),
+    ),
+    (
+        "hurts-cache",
+        include_str!("../../../../experiments/hurts-cache.toml"),
+    ),
+    (
+        "hurts-bandwidth",
+        include_str!("../../../../experiments/hurts-bandwidth.toml"),
+    ),
+    (
+        "hurts-sibling",
+        include_str!("../../../../experiments/hurts-sibling.toml"),
+    ),
+    (
+        "hurts-disk",
+        include_str!("../../../../experiments/hurts-disk.toml"),
     ),
     (
         "webrtc",
@@ -217,6 +241,15 @@ impl Experiment {
         self.configurations
             .iter()
             .any(|c| c.wants_huge_pages(&instances))
+    }
+
+    /// Whether some generator is as large as a part of the measured last-level cache.
+    #[must_use]
+    pub fn wants_seen_cache(&self) -> bool {
+        let varied = self.configurations.iter().flat_map(|c| c.runs.values());
+        let own = self.subjects.values().filter_map(|s| s.run.as_ref());
+        own.chain(varied)
+            .any(|run| matches!(run.size(), Some(Size::Seen(_))))
     }
 
     /// The programs to be started, in the order of the file, copies apart.

@@ -23,6 +23,7 @@ spelled!(Pin: json_schema!({
     "anyOf": [
         { "type": "integer", "minimum": 1 },
         { "type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$" },
+        { "type": "string", "pattern": "^(with|sibling of) .+$" },
     ],
 }));
 

@@ -24,7 +24,8 @@ pub struct Subject {
     pub group: Option<String>,
     /// Its group's role.
     pub role: Role,
-    /// Where the runner pins it, in every configuration: a number of CPUs of its own, or a list. Absent: nowhere.
+    /// Where the runner pins it, in every configuration: a number of CPUs of its own, a list, the CPUs of another subject
+    /// (`with NAME`), or the other threads of its cores (`sibling of NAME`). Absent: nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Pin>,
     /// A generator.
@@ -87,6 +88,11 @@ impl Subject {
     }
 }
 
+/// Before the subject whose CPUs are shared.
+const WITH: &str = "with ";
+/// Before the subject whose cores are shared.
+const SIBLING_OF: &str = "sibling of ";
+
 /// Where the runner pins a subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pin {
@@ -94,15 +100,26 @@ pub enum Pin {
     Count(u32),
     /// To these.
     List(CpuSet),
+    /// To the CPUs of another subject, which it shares.
+    With(String),
+    /// To the other threads of the cores of another subject.
+    SiblingOf(String),
 }
 
 impl Spelled for Pin {
-    const WANTED: &'static str = "a number of CPUs, or a list such as \"0,2-3\"";
+    const WANTED: &'static str =
+        "a number of CPUs, a list such as \"0,2-3\", \"with SUBJECT\" or \"sibling of SUBJECT\"";
     type Table = NoTable;
     fn integer(n: u32) -> Option<Self> {
         Some(Self::Count(n))
     }
     fn text(text: &str) -> Result<Self, String> {
+        if let Some(subject) = text.strip_prefix(WITH) {
+            return Ok(Self::With(subject.trim().to_owned()));
+        }
+        if let Some(subject) = text.strip_prefix(SIBLING_OF) {
+            return Ok(Self::SiblingOf(subject.trim().to_owned()));
+        }
         let list = text.parse().map(Self::List);
         list.map_err(|e: quell_types::cpuset::CpuSetError| e.to_string())
     }
@@ -116,6 +133,8 @@ impl Serialize for Pin {
         match self {
             Self::Count(n) => s.serialize_u32(*n),
             Self::List(list) => list.serialize(s),
+            Self::With(subject) => s.serialize_str(&format!("{WITH}{subject}")),
+            Self::SiblingOf(subject) => s.serialize_str(&format!("{SIBLING_OF}{subject}")),
         }
     }
 }

@@ -116,6 +116,7 @@ impl<S> Workload<S> {
             Self::AnonHog(hog) => hog.fault(),
             Self::FileHog(hog) => hog.fault(),
             Self::DirtyWriter(writer) => writer.fault(),
+            Self::Requests(requests) => requests.fault(),
             _ => None,
         }
     }
@@ -205,6 +206,9 @@ mod tests {
             (r#"{"kind":"file-hog","size":"0B"}"#, "size"),
             (r#"{"kind":"file-hog","size":"1GiB","rate":"0B/s"}"#, "rate"),
             (r#"{"kind":"dirty-writer","size":"0B"}"#, "size"),
+            (r#"{"kind":"requests","per-second":0}"#, "per-second"),
+            (r#"{"kind":"requests","work":"0B"}"#, "work"),
+            (r#"{"kind":"requests","commit":"0B"}"#, "commit"),
         ] {
             assert_eq!(read(json).fault().map(|f| f.key), Some(key), "{json}");
         }

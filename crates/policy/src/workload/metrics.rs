@@ -16,6 +16,9 @@ pub const FRAME_MS: &str = "frame_ms";
 /// Pages of anonymous memory used per second.
 pub const PAGES_PER_S: &str = "pages_per_s";
 
+/// Microseconds from a request's intended start to its answer.
+pub const LATENCY_US: &str = "latency_us";
+
 /// A metric that a generator reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reported {
@@ -85,6 +88,7 @@ const DETECTOR: [Reported; 6] = [
     lower("minor_faults", "per frame"),
     higher("resident_mb", "MB resident"),
 ];
+const REQUESTS: [Reported; 1] = [lower(LATENCY_US, "us per request")];
 const ANON_HOG: [Reported; 3] = [
     higher(PAGES_PER_S, "pages/s"),
     higher("resident_mb", "MB resident"),
@@ -116,6 +120,7 @@ impl<S> Workload<S> {
             Self::Detector(_) => &DETECTOR,
             Self::AnonHog(_) => &ANON_HOG,
             Self::FileHog(_) | Self::DirtyWriter(_) => &RATE,
+            Self::Requests(_) => &REQUESTS,
         }
     }
 

@@ -63,7 +63,8 @@ impl<S> Workload<S> {
             | Self::Detector(_)
             | Self::AnonHog(_)
             | Self::FileHog(_)
-            | Self::DirtyWriter(_) => None,
+            | Self::DirtyWriter(_)
+            | Self::Requests(_) => None,
         }
     }
 }

@@ -122,7 +122,7 @@ run = { kind = "latency", size = "half" }
         found,
         [
             "e.toml:12:29: subject.a.metric.frames.pattern: 'no number' has 0 groups, but exactly one is needed, around the number: 'took ([0-9.]+) ms'",
-            "e.toml:16:1: subject.b.run: 'half' is not a size such as 3MiB, '0.5 LLC', '1 L2' or '1 L1'",
+            "e.toml:16:1: subject.b.run: 'half' is not a size such as 3MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'",
             "e.toml:2:12: backends: 'windows' is not a backend; write linux, sim, sim:PROFILE, lab or lab:PROFILE",
             "e.toml:4:10: measure.rounds: 0 is not between 1 and 10000",
             "e.toml:7:14: measure.confidence: 95 is not between 0 and 1; 0.95 is usual",

@@ -8,6 +8,7 @@ mod caveats;
 mod chart;
 mod course;
 mod curve;
+mod demo;
 mod envelope;
 mod frontier;
 mod head;
@@ -33,6 +34,7 @@ use quell_record::events::Record;
 
 use page::{Page, Section};
 
+pub use demo::demo_html;
 pub use profile::profile_html;
 
 /// Builds a section; `None` where the record holds nothing for it.

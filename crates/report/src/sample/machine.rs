@@ -111,6 +111,7 @@ pub(crate) fn machine() -> Inventory {
             mba: None,
             within_cache: None,
             rest: None,
+            cache_steps: None,
             at_unix_s: 0,
             deep: None,
             assumed: false,

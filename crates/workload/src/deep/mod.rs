@@ -11,7 +11,7 @@ mod wakeup;
 use std::collections::BTreeMap;
 use std::io;
 
-use quell_plan::deep::Deep;
+use quell_plan::deep::{CacheSteps, Deep};
 use quell_plan::inventory::Inventory;
 use quell_record::events::CpuTimes;
 use quell_types::cpuset::CpuId;
@@ -166,6 +166,24 @@ pub fn measure(
     deep.steal = stolen(&times, |_| true)?;
     deep.took_s = (clock::now() - begin) as f64 / 1e9;
     Ok(deep)
+}
+
+/// Latency against size alone: how much of the caches is there.
+///
+/// # Errors
+/// When `watch` says to stop, or the memory is not to be had.
+pub fn cache_steps(
+    machine: &Inventory,
+    depth: &Depth,
+    mut watch: Watch<'_>,
+) -> io::Result<CacheSteps> {
+    let mut block = Block {
+        label: "caches",
+        from: 0,
+        to: 100,
+        watch: &mut watch,
+    };
+    Ok(steps::curve(machine, depth, &mut block)?)
 }
 
 /// What was stolen since `before` of some CPUs.

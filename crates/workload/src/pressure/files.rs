@@ -25,7 +25,7 @@ const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// What stays in the page cache of a file that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cached {
+pub(crate) enum Cached {
     /// All of it, as far as the kernel keeps it.
     Kept,
     /// Nothing.
@@ -36,7 +36,7 @@ pub(super) enum Cached {
 ///
 /// # Errors
 /// Where that folder is in memory, the disk has no room, or cannot be written.
-pub(super) fn make(size: Bytes, cached: Cached) -> Result<File, Error> {
+pub(crate) fn make(size: Bytes, cached: Cached) -> Result<File, Error> {
     make_in(&std::env::temp_dir(), size, cached)
 }
 

@@ -19,7 +19,7 @@
 mod anon;
 mod detector;
 mod file;
-mod files;
+pub(crate) mod files;
 mod progress;
 
 pub(crate) use anon::AnonHog;

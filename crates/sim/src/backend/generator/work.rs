@@ -92,7 +92,7 @@ pub(in super::super) struct Work {
 }
 
 /// Why there is no such generator here.
-const KERNEL_ONLY: &str = "the simulated machine has no page cache and no reclaim; use --on linux, or the lab (quell lab)";
+const KERNEL_ONLY: &str = "the simulated machine has no page cache, no reclaim and no threads that wait for each other; use --on linux, or the lab (quell lab)";
 
 fn refused(workload: &Workload<Bytes>, why: &dyn std::fmt::Display) -> BackendError {
     BackendError(format!("{}: {why}", workload.kind()))
@@ -233,7 +233,8 @@ impl Work {
             Workload::Detector(_)
             | Workload::AnonHog(_)
             | Workload::FileHog(_)
-            | Workload::DirtyWriter(_) => return Err(refused(workload, &KERNEL_ONLY)),
+            | Workload::DirtyWriter(_)
+            | Workload::Requests(_) => return Err(refused(workload, &KERNEL_ONLY)),
         };
         Ok(Self {
             workload: workload.clone(),
@@ -331,7 +332,8 @@ impl Work {
             Workload::Detector(_)
             | Workload::AnonHog(_)
             | Workload::FileHog(_)
-            | Workload::DirtyWriter(_) => return Err(refused(of, &KERNEL_ONLY)),
+            | Workload::DirtyWriter(_)
+            | Workload::Requests(_) => return Err(refused(of, &KERNEL_ONLY)),
         })
     }
 
@@ -374,6 +376,7 @@ fn as_published(workload: &Workload<Bytes>, rate: Rate) -> Result<(), BackendErr
         l1: llc,
         l2: llc,
         llc,
+        seen: llc,
     };
     let mut usual = usual.resolve(&nothing);
     if let Workload::FramesCall { rate: of, .. } = &mut usual {
