@@ -19,7 +19,7 @@ use quell_types::units::Bytes;
 
 use super::{Bound, Group, Linux};
 use crate::change::Hands;
-use crate::enforce::cores::Keep;
+use crate::enforce::affinity::Keep;
 use crate::enforce::{self, cores, quiet, threaded};
 use crate::home::{Home, Layout, Place};
 use crate::resident::Keeper;

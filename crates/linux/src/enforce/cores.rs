@@ -20,7 +20,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::journal::Undo;
 
-use super::affinity;
+use super::affinity::{self, Keep};
 use crate::change::Hands;
 use crate::fault;
 use crate::home::{self, Home, LOW_SLICE, Place, SLICE};
@@ -154,15 +154,6 @@ fn ancestors(mount: &str, dir: &str) -> Vec<String> {
             at.clone()
         })
         .collect()
-}
-
-/// Who is not to be confined with the rest.
-#[derive(Clone, Copy, Debug)]
-pub struct Keep<'a> {
-    /// Groups with homes of their own (their cgroups are left alone).
-    pub homes: &'a [&'a Home],
-    /// Processes that stay where they are: the main process, whose brakes run on the groups' CPUs.
-    pub processes: &'a BTreeSet<u32>,
 }
 
 /// The files by which a group's brakes enter cgroups (write `0`): that of the brakes next to its tasks, where it may stop
