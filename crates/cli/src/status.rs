@@ -8,7 +8,7 @@ use quell_kernel::root::Kernel;
 use quell_kernel::rt;
 use quell_linux::lease::{self, Lease, State};
 use quell_linux::lock::Lock;
-use quell_linux::{restore as undo, session};
+use quell_linux::restore as undo;
 use quell_plan::{Plan, Setting};
 use quell_record::events::Declared;
 use quell_record::standing::Standing;
@@ -76,10 +76,10 @@ fn look(dir: &Path) -> Result<Run> {
         Ok(_) => (false, "it is just ending".to_owned()),
         Err(_) => (false, "its process is gone; run `quell restore`".to_owned()),
     };
-    let plan: Option<Plan> = fs::read_to_string(dir.join(session::PLAN))
+    let plan: Option<Plan> = fs::read_to_string(dir.join(undo::PLAN))
         .ok()
         .and_then(|text| serde_json::from_str(&text).ok());
-    let standing = fs::read_to_string(dir.join(session::STANDING)).ok();
+    let standing = fs::read_to_string(dir.join(undo::STANDING)).ok();
     let standing = standing.and_then(|text| serde_json::from_str::<Standing>(&text).ok());
     if let Some(standing) = standing.as_ref().filter(|s| !s.holds()) {
         let lost = standing.all().filter(|(_, worth)| worth.is_lost()).count();
@@ -92,7 +92,7 @@ fn look(dir: &Path) -> Result<Run> {
         (Some(plan), Some(standing)) => Some(standing.over(&plan)),
         (plan, _) => plan,
     };
-    let declared = fs::read_to_string(dir.join(session::DECLARED)).ok();
+    let declared = fs::read_to_string(dir.join(undo::DECLARED)).ok();
     let declared = declared.and_then(|text| serde_json::from_str(&text).ok());
     let mut throttled = Vec::new();
     for step in plan.iter().flat_map(|p| &p.steps) {

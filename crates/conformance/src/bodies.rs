@@ -1,6 +1,7 @@
 //! The bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves it so.
 
 mod beside;
+mod divided;
 mod held;
 mod mechanisms;
 
@@ -22,6 +23,10 @@ use crate::{
     started, step, subject, within,
 };
 
+pub use divided::{
+    exclusive_groups_keep_what_is_in_their_ways,
+    groups_of_the_same_ways_share_a_class_where_there_are_few,
+};
 pub use held::{a_promise_lost_while_held_is_told_by_its_number, drift_is_answered_as_asked};
 
 pub use mechanisms::*;

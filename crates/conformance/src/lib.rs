@@ -93,6 +93,7 @@ macro_rules! conformance {
             time_does_not_go_backwards,
         );
         $crate::mechanisms!($arm);
+        $crate::divided_caches!($arm);
     };
     ($arm:path: $($body:ident),+ $(,)?) => {
         $(

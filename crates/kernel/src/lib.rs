@@ -13,6 +13,7 @@ pub mod error;
 pub mod fair;
 #[cfg(feature = "fake")]
 pub mod fake;
+pub mod freezer;
 pub mod io;
 pub mod irq;
 pub mod kept;
@@ -30,6 +31,7 @@ pub mod root;
 pub mod rt;
 pub mod signals;
 pub mod spent;
+pub mod stat;
 pub mod sysctl;
 pub mod tasks;
 pub mod topology;

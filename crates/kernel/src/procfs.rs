@@ -5,69 +5,10 @@ use std::collections::BTreeSet;
 
 use quell_record::events::CpuTimes;
 use quell_types::task::TaskId;
-use quell_types::units::Bytes;
 
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
-
-/// Kernel thread (`PF_KTHREAD`, include/linux/sched.h).
-const PF_KTHREAD: u64 = 0x0020_0000;
-/// Getting shut down (`PF_EXITING`, include/linux/sched.h).
-const PF_EXITING: u64 = 0x0000_0004;
-/// User space may not change the affinity (`PF_NO_SETAFFINITY`).
-const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
-
-/// One process or thread: the fields of its `stat` that Quell needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stat {
-    /// Number and start time (clock ticks since boot).
-    pub id: TaskId,
-    /// The command name, at most 15 bytes.
-    pub comm: String,
-    /// State letter (`R S D T t Z X I`).
-    pub state: char,
-    /// The parent process.
-    pub parent: u32,
-    /// Kernel flags (`PF_*`).
-    pub flags: u64,
-    /// Threads in the process.
-    pub threads: u32,
-    /// The CPU it last ran on.
-    pub last_cpu: u32,
-    /// Page faults without input or output; of a process those of all its threads, of a thread its own.
-    pub minor_faults: u64,
-    /// Page faults with.
-    pub major_faults: u64,
-    /// Memory it has resident, pages of files included. The kernel rounds it by some tens of pages per thread.
-    pub resident: Bytes,
-}
-
-impl Stat {
-    /// A kernel thread.
-    #[must_use]
-    pub fn kernel_thread(&self) -> bool {
-        self.flags & PF_KTHREAD != 0
-    }
-
-    /// A kernel thread bound by the kernel: neither its affinity nor its cpuset can be changed.
-    #[must_use]
-    pub fn bound(&self) -> bool {
-        self.flags & PF_NO_SETAFFINITY != 0
-    }
-
-    /// Dead, but not yet reaped.
-    #[must_use]
-    pub fn dead(&self) -> bool {
-        matches!(self.state, 'Z' | 'X' | 'x')
-    }
-
-    /// Dead, or on its way there: it runs no program any more. Asked to move such a task to another cgroup, the kernel
-    /// says yes and leaves it where it is (`cgroup_migrate_add_task`); giving much memory back takes it a while.
-    #[must_use]
-    pub fn leaving(&self) -> bool {
-        self.dead() || self.flags & PF_EXITING != 0
-    }
-}
+pub use crate::stat::Stat;
 
 /// Reads the `stat` of a process or thread; `None` when there is no such task (any more).
 ///
@@ -81,34 +22,9 @@ fn stat_at(files: &dyn Files, path: &str) -> Result<Option<Stat>> {
     let Some(text) = files.optional(path)? else {
         return Ok(None);
     };
-    parse_stat(&text)
+    Stat::parse(&text)
         .map(Some)
         .ok_or_else(|| Error::malformed(path, &text, "the stat of a process, see proc_pid_stat(5)"))
-}
-
-/// The command name may itself contain spaces and parentheses: it ends at the *last* closing one.
-fn parse_stat(text: &str) -> Option<Stat> {
-    let (pid, rest) = text.split_once(" (")?;
-    let (comm, rest) = rest.rsplit_once(')')?;
-    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    // `fields[0]` is field 3 of the manual page.
-    let field = |number: usize| fields.get(number - 3).copied();
-    let pages: u64 = field(24).and_then(|f| f.parse().ok()).unwrap_or(0);
-    Some(Stat {
-        id: TaskId {
-            pid: pid.trim().parse().ok()?,
-            start: field(22)?.parse().ok()?,
-        },
-        comm: comm.to_owned(),
-        state: field(3)?.chars().next()?,
-        parent: field(4)?.parse().ok()?,
-        flags: field(9)?.parse().ok()?,
-        threads: field(20)?.parse().ok()?,
-        minor_faults: field(10)?.parse().ok()?,
-        major_faults: field(12)?.parse().ok()?,
-        resident: Bytes(pages.saturating_mul(rustix::param::page_size() as u64)),
-        last_cpu: field(39).and_then(|f| f.parse().ok()).unwrap_or(0),
-    })
 }
 
 /// Nanoseconds that a thread ran, and that it was ready to run and did not. `None` when there is no such thread (any
@@ -341,7 +257,7 @@ pub fn alive(files: &dyn Files, task: TaskId) -> bool {
     stat(files, task.pid)
         .ok()
         .flatten()
-        .is_some_and(|s| s.id.start == task.start && !s.dead())
+        .is_some_and(|s| s.is_alive(task))
 }
 
 /// The calling process.
@@ -385,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_command_name_with_parentheses_is_read() {
-        let stat = parse_stat(STAT).unwrap();
+        let stat = Stat::parse(STAT).unwrap();
         assert_eq!(stat.comm, "a) b (c)");
         assert_eq!(
             stat.id,
@@ -396,7 +312,7 @@ mod tests {
         );
         assert_eq!((stat.parent, stat.threads, stat.last_cpu), (1, 3, 1));
         assert!(!stat.kernel_thread() && !stat.bound() && !stat.dead());
-        assert!(parse_stat("1234 nothing").is_none());
+        assert!(Stat::parse("1234 nothing").is_none());
     }
 
     #[test]

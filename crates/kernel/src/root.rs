@@ -308,7 +308,9 @@ impl Files for Kernel {
 
     fn signal(&self, task: TaskId, signal: i32) -> io::Result<()> {
         self.need_live()?;
-        pidfd::signal(self, task, signal)
+        pidfd::signal(task, signal, || {
+            self.read(&format!("/proc/{}/stat", task.pid))
+        })
     }
 
     fn mount(&self, kind: &str, path: &str, options: &str) -> io::Result<()> {

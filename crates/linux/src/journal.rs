@@ -14,16 +14,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_kernel::error::{Error, Result};
-use quell_kernel::root::Files;
 use quell_kernel::rt;
-use quell_record::backend::Undone;
 use quell_types::journal::Undo;
 use quell_types::task::TaskId;
 use serde::{Deserialize, Serialize};
 
 use crate::fault;
 use crate::lease::Lease;
-use crate::undo;
 
 /// The file's name in a run's folder.
 pub const FILE: &str = "journal";
@@ -47,7 +44,7 @@ pub struct Header {
 }
 
 /// A point in the journal to undo back to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark(usize);
 
 /// The journal of a running process.
@@ -171,24 +168,10 @@ impl Journal {
         Mark(self.entries.len())
     }
 
-    /// Takes back everything recorded since `mark`, latest first, and forgets it. What could not be taken back (not: what
-    /// somebody else has changed since) stays in the journal and is named in [`Undone::left`].
-    pub fn undo_to(&mut self, files: &dyn Files, mark: Mark) -> Undone {
-        let from = mark.0.min(self.entries.len());
-        let lease = self.lease.as_ref();
-        let mut outcome = undo::undo_while(files, &self.entries[from..], &|| beat(lease));
-        self.entries.truncate(from);
-        self.ends.truncate(from + 1);
-        fault::boundary();
-        if let Err(error) = self.forget(&outcome.failed) {
-            outcome.undone.left.push(error.to_string());
-        }
-        outcome.undone
-    }
-
-    /// Takes back everything, as [`Self::undo_to`].
-    pub fn undo_all(&mut self, files: &dyn Files) -> Undone {
-        self.undo_to(files, Mark(0))
+    /// What was recorded since `mark`, oldest first.
+    #[must_use]
+    pub fn since(&self, mark: Mark) -> &[Undo] {
+        self.entries.get(mark.0..).unwrap_or_default()
     }
 
     /// Forgets what was recorded since `mark` without taking it back: the kernel refused it, so it is not ours.
@@ -196,9 +179,7 @@ impl Journal {
     /// # Errors
     /// [`Error::File`] when the file cannot be shortened.
     pub fn retract(&mut self, mark: Mark) -> Result<()> {
-        self.entries.truncate(mark.0);
-        self.ends.truncate(mark.0 + 1);
-        self.forget(&[])
+        self.replace(mark, &[])
     }
 
     /// Forgets the newest entry if it is this one. Whether it was.
@@ -241,8 +222,10 @@ impl Journal {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Cuts the file to the entries that are left, and keeps the failed ones.
-    fn forget(&mut self, failed: &[Undo]) -> Result<()> {
+    /// Forgets what was recorded since `mark`, but for those that failed to be taken back.
+    pub(crate) fn replace(&mut self, mark: Mark, failed: &[Undo]) -> Result<()> {
+        self.entries.truncate(mark.0);
+        self.ends.truncate(mark.0 + 1);
         let end = self.end();
         self.file
             .set_len(end)

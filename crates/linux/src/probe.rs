@@ -22,7 +22,7 @@ use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::Partitions;
 use serde::{Deserialize, Serialize};
 
-use crate::enforce::io;
+use crate::disks;
 use crate::resident;
 
 /// What no file tells: it has to be tried. Answered by the machine we run on ([`Live`]) or by a capture ([`Tried`]).
@@ -429,7 +429,7 @@ fn mechanisms(
                     "no cgroup here can be frozen; the controllers latd and cgroup stop processes one by one",
                 ),
                 Mechanism::IoMax | Mechanism::IoLatency | Mechanism::IoWeight => {
-                    io::offered(files, cgroups, mechanism)
+                    disks::offered(files, cgroups, mechanism)
                 }
                 Mechanism::Sets | Mechanism::Banks | Mechanism::Placement => {
                     Availability::No {

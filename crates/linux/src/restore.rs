@@ -12,8 +12,16 @@ use quell_types::journal::Undo;
 
 use crate::journal::{self, Journal};
 use crate::lease::{self, Lease};
-use crate::session;
 use crate::undo::{self, Outcome};
+
+/// The plan's name in a run's folder, for `quell status`.
+pub const PLAN: &str = "plan.json";
+
+/// What the plan's promises are worth now, in a run's folder, once that is something else than planned: for `quell status`.
+pub const STANDING: &str = "standing.json";
+
+/// What programs say of their units, by group, in a run's folder: for `quell status`.
+pub const DECLARED: &str = "declared.json";
 
 /// What became of one run's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,13 +157,7 @@ pub fn undo_folder(files: &dyn Files, dir: &Path) -> Result<Outcome> {
 /// [`Error::File`]; a folder that is gone is none.
 pub fn remove_folder(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e| Error::file("remove", &path.to_string_lossy(), None, e);
-    for name in [
-        session::PLAN,
-        session::STANDING,
-        session::DECLARED,
-        lease::FILE,
-        journal::FILE,
-    ] {
+    for name in [PLAN, STANDING, DECLARED, lease::FILE, journal::FILE] {
         let path = dir.join(name);
         match fs::remove_file(&path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&path, e)),
@@ -175,12 +177,7 @@ pub fn remove_folder(dir: &Path) -> Result<()> {
 pub fn close(journal: Journal, dir: &Path) -> Result<()> {
     // The journal goes before the folder, the rest before the journal: what is left by a death in between is either
     // still found by it, or an empty folder.
-    for name in [
-        session::PLAN,
-        session::STANDING,
-        session::DECLARED,
-        lease::FILE,
-    ] {
+    for name in [PLAN, STANDING, DECLARED, lease::FILE] {
         let _ = fs::remove_file(dir.join(name));
     }
     journal.clear()?;

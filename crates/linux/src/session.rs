@@ -24,7 +24,7 @@ use crate::deputy::Deputy;
 use crate::journal::{self, Header, Journal, Mark};
 use crate::lease::Lease;
 use crate::lock::Lock;
-use crate::restore;
+use crate::restore::{self, DECLARED, PLAN, STANDING};
 use crate::watchdog::{self, Health, Watchdog};
 
 /// How often a watchdog that died is replaced before the run gives up.
@@ -32,15 +32,6 @@ const REPLACEMENTS: u32 = 3;
 
 /// How long the heart may rest between two plans of one hold.
 const LONGEST_REST: Nanos = Nanos::secs(600);
-
-/// The plan's name in a run's folder, for `quell status`.
-pub const PLAN: &str = "plan.json";
-
-/// What the plan's promises are worth now, in a run's folder, once that is something else than planned: for `quell status`.
-pub const STANDING: &str = "standing.json";
-
-/// What programs say of their units, by group, in a run's folder: for `quell status`.
-pub const DECLARED: &str = "declared.json";
 
 /// How the watchdog is started: a program that ends up in [`watchdog::run`] with the run's folder as last argument.
 #[derive(Clone, Debug)]

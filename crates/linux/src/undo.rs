@@ -25,14 +25,14 @@ use quell_kernel::resctrl::lock::{For, Lock, PATIENCE};
 use quell_kernel::resctrl::{Resctrl, Schemata, locked};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::value::{divided, only, same};
-use quell_kernel::{below, oom, pidfd};
+use quell_kernel::{below, freezer, oom, pidfd};
 use quell_record::backend::Undone;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::{Stopped, Undo};
 use quell_types::task::TaskId;
 
-use crate::enforce::freezer;
 use crate::fault;
+use crate::journal::{Journal, Mark};
 
 /// What undoing came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +90,24 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
     }
     work.outcome.failed.reverse();
     work.outcome
+}
+
+impl Journal {
+    /// Takes back everything recorded since `mark`, latest first, and forgets it. What could not be taken back (not: what
+    /// somebody else has changed since) stays in the journal and is named in [`Undone::left`].
+    pub fn undo_to(&mut self, files: &dyn Files, mark: Mark) -> Undone {
+        let mut outcome = undo_while(files, self.since(mark), &|| self.beat());
+        fault::boundary();
+        if let Err(error) = self.replace(mark, &outcome.failed) {
+            outcome.undone.left.push(error.to_string());
+        }
+        outcome.undone
+    }
+
+    /// Takes back everything, as [`Self::undo_to`].
+    pub fn undo_all(&mut self, files: &dyn Files) -> Undone {
+        self.undo_to(files, Mark::default())
+    }
 }
 
 struct Work<'a> {

@@ -38,6 +38,7 @@ pub fn rates(machine: &Inventory) -> Measured {
         counters: BTreeMap::new(),
         mba: None,
         within_cache: None,
+        cache_steps: None,
         rest: Some(Rate(ONE_CPU.0 / REST)),
         assumed: true,
         at_unix_s: 0,

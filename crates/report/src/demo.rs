@@ -249,7 +249,7 @@ mod tests {
     use super::*;
     use quell_record::demo::{DEMO_SCHEMA, LeftOut};
     use quell_types::mechanism::Mechanism;
-    use quell_types::refusal::Refusal;
+    use quell_types::refusal::{Cause, Refusal};
     use quell_types::stats::Interval;
 
     pub(crate) fn sample() -> DemoResult {
@@ -281,7 +281,8 @@ mod tests {
             refused: Some(Refusal {
                 key: "group.neighbour.limit.disk-read".into(),
                 why: "disks are limited on cgroup v2".into(),
-                remedy: None,
+                cause: Cause::default(),
+                remedies: Vec::new(),
             }),
             ..cpu.clone()
         };

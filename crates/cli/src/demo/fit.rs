@@ -127,6 +127,7 @@ mod tests {
             counters: BTreeMap::new(),
             mba: None,
             within_cache: None,
+            assumed: false,
             rest: None,
             cache_steps: Some(steps),
             at_unix_s: 0,

@@ -101,6 +101,7 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
                 level,
                 held_by: vec![id],
                 weakest: None,
+                assumed: false,
             }));
     }
     Ok(plan)

@@ -7,7 +7,6 @@
 use std::collections::BTreeSet;
 
 use quell_kernel::error::{Error, Result};
-use quell_kernel::resctrl::lock::{For, PATIENCE};
 use quell_kernel::resctrl::{Group, Resctrl};
 use quell_kernel::root::Files;
 use quell_plan::Setting;
@@ -15,7 +14,6 @@ use quell_plan::inventory::Cpu;
 use quell_types::cpuset::CpuSet;
 
 use super::Linux;
-use crate::enforce::cache;
 
 impl Linux {
     /// The CPUs on whose cores no task of somebody else's control group may run.
@@ -23,8 +21,8 @@ impl Linux {
     /// # Errors
     /// [`Error::Refused`] naming the groups, where there are none.
     pub fn unclaimed(&mut self) -> Result<CpuSet> {
-        let cpus = self.cached_inventory()?.cpus.clone();
-        unclaimed(&self.files, &cpus)
+        let cpus = self.host.inventory()?.cpus.clone();
+        unclaimed(&self.host.files, &cpus)
     }
 
     /// Takes threads into a class of service of their own, with what a new one has.
@@ -32,14 +30,8 @@ impl Linux {
     /// # Errors
     /// Without root, or where no class is free.
     pub fn class_of_threads(&mut self, threads: &BTreeSet<u32>) -> Result<Group> {
-        self.session()?;
-        self.begin_parts(&[])?;
-        let resctrl = self.parts()?.resctrl.clone();
-        let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
-        let group = self.new_class(&resctrl)?;
-        let mut find = |_: &dyn Files| Ok(threads.clone());
-        cache::take(&mut self.hands()?, &resctrl, &group, &mut find)?;
-        Ok(group)
+        self.host.session()?;
+        self.enforcers.classes.take(&mut self.host, threads)
     }
 
     /// Lets each core that runs such a class have so many percent of its requests.
@@ -48,7 +40,8 @@ impl Linux {
     /// When it cannot be written, or the run was revoked.
     pub fn throttle_class(&mut self, group: &Group, percent: u32) -> Result<()> {
         self.beat_if_due()?;
-        self.steer_part(group, &Setting::Mba { percent })
+        let set = Setting::Mba { percent };
+        self.enforcers.classes.steer(&mut self.host, group, &set)
     }
 }
 

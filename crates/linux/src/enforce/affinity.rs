@@ -13,12 +13,21 @@ use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
 use quell_types::task::TaskId;
 
-use super::cores::Keep;
 use crate::change::Hands;
 use crate::fault;
+use crate::home::Home;
 
 /// Rounds of looking for threads born meanwhile.
 const ROUNDS: u32 = 20;
+
+/// Who is not to be confined with the rest.
+#[derive(Clone, Copy, Debug)]
+pub struct Keep<'a> {
+    /// Groups with homes of their own (their cgroups are left alone).
+    pub homes: &'a [&'a Home],
+    /// Processes that stay where they are: the main process, whose brakes run on the groups' CPUs.
+    pub processes: &'a BTreeSet<u32>,
+}
 
 /// Lets every thread of `processes` run on `cpus` only. Returns what a person should know.
 ///

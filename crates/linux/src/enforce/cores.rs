@@ -10,23 +10,81 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use quell_kernel::below::{door, tasks_in};
-use quell_kernel::cgroup::{
-    Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems,
-};
+use quell_kernel::cgroup::{Cgroups, Controller, Version, effective_cpus, effective_mems};
 use quell_kernel::error::{Error, Result};
-use quell_kernel::procfs;
 use quell_kernel::root::{Files, gone};
+use quell_kernel::{below, procfs, remaining};
+use quell_plan::Setting;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::journal::Undo;
 
-use super::affinity;
+use super::affinity::{self, Keep};
+use super::{Applied, Enforcer, narrow};
 use crate::change::Hands;
 use crate::fault;
-use crate::home::{self, Home, LOW_SLICE, Place, SLICE};
+use crate::home::{self, Home, Place};
+use crate::host::Host;
 
 /// How often newborn tasks of the root cgroup are looked for again.
 const ROUNDS: u32 = 20;
+
+/// The mechanism.
+pub(crate) struct Cores;
+
+impl Enforcer for Cores {
+    fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
+        match set {
+            Setting::Confine {
+                cpus,
+                mems,
+                exclusive,
+            } => {
+                let pids: Vec<u32> = match host.cgroups.of(Controller::Cpuset) {
+                    Some(_) => Vec::new(),
+                    None => host
+                        .assigned()?
+                        .remove(group)
+                        .unwrap_or_default()
+                        .iter()
+                        .map(|s| s.id.pid)
+                        .collect(),
+                };
+                let (mut hands, cgroups, group) = host.of(group)?;
+                let home = &group.home;
+                let confined = confine(&mut hands, cgroups, home, cpus, mems, *exclusive, &pids)?;
+                group.cpus.clone_from(cpus);
+                Ok(Some(confined.notes))
+            }
+            Setting::ConfineRest { cpus } => keep_off(host, cpus).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Keeps everybody who is in no group on `cpus`, and this thread.
+fn keep_off(host: &mut Host, cpus: &CpuSet) -> Result<Vec<String>> {
+    let mut processes: BTreeSet<u32> = [std::process::id()].into();
+    let (mut hands, cgroups, groups) = host.changes()?;
+    let homes: Vec<&Home> = groups.of.values().map(|g| &g.home).collect();
+    let keep = Keep {
+        homes: &homes,
+        processes: &processes,
+    };
+    let mut notes = confine_rest(&mut hands, cgroups, keep, cpus)?;
+    groups.rest = Some(cpus.clone());
+    // Our own process stays free, so that brakes can be pinned anywhere; this thread keeps off.
+    if let Some(session) = &host.session {
+        session.stay_on(&host.files, cpus);
+    }
+    let quiet = host.all_cpus()?.difference(cpus);
+    // Who was put there is not left there.
+    for place in host.groups.of.values().flat_map(|g| &g.home.places) {
+        processes.extend(below::tasks(&host.files, &place.dir));
+    }
+    notes.extend(remaining::remaining_on(&host.files, &quiet, &processes)?.sentences(&quiet));
+    Ok(notes)
+}
 
 /// What confining a group came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,8 +122,8 @@ pub fn confine(
     let mut partitions = 0;
     for place in &places {
         if place.hierarchy.version == Version::V1 && !place.ours {
-            let tree = narrowing(hands.files, &place.dir, cpus, &[])?;
-            apply(hands, &tree)?;
+            let tree = narrow::narrowing(hands.files, &place.dir, cpus, &[])?;
+            narrow::apply(hands, &tree)?;
             continue;
         }
         if !mems.is_empty() {
@@ -156,15 +214,6 @@ fn ancestors(mount: &str, dir: &str) -> Vec<String> {
         .collect()
 }
 
-/// Who is not to be confined with the rest.
-#[derive(Clone, Copy, Debug)]
-pub struct Keep<'a> {
-    /// Groups with homes of their own (their cgroups are left alone).
-    pub homes: &'a [&'a Home],
-    /// Processes that stay where they are: the main process, whose brakes run on the groups' CPUs.
-    pub processes: &'a BTreeSet<u32>,
-}
-
 /// The files by which a group's brakes enter cgroups (write `0`): that of the brakes next to its tasks, where it may stop
 /// them. A brake has to get onto `cpus`. Where neither that cgroup nor the one that this process was started in has them,
 /// there are two other ways. A group whose CPUs are a partition has them to itself, so that a brake that only counts lies
@@ -247,7 +296,7 @@ pub fn confine_rest(
     if hierarchy.version == Version::V2 {
         hands.enable(&hierarchy.mount, Controller::Cpuset.name())?;
     }
-    narrow_others(hands, hierarchy, cpus, &kept, &mut notes)?;
+    narrow::others(hands, hierarchy, cpus, &kept, &mut notes)?;
     let rest = Home::create(hands, cgroups, REST, &[Controller::Cpuset])?;
     for place in &rest.places {
         let mems = effective_mems(hands.files, hierarchy, &hierarchy.mount)?.unwrap_or_default();
@@ -258,121 +307,6 @@ pub fn confine_rest(
         move_root(hands, place, &top, cpus, keep.processes, &mut notes)?;
     }
     Ok(notes)
-}
-
-/// Narrows every cgroup directly below the root, and in our slices, that is not kept.
-fn narrow_others(
-    hands: &mut Hands<'_>,
-    hierarchy: &Hierarchy,
-    cpus: &CpuSet,
-    kept: &[String],
-    notes: &mut Vec<String>,
-) -> Result<()> {
-    let slices = [SLICE, LOW_SLICE].map(|slice| format!("{}/{slice}", hierarchy.mount));
-    let rest = format!("{}/{REST}", slices[0]);
-    let mut others = children(hands.files, &hierarchy.mount)?;
-    others.retain(|d| !slices.contains(d));
-    for slice in slices.iter().filter(|s| hands.files.exists(s)) {
-        others.extend(children(hands.files, slice)?);
-    }
-    others.retain(|d| *d != rest);
-    for dir in others {
-        let inside = |k: &String| k.starts_with(&format!("{dir}/"));
-        if kept.iter().any(inside) && !tasks_in(hands.files, &dir).unwrap_or_default().is_empty() {
-            notes.push(format!(
-                "tasks directly in {dir} stay where they are: a group of the policy lives below it"
-            ));
-        }
-        match hierarchy.version {
-            Version::V1 => {
-                let tree = narrowing(hands.files, &dir, cpus, kept)?;
-                apply(hands, &tree)?;
-            }
-            Version::V2 => narrow_v2(hands, &dir, cpus, kept)?,
-        }
-    }
-    Ok(())
-}
-
-/// In v2 children inherit: narrowing the highest cgroup that has no kept one below it suffices.
-fn narrow_v2(hands: &mut Hands<'_>, dir: &str, cpus: &CpuSet, kept: &[String]) -> Result<()> {
-    if kept.iter().any(|k| k == dir) {
-        return Ok(());
-    }
-    if kept.iter().any(|k| k.starts_with(&format!("{dir}/"))) {
-        for child in children(hands.files, dir)? {
-            narrow_v2(hands, &child, cpus, kept)?;
-        }
-        return Ok(());
-    }
-    let path = format!("{dir}/cpuset.cpus");
-    let Some(own) = hands.files.cpus(&path)? else {
-        return Ok(());
-    };
-    let allowed = own.intersection(cpus);
-    let new = if allowed.is_empty() { cpus } else { &allowed };
-    hands.set(&path, &new.to_string())?;
-    Ok(())
-}
-
-/// The cgroups directly below one.
-fn children(files: &dyn Files, dir: &str) -> Result<Vec<String>> {
-    let names = files.names(dir)?;
-    Ok(names
-        .into_iter()
-        .map(|name| format!("{dir}/{name}"))
-        .filter(|child| files.exists(&format!("{child}/cgroup.procs")))
-        .collect())
-}
-
-/// One cpuset to be narrowed: parents before children.
-#[derive(Debug, PartialEq, Eq)]
-struct Narrow {
-    path: String,
-    now: CpuSet,
-    target: CpuSet,
-}
-
-/// What narrowing a v1 tree to `cpus` comes to. A child has to stay within its parent, so a cpuset that has none of the
-/// allowed CPUs gets all that its parent keeps. Trees with a kept cpuset in them keep their tops.
-fn narrowing(files: &dyn Files, dir: &str, cpus: &CpuSet, kept: &[String]) -> Result<Vec<Narrow>> {
-    let mut tree = Vec::new();
-    let mut open = vec![(dir.to_owned(), cpus.clone())];
-    while let Some((dir, allowed)) = open.pop() {
-        if kept.contains(&dir) {
-            continue;
-        }
-        let path = format!("{dir}/cpuset.cpus");
-        let now = files.cpus(&path)?.unwrap_or_default();
-        if now.is_empty() {
-            // Never given CPUs: it has no tasks, nor have its children.
-            continue;
-        }
-        let below = children(files, &dir)?;
-        if kept.iter().any(|k| k.starts_with(&format!("{dir}/"))) {
-            open.extend(below.into_iter().map(|child| (child, allowed.clone())));
-            continue;
-        }
-        let common = now.intersection(&allowed);
-        let target = if common.is_empty() { allowed } else { common };
-        open.extend(below.into_iter().map(|child| (child, target.clone())));
-        if now != target {
-            tree.push(Narrow { path, now, target });
-        }
-    }
-    Ok(tree)
-}
-
-/// Widens from the top where a target is not within what a cpuset has, then narrows from the bottom: no value in between
-/// breaks the rule that a child stays within its parent, neither on the way there nor, in reverse, on the way back.
-fn apply(hands: &mut Hands<'_>, tree: &[Narrow]) -> Result<()> {
-    for node in tree.iter().filter(|n| !n.target.is_subset(&n.now)) {
-        hands.set(&node.path, &node.now.union(&node.target).to_string())?;
-    }
-    for node in tree.iter().rev() {
-        hands.set(&node.path, &node.target.to_string())?;
-    }
-    Ok(())
 }
 
 /// Moves the tasks of the root cgroup to `rest`, again and again until none is left that can be moved. The first move waits
@@ -525,56 +459,7 @@ fn movable(
 
 #[cfg(test)]
 mod tests {
-    use quell_kernel::root::Kernel;
-
     use super::*;
-
-    fn set(text: &str) -> CpuSet {
-        text.parse().unwrap()
-    }
-
-    fn tree(cpusets: &[(&str, &str)]) -> (tempfile::TempDir, Kernel) {
-        let dir = tempfile::tempdir().unwrap();
-        for (path, cpus) in cpusets {
-            let path = dir.path().join(path);
-            std::fs::create_dir_all(&path).unwrap();
-            std::fs::write(path.join("cpuset.cpus"), format!("{cpus}\n")).unwrap();
-            std::fs::write(path.join("cgroup.procs"), "").unwrap();
-        }
-        let kernel = Kernel::at(dir.path());
-        (dir, kernel)
-    }
-
-    fn plan(kernel: &Kernel, cpus: &str, kept: &[&str]) -> Vec<(String, String)> {
-        let kept: Vec<String> = kept.iter().map(|k| (*k).to_owned()).collect();
-        let plan = narrowing(kernel, "/cs/a", &set(cpus), &kept).unwrap();
-        plan.into_iter()
-            .map(|n| (n.path, n.target.to_string()))
-            .collect()
-    }
-
-    #[test]
-    fn a_tree_is_narrowed_within_its_parents() {
-        let (_dir, kernel) = tree(&[
-            ("cs/a", "0-3"),
-            ("cs/a/b", "0-1"),
-            ("cs/a/c", "2-3"),
-            ("cs/a/d", ""),
-        ]);
-        let expected = [("/cs/a/cpuset.cpus", "2-3"), ("/cs/a/b/cpuset.cpus", "2-3")];
-        assert_eq!(
-            plan(&kernel, "2-3", &[]),
-            expected.map(|(p, c)| (p.to_owned(), c.to_owned()))
-        );
-    }
-
-    #[test]
-    fn a_kept_cpuset_and_those_above_it_are_left_alone() {
-        let (_dir, kernel) = tree(&[("cs/a", "0-3"), ("cs/a/b", "0-1"), ("cs/a/c", "0-3")]);
-        let expected = [("/cs/a/c/cpuset.cpus".to_owned(), "2-3".to_owned())];
-        assert_eq!(plan(&kernel, "2-3", &["/cs/a/b"]), expected);
-        assert!(plan(&kernel, "2-3", &["/cs/a"]).is_empty());
-    }
 
     #[test]
     fn directories_from_the_root_down() {

@@ -4,13 +4,29 @@
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::fair;
+use quell_plan::Setting;
 use quell_types::units::{Nanos, Share};
 
+use super::{Applied, Enforcer};
 use crate::change::Hands;
 use crate::home::{Home, Place};
+use crate::host::Host;
 
 const SHORTEST_US: u64 = 1_000;
 const LONGEST_US: u64 = 1_000_000;
+
+/// The mechanism.
+pub(crate) struct CpuMax;
+
+impl Enforcer for CpuMax {
+    fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
+        let Setting::CpuMax { share, period } = set else {
+            return Ok(None);
+        };
+        let (mut hands, cgroups, group) = host.of(group)?;
+        limit(&mut hands, cgroups, &group.home, *share, *period).map(Some)
+    }
+}
 
 /// A quota as the kernel takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +79,9 @@ pub fn limit(
     share: Share,
     period: Nanos,
 ) -> Result<Vec<String>> {
-    let places: Vec<Place> = home.dirs(cgroups, Controller::Cpu).cloned().collect();
+    let places: Vec<&Place> = home.dirs(cgroups, Controller::Cpu).collect();
     let place = match places.as_slice() {
-        [one] => one,
+        [one] => *one,
         [] => {
             return Err(Error::refused_with(
                 format!(

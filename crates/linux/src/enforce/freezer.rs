@@ -3,6 +3,7 @@
 
 use quell_kernel::cgroup::Version;
 use quell_kernel::error::Result;
+use quell_kernel::freezer::is_frozen;
 use quell_kernel::root::{Files, gone};
 use quell_types::journal::Stopped;
 
@@ -87,21 +88,5 @@ impl Freezer {
             _ => fault::boundary(),
         }
         hands.resumed(Stopped::Group(self.path.clone()))
-    }
-}
-
-/// Whether the text of a freezer's file means frozen.
-#[must_use]
-pub fn is_frozen(text: &str) -> bool {
-    matches!(text.trim(), "1" | "FROZEN" | "FREEZING")
-}
-
-/// What thaws a freezer's file.
-#[must_use]
-pub fn thawing(path: &str) -> &'static str {
-    if path.ends_with("freezer.state") {
-        "THAWED"
-    } else {
-        "0"
     }
 }

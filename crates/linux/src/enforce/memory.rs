@@ -2,17 +2,77 @@
 
 use std::os::unix::fs::FileExt;
 
-use quell_kernel::cgroup::Version;
+use quell_kernel::cgroup::{Controller, Version};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::memory::{Memory, amount};
 use quell_kernel::root::{Access, gone};
 use quell_kernel::{oom, procfs, sysctl};
+use quell_plan::Setting;
+use quell_types::ids::REST;
 use quell_types::journal::Undo;
 use quell_types::task::TaskId;
 use quell_types::units::Bytes;
 
+use super::{Applied, Enforcer};
 use crate::change::Hands;
 use crate::fault;
+use crate::home::{Home, Layout};
+use crate::host::{BOUND, Bound, Host};
+
+/// The mechanism.
+pub(crate) struct Accounts;
+
+impl Enforcer for Accounts {
+    fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
+        match set {
+            Setting::ProtectMemory { size } => {
+                let memory = account(host, group)?;
+                // What is measured is protected once it was.
+                if let Some(size) = size {
+                    protect(&mut host.hands()?, &memory, (Bytes(0), *size), false)?;
+                }
+            }
+            Setting::LimitMemory { most, kills } => {
+                let memory = account(host, group)?;
+                limit(&mut host.hands()?, &memory, *most, *kills)?;
+            }
+            Setting::BoundMemory { most } => around(host, *most)?,
+            Setting::Sysctls { values } => {
+                for (name, value) in values {
+                    sysctl(&mut host.hands()?, name, *value)?;
+                }
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(Vec::new()))
+    }
+}
+
+/// The memory of a group, which is given the controller.
+fn account(host: &mut Host, group: &str) -> Result<Memory> {
+    host.extend(group, &[Controller::Memory])?;
+    match host.memory_place(group)? {
+        Some(place) => Ok(Memory::of(&place.hierarchy, &place.dir)),
+        None => Err(Error::refused_with(
+            format!("group {group}: no cgroup with the memory controller can be had"),
+            "mount cgroup2 with it, or enable it in cgroup.subtree_control",
+        )),
+    }
+}
+
+/// Puts a limit around all groups that are gathered from now on, and programs of none.
+fn around(host: &mut Host, most: Bytes) -> Result<()> {
+    let (mut hands, cgroups, groups) = host.changes()?;
+    let home = Home::internal(&mut hands, cgroups, "bound", &BOUND)?;
+    let Some(place) = home.dirs(cgroups, Controller::Memory).next() else {
+        return Err(Error::refused("no hierarchy carries the memory controller"));
+    };
+    bound(&mut hands, &Memory::of(&place.hierarchy, &place.dir), most)?;
+    let within = (cgroups, Some(&home));
+    let loose = Home::create_as(&mut hands, within, REST, &BOUND, Layout::default())?;
+    groups.bound = Some(Bound { home, loose });
+    Ok(())
+}
 
 /// The cgroup's protection moves from `from` to `to`, and that of every ancestor by as much. `steered`: a loop moves
 /// it again and again. `memory.low` goes a quarter beyond `memory.min`.

@@ -3,9 +3,31 @@
 use quell_kernel::error::{Error, Result};
 use quell_kernel::root::{format_mask, parse_mask};
 use quell_kernel::{irq, workqueue};
+use quell_plan::Setting;
 use quell_types::cpuset::CpuSet;
 
+use super::{Applied, Enforcer};
 use crate::change::Hands;
+use crate::host::Host;
+
+/// The mechanism.
+pub(crate) struct Quiet;
+
+impl Enforcer for Quiet {
+    fn apply(&mut self, host: &mut Host, _: &str, set: &Setting) -> Applied {
+        match set {
+            Setting::MoveIrqs { from, to } => {
+                let moved = interrupts(&mut host.hands()?, from, to)?;
+                Ok(Some(moved.note(from).into_iter().collect()))
+            }
+            Setting::WorkqueueMask { cpus } => {
+                kernel_work(&mut host.hands()?, cpus)?;
+                Ok(Some(Vec::new()))
+            }
+            _ => Ok(None),
+        }
+    }
+}
 
 /// What moving interrupts came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,10 +8,13 @@ use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::fair;
 use quell_kernel::root::Files;
+use quell_plan::Setting;
 use quell_types::options::CpuWeight;
 
+use super::{Applied, Enforcer};
 use crate::change::Hands;
 use crate::home::{Home, LOW_SLICE, Place};
+use crate::host::Host;
 
 /// `cpu.shares` of the kernel's default weight, 100.
 const USUAL_SHARES: u64 = 1024;
@@ -19,6 +22,19 @@ const USUAL_SHARES: u64 = 1024;
 const SHARES: (u64, u64) = (2, 1 << 18);
 /// The highest weight.
 const HIGHEST: u32 = 10_000;
+
+/// The mechanism.
+pub(crate) struct Weight;
+
+impl Enforcer for Weight {
+    fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
+        let Setting::Weight { weight } = set else {
+            return Ok(None);
+        };
+        let (mut hands, cgroups, group) = host.of(group)?;
+        give(&mut hands, cgroups, &group.home, *weight).map(Some)
+    }
+}
 
 /// The file and the value of a weight.
 fn setting(version: Version, dir: &str, weight: u32) -> (String, u64) {

@@ -11,7 +11,7 @@ use quell_kernel::{below, procfs};
 use crate::home::Home;
 
 /// Every thread in a group's cgroups and those below them.
-pub(super) fn threads(files: &dyn Files, home: &Home) -> Result<BTreeSet<u32>> {
+pub fn threads(files: &dyn Files, home: &Home) -> Result<BTreeSet<u32>> {
     let (mut threads, mut processes) = (BTreeSet::new(), BTreeSet::new());
     for place in &home.places {
         for dir in below::tree(files, &place.dir) {
@@ -45,7 +45,7 @@ fn tasks_of(files: &dyn Files, path: &str) -> Result<Vec<u32>> {
 }
 
 /// A group's control group, and who is where.
-pub(super) struct Whereabouts {
+pub struct Whereabouts {
     pub name: String,
     pub group: Group,
     pub home: Home,
@@ -73,7 +73,7 @@ fn any_alive<'a>(files: &dyn Files, tids: impl Iterator<Item = &'a u32>) -> Resu
 
 /// Who else is in the control groups of groups of ours, a sentence each: threads that somebody has moved there, and CPUs whose
 /// other tasks fill the ways, too.
-pub(super) fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(String, String)>> {
+pub fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(String, String)>> {
     let mut said = Vec::new();
     let classes: BTreeSet<&Group> = all.iter().map(|w| &w.group).collect();
     for class in classes.into_iter().filter(|c| !c.name.is_empty()) {

@@ -1,34 +1,38 @@
 //! Memory while a plan holds: what is looked at every interval, with files kept open; and what is done, each change
 //! recorded first. Limits and reclaim are written by a thread of their own: the kernel may take seconds over them.
 
+mod account;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use quell_control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
-use quell_kernel::cgroup::{Controller, Version};
+use quell_kernel::cgroup::Controller;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::kept::{Kept, keyed};
-use quell_kernel::memory::{self, Memory};
-use quell_kernel::psi::{self, Resource};
+use quell_kernel::psi::Resource;
 use quell_kernel::root::{Files, gone};
 use quell_kernel::vm::{self, Watermarks};
 use quell_kernel::{below, io, oom, procfs, rt};
-use quell_plan::{Pressured, Steered, Watched};
+use quell_plan::{Pressured, Setting, Steered, Watched};
+use quell_record::backend::Action;
+use quell_types::cpuset::CpuSet;
 use quell_types::journal::Stopped;
 use quell_types::options::PressureController;
 use quell_types::task::TaskId;
-use quell_types::units::{Bytes, Nanos};
+use quell_types::units::Bytes;
 
-use super::Linux;
-use super::apart::{apart, not_ours};
+use super::freezer::Freezer;
+use super::nesting::{apart, not_ours};
+use super::{Applied, Enforcer, memory as accounts, stop};
 use crate::above::{self, Above};
 use crate::change::Hands;
-use crate::enforce;
-use crate::enforce::freezer::Freezer;
-use crate::enforce::stop;
 use crate::home::{Home, Place};
+use crate::host::Host;
 use crate::lease::Lease;
 use crate::session::Session;
 use crate::writer::Writer;
+use account::{Account, v2_place, waited};
 
 /// Processes of one group that are looked at: who has more is a fork bomb, and its newest are as good as its oldest.
 const PROCESSES: usize = 256;
@@ -36,8 +40,110 @@ const PROCESSES: usize = 256;
 /// disk of 100 MB/s.
 const NANOSECONDS_PER_BYTE: u64 = 10;
 
+/// The mechanism.
+#[derive(Default)]
+pub(crate) struct Pressure {
+    watch: Option<Watch>,
+    /// Groups of which is looked at how long they wait for memory.
+    watched: BTreeSet<String>,
+}
+
+impl Enforcer for Pressure {
+    fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
+        const PRESSURE: [Controller; 2] = [Controller::Memory, Controller::Pressure];
+        const ALL: [Controller; 4] = [
+            Controller::Memory,
+            Controller::Io,
+            Controller::Freezer,
+            Controller::Pressure,
+        ];
+        match set {
+            Setting::WatchMemory => {
+                host.extend(group, &PRESSURE)?;
+                self.watched.insert(group.to_owned());
+            }
+            Setting::SteerMemory { unswapped, .. } => {
+                host.extend(group, &ALL)?;
+                if *unswapped && let Some(place) = host.memory_place(group)? {
+                    let path = format!("{}/memory.swap.max", place.dir);
+                    // A kernel without swap accounting has no such file.
+                    if host.files.exists(&path) {
+                        host.hands()?.set(&path, "0")?;
+                    }
+                }
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(Vec::new()))
+    }
+
+    fn act(&mut self, host: &mut Host, action: &Action) -> Result<()> {
+        match (action, &mut self.watch) {
+            (Action::Memory(act), Some(watch)) => watch.act(&mut host.hands()?, act),
+            (Action::Memory(_), None) => Err(Error::refused("memory is not watched")),
+            // Who is frozen or stopped could not end.
+            (Action::Stop(_), Some(watch)) => {
+                if let Ok(mut hands) = host.hands() {
+                    watch.let_go(&mut hands);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Who looks every few milliseconds does so from elsewhere.
+    fn launched(&mut self, host: &mut Host, group: &str, on: Option<&CpuSet>) -> Result<()> {
+        if let (true, Some(cpus), Some(session)) = (self.watched.contains(group), on, &host.session)
+        {
+            session.keep_off(&host.files, cpus);
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, host: &mut Host) {
+        if let (Some(mut watch), Ok(mut hands)) = (self.watch.take(), host.hands()) {
+            watch.let_go(&mut hands);
+        }
+        self.watched.clear();
+    }
+}
+
+impl Pressure {
+    /// Looks at everything under a plan from now on.
+    pub fn begin(&mut self, host: &mut Host, plan: &Pressured) -> Result<()> {
+        let member = |name: &String| {
+            let home = host.groups.one(name)?.home.clone();
+            Ok((home, host.memory_place(name)?.cloned()))
+        };
+        let of = |names: Vec<&String>| names.into_iter().map(member).collect::<Result<Vec<_>>>();
+        let members = Members {
+            critical: of(plan.critical.iter().map(|c| &c.group).collect())?,
+            neighbours: of(plan.neighbours.iter().map(|n| &n.group).collect())?,
+        };
+        let files: Arc<dyn Files> = Arc::new(host.files.clone());
+        let lease = Arc::clone(host.session()?.0.lease());
+        // What reacts must not wait for memory itself.
+        let _ = rt::lock_memory();
+        let watch = Watch::open(&files, &mut host.hands()?, &lease, (plan, &members))?;
+        self.watch = Some(watch);
+        Ok(())
+    }
+
+    /// Looks; at the neighbours' processes, too, if `processes`.
+    pub fn read(&mut self, host: &mut Host, processes: bool, look: &mut Look) -> Result<()> {
+        // Whoever must never be touched: our watchdog. (We ourselves are known by our number.)
+        let watchdog = host.session.as_ref().and_then(Session::watchdog_pid);
+        let (Some(watch), Ok(mut hands)) = (self.watch.as_mut(), host.hands()) else {
+            return Err(Error::refused("memory is not watched"));
+        };
+        let files = hands.files;
+        watch.look(&mut hands, files, (watchdog, processes), look)
+    }
+}
+
 /// Everything that is looked at.
-pub(super) struct Watch {
+struct Watch {
     meminfo: Kept,
     marks: Watermarks,
     average: Option<Kept>,
@@ -54,17 +160,6 @@ struct Members {
     neighbours: Vec<(Home, Option<Place>)>,
 }
 
-/// The files of one group. What is gone reads as nothing.
-struct Account {
-    memory: Option<Memory>,
-    usage: Option<Kept>,
-    stat: Option<Kept>,
-    memory_stall: Option<Kept>,
-    io_stall: Option<Kept>,
-    /// What is protected by us.
-    protected: Bytes,
-}
-
 /// A group that may be acted upon.
 struct Hold {
     account: Account,
@@ -76,88 +171,6 @@ struct Hold {
     /// We froze it.
     frozen: bool,
     writer: Option<Writer>,
-}
-
-impl Account {
-    fn open(files: &dyn Files, group: &str, home: &Home, memory: Option<&Place>) -> Result<Self> {
-        let v2 = v2_place(home);
-        let stall = |resource: Resource| match v2 {
-            Some(place) => Kept::open(files, &resource.of(&place.dir)),
-            None => Ok(None),
-        };
-        let memory = memory.map(|place| Memory::of(&place.hierarchy, &place.dir));
-        if let Some(memory) = memory.as_ref().filter(|m| !memory::has(files, m)) {
-            return Err(Error::refused_with(
-                format!("group {group}: {} is missing", memory.usage()),
-                "enable memory in the parents' cgroup.subtree_control",
-            ));
-        }
-        let kept = |path: Option<String>| path.map_or(Ok(None), |p| Kept::open(files, &p));
-        Ok(Self {
-            usage: kept(memory.as_ref().map(Memory::usage))?,
-            stat: kept(memory.as_ref().map(Memory::stat))?,
-            memory_stall: stall(Resource::Memory)?,
-            io_stall: stall(Resource::Io)?,
-            memory,
-            protected: Bytes(0),
-        })
-    }
-
-    /// Who is there, and of whom nothing is told any more, must not be taken for calm.
-    fn still_told(&self, files: &dyn Files) -> Result<()> {
-        let path = self.memory_stall.as_ref().map_or("", Kept::path);
-        let dir = path.rsplit_once('/').map_or("", |(dir, _)| dir);
-        if dir.is_empty() || !files.exists(&format!("{dir}/cgroup.procs")) {
-            return Ok(());
-        }
-        Err(Error::refused_with(
-            format!(
-                "{path} is gone: how long the critical group waits for memory is not told any more"
-            ),
-            format!("write 1 to {dir}/cgroup.pressure"),
-        ))
-    }
-
-    fn usage(&mut self, files: &dyn Files) -> Result<Bytes> {
-        let Some(kept) = self.usage.as_mut() else {
-            return Ok(Bytes(0));
-        };
-        let Some(number) = kept.text(files)?.map(str::parse) else {
-            return Ok(Bytes(0));
-        };
-        number
-            .map(Bytes)
-            .map_err(|_| Error::malformed(kept.path(), "", "a number of bytes"))
-    }
-
-    fn stat(&mut self, files: &dyn Files) -> Result<memory::Stat> {
-        let (Some(kept), Some(memory)) = (self.stat.as_mut(), self.memory.as_ref()) else {
-            return Ok(memory::Stat::default());
-        };
-        match kept.text(files)? {
-            Some(text) => memory.parse_stat(text),
-            None => Ok(memory::Stat::default()),
-        }
-    }
-}
-
-/// The time waited so far, in a pressure file that may be gone.
-fn waited(kept: Option<&mut Kept>, files: &dyn Files) -> Result<Option<Nanos>> {
-    let Some(kept) = kept else {
-        return Ok(None);
-    };
-    let total = kept.text(files)?.map(|text| psi::some_total("", text));
-    match total {
-        None => Ok(None),
-        Some(Ok(total)) => Ok(Some(total)),
-        Some(Err(_)) => Err(Error::malformed(kept.path(), "", "a line `some … total=…`")),
-    }
-}
-
-/// The group's cgroup in v2, whatever its controllers: pressure is told there, and it can be frozen.
-fn v2_place(home: &Home) -> Option<&Place> {
-    let is = |p: &&Place| p.hierarchy.version == Version::V2;
-    home.places.iter().find(is)
 }
 
 impl Watch {
@@ -239,7 +252,7 @@ impl Watch {
         })
     }
 
-    pub(super) fn look(
+    fn look(
         &mut self,
         hands: &mut Hands<'_>,
         files: &dyn Files,
@@ -370,55 +383,6 @@ impl Hold {
     }
 }
 
-impl Linux {
-    /// The group's one cgroup with the memory controller; `None` without a controller.
-    pub(super) fn memory_place(&self, name: &str) -> Result<Option<Place>> {
-        let home = &self.group(name)?.home;
-        let places: Vec<Place> = home
-            .dirs(&self.cgroups, Controller::Memory)
-            .cloned()
-            .collect();
-        match places.as_slice() {
-            [] => Ok(None),
-            [one] => Ok(Some(one.clone())),
-            several => Err(Error::refused_with(
-                format!(
-                    "group {name}: it lives in {} cgroups, whose memory would add up",
-                    several.len()
-                ),
-                "select it by one cgroup, or by its tasks",
-            )),
-        }
-    }
-
-    /// Everything that is looked at under a plan.
-    pub(super) fn watch_memory(&mut self, plan: &Pressured) -> Result<Watch> {
-        let member = |name: &String| Ok((self.group(name)?.home.clone(), self.memory_place(name)?));
-        let of = |names: Vec<&String>| names.into_iter().map(member).collect::<Result<Vec<_>>>();
-        let members = Members {
-            critical: of(plan.critical.iter().map(|c| &c.group).collect())?,
-            neighbours: of(plan.neighbours.iter().map(|n| &n.group).collect())?,
-        };
-        let files: Arc<dyn Files> = Arc::new(self.files.clone());
-        let lease = Arc::clone(self.session()?.0.lease());
-        // What reacts must not wait for memory itself.
-        let _ = rt::lock_memory();
-        Watch::open(&files, &mut self.hands()?, &lease, (plan, &members))
-    }
-
-    pub(super) fn steer_memory(&mut self, act: &Act) -> Result<()> {
-        let missing = || Error::refused("memory is not watched");
-        let session = self.session.as_mut().ok_or_else(missing)?;
-        let watch = self.watch.as_mut().ok_or_else(missing)?;
-        watch.act(&mut Hands::new(&self.files, session.journal()), act)
-    }
-
-    /// Whoever must never be touched: our watchdog. (We ourselves are known by our number.)
-    pub(super) fn watchdog(&self) -> Option<u32> {
-        self.session.as_ref().and_then(Session::watchdog_pid)
-    }
-}
-
 impl Hold {
     /// Whether it was frozen by us, and in the cgroup that stands in its place nobody is: nor is that ours to thaw.
     fn made_anew(&mut self, hands: &mut Hands<'_>) -> Result<bool> {
@@ -451,7 +415,7 @@ impl Watch {
                 let Some(files) = &account.memory else {
                     return Ok(());
                 };
-                enforce::memory::protect(hands, files, (account.protected, memory), true)?;
+                accounts::protect(hands, files, (account.protected, memory), true)?;
                 account.protected = memory;
             }
             Act::Limit { neighbour, most } => self.writer(neighbour)?.limit(most)?,
@@ -490,7 +454,7 @@ impl Watch {
     }
 
     /// Lets everybody go on whom we stopped: who is to end must be able to. What fails is in the journal still.
-    pub(super) fn let_go(&mut self, hands: &mut Hands<'_>) {
+    fn let_go(&mut self, hands: &mut Hands<'_>) {
         for hold in &mut self.neighbours {
             let _ = hold.thaw(hands);
         }
@@ -534,7 +498,7 @@ mod tests {
     use quell_types::journal::Undo;
 
     use super::*;
-    use crate::backend::apart::tests::home;
+    use crate::enforce::nesting::tests::home;
     use crate::journal::Journal;
     use crate::journal::tests::header;
 

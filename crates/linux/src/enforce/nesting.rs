@@ -44,7 +44,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(in crate::backend) fn home(group: &str, dir: &str) -> Home {
+    pub(in crate::enforce) fn home(group: &str, dir: &str) -> Home {
         let hierarchy = Hierarchy {
             version: Version::V2,
             mount: "/cg".into(),

@@ -21,9 +21,10 @@ use quell_record::standing::Cause;
 use quell_types::partition::Mask;
 use quell_types::units::Bytes;
 
-use super::Linux;
-use super::stays::Stays;
-use crate::enforce::cache;
+use super::Parts;
+use super::residency::Stays;
+use crate::enforce::{Launch, cache};
+use crate::host::Host;
 
 /// Of so many locked lines one may be gone and the promise still hold: the kernel's own accesses while it locks cost some.
 const TOLERATED: u64 = 8;
@@ -51,31 +52,45 @@ impl Locked {
         (missed > lines / TOLERATED).then_some(Cause::Evicted)
     }
 
+    /// Hands it to a program, unless a living one was given it.
+    pub fn hand_to(&mut self, program: &mut Launch<'_>) -> Result<()> {
+        let running = |id| program.subjects.iter().any(|s| s.id == id && !s.ended());
+        if self.given.is_some_and(running) {
+            return Ok(());
+        }
+        self.given = Some(program.id);
+        let device = open(&self.region)?;
+        let env = [
+            (FD_VARIABLE, device.as_raw_fd().to_string()),
+            (BYTES_VARIABLE, self.region.bytes.to_string()),
+            (CPUS_VARIABLE, self.region.cpus.to_string()),
+        ];
+        let env = env.map(|(name, value)| (name.to_owned(), value));
+        program.env.extend(env);
+        program.files.push(device);
+        Ok(())
+    }
+
     pub fn is_of(&self, name: &str) -> bool {
         self.region.group.name == name
     }
 }
 
-/// What a program is handed: the open device, and how its environment tells of it.
-pub(super) struct Handed {
-    pub device: File,
-    pub env: [(String, String); 3],
-}
-
-impl Linux {
+impl Parts {
     /// Locks memory for a group in ways that everybody has left, in the cache of its CPUs.
-    pub(super) fn lock_memory(
+    pub(super) fn lock(
         &mut self,
+        host: &mut Host,
         name: &str,
         level: u32,
         mask: Mask,
         size: Bytes,
     ) -> Result<Vec<String>> {
-        let cpu = self.group(name)?.cpus.first().unwrap_or(0);
-        let matched = !self.group(name)?.matching.is_empty();
-        let cache = topology::cache_number(&self.files, cpu, level)?;
-        let parts = self.parts()?;
-        let others = parts.intruders(&parts.others(&self.files)?, level, mask);
+        let group = host.groups.one(name)?;
+        let cpu = group.cpus.first().unwrap_or(0);
+        let matched = !group.matching.is_empty();
+        let cache = topology::cache_number(&host.files, cpu, level)?;
+        let others = self.intruders(&self.others(&host.files)?, level, mask);
         if let Some(other) = others.first() {
             return Err(Error::refused_with(
                 format!(
@@ -83,20 +98,19 @@ impl Linux {
                 ),
                 format!(
                     "remove it (rmdir {}/NAME, `pqos -R`), or give it other ways",
-                    parts.resctrl.root
+                    self.resctrl.root
                 ),
             ));
         }
-        let resctrl = parts.resctrl.clone();
-        let resource = parts.way_names(level).next();
+        let resource = self.way_names(level).next();
         let resource = resource
             .ok_or_else(|| Error::refused(format!("resctrl has no ways of L{level} here")))?;
         let what = Schemata::masks(resource, [cache], mask);
         let region = {
-            let _lock = resctrl.lock(&self.files, For::Changing, PATIENCE)?;
+            let _lock = self.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
             cache::lock_memory(
-                &mut self.hands()?,
-                &resctrl,
+                &mut host.hands()?,
+                &self.resctrl,
                 &format!("quell-{name}"),
                 &what,
             )?
@@ -107,7 +121,7 @@ impl Linux {
                 Bytes(region.bytes)
             )));
         }
-        let (stays, said) = self.stays(name, &region, level)?;
+        let (stays, said) = stays(host, name, &region, level)?;
         let mut notes = vec![said];
         if matched {
             notes.push(format!(
@@ -117,83 +131,56 @@ impl Linux {
                 region.cpus
             ));
         }
-        if let Some(parts) = self.parts.as_mut() {
-            let given = None;
-            let new = Locked {
-                region,
-                given,
-                stays,
-            };
-            parts.locks.insert(name.to_owned(), new);
-        }
+        let new = Locked {
+            region,
+            given: None,
+            stays,
+        };
+        self.locks.insert(name.to_owned(), new);
         Ok(notes)
     }
+}
 
-    /// Sees whether the kernel has locked what it says; and a sentence of that.
-    fn stays(
-        &mut self,
-        name: &str,
-        region: &Region,
-        level: u32,
-    ) -> Result<(Option<Stays>, String)> {
-        let group = self.group(name)?.cpus.clone();
-        let caches = &self.cached_inventory()?.caches;
-        let cache = caches
-            .iter()
-            .filter(|c| c.level == level)
-            .map(|c| c.size)
-            .max();
-        let device = open(region)?;
-        let at = (&region.cpus, &group);
-        let (session, _) = self.session()?;
-        let mut beat = || {
-            let _ = session.still_held();
-        };
-        let size = cache.unwrap_or_default();
-        let looked = Stays::look(&device, region.bytes, at, size, &mut beat);
-        let looked = looked.map_err(|e| Error::file("map", &region.device(), None, e))?;
-        let Some((stays, missed)) = looked else {
-            let told = format!(
-                "group {name}: no counter tells here whether the locked lines stay: that they do is the kernel's word alone"
-            );
-            return Ok((None, told));
-        };
-        let lines = stays.lines();
-        if missed > lines / TOLERATED {
-            return Err(Error::refused_with(
-                format!(
-                    "the kernel says that it has locked memory of group {name}, and {missed} of {lines} lines were gone after \
-                     others had used the cache: this kernel fills the memory into ways that others fill, too (as Linux 7.2 does)"
-                ),
-                "reserve ways of its own instead (cache = { ways = … }), or use a kernel that locks (6.12 does)",
-            ));
-        }
-        let stay = lines - missed;
+/// Sees whether the kernel has locked what it says; and a sentence of that.
+fn stays(
+    host: &mut Host,
+    name: &str,
+    region: &Region,
+    level: u32,
+) -> Result<(Option<Stays>, String)> {
+    let group = host.groups.one(name)?.cpus.clone();
+    let caches = &host.inventory()?.caches;
+    let cache = caches
+        .iter()
+        .filter(|c| c.level == level)
+        .map(|c| c.size)
+        .max();
+    let device = open(region)?;
+    let at = (&region.cpus, &group);
+    let size = cache.unwrap_or_default();
+    let looked = Stays::look(&device, region.bytes, at, size, &mut host.heart());
+    let looked = looked.map_err(|e| Error::file("map", &region.device(), None, e))?;
+    let Some((stays, missed)) = looked else {
         let told = format!(
-            "group {name}: {stay} of {lines} locked lines stayed while others used the whole cache"
+            "group {name}: no counter tells here whether the locked lines stay: that they do is the kernel's word alone"
         );
-        Ok((Some(stays), told))
+        return Ok((None, told));
+    };
+    let lines = stays.lines();
+    if missed > lines / TOLERATED {
+        return Err(Error::refused_with(
+            format!(
+                "the kernel says that it has locked memory of group {name}, and {missed} of {lines} lines were gone after \
+                 others had used the cache: this kernel fills the memory into ways that others fill, too (as Linux 7.2 does)"
+            ),
+            "reserve ways of its own instead (cache = { ways = … }), or use a kernel that locks (6.12 does)",
+        ));
     }
-
-    /// What a program that is launched in a group is handed, if that has a region that no living program was given.
-    pub(super) fn handed(&mut self, group: &str, id: SubjectId) -> Result<Option<Handed>> {
-        let Some(locked) = self.parts.as_mut().and_then(|p| p.locks.get_mut(group)) else {
-            return Ok(None);
-        };
-        let running = |id| self.subjects.iter().any(|s| s.id == id && !s.ended());
-        if locked.given.is_some_and(running) {
-            return Ok(None);
-        }
-        locked.given = Some(id);
-        let device = open(&locked.region)?;
-        let env = [
-            (FD_VARIABLE, device.as_raw_fd().to_string()),
-            (BYTES_VARIABLE, locked.region.bytes.to_string()),
-            (CPUS_VARIABLE, locked.region.cpus.to_string()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value));
-        Ok(Some(Handed { device, env }))
-    }
+    let stay = lines - missed;
+    let told = format!(
+        "group {name}: {stay} of {lines} locked lines stayed while others used the whole cache"
+    );
+    Ok((Some(stays), told))
 }
 
 /// Opens the device: where nothing keeps `/dev` as the kernel would, it is made for the moment.

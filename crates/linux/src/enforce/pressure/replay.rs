@@ -12,7 +12,7 @@ use quell_control::config::Allows;
 use quell_control::pressure::{Controller as Control, Decision, LONGEST_FREEZE, Rules};
 use quell_kernel::cgroup::Cgroups;
 use quell_kernel::fake::{Fake, Flavour, Op, Spec};
-use quell_types::units::Share;
+use quell_types::units::{Nanos, Share};
 
 use super::*;
 use crate::journal::Journal;

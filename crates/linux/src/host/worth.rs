@@ -6,28 +6,23 @@ use quell_record::events::Event;
 use quell_record::standing::Cause;
 use quell_types::mechanism::Level;
 
-use super::Linux;
+use super::Host;
 
 /// Whether a step limits what its group draws or runs.
-pub(super) fn limits(set: &Setting) -> bool {
+pub fn limits(set: &Setting) -> bool {
     matches!(set, Setting::Regulate(_) | Setting::CpuMax { .. })
 }
 
-/// Whether a step gives its group a part of resctrl.
-pub(super) fn parts(set: &Setting) -> bool {
-    matches!(
-        set,
-        Setting::Ways { .. }
-            | Setting::WaysApart { .. }
-            | Setting::Mba { .. }
-            | Setting::MbaRate { .. }
-    )
+/// Something that a person should know, of a group or of all.
+pub fn finding(what: String, group: Option<&str>) -> Seen {
+    let group = group.map(str::to_owned);
+    Seen::Event(Event::Finding { what, group })
 }
 
-impl Linux {
+impl Host {
     /// Tells what the promises that rest on such steps of a group are worth from now on: its own ones at most `most`, and those of
     /// others nothing where that is less than planned. Where no promise rests on them, that it happened.
-    pub(super) fn worth(
+    pub fn worth(
         &self,
         group: &str,
         such: &dyn Fn(&Setting) -> bool,
@@ -49,15 +44,12 @@ impl Linux {
         if !told.is_empty() {
             return told;
         }
-        vec![Seen::Event(Event::Finding {
-            what: format!("group {group}: {because}"),
-            group: Some(group.to_owned()),
-        })]
+        vec![finding(format!("group {group}: {because}"), Some(group))]
     }
 
     /// The same of a group's limit, which is worth no more than that until the end.
-    pub(super) fn spoil_limit(&mut self, group: &str, most: Level, because: &Cause) -> Vec<Seen> {
-        if let Some(group) = self.groups.get_mut(group) {
+    pub fn spoil_limit(&mut self, group: &str, most: Level, because: &Cause) -> Vec<Seen> {
+        if let Some(group) = self.groups.of.get_mut(group) {
             group.limit_most = group.limit_most.min(most);
         }
         self.worth(group, &limits, most, because)

@@ -1,0 +1,229 @@
+//! The programs that a run starts, and what they and those that run already tell of their units.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd};
+
+use quell_client::layout::VARIABLE;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::rt;
+use quell_kernel::tasks::Matcher;
+use quell_plan::Observed;
+use quell_record::backend::{Observation, Program, Seen, SubjectId, SubjectSpec};
+use quell_record::events::Declared;
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::GroupId;
+use quell_types::source::Source;
+use quell_types::units::Nanos;
+
+use crate::children::{Birth, Subject};
+use crate::clients::{self, Clients, Membership};
+use crate::enforce::{Enforcers, Launch};
+use crate::home::Home;
+use crate::host::{Host, finding};
+use crate::session::Session;
+use crate::units::Units;
+
+/// Later than anything.
+const NEVER: Nanos = Nanos(u64::MAX);
+
+/// All of them.
+pub struct Programs {
+    pub subjects: Vec<Subject>,
+    /// Groups whose units of work are told of.
+    observed: BTreeMap<GroupId, Observed>,
+    /// What their programs say of them.
+    declared: BTreeMap<GroupId, Declared>,
+    units: BTreeMap<SubjectId, Units>,
+    /// Those of programs that ask, once somebody may; and when to look who does. Never again once they cannot be listened to.
+    clients: Option<Clients>,
+    pub next_call: Nanos,
+}
+
+impl Programs {
+    pub fn new() -> Self {
+        Self {
+            subjects: Vec::new(),
+            observed: BTreeMap::new(),
+            declared: BTreeMap::new(),
+            units: BTreeMap::new(),
+            clients: None,
+            next_call: NEVER,
+        }
+    }
+
+    /// What a plan wants to be told of, from now on.
+    pub fn observe(&mut self, observed: &BTreeMap<GroupId, Observed>) {
+        self.observed.clone_from(observed);
+        let asked = observed.values().any(|o| o.source == Source::Client);
+        self.next_call = if asked { Nanos(0) } else { NEVER };
+    }
+
+    /// Ends all programs; `beat` is called meanwhile.
+    pub fn stop(&mut self, beat: &mut dyn FnMut()) {
+        for subject in &mut self.subjects {
+            subject.stop(beat);
+        }
+        *self = Self::new();
+    }
+
+    /// Starts one in its group.
+    pub fn start(
+        &mut self,
+        host: &mut Host,
+        enforcers: &mut Enforcers,
+        subject: &SubjectSpec,
+    ) -> Result<SubjectId> {
+        let command = match &subject.program {
+            Program::Generator(workload) => {
+                let caches = host.caches(subject.cpus.as_ref().and_then(CpuSet::first))?;
+                (host.tools.generator)(workload, &caches)
+            }
+            Program::Command(command) => command.clone(),
+        };
+        // We ourselves may run anywhere, which whoever belongs to no group must not inherit.
+        let all = host.all_cpus()?;
+        let groups = &host.groups;
+        let group = groups.of.get(&subject.group);
+        let usual = group.map(|g| &g.cpus).or(groups.rest.as_ref());
+        let home = group.map(|g| &g.home);
+        let home = home.or(groups.bound.as_ref().map(|b| &b.loose));
+        let id = SubjectId(u32::try_from(self.subjects.len()).unwrap_or(u32::MAX));
+        let units = match self.observed.get(&subject.group) {
+            Some(observed) => Units::new(id, &subject.group, observed)?,
+            None => None,
+        };
+        let session = units.as_ref().and_then(Units::file);
+        let mut env: Vec<(String, String)> = subject.env.clone().into_iter().collect();
+        env.extend(session.map(|file| (VARIABLE.to_owned(), file.as_raw_fd().to_string())));
+        let mut launch = Launch {
+            group: &subject.group,
+            id,
+            subjects: &self.subjects,
+            doors: home.map(Home::doors).unwrap_or_default(),
+            env,
+            files: Vec::new(),
+        };
+        for enforcer in enforcers.each() {
+            enforcer.launch(&mut launch)?;
+        }
+        let birth = Birth {
+            command: &command,
+            env: launch.env,
+            doors: launch.doors,
+            cpus: subject.cpus.as_ref().or(usual).unwrap_or(&all).clone(),
+            generator: matches!(subject.program, Program::Generator(_)),
+            capture: subject.capture,
+            along: units.as_ref().is_some_and(Units::lines),
+            inherits: session
+                .into_iter()
+                .chain(launch.files.iter().map(AsFd::as_fd))
+                .collect(),
+        };
+        let started = Subject::start(id, &subject.name, &birth)?;
+        self.subjects.push(started);
+        self.units.extend(units.map(|units| (id, units)));
+        for enforcer in enforcers.each() {
+            enforcer.launched(host, &subject.group, subject.cpus.as_ref())?;
+        }
+        Ok(id)
+    }
+
+    pub fn subject(&mut self, id: SubjectId) -> Result<&mut Subject> {
+        self.subjects
+            .iter_mut()
+            .find(|s| s.id == id)
+            .ok_or_else(|| Error::refused(format!("there is no subject {}", id.0)))
+    }
+
+    /// Tells the units of work that were printed, and at the end of a wait those in the sessions: their programs wake nobody.
+    pub fn tell_units(&mut self, session: Option<&Session>, seen: &mut Observation, until: Nanos) {
+        let now = rt::now();
+        for units in self.units.values_mut() {
+            if units.lines() || !seen.is_empty() || now >= until {
+                units.tell(now, seen);
+            }
+        }
+        if let Some(clients) = &mut self.clients
+            && (!seen.is_empty() || now >= until)
+        {
+            clients.tell_units(now, seen);
+        }
+        let launched = self.units.values();
+        let attached = self.clients.iter().flat_map(Clients::units);
+        let mut said: BTreeMap<GroupId, Declared> = BTreeMap::new();
+        for (group, declared) in launched.chain(attached).map(Units::declared) {
+            *said.entry(group.clone()).or_default() += declared;
+        }
+        said.retain(|group, declared| {
+            *declared != Declared::default() || self.declared.contains_key(group)
+        });
+        if said == self.declared {
+            return;
+        }
+        let changed = said
+            .iter()
+            .filter(|(group, declared)| self.declared.get(*group) != Some(declared));
+        seen.extend(changed.map(|(group, declared)| Seen::Declared(group.clone(), *declared)));
+        self.declared = said;
+        if let Some(session) = session {
+            session.declared(&self.declared);
+        }
+    }
+
+    /// Answers programs that ask for a session, once there is a hold: nobody else listens then.
+    pub fn answer_clients(&mut self, host: &mut Host, seen: &mut Observation) {
+        if rt::now() < self.next_call {
+            return;
+        }
+        self.next_call = rt::now().plus(clients::EVERY);
+        let mut clients = match self.clients.take() {
+            Some(clients) => clients,
+            None => match self.listen(host, seen) {
+                Ok(Some(clients)) => clients,
+                Ok(None) => return,
+                Err(e) => {
+                    self.next_call = NEVER;
+                    let what = e.to_string();
+                    seen.push(finding(what, None));
+                    return;
+                }
+            },
+        };
+        let has = |pid: u32| {
+            let mut launched = self.units.values();
+            launched.any(|units| units.owner() == u64::from(pid))
+        };
+        clients.attend(rt::now(), &has, &|| self.membership(host), seen);
+        self.clients = Some(clients);
+    }
+
+    /// Listens; not where programs are only launched and nothing is held: that does without.
+    fn listen(&mut self, host: &mut Host, seen: &mut Observation) -> Result<Option<Clients>> {
+        let running = self.observed.values().any(|o| !o.matching.is_empty());
+        if host.session.is_none() && !running {
+            return Ok(None);
+        }
+        for note in host.session()?.1 {
+            seen.push(finding(note, None));
+        }
+        Clients::listen(&host.run_root, &self.observed).map(Some)
+    }
+
+    fn membership<'a>(&self, host: &'a Host) -> Result<Membership<'a>> {
+        let of_none = |name: &&String| !host.groups.of.contains_key(*name);
+        let others = self.observed.iter().filter(|(name, _)| of_none(name));
+        let mut matchers = host.matchers()?;
+        for (name, observed) in others {
+            matchers.push(Matcher::new(&host.files, name, &observed.matching)?);
+        }
+        let homes = host.groups.of.iter().flat_map(|(name, group)| {
+            let places = group.home.places.iter().cloned();
+            places.map(|place| (name.clone(), place))
+        });
+        Ok(Membership {
+            files: &host.files,
+            matchers,
+            homes: homes.collect(),
+        })
+    }
+}

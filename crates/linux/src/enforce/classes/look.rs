@@ -1,0 +1,158 @@
+//! What is looked after while groups have parts: newborn threads, and what others have made.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use quell_kernel::error::{Error, Result};
+use quell_kernel::resctrl::lock::{For, PATIENCE};
+use quell_kernel::root::Files;
+use quell_record::standing::Cause;
+
+use super::locked::Locked;
+use super::members::{Whereabouts, strangers, threads};
+use super::{Parts, cache, promised};
+use crate::host::Host;
+
+/// What a look at parts brings to light.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Found {
+    /// For a person, in a sentence.
+    Note(String),
+    /// No part of the group is worth anything.
+    Parts(Cause),
+    /// Its ways of this level are not.
+    Ways(u32, Cause),
+    /// What is locked for it is not.
+    Locked(Cause),
+}
+
+impl Parts {
+    /// Moves the threads of a group that are still outside into its control group.
+    pub fn follow(&mut self, host: &mut Host, name: &str) -> Result<()> {
+        let Some(found) = self.whereabouts(host, name)? else {
+            return Ok(());
+        };
+        if !found.outside(&host.files)? {
+            return Ok(());
+        }
+        let _lock = self.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
+        self.bring(host, &found)
+    }
+
+    fn bring(&self, host: &mut Host, found: &Whereabouts) -> Result<()> {
+        let mut find = |files: &dyn Files| threads(files, &found.home);
+        cache::take(&mut host.hands()?, &self.resctrl, &found.group, &mut find)?;
+        Ok(())
+    }
+
+    /// `None` for a group that has no control group. One that somebody has removed is given up.
+    fn whereabouts(&mut self, host: &Host, name: &str) -> Result<Option<Whereabouts>> {
+        let Some(group) = self.groups.get(name).cloned() else {
+            return Ok(None);
+        };
+        // Its folder alone tells nothing: the default group's stays when somebody unmounts.
+        if !host.files.exists(&group.file("tasks")) {
+            self.groups.remove(name);
+            self.gone.push((name.to_owned(), group.dir));
+            return Ok(None);
+        }
+        let home = host.groups.one(name)?.home.clone();
+        let inside = group.tasks(&host.files)?.into_iter().collect();
+        Ok(Some(Whereabouts {
+            name: name.to_owned(),
+            all: threads(&host.files, &home)?,
+            group,
+            home,
+            inside,
+        }))
+    }
+
+    /// What is new since the last look, with the group.
+    pub fn fresh(&mut self, host: &mut Host) -> Vec<(String, Found)> {
+        let names: Vec<String> = self.groups.keys().cloned().collect();
+        let mut found = Vec::new();
+        let mut all = Vec::new();
+        for name in names {
+            match self.whereabouts(host, &name) {
+                Ok(known) => all.extend(known),
+                Err(e) => found.push((name, Found::Note(e.to_string()))),
+            }
+        }
+        // Once for all of them, and not waited for: a heartbeat must not be missed, and the next look tries again.
+        let mut lock = None;
+        for group in &all {
+            if !host.still_held() {
+                return found;
+            }
+            let moved = match group.outside(&host.files) {
+                Ok(false) => continue,
+                Ok(true) => {
+                    let take = || {
+                        self.resctrl
+                            .lock(&host.files, For::Changing, Duration::ZERO)
+                    };
+                    match lock.get_or_insert_with(take) {
+                        Ok(_) => self.bring(host, group).map_err(|e| e.to_string()),
+                        Err(e) => Err(format!("its newborn threads wait outside: {e}")),
+                    }
+                }
+                Err(e) => Err(e.to_string()),
+            };
+            if let Err(why) = moved {
+                found.push((group.name.clone(), Found::Note(why)));
+            }
+        }
+        drop(lock);
+        found.extend(self.disputed(host, &all));
+        let broken = |(name, l): (&String, &Locked)| {
+            Some((name.clone(), Found::Locked(l.broken(&host.files)?)))
+        };
+        found.extend(self.locks.iter().filter_map(broken));
+        let gone = std::mem::take(&mut self.gone).into_iter();
+        found.extend(gone.map(|(name, what)| (name, Found::Parts(Cause::Removed { what }))));
+        let now: BTreeSet<(String, Found)> = found.into_iter().collect();
+        let fresh = now.difference(&self.told).cloned().collect();
+        self.told = now;
+        fresh
+    }
+
+    /// What others have of what was promised to groups of ours, and what of that cannot be told.
+    fn disputed(&self, host: &Host, all: &[Whereabouts]) -> Vec<(String, Found)> {
+        let Some(plan) = &host.plan else {
+            return Vec::new();
+        };
+        let unknown = |group: &str, e: Error| {
+            let what = format!("whether others have its part cannot be told: {e}");
+            vec![(group.to_owned(), Found::Note(what))]
+        };
+        let mut found = Vec::new();
+        // Those of a group that could not be looked at would seem to be strangers.
+        if let Some(first) = all.first().filter(|_| all.len() == self.groups.len()) {
+            match strangers(&host.files, all) {
+                Ok(said) => found.extend(
+                    said.into_iter()
+                        .map(|(name, by)| (name, Found::Parts(Cause::Shared { by }))),
+                ),
+                Err(e) => found.extend(unknown(&first.name, e)),
+            }
+        }
+        let Some((first, ..)) = promised(plan).next() else {
+            return found;
+        };
+        let others = match self.others(&host.files) {
+            Ok(others) => others,
+            Err(e) => {
+                found.extend(unknown(first, e));
+                return found;
+            }
+        };
+        for (group, level, mask, _) in promised(plan) {
+            let others = self.intruders(&others, level, mask).into_iter();
+            found.extend(others.map(|other| {
+                let by = format!("{other}, of what group {group} has to itself");
+                (group.to_owned(), Found::Ways(level, Cause::Shared { by }))
+            }));
+        }
+        found
+    }
+}

@@ -1,0 +1,475 @@
+//! Parts of caches and of memory bandwidth: groups of Quell as control groups of resctrl.
+//!
+//! A group has a control group of its own, named as Intel's `pqos` names them (`COS1`, …), so that it reads and lists them, too.
+//! Where no class of service is free for a new one, a group that nobody uses is taken for the time: `pqos` makes them all when
+//! it is first called. Only where the plan has more groups than that do those that get the same share one. What unmatched
+//! tasks get is written to the default group, in which everybody is who is in no other.
+//!
+//! Whoever has ways to himself is made exclusive where the kernel lets him: groups that others make meanwhile then begin
+//! without his ways.
+
+mod locked;
+mod look;
+mod members;
+mod residency;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_kernel::error::{Error, Result};
+use quell_kernel::resctrl::info::Content;
+use quell_kernel::resctrl::lock::{For, PATIENCE};
+use quell_kernel::resctrl::{Group, Info, Mode, Reading, Resctrl, Schemata};
+use quell_kernel::root::Files;
+use quell_plan::{GroupPlan, Plan, Promise, Setting, Step};
+use quell_record::backend::{Action, Observation};
+use quell_types::ids::REST;
+use quell_types::mechanism::Level;
+use quell_types::partition::Mask;
+
+use super::{Applied, Enforcer, Launch, cache};
+use crate::host::{Host, finding};
+use locked::Locked;
+use look::Found;
+
+/// resctrl, while groups have parts.
+struct Parts {
+    resctrl: Resctrl,
+    info: Info,
+    /// Control groups that could be had when this began.
+    free: usize,
+    /// The control group of each group.
+    groups: BTreeMap<String, Group>,
+    /// What is locked for groups.
+    locks: BTreeMap<String, Locked>,
+    /// Groups whose control group somebody has removed, and its path, until it is told.
+    gone: Vec<(String, String)>,
+    /// What was found at the last look, with the group.
+    told: BTreeSet<(String, Found)>,
+}
+
+/// Whether a step gives its group a part of resctrl.
+fn parts(set: &Setting) -> bool {
+    matches!(
+        set,
+        Setting::Ways { .. }
+            | Setting::WaysApart { .. }
+            | Setting::Mba { .. }
+            | Setting::MbaRate { .. }
+    )
+}
+
+impl Parts {
+    /// The lines of `schemata` that a setting comes to: the same in every domain.
+    fn lines(&self, files: &dyn Files, set: &Setting) -> Result<Schemata> {
+        let now = self.resctrl.default_group().schemata(files)?;
+        let missing = |what: &str| {
+            Error::refused_with(
+                format!("resctrl has no {what} here"),
+                format!(
+                    "quell doctor, and {}/info, tell what there is",
+                    self.resctrl.root
+                ),
+            )
+        };
+        let bandwidth = |value: u32, mib_s: bool| {
+            let (resource, _) = self.info.bandwidth().ok_or_else(|| missing("bandwidth"))?;
+            if mib_s != self.resctrl.mib_s {
+                let [is, wanted] =
+                    [self.resctrl.mib_s, mib_s].map(|m| if m { "MiB/s" } else { "percent" });
+                return Err(Error::refused_with(
+                    format!(
+                        "resctrl was mounted for bandwidth in {is} after this was planned in {wanted}"
+                    ),
+                    "plan again",
+                ));
+            }
+            let domains = now.domains(&resource.name);
+            Ok(Schemata::numbers(&resource.name, domains, value.into()))
+        };
+        match set {
+            Setting::Ways { level, mask } => {
+                let lines = self
+                    .way_names(*level)
+                    .fold(Schemata::default(), |lines, name| {
+                        lines.with(&Schemata::masks(name, now.domains(name), *mask))
+                    });
+                match lines.0.is_empty() {
+                    true => Err(missing(&format!("ways of L{level}"))),
+                    false => Ok(lines),
+                }
+            }
+            Setting::WaysApart { level, code, data } => {
+                let mut lines = Schemata::default();
+                for (resource, ways) in self.info.ways(*level) {
+                    let mask = match ways.content {
+                        Content::Code => *code,
+                        Content::Data => *data,
+                        Content::All => {
+                            return Err(missing(&format!("code and data of L{level} apart")));
+                        }
+                    };
+                    let name = resource.name.as_str();
+                    lines = lines.with(&Schemata::masks(name, now.domains(name), mask));
+                }
+                Ok(lines)
+            }
+            Setting::Mba { percent } => bandwidth(*percent, false),
+            Setting::MbaRate { mib_s } => bandwidth(*mib_s, true),
+            _ => Ok(Schemata::default()),
+        }
+    }
+
+    /// The lines of `schemata` that are ways of a level.
+    fn way_names(&self, level: u32) -> impl Iterator<Item = &str> {
+        self.info.ways(level).map(|(r, _)| r.name.as_str())
+    }
+
+    /// Control groups of somebody else that are used, and what they have.
+    fn others(&self, files: &dyn Files) -> Result<Vec<(String, Schemata)>> {
+        let ours = |group: &Group| {
+            self.groups.values().any(|g| g == group)
+                || self.locks.values().any(|l| l.is_of(&group.name))
+        };
+        let used = self.resctrl.used(files)?.into_iter();
+        used.filter(|group| !ours(group))
+            .map(|group| Ok((group.name.clone(), group.schemata(files)?)))
+            .collect()
+    }
+
+    /// Those of them that may fill these ways, too.
+    fn intruders(&self, others: &[(String, Schemata)], level: u32, mask: Mask) -> Vec<String> {
+        let mut found = Vec::new();
+        for (name, schemata) in others {
+            let masks = self.info.ways(level);
+            let masks = masks.filter_map(|(r, _)| schemata.masks_of(&r.name));
+            let theirs = masks.flat_map(|m| m.values()).fold(0, |all, m| all | m.0);
+            let common = Mask(theirs & mask.0);
+            if !common.is_empty() {
+                found.push(format!("resctrl's group {name} has {common} of L{level}"));
+            }
+        }
+        found
+    }
+}
+
+/// Whether a step gives its group ways of a level.
+fn ways_of(set: &Setting, of: u32) -> bool {
+    matches!(set, Setting::Ways { level, .. } | Setting::WaysApart { level, .. } if *level == of)
+}
+
+/// What a group gets of resctrl in a plan.
+fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
+    let of = |s: &&Step| s.group.as_deref().unwrap_or(REST) == group;
+    plan.steps
+        .iter()
+        .filter(of)
+        .map(|s| &s.set)
+        .filter(|set| parts(set))
+        .collect()
+}
+
+/// The ways that a plan promises to a group, and whether other groups of the plan share them.
+fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask, bool)> {
+    plan.promises.iter().filter_map(|held| match &held.promise {
+        Promise::ReserveWays {
+            level,
+            mask,
+            shared_with,
+        } => Some((held.group.as_str(), *level, *mask, !shared_with.is_empty())),
+        _ => None,
+    })
+}
+
+/// The mechanism.
+#[derive(Default)]
+pub(crate) struct Classes {
+    parts: Option<Parts>,
+}
+
+impl Enforcer for Classes {
+    fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
+        match set {
+            Setting::MountApart { levels } => self.begin(host, levels).map(Some),
+            Setting::Lock { level, mask, size } => {
+                let parts = self.begun()?;
+                parts.lock(host, group, *level, *mask, *size).map(Some)
+            }
+            set if parts(set) => self.part(host, group, set).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Moves the ways of a group, or of unmatched tasks, that were given to it before.
+    fn act(&mut self, host: &mut Host, action: &Action) -> Result<()> {
+        let Action::Ways { group, level, mask } = action else {
+            return Ok(());
+        };
+        let group = self.class_of(group)?;
+        let (level, mask) = (*level, *mask);
+        self.steer(host, &group, &Setting::Ways { level, mask })
+    }
+
+    /// Newborn tasks, and what others have made that was promised to a group of ours. Each is told when it begins to be so.
+    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+        let Some(of) = &mut self.parts else {
+            return;
+        };
+        for (group, found) in of.fresh(host) {
+            let because = match &found {
+                Found::Note(what) => {
+                    seen.push(finding(format!("group {group}: {what}"), Some(&group)));
+                    continue;
+                }
+                Found::Parts(because) | Found::Ways(_, because) | Found::Locked(because) => because,
+            };
+            let such = |set: &Setting| match found {
+                Found::Note(_) => false,
+                Found::Parts(_) => parts(set),
+                Found::Ways(level, _) => ways_of(set, level),
+                Found::Locked(_) => matches!(set, Setting::Lock { .. }),
+            };
+            seen.extend(host.worth(&group, &such, Level::None, because));
+        }
+    }
+
+    /// Through its group's control group, with what is locked for it.
+    fn launch(&mut self, program: &mut Launch<'_>) -> Result<()> {
+        let Some(parts) = &mut self.parts else {
+            return Ok(());
+        };
+        let class = parts.groups.get(program.group);
+        program.doors.extend(class.map(|c| c.file("tasks")));
+        match parts.locks.get_mut(program.group) {
+            Some(locked) => locked.hand_to(program),
+            None => Ok(()),
+        }
+    }
+
+    fn release(&mut self, _: &mut Host) {
+        self.parts = None;
+    }
+}
+
+impl Classes {
+    fn begun(&mut self) -> Result<&mut Parts> {
+        self.parts
+            .as_mut()
+            .ok_or_else(|| Error::refused("resctrl is not in use"))
+    }
+
+    /// Has resctrl mounted, by ourselves with code and data of these levels apart. What a person should know of it.
+    fn begin(&mut self, host: &mut Host, apart: &[u32]) -> Result<Vec<String>> {
+        if self.parts.is_some() {
+            return Ok(Vec::new());
+        }
+        let before = Resctrl::find(&host.files)?.is_some();
+        let options = apart.iter().map(|level| match level {
+            2 => "cdpl2",
+            _ => "cdp",
+        });
+        let options: Vec<&str> = options.collect();
+        let resctrl = cache::adopt_or_mount(&mut host.hands()?, &options.join(","))?;
+        if let Some(level) = apart.iter().find(|level| !resctrl.apart(**level)) {
+            return Err(Error::refused_with(
+                format!(
+                    "resctrl was mounted at {} after this was planned, with code and data of L{level} together",
+                    resctrl.root
+                ),
+                "plan again",
+            ));
+        }
+        let info = resctrl.info(&host.files)?;
+        let classes = info.classes() as usize;
+        let used = before.then(|| {
+            format!(
+                "resctrl was mounted already, at {}: it is used as it is",
+                resctrl.root
+            )
+        });
+        self.parts = Some(Parts {
+            free: classes.saturating_sub(1 + resctrl.used(&host.files)?.len()),
+            info,
+            resctrl,
+            groups: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            gone: Vec::new(),
+            told: BTreeSet::new(),
+        });
+        Ok(used.into_iter().collect())
+    }
+
+    /// Gives a group, or unmatched tasks, a part.
+    fn part(&mut self, host: &mut Host, name: &str, set: &Setting) -> Result<Vec<String>> {
+        let notes = self.begin(host, &[])?;
+        let parts = self.begun()?;
+        let group = parts.class(host, name)?;
+        let lines = parts.lines(&host.files, set)?;
+        let (resctrl, info) = (&parts.resctrl, &parts.info);
+        {
+            let _lock = resctrl.lock(&host.files, For::Changing, PATIENCE)?;
+            cache::allocate(&mut host.hands()?, resctrl, info, &group, &lines)?;
+        }
+        let ways = match *set {
+            Setting::Ways { level, mask } => Some((level, mask)),
+            Setting::WaysApart { level, code, data } => Some((level, Mask(code.0 | data.0))),
+            _ => None,
+        };
+        if let Some((level, mask)) = ways {
+            let mine =
+                |(group, l, m, _): (&str, u32, Mask, bool)| (group, l, m) == (name, level, mask);
+            let own = host
+                .plan
+                .as_ref()
+                .is_none_or(|plan| promised(plan).any(mine));
+            let others = parts.intruders(&parts.others(&host.files)?, level, mask);
+            if own
+                && name != REST
+                && let Some(other) = others.first()
+            {
+                return Err(Error::refused_with(
+                    format!(
+                        "group {name} is to have ways {mask} of L{level} to itself, and {other}, which somebody else made"
+                    ),
+                    format!(
+                        "remove it (rmdir {}/NAME, `pqos -R`), or give it other ways",
+                        resctrl.root
+                    ),
+                ));
+            }
+        }
+        if name != REST {
+            parts.follow(host, name)?;
+        } else if ways.is_some() {
+            parts.keep_out(host);
+        }
+        Ok(notes)
+    }
+
+    /// Gives a control group another part, one of many that it gets in turn: recorded once for all of them.
+    pub fn steer(&mut self, host: &mut Host, group: &Group, set: &Setting) -> Result<()> {
+        let parts = self.begun()?;
+        let lines = parts.lines(&host.files, set)?;
+        let path = group.file("schemata");
+        let _lock = parts.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
+        let old = group.schemata(&host.files)?.only(&lines).to_string();
+        host.hands()?.steer(&path, &old)?;
+        let files: &dyn Files = &host.files;
+        let put = || files.put(&path, &lines.to_string());
+        parts.resctrl.explained(files, put)
+    }
+
+    /// Takes threads into a control group of their own, with what a new one has.
+    pub fn take(&mut self, host: &mut Host, threads: &BTreeSet<u32>) -> Result<Group> {
+        self.begin(host, &[])?;
+        let parts = self.begun()?;
+        let _lock = parts.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
+        let group = parts.new_class(host)?;
+        let mut find = |_: &dyn Files| Ok(threads.clone());
+        cache::take(&mut host.hands()?, &parts.resctrl, &group, &mut find)?;
+        Ok(group)
+    }
+
+    /// The control group that a group, or unmatched tasks, are in.
+    fn class_of(&mut self, name: &str) -> Result<Group> {
+        let parts = self.begun()?;
+        if name == REST {
+            return Ok(parts.resctrl.default_group());
+        }
+        let group = parts.groups.get(name).cloned();
+        group.ok_or_else(|| Error::refused(format!("group {name} has no control group")))
+    }
+
+    /// Bytes that a group's control group has moved from and to memory; `None` while the hardware cannot tell.
+    pub fn moved_by(&mut self, files: &dyn Files, name: &str) -> Result<Option<u64>> {
+        const EVENT: &str = "mbm_total_bytes";
+        let data = self.class_of(name)?.data(files)?;
+        let whole = data.iter().filter(|d| d.part.is_none());
+        let counts: Vec<Option<u64>> = whole
+            .filter_map(|d| d.events.get(EVENT).map(Reading::count))
+            .collect();
+        if counts.is_empty() {
+            return Err(Error::refused_with(
+                format!("resctrl counts no traffic of group {name} here ({EVENT})"),
+                "leave mechanisms.ways out",
+            ));
+        }
+        Ok(counts.into_iter().sum())
+    }
+}
+
+impl Parts {
+    /// Makes groups exclusive that have ways to themselves, once unmatched tasks have left them. The kernel refuses it to who
+    /// shares ways of another level, or with devices, and somebody may keep the lock: then newcomers are looked for every second, as in any case.
+    fn keep_out(&self, host: &mut Host) {
+        let Some(plan) = &host.plan else {
+            return;
+        };
+        let own = promised(plan).filter(|(_, _, _, shared)| !shared);
+        let own: BTreeSet<Group> = own
+            .filter_map(|(group, ..)| self.groups.get(group).cloned())
+            .collect();
+        let Ok(_lock) = self.resctrl.lock(&host.files, For::Changing, PATIENCE) else {
+            return;
+        };
+        for group in own {
+            if let Ok(mut hands) = host.hands() {
+                let _ = cache::set_mode(&mut hands, &self.resctrl, &group, &Mode::Exclusive);
+            }
+        }
+    }
+
+    /// The control group of a group: made at its first part, unless one with the same parts is there.
+    fn class(&mut self, host: &mut Host, name: &str) -> Result<Group> {
+        if name == REST {
+            return Ok(self.resctrl.default_group());
+        }
+        if let Some(group) = self.groups.get(name) {
+            return Ok(group.clone());
+        }
+        let alike = host.plan.as_ref().and_then(|plan| {
+            let wanted = |g: &&GroupPlan| !settings(plan, &g.name).is_empty();
+            // Memory is locked by way of a class, too.
+            let locks = |s: &&Step| matches!(s.set, Setting::Lock { .. });
+            let locks = usize::from(plan.steps.iter().any(|s| locks(&s)));
+            if plan.groups.iter().filter(wanted).count() + locks <= self.free {
+                return None;
+            }
+            let own = settings(plan, name);
+            if settings(plan, REST) == own {
+                return Some(self.resctrl.default_group());
+            }
+            let mut others = self.groups.iter();
+            let (_, group) = others.find(|(other, _)| settings(plan, other) == own)?;
+            Some(group.clone())
+        });
+        let group = match alike {
+            Some(group) => group,
+            None => {
+                let _lock = self.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
+                self.new_class(host)?
+            }
+        };
+        self.groups.insert(name.to_owned(), group.clone());
+        Ok(group)
+    }
+
+    /// A control group that nobody has: made, or an idle one for the time.
+    fn new_class(&self, host: &mut Host) -> Result<Group> {
+        let resctrl = &self.resctrl;
+        let all = resctrl.groups(&host.files)?;
+        let names = (1..).map(|n| format!("COS{n}"));
+        let mut names = names.filter(|name| all.iter().all(|g| g.name != *name));
+        let name = names.next().unwrap_or_default();
+        let made = cache::make(&mut host.hands()?, resctrl, &name);
+        let Err(why) = made else { return made };
+        let used = resctrl.used(&host.files)?;
+        let ours: Vec<&Group> = self.groups.values().collect();
+        let idle = |g: &&Group| !g.name.is_empty() && !used.contains(g) && !ours.contains(g);
+        let Some(group) = all.iter().find(idle).cloned() else {
+            return Err(why);
+        };
+        // Whoever had it last may have left it narrow.
+        cache::widen(&mut host.hands()?, resctrl, &self.info, &group)?;
+        Ok(group)
+    }
+}

@@ -1,0 +1,57 @@
+//! Tasks of limited groups that the fair scheduler does not schedule (they turned so, or were
+//! born so), and cgroups of braked groups that others changed. A group's promise is lost with
+//! the first, and stays lost: what ran was not limited.
+
+use quell_kernel::fair;
+use quell_plan::Setting;
+use quell_record::backend::Observation;
+use quell_record::standing::Cause;
+use quell_types::ids::GroupId;
+use quell_types::mechanism::Level;
+
+use super::{Applied, Enforcer, threaded};
+use crate::host::{Host, limits};
+
+/// The mechanism: it is looked for, whatever limits a group.
+pub(crate) struct Exempt;
+
+impl Enforcer for Exempt {
+    fn apply(&mut self, _: &mut Host, _: &str, _: &Setting) -> Applied {
+        Ok(None)
+    }
+
+    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+        let steps = host.plan.iter().flat_map(|plan| &plan.steps);
+        let limited = steps.filter(|s| limits(&s.set));
+        let mut limited: Vec<GroupId> = limited.filter_map(|s| s.group.clone()).collect();
+        limited.dedup();
+        let replaced = fair::replaced_by(&host.files);
+        for name in limited {
+            let Some(group) = host.groups.of.get(&name) else {
+                continue;
+            };
+            if group.limit_most == Level::None {
+                continue;
+            }
+            let because = match &replaced {
+                Some(scheduler) => Cause::Exempt {
+                    task: format!("the sched_ext scheduler '{scheduler}' was loaded"),
+                },
+                None => match fair::exempt(&host.files, &group.home.tasks_dirs()) {
+                    Some(task) => Cause::Exempt {
+                        task: task.to_string(),
+                    },
+                    None => match threaded::lost(&host.files, &group.home) {
+                        Some(why) => Cause::Loose { why },
+                        None => continue,
+                    },
+                },
+            };
+            // What the watchdog has taken back was changed by nobody else.
+            if !host.still_held() {
+                return;
+            }
+            seen.extend(host.spoil_limit(&name, Level::None, &because));
+        }
+    }
+}

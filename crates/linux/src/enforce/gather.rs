@@ -1,0 +1,141 @@
+//! Which tasks are in a group's cgroups: cgroups of ours that they are moved to, or those that they are in already.
+
+use std::collections::BTreeSet;
+
+use quell_kernel::cgroup::{Controller, Version};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::spent::Ledger;
+use quell_kernel::{rt, tasks};
+use quell_plan::Setting;
+use quell_record::backend::Observation;
+use quell_types::mechanism::Level;
+use quell_types::task::TaskMatch;
+
+use super::nesting::not_ours;
+use super::{Applied, Enforcer, late, threaded};
+use crate::home::{Home, Layout, Place};
+use crate::host::{BOUND, Group, Host, finding};
+
+/// The mechanism.
+pub(crate) struct Gather;
+
+impl Enforcer for Gather {
+    fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
+        let Setting::Gather {
+            matching,
+            low,
+            braked,
+        } = set
+        else {
+            return Ok(None);
+        };
+        let layout = Layout {
+            low: *low,
+            braked: *braked,
+        };
+        gather(host, group, matching, layout).map(Some)
+    }
+
+    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+        let groups = host.groups.of.iter();
+        let matched = groups.filter(|(_, g)| !g.matching.is_empty());
+        let matched: Vec<String> = matched.map(|(name, _)| name.clone()).collect();
+        for name in matched {
+            if !host.still_held() {
+                return;
+            }
+            let adopted = late::adopt(host, &name, seen);
+            if let Err(e) = adopted.and_then(|()| host.collect(&name)) {
+                seen.push(finding(e.to_string(), Some(&name)));
+            }
+        }
+    }
+}
+
+fn gather(
+    host: &mut Host,
+    name: &str,
+    matching: &[TaskMatch],
+    layout: Layout,
+) -> Result<Vec<String>> {
+    let mut controllers = vec![Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
+    controllers.extend(host.groups.bound.iter().flat_map(|_| BOUND));
+    let cpus = host.all_cpus()?;
+    let mut notes = Vec::new();
+    let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
+    let home = if in_place.is_empty() {
+        host.home(name, &controllers, layout)?
+    } else {
+        Home {
+            group: name.to_owned(),
+            places: Vec::new(),
+        }
+    };
+    let group = Group {
+        home,
+        layout,
+        matching: matching.to_vec(),
+        cpus,
+        limit_most: Level::Enforced,
+        ledger: Some(Ledger::new(rt::ticks_since_boot())),
+    };
+    host.groups.of.insert(name.to_owned(), group);
+    if matching.is_empty() {
+        return Ok(notes);
+    }
+    let found = host.assigned()?.remove(name).unwrap_or_default();
+    let named = tasks::cgroups_of(&host.files, &in_place, &found)?;
+    let within = layout.braked && !in_place.is_empty();
+    if within {
+        check_in_place(host, name, &named)?;
+    }
+    let (mut hands, cgroups, group) = host.of(name)?;
+    for cgroup in named {
+        group
+            .home
+            .adopt(&mut hands, cgroups, &cgroup, &controllers)?;
+    }
+    if within {
+        threaded::divide(&mut hands, cgroups, &mut group.home)?;
+    }
+    if found.is_empty() {
+        notes.push(format!(
+            "group {name}: no task matches yet; it is looked for every second"
+        ));
+    }
+    host.collect(name)?;
+    Ok(notes)
+}
+
+/// Refuses a group whose brakes would have to be in a cgroup that is not ours and cannot.
+/// Changes nothing.
+fn check_in_place(host: &Host, name: &str, cgroups: &BTreeSet<String>) -> Result<()> {
+    let refused =
+        |why: &str| Error::refused_with(format!("group {name}: {why}"), threaded::INSTEAD);
+    let hierarchy = host.cgroups.of(Controller::Cpu);
+    let Some(hierarchy) = hierarchy.filter(|h| h.version == Version::V2) else {
+        return Err(refused("the cpu controller is not on cgroup v2"));
+    };
+    let mut found = cgroups.iter();
+    let (Some(cgroup), None) = (found.next(), found.next()) else {
+        let names: Vec<&str> = cgroups.iter().map(String::as_str).collect();
+        return Err(refused(&match names.as_slice() {
+            [] => "no program runs in a cgroup that it matches, and a brake needs one".to_owned(),
+            several => format!(
+                "it matches several cgroups ({}), and a brake holds one",
+                several.join(", ")
+            ),
+        }));
+    };
+    let Some(dir) = hierarchy.dir(cgroup) else {
+        return Ok(());
+    };
+    let place = Place {
+        hierarchy: hierarchy.clone(),
+        dir,
+        ours: false,
+        braked: false,
+    };
+    not_ours(&host.files, name, &place)?;
+    threaded::check(&host.files, name, &place.dir)
+}

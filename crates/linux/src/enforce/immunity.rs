@@ -1,0 +1,74 @@
+//! Programs that the OOM killer leaves alone.
+
+use std::collections::BTreeSet;
+
+use quell_kernel::error::Result;
+use quell_kernel::{below, oom, procfs};
+use quell_plan::Setting;
+use quell_record::backend::Observation;
+use quell_types::cpuset::CpuSet;
+
+use super::{Applied, Enforcer, memory};
+use crate::host::{Host, finding};
+
+/// The mechanism, and its groups.
+#[derive(Default)]
+pub(crate) struct Immunity {
+    of: BTreeSet<String>,
+}
+
+impl Immunity {
+    /// Makes whoever is in a group immune from the OOM killer, if that is to be.
+    fn immunise(&self, host: &mut Host, name: &str) -> Result<()> {
+        let Some(group) = host.groups.of.get(name).filter(|_| self.of.contains(name)) else {
+            return Ok(());
+        };
+        let dirs = group.home.tasks_dirs();
+        let Some(dir) = dirs.first().cloned() else {
+            return Ok(());
+        };
+        // Processes, in v1 too: of a thread that ends nobody would know whose it was.
+        let mut inside = Vec::new();
+        for dir in &dirs {
+            below::processes(&host.files, dir, |pid| inside.push(pid));
+        }
+        inside.sort_unstable();
+        inside.dedup();
+        for pid in inside {
+            let Some(stat) = procfs::stat(&host.files, pid)? else {
+                continue;
+            };
+            memory::oom_score(&mut host.hands()?, stat.id, oom::IMMUNE, &dir)?;
+        }
+        Ok(())
+    }
+}
+
+impl Enforcer for Immunity {
+    fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
+        if !matches!(set, Setting::OomImmune) {
+            return Ok(None);
+        }
+        host.groups.one(group)?;
+        self.of.insert(group.to_owned());
+        self.immunise(host, group)?;
+        Ok(Some(Vec::new()))
+    }
+
+    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+        for group in &self.of {
+            if let Err(e) = self.immunise(host, group) {
+                seen.push(finding(format!("group {group}: {e}"), Some(group)));
+            }
+        }
+    }
+
+    /// The first of its tasks; those it has begotten meanwhile are found with the newborn.
+    fn launched(&mut self, host: &mut Host, group: &str, _: Option<&CpuSet>) -> Result<()> {
+        self.immunise(host, group)
+    }
+
+    fn release(&mut self, _: &mut Host) {
+        self.of.clear();
+    }
+}

@@ -1,0 +1,100 @@
+//! Cgroups that a group's tables name and that appear while it is held: a unit that is started, a container that comes.
+
+use std::collections::BTreeSet;
+
+use quell_kernel::cgroup::Controller;
+use quell_kernel::error::Result;
+use quell_kernel::tasks;
+use quell_plan::{Setting, Step};
+use quell_record::backend::Observation;
+use quell_types::task::TaskMatch;
+
+use super::{cores, cpumax, io, weight};
+use crate::home::Home;
+use crate::host::{Host, finding};
+
+/// The controllers that a group is gathered with.
+const GATHERED: [Controller; 3] = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
+
+/// Gives the cgroups of a group that have appeared since it was gathered what the plan sets for it. Each is tried once.
+pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Result<()> {
+    let group = host.groups.one(name)?;
+    let in_place = group.matching.iter().filter(|m| m.in_place());
+    let in_place: Vec<TaskMatch> = in_place.cloned().collect();
+    // A brake needs its cgroup from the beginning; without one such a group was refused.
+    if in_place.is_empty() || group.layout.braked {
+        return Ok(());
+    }
+    let known: BTreeSet<String> = group.home.places.iter().map(|p| p.dir.clone()).collect();
+    let is_known = |cgroup: &String| {
+        let of = GATHERED.iter().filter_map(|c| host.cgroups.of(*c));
+        of.filter_map(|h| h.dir(cgroup))
+            .any(|dir| known.contains(&dir))
+    };
+    let found = host.assigned()?.remove(name).unwrap_or_default();
+    let mut named = tasks::cgroups_of(&host.files, &in_place, &found)?;
+    named.retain(|cgroup| !is_known(cgroup));
+    if named.is_empty() {
+        return Ok(());
+    }
+    let mut late = Home {
+        group: name.to_owned(),
+        places: Vec::new(),
+    };
+    let steps = host.plan.iter().flat_map(|plan| &plan.steps);
+    let steps = steps.filter(|step| step.group.as_deref() == Some(name));
+    let steps: Vec<Step> = steps.cloned().collect();
+    let (mut hands, cgroups, group) = host.of(name)?;
+    for cgroup in &named {
+        late.adopt(&mut hands, cgroups, cgroup, &GATHERED)?;
+    }
+    late.places.retain(|place| !known.contains(&place.dir));
+    // Before anything can fail: what fails is said once, not every second.
+    group.home.places.extend(late.places.iter().cloned());
+    let mut without = Vec::new();
+    let mut notes = Vec::new();
+    for step in steps {
+        match &step.set {
+            Setting::Gather { .. } => {}
+            Setting::Confine {
+                cpus,
+                mems,
+                exclusive,
+            } => {
+                let of = (cpus, mems, *exclusive);
+                let confined = cores::confine(&mut hands, cgroups, &late, of.0, of.1, of.2, &[])?;
+                notes.extend(confined.notes);
+            }
+            Setting::Weight { weight } => {
+                notes.extend(weight::give(&mut hands, cgroups, &late, *weight)?);
+            }
+            Setting::CpuMax { share, period } => {
+                let limited = cpumax::limit(&mut hands, cgroups, &late, *share, *period)?;
+                notes.extend(limited);
+            }
+            set if io::is_own(set) => {
+                for cgroup in &named {
+                    late.adopt(&mut hands, cgroups, cgroup, &[Controller::Io])?;
+                }
+                io::set(&mut hands, cgroups, &late, set)?;
+            }
+            _ => without.push(step.mechanism.to_string()),
+        }
+    }
+    let which: Vec<&str> = named.iter().map(String::as_str).collect();
+    let mut what = format!(
+        "group {name}: {} appeared and has what the plan sets",
+        which.join(", ")
+    );
+    if !without.is_empty() {
+        what = format!(
+            "group {name}: {} appeared after the start, too late for {}: end the run and start it again to have it \
+             there, too",
+            which.join(", "),
+            without.join(", ")
+        );
+    }
+    let all = std::iter::once(what).chain(notes);
+    seen.extend(all.map(|what| finding(what, Some(name))));
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! The memory of one group, in files that are kept open.
+
+use quell_kernel::cgroup::Version;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::kept::Kept;
+use quell_kernel::memory::{self, Memory};
+use quell_kernel::psi::{self, Resource};
+use quell_kernel::root::Files;
+use quell_types::units::{Bytes, Nanos};
+
+use crate::home::{Home, Place};
+
+/// The files of one group. What is gone reads as nothing.
+pub struct Account {
+    pub memory: Option<Memory>,
+    pub usage: Option<Kept>,
+    pub stat: Option<Kept>,
+    pub memory_stall: Option<Kept>,
+    pub io_stall: Option<Kept>,
+    /// What is protected by us.
+    pub protected: Bytes,
+}
+
+impl Account {
+    pub fn open(
+        files: &dyn Files,
+        group: &str,
+        home: &Home,
+        memory: Option<&Place>,
+    ) -> Result<Self> {
+        let v2 = v2_place(home);
+        let stall = |resource: Resource| match v2 {
+            Some(place) => Kept::open(files, &resource.of(&place.dir)),
+            None => Ok(None),
+        };
+        let memory = memory.map(|place| Memory::of(&place.hierarchy, &place.dir));
+        if let Some(memory) = memory.as_ref().filter(|m| !memory::has(files, m)) {
+            return Err(Error::refused_with(
+                format!("group {group}: {} is missing", memory.usage()),
+                "enable memory in the parents' cgroup.subtree_control",
+            ));
+        }
+        let kept = |path: Option<String>| path.map_or(Ok(None), |p| Kept::open(files, &p));
+        Ok(Self {
+            usage: kept(memory.as_ref().map(Memory::usage))?,
+            stat: kept(memory.as_ref().map(Memory::stat))?,
+            memory_stall: stall(Resource::Memory)?,
+            io_stall: stall(Resource::Io)?,
+            memory,
+            protected: Bytes(0),
+        })
+    }
+
+    /// Who is there, and of whom nothing is told any more, must not be taken for calm.
+    pub fn still_told(&self, files: &dyn Files) -> Result<()> {
+        let path = self.memory_stall.as_ref().map_or("", Kept::path);
+        let dir = path.rsplit_once('/').map_or("", |(dir, _)| dir);
+        if dir.is_empty() || !files.exists(&format!("{dir}/cgroup.procs")) {
+            return Ok(());
+        }
+        Err(Error::refused_with(
+            format!(
+                "{path} is gone: how long the critical group waits for memory is not told any more"
+            ),
+            format!("write 1 to {dir}/cgroup.pressure"),
+        ))
+    }
+
+    pub fn usage(&mut self, files: &dyn Files) -> Result<Bytes> {
+        let Some(kept) = self.usage.as_mut() else {
+            return Ok(Bytes(0));
+        };
+        let Some(number) = kept.text(files)?.map(str::parse) else {
+            return Ok(Bytes(0));
+        };
+        number
+            .map(Bytes)
+            .map_err(|_| Error::malformed(kept.path(), "", "a number of bytes"))
+    }
+
+    pub fn stat(&mut self, files: &dyn Files) -> Result<memory::Stat> {
+        let (Some(kept), Some(memory)) = (self.stat.as_mut(), self.memory.as_ref()) else {
+            return Ok(memory::Stat::default());
+        };
+        match kept.text(files)? {
+            Some(text) => memory.parse_stat(text),
+            None => Ok(memory::Stat::default()),
+        }
+    }
+}
+
+/// The time waited so far, in a pressure file that may be gone.
+pub fn waited(kept: Option<&mut Kept>, files: &dyn Files) -> Result<Option<Nanos>> {
+    let Some(kept) = kept else {
+        return Ok(None);
+    };
+    let total = kept.text(files)?.map(|text| psi::some_total("", text));
+    match total {
+        None => Ok(None),
+        Some(Ok(total)) => Ok(Some(total)),
+        Some(Err(_)) => Err(Error::malformed(kept.path(), "", "a line `some … total=…`")),
+    }
+}
+
+/// The group's cgroup in v2, whatever its controllers: pressure is told there, and it can be frozen.
+pub fn v2_place(home: &Home) -> Option<&Place> {
+    let is = |p: &&Place| p.hierarchy.version == Version::V2;
+    home.places.iter().find(is)
+}

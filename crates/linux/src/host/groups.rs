@@ -1,0 +1,174 @@
+//! The groups of a plan that were gathered: their cgroups, and whose tasks are in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_kernel::cgroup::Controller;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::root::Files;
+use quell_kernel::spent::Ledger;
+use quell_kernel::tasks::{self, Matcher};
+use quell_record::backend::{Observation, Seen};
+use quell_record::events::{Event, Spent};
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::Level;
+use quell_types::task::TaskMatch;
+
+use super::{Host, finding};
+use crate::home::{Home, Layout, Place};
+use crate::session::Session;
+
+/// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
+pub const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
+
+/// A group.
+pub struct Group {
+    pub home: Home,
+    pub layout: Layout,
+    pub matching: Vec<TaskMatch>,
+    pub cpus: CpuSet,
+    /// The most that its limit is worth: less than planned once something was found that it does not hold.
+    pub limit_most: Level,
+    /// What its threads have spent; none any more once it could not be told.
+    pub ledger: Option<Ledger>,
+}
+
+/// What is around all groups and programs of none.
+pub struct Bound {
+    pub home: Home,
+    /// Below it: where programs of no group are.
+    pub loose: Home,
+}
+
+/// All of them.
+#[derive(Default)]
+pub struct Groups {
+    pub of: BTreeMap<String, Group>,
+    pub bound: Option<Bound>,
+    /// Where tasks of no group are confined to, while they are.
+    pub rest: Option<CpuSet>,
+}
+
+impl Groups {
+    pub fn one(&self, name: &str) -> Result<&Group> {
+        self.of.get(name).ok_or_else(|| ungathered(name))
+    }
+
+    pub fn one_mut(&mut self, name: &str) -> Result<&mut Group> {
+        self.of.get_mut(name).ok_or_else(|| ungathered(name))
+    }
+}
+
+fn ungathered(name: &str) -> Error {
+    Error::refused(format!("group {name} was not gathered before this step"))
+}
+
+impl Host {
+    /// Gives a group that is gathered further controllers: those of its cgroups that it has already, or cgroups in further
+    /// hierarchies. Controllers that this machine does not have are left out.
+    pub fn extend(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
+        let group = self.groups.one(name)?;
+        let in_place = group.matching.iter().filter(|m| m.in_place());
+        let in_place: Vec<TaskMatch> = in_place.cloned().collect();
+        if in_place.is_empty() {
+            let more = self.home(name, controllers, group.layout)?;
+            let places = &mut self.groups.one_mut(name)?.home.places;
+            for place in more.places {
+                if !places.contains(&place) {
+                    places.push(place);
+                }
+            }
+        } else {
+            let found = self.assigned()?.remove(name).unwrap_or_default();
+            for cgroup in tasks::cgroups_of(&self.files, &in_place, &found)? {
+                let (mut hands, cgroups, group) = self.of(name)?;
+                group
+                    .home
+                    .adopt(&mut hands, cgroups, &cgroup, controllers)?;
+            }
+        }
+        self.collect(name)
+    }
+
+    /// Makes cgroups for a group: below what is around all of them, if anything is.
+    pub fn home(&mut self, name: &str, controllers: &[Controller], layout: Layout) -> Result<Home> {
+        let (mut hands, cgroups, groups) = self.changes()?;
+        let above = groups.bound.as_ref().map(|b| &b.home);
+        Home::create_as(&mut hands, (cgroups, above), name, controllers, layout)
+    }
+
+    /// The group's one cgroup with the memory controller; `None` without a controller.
+    pub fn memory_place(&self, name: &str) -> Result<Option<&Place>> {
+        let home = &self.groups.one(name)?.home;
+        let places: Vec<&Place> = home.dirs(&self.cgroups, Controller::Memory).collect();
+        match places.as_slice() {
+            [] => Ok(None),
+            [one] => Ok(Some(one)),
+            several => Err(Error::refused_with(
+                format!(
+                    "group {name}: it lives in {} cgroups, whose memory would add up",
+                    several.len()
+                ),
+                "select it by one cgroup, or by its tasks",
+            )),
+        }
+    }
+
+    pub fn matchers(&self) -> Result<Vec<Matcher>> {
+        let groups = self.groups.of.iter();
+        groups
+            .map(|(name, g)| Matcher::new(&self.files, name, &g.matching))
+            .collect()
+    }
+
+    /// Processes of ours that no group gets, whatever it matches.
+    fn never(&self) -> BTreeSet<u32> {
+        let watchdog = self.session.as_ref().and_then(Session::watchdog_pid);
+        watchdog.into_iter().chain(self.brakes.clone()).collect()
+    }
+
+    pub fn assigned(&self) -> Result<tasks::Assigned> {
+        tasks::assign(&self.files, &self.matchers()?, &self.never())
+    }
+
+    /// Moves the tasks of a group that are still outside into its cgroups.
+    pub fn collect(&mut self, name: &str) -> Result<()> {
+        let home = &self.groups.one(name)?.home;
+        if !home.places.iter().any(Place::collects) {
+            return Ok(());
+        }
+        let (matchers, never) = (self.matchers()?, self.never());
+        let mut find = |files: &dyn Files| {
+            Ok(tasks::assign(files, &matchers, &never)?
+                .remove(name)
+                .unwrap_or_default())
+        };
+        let (mut hands, _, group) = self.of(name)?;
+        group.home.gather(&mut hands, &mut find)?;
+        Ok(())
+    }
+
+    /// Tells what the groups' threads have spent since the last time.
+    pub fn tell_spent(&mut self, seen: &mut Observation) {
+        for (name, group) in &mut self.groups.of {
+            let Some(ledger) = group.ledger.as_mut() else {
+                continue;
+            };
+            let dirs = group.home.tasks_dirs();
+            match ledger.look(&self.files, &dirs) {
+                // Nobody is there.
+                Ok(Some(spent)) if spent == Spent::default() => {}
+                Ok(Some(spent)) => {
+                    let group = name.clone();
+                    // Before anything that ends the hold.
+                    seen.insert(0, Seen::Event(Event::Spent { group, spent }));
+                }
+                Ok(None) => group.ledger = None,
+                Err(e) => {
+                    group.ledger = None;
+                    let what = format!("what group {name} spends is not told: {e}");
+                    seen.push(finding(what, Some(name)));
+                }
+            }
+        }
+    }
+}

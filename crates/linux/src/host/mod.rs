@@ -1,0 +1,211 @@
+//! What every mechanism works on: the machine's files, the session that records changes, the plan, and the groups.
+
+mod groups;
+mod worth;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use quell_kernel::cgroup::Cgroups;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::pmu::{Counting, Traffic};
+use quell_kernel::root::Kernel;
+use quell_kernel::{oom, pmu, rt};
+use quell_plan::Plan;
+use quell_plan::inventory::{Inventory, Measured};
+use quell_policy::workload::{Caches, Workload};
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::units::Bytes;
+
+use crate::change::Hands;
+use crate::probe;
+use crate::resident::KeeperCommand;
+use crate::session::{Session, WatchdogCommand};
+
+pub use groups::{BOUND, Bound, Group, Groups};
+pub use worth::{finding, limits};
+
+/// What the backend needs of the rest of the program.
+pub struct Tools {
+    /// The command that serves a generator on a CPU with these caches.
+    pub generator: fn(&Workload, &Caches) -> Vec<String>,
+    /// Whether two CPUs share a cache now.
+    pub shared_cache: fn(CpuId, CpuId) -> std::io::Result<Option<f64>>,
+    /// Measures rates on CPUs.
+    pub rates: fn(&CpuSet, Bytes) -> std::io::Result<Measured>,
+    /// Prepares a stream far larger than a last-level cache of this size, that reads or writes (`true`), for counters to
+    /// be checked with.
+    pub traffic: fn(bool, Bytes) -> std::io::Result<Traffic>,
+    /// How the watchdog is started.
+    pub watchdog: WatchdogCommand,
+    /// How the keeper of a group's files is started.
+    pub keeper: KeeperCommand,
+}
+
+/// What is known of the machine.
+#[derive(Default)]
+struct Known {
+    measured: Option<Measured>,
+    inventory: Option<Inventory>,
+    counting: Vec<Counting>,
+}
+
+/// The machine and the hold on it.
+pub struct Host {
+    pub files: Kernel,
+    pub cgroups: Cgroups,
+    pub run_root: PathBuf,
+    pub tools: Tools,
+    known: Known,
+    pub plan: Option<Plan>,
+    pub session: Option<Session>,
+    pub groups: Groups,
+    /// Processes of the brakes, which no group gets, whatever it matches.
+    pub brakes: BTreeSet<u32>,
+}
+
+impl Host {
+    /// The machine we run on, not held yet.
+    pub fn new(run_root: &Path, tools: Tools) -> Result<Self> {
+        let files = Kernel::new()?;
+        Ok(Self {
+            cgroups: Cgroups::discover(&files)?,
+            files,
+            run_root: run_root.to_owned(),
+            tools,
+            known: Known::default(),
+            plan: None,
+            session: None,
+            groups: Groups::default(),
+            brakes: BTreeSet::new(),
+        })
+    }
+
+    /// What an earlier run measured on this machine.
+    pub fn measured(&mut self, measured: Measured) {
+        self.known.measured = Some(measured);
+        // Which events meter depends on it.
+        self.known.inventory = None;
+    }
+
+    pub fn inventory(&mut self) -> Result<&Inventory> {
+        if self.known.inventory.is_none() {
+            let probed = probe::probe(
+                &self.files,
+                &probe::Live,
+                &self.cgroups,
+                self.known.measured.clone(),
+            )?;
+            self.known.counting = probed.counting;
+            self.known.inventory = Some(probed.inventory);
+        }
+        self.known
+            .inventory
+            .as_ref()
+            .ok_or_else(|| Error::refused("the machine could not be read"))
+    }
+
+    /// The events that count memory traffic on a CPU, once the machine was looked at.
+    pub fn counting(&self, cpu: CpuId) -> Option<&Counting> {
+        pmu::of_cpu(&self.known.counting, cpu)
+    }
+
+    pub fn all_cpus(&mut self) -> Result<CpuSet> {
+        Ok(self.inventory()?.cpu_set())
+    }
+
+    /// The caches of the CPU given, or of the first.
+    pub fn caches(&mut self, cpu: Option<CpuId>) -> Result<Caches> {
+        let machine = self.inventory()?;
+        let first = machine.cpus.first().map_or(0, |c| c.id);
+        Ok(machine.data_caches(cpu.unwrap_or(first)))
+    }
+
+    /// The rates, and whether counters count right. Changes nothing.
+    pub fn measure(&mut self) -> Result<Measured> {
+        let (cpus, llc) = (self.all_cpus()?, self.caches(None)?.llc);
+        let refused = |e| {
+            Error::refused(format!(
+                "the rates of this machine could not be measured: {e}"
+            ))
+        };
+        let mut measured = (self.tools.rates)(&cpus, llc).map_err(refused)?;
+        let vendor = self.inventory()?.identity.vendor.clone();
+        let traffic = self.tools.traffic;
+        measured.counters = pmu::check(&self.files, &vendor, &|write| traffic(write, llc))?;
+        Ok(measured)
+    }
+
+    /// The session, begun where none is, and what a person should know of that.
+    pub fn session(&mut self) -> Result<(&mut Session, Vec<String>)> {
+        let mut notes = Vec::new();
+        if self.session.is_none() {
+            if !quell_kernel::is_root() {
+                return Err(Error::refused_with(
+                    "changing the machine needs root (CAP_SYS_ADMIN for cgroups)",
+                    "run it with sudo",
+                ));
+            }
+            let most = self
+                .all_cpus()?
+                .iter()
+                .next_back()
+                .map_or(1, |c| c as usize + 1);
+            oom::shelter();
+            let (session, said) = Session::begin(
+                &self.files,
+                &self.cgroups,
+                &self.run_root,
+                most,
+                &self.tools.watchdog,
+            )?;
+            if let Some(plan) = &self.plan {
+                session.describe(plan)?;
+            }
+            self.session = Some(session);
+            notes = said;
+        }
+        let session = self
+            .session
+            .as_mut()
+            .ok_or_else(|| Error::refused("no hold on the machine"))?;
+        Ok((session, notes))
+    }
+
+    /// What changes the machine, and the groups.
+    pub fn changes(&mut self) -> Result<(Hands<'_>, &Cgroups, &mut Groups)> {
+        let session = self
+            .session
+            .as_mut()
+            .ok_or_else(|| Error::refused("no hold on the machine"))?;
+        let hands = Hands::new(&self.files, session.journal());
+        Ok((hands, &self.cgroups, &mut self.groups))
+    }
+
+    /// What changes the machine.
+    pub fn hands(&mut self) -> Result<Hands<'_>> {
+        Ok(self.changes()?.0)
+    }
+
+    /// What changes the machine, and one of the groups.
+    pub fn of(&mut self, group: &str) -> Result<(Hands<'_>, &Cgroups, &mut Group)> {
+        let (hands, cgroups, groups) = self.changes()?;
+        Ok((hands, cgroups, groups.one_mut(group)?))
+    }
+
+    /// Whether the run is still ours, in the middle of slow work; if so the heart beats.
+    pub fn still_held(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::still_held)
+    }
+
+    /// Lets the heart beat in the middle of slow work, as long as the run is ours.
+    pub fn heart(&self) -> impl FnMut() + use<> {
+        let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
+        move || {
+            if let Some(lease) = lease.as_ref().filter(|l| !l.is_revoked()) {
+                lease.beat(rt::now());
+            }
+        }
+    }
+}
