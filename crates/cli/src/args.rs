@@ -42,7 +42,7 @@ pub struct Args {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Find out what neighbours hurt here, and how much of it Quell takes away
+    /// Measure what neighbours slow down here, and what Quell mends
     Demo(Demo),
     /// Show what this machine can promise, what it cannot, and why
     Doctor(Doctor),

@@ -10,7 +10,8 @@ use quell_types::stats::{mean, percentile, sorted};
 use quell_types::units::Nanos;
 use serde::{Deserialize, Serialize};
 
-use crate::generator::{Span, generator};
+use crate::factory::generator;
+use crate::generator::Span;
 use crate::memory::Granted;
 use crate::resolved::{Placed, ResolvedWorkload};
 use crate::{Error, affinity, pressure};

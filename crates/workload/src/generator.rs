@@ -4,15 +4,12 @@
 use quell_record::measurement::Measurement;
 use quell_types::units::Nanos;
 
+use crate::Error;
 use crate::account::Sampler;
-use crate::frames::{Call, Display};
 use crate::load::Driver;
 use crate::memory::Granted;
-use crate::periodic::Task;
-use crate::requests::Server;
-use crate::resolved::{Load, Placed, ResolvedWorkload};
+use crate::resolved::Placed;
 use crate::windows::Windows;
-use crate::{Error, frames, pressure};
 
 /// More windows (or samples) than this in one span are refused: their memory would disturb what is measured.
 pub(crate) const MOST_WINDOWS: u64 = 16 << 20;
@@ -66,44 +63,6 @@ pub(crate) trait Generator {
 
     /// Keeps an account of where each unit's time went, if it has units that the kernel's clocks can be read between.
     fn account(&mut self, _: Sampler) {}
-}
-
-/// Takes and touches the memory of a generator, on the CPU and memory node the calling thread runs on.
-///
-/// # Errors
-/// When a parameter makes no sense, what it needs is not to be had, or the processor does not have the operation.
-pub(crate) fn generator(workload: &ResolvedWorkload) -> Result<Box<dyn Generator>, Error> {
-    if let Some(fault) = workload.fault() {
-        let what = format!("{}: `{}`", workload.kind(), fault.key);
-        return Err(Error::refused(what, fault.why, fault.remedy));
-    }
-    Ok(match workload {
-        ResolvedWorkload::Latency { .. }
-        | ResolvedWorkload::Bandwidth { .. }
-        | ResolvedWorkload::ParallelLists { .. }
-        | ResolvedWorkload::CacheChurn { .. }
-        | ResolvedWorkload::Stores { .. }
-        | ResolvedWorkload::Lattice { .. } => Box::new(Load::driver(workload)?),
-        ResolvedWorkload::Trace { file } => {
-            return Err(Error::refused(
-                format!("replaying the trace '{file}'"),
-                "a recorded program is replayed on the simulated machine only",
-                "use --on sim, or run the program itself by `command`",
-            ));
-        }
-        ResolvedWorkload::Periodic { .. } => Box::new(Task::new(workload)?),
-        ResolvedWorkload::FramesCall { .. } => {
-            Box::new(Call::new(workload, &frames::meeting_point())?)
-        }
-        ResolvedWorkload::FramesDisplay { .. } => {
-            Box::new(Display::new(workload, &frames::meeting_point())?)
-        }
-        ResolvedWorkload::Detector(spec) => Box::new(pressure::Detector::new(spec)?),
-        ResolvedWorkload::AnonHog(spec) => Box::new(pressure::AnonHog::new(spec)?),
-        ResolvedWorkload::FileHog(spec) => Box::new(pressure::FileHog::new(spec)?),
-        ResolvedWorkload::DirtyWriter(spec) => Box::new(pressure::Writer::new(spec)?),
-        ResolvedWorkload::Requests(spec) => Box::new(Server::new(spec)?),
-    })
 }
 
 impl Generator for Driver {

@@ -20,6 +20,7 @@ mod churn;
 mod clock;
 pub mod deep;
 mod error;
+mod factory;
 pub mod flush;
 mod frames;
 mod generator;

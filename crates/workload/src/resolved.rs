@@ -208,7 +208,7 @@ impl Load {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generator::generator;
+    use crate::factory::generator;
     use quell_policy::workload::{Caches, Operation, Pages};
     use quell_types::units::Rate;
 

@@ -20,7 +20,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Error;
 use crate::account::Sampler;
-use crate::generator::{Span, generator};
+use crate::factory::generator;
+use crate::generator::Span;
 use crate::resolved::ResolvedWorkload;
 use crate::{affinity, pressure, procfs};
 

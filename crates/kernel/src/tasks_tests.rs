@@ -1,0 +1,188 @@
+//! Tests of which tasks belong to which group.
+
+use super::*;
+use crate::root::Kernel;
+use std::path::Path;
+
+fn process(root: &Path, pid: u32, parent: u32, comm: &str, args: &str, cgroup: &str) {
+    let dir = root.join(format!("proc/{pid}"));
+    std::fs::create_dir_all(&dir).unwrap();
+    let stat = format!("{pid} ({comm}) S {parent} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 0 1 0 {pid}00 0 0");
+    std::fs::write(dir.join("stat"), stat).unwrap();
+    std::fs::write(dir.join("cmdline"), args.replace(' ', "\0") + "\0").unwrap();
+    std::fs::write(dir.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
+    std::fs::write(
+        dir.join("status"),
+        format!("Tgid:\t{pid}\nUid:\t0\t{}\t0\t0\n", 1000),
+    )
+    .unwrap();
+}
+
+fn machine() -> (tempfile::TempDir, Kernel) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let base = 4_000_000;
+    process(root, base + 1, 1, "init", "init", "/");
+    process(root, base + 10, base + 1, "shell", "bash", "/user.slice");
+    process(
+        root,
+        base + 11,
+        base + 10,
+        "python3",
+        "python3 detect.py",
+        "/user.slice",
+    );
+    process(
+        root,
+        base + 12,
+        base + 11,
+        "helper",
+        "helper",
+        "/user.slice",
+    );
+    process(
+        root,
+        base + 20,
+        base + 1,
+        "dockerd",
+        "x",
+        "/system.slice/docker-0123456789abcdef.scope/inner",
+    );
+    std::fs::create_dir_all(root.join("etc")).unwrap();
+    std::fs::write(
+        root.join("etc/passwd"),
+        "root:x:0:0::/:\nvision:x:1000:1000::/:\n",
+    )
+    .unwrap();
+    let kernel = Kernel::at(root);
+    (dir, kernel)
+}
+
+fn found(kernel: &Kernel, groups: &[(&str, &[TaskMatch])]) -> Result<BTreeMap<String, Vec<u32>>> {
+    let matchers: Vec<Matcher> = groups
+        .iter()
+        .map(|(name, tables)| Matcher::new(kernel, name, tables))
+        .collect::<Result<_>>()?;
+    let assigned = assign(kernel, &matchers, &BTreeSet::new())?;
+    Ok(assigned
+        .into_iter()
+        .map(|(name, tasks)| (name, tasks.iter().map(|t| t.id.pid - 4_000_000).collect()))
+        .collect())
+}
+
+fn by(f: impl FnOnce(&mut TaskMatch)) -> TaskMatch {
+    let mut keys = TaskMatch::default();
+    f(&mut keys);
+    keys
+}
+
+#[test]
+fn children_follow_their_parent_unless_matched_themselves() {
+    let (_dir, kernel) = machine();
+    let shell = by(|m| m.comm = Some("shell".into()));
+    let detect = by(|m| {
+        m.arg = Some("detect\\.py$".into());
+        m.user = Some("vision".into());
+    });
+    let groups = found(&kernel, &[("a", &[shell]), ("b", &[detect])]).unwrap();
+    assert_eq!(groups["a"], [10]);
+    assert_eq!(groups["b"], [11, 12]);
+}
+
+#[test]
+fn a_task_in_two_groups_is_an_error_that_names_both_and_it() {
+    let (_dir, kernel) = machine();
+    let one = by(|m| m.comm = Some("python3".into()));
+    let two = by(|m| m.pid = Some(4_000_011));
+    let error = found(&kernel, &[("a", &[one]), ("b", &[two])])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("process 4000011 (python3) is matched by two groups, a and b"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_pid_that_is_gone_is_an_error_and_no_match_is_not() {
+    let (_dir, kernel) = machine();
+    let gone = by(|m| m.pid = Some(4_000_099));
+    let error = found(&kernel, &[("a", &[gone])]).unwrap_err().to_string();
+    assert_eq!(error, "group a: there is no process 4000099 (any more)");
+    let nobody = by(|m| m.exe = Some("/no/such".into()));
+    assert!(found(&kernel, &[("a", &[nobody])]).unwrap()["a"].is_empty());
+}
+
+#[test]
+fn the_arguments_of_a_caller_are_no_match() {
+    let (_dir, kernel) = machine();
+    let all = procfs::processes(&kernel).unwrap();
+    let found = |keys: TaskMatch, callers: &[u32]| {
+        let matcher = Matcher::new(&kernel, "g", &[keys]).unwrap();
+        matcher.matches_any(&kernel, &all, callers).unwrap()
+    };
+    let arg = || by(|m| m.arg = Some("detect".into()));
+    assert!(found(arg(), &[4_000_010]));
+    assert!(!found(arg(), &[4_000_010, 4_000_011]));
+    assert!(found(by(|m| m.comm = Some("python3".into())), &[4_000_011]));
+    assert!(!found(by(|m| m.comm = Some("gone".into())), &[]));
+}
+
+#[test]
+fn an_executable_is_known_by_any_of_its_names() {
+    let (dir, kernel) = machine();
+    let link = |target: &str, name: &str| {
+        let at = dir.path().join(name);
+        std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(target, at).unwrap();
+    };
+    link("usr/bin", "bin");
+    link("redis-check-rdb", "usr/bin/redis-server");
+    link("/usr/bin/../bin/redis-server", "opt/server");
+    link("round", "usr/bin/round");
+    let of = |path| resolved(&kernel, path);
+    assert_eq!(of("/bin/redis-server"), "/usr/bin/redis-check-rdb");
+    assert_eq!(of("/opt/server"), "/usr/bin/redis-check-rdb");
+    assert_eq!(of("/usr/bin/gone"), "/usr/bin/gone");
+    assert_eq!(of("/bin/round"), "/usr/bin/round", "no way out of a circle");
+}
+
+#[test]
+fn a_container_is_found_by_the_beginning_of_its_id_and_taken_whole() {
+    let (_dir, kernel) = machine();
+    let tables = [by(|m| m.container = Some("0123456789ab".into()))];
+    assert_eq!(found(&kernel, &[("c", &tables)]).unwrap()["c"], [20]);
+    let matcher = Matcher::new(&kernel, "c", &tables).unwrap();
+    let tasks = assign(&kernel, &[matcher], &BTreeSet::new())
+        .unwrap()
+        .remove("c")
+        .unwrap();
+    let dirs = cgroups_of(&kernel, &tables, &tasks).unwrap();
+    assert_eq!(
+        dirs.into_iter().collect::<Vec<_>>(),
+        ["/system.slice/docker-0123456789abcdef.scope"]
+    );
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused() {
+    let (_dir, kernel) = machine();
+    let refused = |keys: TaskMatch| Matcher::new(&kernel, "g", &[keys]).unwrap_err().to_string();
+    assert!(refused(TaskMatch::default()).contains("match everything"));
+    assert!(refused(by(|m| m.arg = Some("(".into()))).contains("not a regular expression"));
+    assert!(refused(by(|m| m.user = Some("nobody-here".into()))).contains("no user"));
+    assert!(refused(by(|m| m.container = Some("0123".into()))).contains("too short"));
+    let mixed = by(|m| {
+        m.unit = Some("x.service".into());
+        m.comm = Some("x".into());
+    });
+    assert!(refused(mixed).contains("changed in place"));
+}
+
+#[test]
+fn a_long_command_is_compared_by_its_first_15_bytes() {
+    let (dir, kernel) = machine();
+    process(dir.path(), 4_000_030, 1, "a-very-long-com", "x", "/");
+    let keys = by(|m| m.comm = Some("a-very-long-command".into()));
+    assert_eq!(found(&kernel, &[("g", &[keys])]).unwrap()["g"], [30]);
+}
