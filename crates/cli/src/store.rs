@@ -107,12 +107,12 @@ pub fn keep(path: &Path, machine: &Fingerprint, measured: &Measured) -> std::io:
         schema: SCHEMA.to_owned(),
         machines,
     };
-    crate::machine::write_whole(path, &serde_json::to_string_pretty(&store)?)
+    crate::state::write_whole(path, &serde_json::to_string_pretty(&store)?)
 }
 
 /// The file, in the directory where figures are kept.
 pub fn path() -> Option<PathBuf> {
-    crate::machine::state_dir().map(|dir| dir.join("measured.json"))
+    crate::state::state_dir().map(|dir| dir.join("measured.json"))
 }
 
 #[cfg(test)]
