@@ -48,7 +48,7 @@ pub fn fingerprint(machine: &Inventory) -> Fingerprint {
     let boot = Kernel::new()
         .and_then(|files| quell_kernel::procfs::boot_id(&files))
         .ok();
-    Fingerprint::of(machine, boot)
+    machine.fingerprint(boot)
 }
 
 /// Seconds since 1970.

@@ -219,7 +219,7 @@ fn on_sim(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
         working_set: watched.working_set,
         units_ns: watched.units_ns,
         cost: None,
-        fingerprint: Fingerprint::of(&machine, None),
+        fingerprint: machine.fingerprint(None),
         machine: &machine,
     };
     profile(args, subject, found)

@@ -125,7 +125,7 @@ mod tests {
         let mut machine = crate::plan::captured(&zoo).unwrap_or_else(|f| panic!("{}", f.text));
         change(&mut machine);
         let measured = quell_plan::assumed::rates(&machine);
-        (Fingerprint::of(&machine, None), measured)
+        (machine.fingerprint(None), measured)
     }
 
     fn at(measured: &Measured, at_unix_s: u64) -> Measured {
