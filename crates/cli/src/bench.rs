@@ -7,59 +7,16 @@ use quell_policy::workload::{Banks, CALL_RATE, CALL_SEARCH, Workload};
 use quell_record::attribution::ACCOUNT_ENV;
 use quell_record::backend::Backend;
 use quell_types::cpuset::{CpuId, CpuSet};
-use quell_types::units::Nanos;
 use quell_workload::flush::FlushOptions;
-use quell_workload::open_loop::{MOST_CONNECTIONS, OpenLoopOptions};
 use quell_workload::overrun::OverrunOptions;
 use quell_workload::{BenchOptions, ResolvedWorkload, ServeOptions};
 use serde::Serialize;
 
-use crate::args::{Bench, Common, Generator, StageArg};
 use crate::exit::{Exit, Failure, Result, failed, usage};
+use crate::generators::{Bench, Generator, StageArg};
 use crate::machine;
+use crate::options::Common;
 use crate::progress::Bar;
-
-/// `quell bench open-loop`
-#[derive(Debug, clap::Args)]
-pub struct OpenLoop {
-    /// The server, as host:port
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
-    connect: String,
-    /// Requests per second, at equal intervals, over all connections together
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    rate: u32,
-    /// Connections, which take turns
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_CONNECTIONS)))]
-    connections: u32,
-    /// The CPU to run on [default: any]
-    #[arg(long)]
-    cpu: Option<CpuId>,
-    /// Requests before measuring, at the same rate
-    #[arg(long, default_value = "200ms")]
-    warmup: Nanos,
-    /// The measured span
-    #[arg(long, default_value = "3s")]
-    duration: Nanos,
-    /// How long answers are waited for after the last request was due
-    #[arg(long, default_value = "1s")]
-    patience: Nanos,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-impl OpenLoop {
-    fn options(&self) -> OpenLoopOptions {
-        OpenLoopOptions {
-            connections: self.connections,
-            cpu: self.cpu,
-            warmup: self.warmup,
-            duration: self.duration,
-            patience: self.patience,
-            ..OpenLoopOptions::new(&self.connect, self.rate)
-        }
-    }
-}
 
 /// Runs a generator.
 pub fn run(args: &Bench) -> Result {
@@ -295,7 +252,10 @@ fn canary(cpus: Option<&CpuSet>, rounds: u32, json: bool) -> Result {
     if json {
         return show_json(&found);
     }
-    print!("{}", quell_report::canary_text(&found, machine::style()));
+    print!(
+        "{}",
+        quell_report::canary_text(&found, crate::terminal::style())
+    );
     Ok(Exit::Done)
 }
 

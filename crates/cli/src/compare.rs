@@ -13,14 +13,61 @@ use quell_policy::experiment::{Experiment, Subject};
 use quell_policy::workload::Workload;
 use quell_types::refusal::Refusal;
 
-use crate::args::Compare;
-use crate::demo::unseen;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::inside::{self, Luggage};
 use crate::machine;
+use crate::machine::unseen;
 use crate::plan;
 use crate::progress::Bar;
 use crate::target::{On, Target};
+use std::path::PathBuf;
+
+/// `quell compare`
+#[derive(Debug, clap::Args)]
+pub struct Compare {
+    /// A built-in experiment by name (neighbour, webrtc, p4080-4core, …: a wrong name lists them), others by path
+    pub experiment: String,
+    /// The machine to run on: linux, a simulated one, sim (the experiment's, if it names one) or sim:PROFILE, or one of the lab, lab
+    /// or lab:PROFILE, which is booted for the run [default: the experiment's first]
+    #[arg(long, value_name = "BACKEND")]
+    pub on: Option<On>,
+    /// With --on lab: what machine, over what the experiment says: KEY=VALUE with kernel, profile, cpus, sockets, smt, memory, swap,
+    /// swap-size, disk, disk-rate, lru, accelerator, append, with; repeat for more
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub lab: Vec<String>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The directory that gets the record's folder
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub out: PathBuf,
+    /// Seed of the order of cells and of the bootstrap [default: the experiment's]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Rounds [default: the experiment's]
+    #[arg(long)]
+    pub rounds: Option<u32>,
+    /// Only these configurations, by name, by the part before @, or by a pattern (* ? {AXIS}); the baseline always comes
+    /// along
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Go on with the record of an interrupted run: measure the cells that it lacks; seed, rounds and --only are the record's
+    #[arg(long, value_name = "RECORD", conflicts_with = "out")]
+    pub resume: Option<PathBuf>,
+    /// On a simulated machine, so many cells at a time, each on a thread of its own; the result is the same for any number
+    /// [default: the CPUs there are]
+    #[arg(long, value_name = "N", value_parser = jobs)]
+    pub jobs: Option<NonZeroUsize>,
+    /// Exit with 3 when an expectation of the experiment is not met
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// How many cells at a time.
+fn jobs(text: &str) -> std::result::Result<NonZeroUsize, String> {
+    text.parse()
+        .map_err(|_| "it is how many cells run at a time, 1 or more".to_owned())
+}
 
 /// Runs an experiment and prints its table.
 pub fn run(args: &Compare) -> Result {
@@ -67,7 +114,10 @@ pub fn run(args: &Compare) -> Result {
     if args.json {
         println!("{}", serde_json::to_string_pretty(result).map_err(failed)?);
     } else {
-        print!("{}", quell_report::compare_text(result, machine::style()));
+        print!(
+            "{}",
+            quell_report::compare_text(result, crate::terminal::style())
+        );
     }
     complete(&comparison, Some(&args.experiment))?;
     Ok(if args.check && !result.as_expected() {
@@ -225,7 +275,7 @@ pub fn carry_out(
         }),
         out: wanted.out,
         now_unix_s: machine::unix_s(),
-        command_line: &machine::command_line(),
+        command_line: &crate::terminal::command_line(),
         experiment_text: wanted.text,
         html: Some(&quell_report::html),
     };
@@ -240,7 +290,7 @@ pub fn carry_out(
         target.machines(),
         &machine,
         &|policy: &Policy, machine: &Inventory| {
-            let solos = crate::profile::solos(policy, machine, on, &BTreeMap::new());
+            let solos = crate::kept::solos(policy, machine, on, &BTreeMap::new());
             quell_plan::planner::plan_beside(policy, machine, &solos)
         },
         &options,
@@ -262,7 +312,7 @@ pub fn complete(comparison: &Comparison, experiment: Option<&str>) -> Result<()>
     }
     if let Some(why) = &result.interrupted {
         // What the lab boots next is another machine, on which nothing can go on.
-        let again = inside::guest().is_none();
+        let again = crate::guest::guest().is_none();
         let record = comparison.folder.as_ref().zip(experiment.filter(|_| again));
         let go_on = record.map_or_else(String::new, |(folder, experiment)| {
             let folder = folder.display();

@@ -8,11 +8,36 @@ use quell_policy::lab::Guest;
 use quell_report::Measurements;
 use quell_workload::deep::Depth;
 
-use crate::args::Doctor;
 use crate::exit::{Exit, Result, failed, usage};
 use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::target::On;
+use std::path::PathBuf;
+
+/// `quell doctor`
+#[derive(Debug, clap::Args)]
+pub struct Doctor {
+    /// Measure the machine instead of believing it, about a minute of full memory load, and remember what was found: who
+    /// shares a cache in fact, rates, latency under load and against size, page size, wake-ups, counters
+    #[arg(long)]
+    pub deep: bool,
+    /// Tell of another machine instead: a simulated one, sim or sim:PROFILE, or one of the lab, lab or lab:PROFILE
+    #[arg(long, value_name = "BACKEND", default_value = "linux")]
+    pub on: On,
+    /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub lab: Vec<String>,
+    /// With --deep: fewer rounds, some fifteen seconds
+    #[arg(long, requires = "deep")]
+    pub quick: bool,
+    /// Print the inventory as JSON; `quell plan --machine` reads it
+    #[arg(long)]
+    pub json: bool,
+    /// Save the machine as text, host names removed: the kernel files that Quell reads, and what was tried and measured;
+    /// `quell plan --machine` reads it
+    #[arg(long, value_name = "FILE")]
+    pub capture: Option<PathBuf>,
+}
 
 /// Tells what the machine is and offers.
 pub fn run(args: &Doctor) -> Result {
@@ -61,7 +86,7 @@ fn print(args: &Doctor, inventory: &Inventory) -> Result {
         };
         print!(
             "{}",
-            quell_report::doctor_text(inventory, show, machine::style())
+            quell_report::doctor_text(inventory, show, crate::terminal::style())
         );
     }
     Ok(Exit::Done)

@@ -22,7 +22,8 @@ use quell_types::task::TaskMatch;
 use quell_types::units::Bytes;
 
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
-use crate::machine::{self, quoted};
+use crate::machine;
+use crate::terminal::quoted;
 use ask::{Answers, Stopped};
 use choose::{Probed, Situation, Written};
 use group::{Chosen, name_of, spelled};

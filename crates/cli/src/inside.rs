@@ -2,12 +2,10 @@
 //! along to the same places, files that it writes are brought back to the same places, what it says is said as it says it, and
 //! its status is ours.
 //!
-//! A Quell inside knows by a file where it is ([`guest`]), and by three variables how it was called: `QUELL_COMMAND_LINE`,
-//! `QUELL_TERMINAL` ([`terminal`]) and `QUELL_STATE_DIR`.
+//! A Quell inside knows by a file and three variables where it is and how it was called ([`guest`]).
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use quell_lab::folder::Folder;
 use quell_lab::vm;
@@ -15,34 +13,12 @@ use quell_policy::Policy;
 use quell_policy::lab::Guest;
 
 use crate::exit::{Exit, Failure, Result, failed, usage};
-use crate::machine;
+use crate::guest::{COMMAND_LINE, TERMINAL};
 
 /// The status of who was ended by SIGKILL.
 const KILLED: i32 = 137;
-/// Where a machine of the lab says how it was booted.
-const GUEST: &str = "/lab/guest.json";
-const COMMAND_LINE: &str = "QUELL_COMMAND_LINE";
-const TERMINAL: &str = "QUELL_TERMINAL";
 /// What the words of a terminal depend on.
 const PASSED: [&str; 5] = ["NO_COLOR", "TERM", "LC_ALL", "LC_CTYPE", "LANG"];
-
-/// The machine of the lab that this is, if it is one.
-pub fn guest() -> Option<&'static Guest> {
-    static GUEST_HERE: OnceLock<Option<Guest>> = OnceLock::new();
-    let read = || serde_json::from_str(&fs::read_to_string(GUEST).ok()?).ok();
-    GUEST_HERE.get_or_init(read).as_ref()
-}
-
-/// The command line that whoever called us called, if that was another Quell.
-pub fn command_line() -> Option<String> {
-    std::env::var(COMMAND_LINE).ok()
-}
-
-/// For standard output (0) and error (1): whether what we say ends on a terminal, elsewhere, and how wide it is (0: unknown).
-pub fn terminal(stream: usize) -> Option<usize> {
-    let told = std::env::var(TERMINAL).ok()?;
-    told.split(',').nth(stream)?.parse().ok()
-}
 
 /// What a command needs inside and leaves there.
 #[derive(Debug, Default)]
@@ -135,7 +111,7 @@ pub fn call(
     }
     guest.with.extend(luggage.there);
     guest.with.push("quell".to_owned());
-    let state = machine::state_dir();
+    let state = crate::state::state_dir();
     let mut back = luggage.back;
     if let Some(profiles) = state.as_ref().map(|dir| dir.join("profiles")) {
         if profiles.exists() {
@@ -227,13 +203,16 @@ fn linux(words: &[String]) -> Vec<String> {
 /// What the guest's shell runs: the call, in a folder that is called as ours, and then what it wrote into `/out`, by number.
 fn script(words: &[String], back: &[PathBuf], state: Option<&Path>) -> Result<String> {
     let here = std::env::current_dir().map_err(failed)?;
-    let here = machine::quoted(&here.display().to_string());
+    let here = crate::terminal::quoted(&here.display().to_string());
     // The shell outlives what stops the command.
     let mut script = format!("trap : INT TERM HUP PIPE\nmkdir -p {here} && cd {here}\n");
     let mut set = |name: &str, value: &str| {
-        script.push_str(&format!("export {name}={}\n", machine::quoted(value)));
+        script.push_str(&format!(
+            "export {name}={}\n",
+            crate::terminal::quoted(value)
+        ));
     };
-    set(COMMAND_LINE, &machine::command_line());
+    set(COMMAND_LINE, &crate::terminal::command_line());
     set(TERMINAL, &terminals());
     if let Some(state) = state {
         set("QUELL_STATE_DIR", &state.display().to_string());
@@ -243,14 +222,14 @@ fn script(words: &[String], back: &[PathBuf], state: Option<&Path>) -> Result<St
             set(name, &value);
         }
     }
-    let words: Vec<String> = words.iter().map(|w| machine::quoted(w)).collect();
+    let words: Vec<String> = words.iter().map(|w| crate::terminal::quoted(w)).collect();
     for folder in back.iter().filter_map(|path| path.parent()) {
-        let folder = machine::quoted(&folder.display().to_string());
+        let folder = crate::terminal::quoted(&folder.display().to_string());
         script.push_str(&format!("mkdir -p {folder}\n"));
     }
     script.push_str(&format!("quell {}\nstatus=$?\n", words.join(" ")));
     for (n, path) in back.iter().enumerate() {
-        let path = machine::quoted(&path.display().to_string());
+        let path = crate::terminal::quoted(&path.display().to_string());
         script.push_str(&format!(
             "[ ! -e {path} ] || cp -a {path} /out/{n} || {{ echo quell: not brought out of the lab: {path} >&2; [ $status != 0 ] || status=1; }}\n"
         ));
@@ -263,8 +242,8 @@ fn terminals() -> String {
     let width = |columns: Option<usize>| columns.map_or("-".to_owned(), |n| n.to_string());
     format!(
         "{},{}",
-        width(machine::columns(&std::io::stdout(), 0)),
-        width(machine::columns(&std::io::stderr(), 1))
+        width(crate::terminal::columns(&std::io::stdout(), 0)),
+        width(crate::terminal::columns(&std::io::stderr(), 1))
     )
 }
 

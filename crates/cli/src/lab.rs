@@ -11,8 +11,8 @@ use quell_lab::vm::{self, Outcome, Talk};
 use quell_policy::lab::{Accelerator, Guest, Lru, Swap};
 use quell_types::units::{Bytes, Nanos, Rate};
 
-use crate::args::word;
 use crate::exit::{Exit, Failure, Result, failed, usage};
+use crate::options::word;
 
 /// The status where the lab cannot be had here, as `env(1)` has it for what it could not start.
 const NOT_HERE: i32 = 125;

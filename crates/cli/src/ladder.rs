@@ -140,7 +140,7 @@ pub fn run(args: &Ladder) -> Result {
     } else {
         print!(
             "{}",
-            quell_report::ladder_text(result, VICTIM, machine::style())
+            quell_report::ladder_text(result, VICTIM, crate::terminal::style())
         );
     }
     complete(&comparison, None)?;
@@ -238,8 +238,8 @@ mod tests {
         let all = ["quell", "bench", "ladder"].iter().chain(options);
         let args = crate::args::Args::parse_from(all);
         match args.command {
-            crate::args::Command::Bench(crate::args::Bench {
-                generator: crate::args::Generator::Ladder(ladder),
+            crate::args::Command::Bench(crate::generators::Bench {
+                generator: crate::generators::Generator::Ladder(ladder),
             }) => ladder,
             other => panic!("not a ladder: {other:?}"),
         }

@@ -1,9 +1,8 @@
 //! This machine, put together: the Linux backend with the generators, the probe and the measured rates.
 
 use std::collections::BTreeSet;
-use std::io::{ErrorKind, IsTerminal};
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::Path;
 
 use quell_engine::calibrate::Unmeasured;
 use quell_engine::compare::Progress;
@@ -18,7 +17,7 @@ use quell_plan::inventory::{Availability, Inventory, Measured};
 use quell_policy::workload::{Caches, Workload};
 use quell_policy::{Adapt, Policy};
 use quell_record::backend::{Backend, Observation, Probe, Seen};
-use quell_report::{Style, age};
+use quell_report::age;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::MbaUnit;
@@ -31,48 +30,6 @@ use crate::store::{self, Found};
 
 /// Where runs keep their journals.
 pub const RUN_ROOT: &str = quell_linux::lock::RUN_ROOT;
-
-/// Where what was found out is kept.
-pub fn state_dir() -> Option<PathBuf> {
-    if let Some(dir) = std::env::var_os("QUELL_STATE_DIR") {
-        return Some(PathBuf::from(dir));
-    }
-    if quell_kernel::is_root() {
-        return Some(PathBuf::from("/var/lib/quell"));
-    }
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache =
-        cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
-    cache.map(|dir| dir.join("quell"))
-}
-
-/// Writes a file as a whole or not at all, its directory included.
-pub fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    let new = path.with_extension("new");
-    std::fs::write(&new, text)?;
-    std::fs::rename(&new, path)
-}
-
-/// The command that was called, as a shell takes it.
-pub fn command_line() -> String {
-    if let Some(called) = crate::inside::command_line() {
-        return called;
-    }
-    let words: Vec<String> = std::env::args().map(|word| quoted(&word)).collect();
-    words.join(" ")
-}
-
-/// A word as a shell takes it.
-pub fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_=+./:,@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
 
 /// Keeps what was measured; without it everything goes on.
 fn remember(machine: &Inventory) {
@@ -91,7 +48,7 @@ pub fn fingerprint(machine: &Inventory) -> Fingerprint {
     let boot = Kernel::new()
         .and_then(|files| quell_kernel::procfs::boot_id(&files))
         .ok();
-    Fingerprint::of(machine, boot)
+    machine.fingerprint(boot)
 }
 
 /// Seconds since 1970.
@@ -397,37 +354,16 @@ pub fn measured() -> Result<(Linux, Inventory)> {
     Ok((backend, machine))
 }
 
-/// How stdout is to be written: coloured on a terminal, unless NO_COLOR says otherwise.
-pub fn style() -> Style {
-    style_for(columns(&std::io::stdout(), 0))
-}
-
-/// The same for stderr.
-pub fn error_style() -> Style {
-    style_for(columns(&std::io::stderr(), 1))
-}
-
-/// Narrower than this nothing can be laid out.
-const NARROWEST: usize = 40;
-
-/// The width of the terminal that a stream is (0: it does not know); none where it is no terminal. `number`: 0 for standard output, 1
-/// for error.
-pub fn columns(stream: &(impl IsTerminal + AsFd), number: usize) -> Option<usize> {
-    if let Some(told) = crate::inside::terminal(number) {
-        return Some(told);
-    }
-    let size = rustix::termios::tcgetwinsize(stream.as_fd()).ok();
-    let width = size.map_or(0, |s| usize::from(s.ws_col));
-    stream.is_terminal().then_some(width)
-}
-
-fn style_for(columns: Option<usize>) -> Style {
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-    let usual = Style::default().width;
-    Style {
-        color: columns.is_some() && !no_color,
-        width: columns
-            .filter(|w| *w > 0)
-            .map_or(usual, |w| w.clamp(NARROWEST, usual)),
-    }
+/// Why a list that is sized by the measured last-level cache shows nothing of a shared one.
+pub fn unseen(machine: &Inventory) -> Option<String> {
+    let seen = machine.seen_llc()?;
+    let cpu = machine.cpus.first()?.id;
+    let caches = machine.data_caches(cpu);
+    (seen <= caches.l2 && caches.l2 < caches.llc).then(|| {
+        format!(
+            "latency rises beyond {seen}, and the second-level cache has {}: nothing is seen of a \
+             shared cache ({} reported)",
+            caches.l2, caches.llc
+        )
+    })
 }

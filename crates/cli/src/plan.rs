@@ -13,11 +13,40 @@ use quell_policy::lab::Guest;
 use quell_types::refusal::{Cause, Refusal, Remedy};
 use quell_types::text::place_of;
 
-use crate::args::Plan;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::target::On;
+use std::path::PathBuf;
+
+/// `quell plan`
+#[derive(Debug, clap::Args)]
+pub struct Plan {
+    /// The policy file
+    pub policy: PathBuf,
+    /// Measure this machine's memory rates first, where none are stored (a few seconds of full memory load). Without it the plan
+    /// assumes rates, and says so; `quell run` always measures
+    #[arg(long, conflicts_with_all = ["machine", "on"])]
+    pub measure: bool,
+    /// Plan for this machine (from `quell doctor --capture` or `--json`) instead of the one we run on
+    #[arg(long, value_name = "FILE", conflicts_with = "on")]
+    pub machine: Option<PathBuf>,
+    /// Plan for another machine: a simulated one, sim or sim:PROFILE, or one of the lab, lab or lab:PROFILE
+    #[arg(long, value_name = "BACKEND", default_value = "linux")]
+    pub on: On,
+    /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub lab: Vec<String>,
+    /// Show every step with its reason, and what is good to know besides
+    #[arg(long)]
+    pub steps: bool,
+    /// Show every refusal, and every remedy of each, not only the first
+    #[arg(long)]
+    pub all: bool,
+    /// Print the plan as JSON, its steps included
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Reads a policy file; `open` to a command from the command line, for which a group may be left without tasks.
 pub fn policy(path: &Path, open: bool) -> Result<Policy> {
@@ -116,7 +145,7 @@ pub fn run(args: &Plan) -> Result {
         }
         None if args.on != On::Linux => args.on.measured(0, NonZeroUsize::MIN)?.1,
         // A machine that was just booted was never measured.
-        None if args.measure || inside::guest().is_some() => {
+        None if args.measure || crate::guest::guest().is_some() => {
             let mut machine = machine::measured()?.1;
             machine::measure_rest(&policy, &mut machine)?;
             machine
@@ -129,7 +158,7 @@ pub fn run(args: &Plan) -> Result {
             machine
         }
     };
-    let solos = crate::profile::solos(&policy, &machine, &args.on, &BTreeMap::new());
+    let solos = crate::kept::solos(&policy, &machine, &args.on, &BTreeMap::new());
     let plan = quell_plan::planner::plan_beside(&policy, &machine, &solos)
         .map_err(|all| refused(&all, Some(&args.policy), args.all))?;
     if args.json {
@@ -137,7 +166,7 @@ pub fn run(args: &Plan) -> Result {
     } else {
         print!(
             "{}",
-            printed(&plan, &args.policy, args.steps, machine::style())
+            printed(&plan, &args.policy, args.steps, crate::terminal::style())
         );
     }
     Ok(Exit::Done)

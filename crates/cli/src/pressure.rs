@@ -6,7 +6,7 @@ use quell_policy::workload::{
 };
 use quell_types::units::{Bytes, Nanos, Rate};
 
-use crate::args::{Common, word};
+use crate::options::{Common, word};
 
 /// The generators of memory pressure.
 #[derive(Debug, Subcommand)]

@@ -114,7 +114,7 @@ impl Bar {
 
 /// The width of the terminal that is written to, if it is one.
 fn columns() -> Option<usize> {
-    crate::machine::columns(&std::io::stderr(), 1)
+    crate::terminal::columns(&std::io::stderr(), 1)
 }
 
 /// How long `to_do` cells will take if `done` took `elapsed`; unknown before the first is done.

@@ -8,9 +8,43 @@ use quell_record::events::Record;
 use quell_record::result::{CompareResult, Figures};
 use quell_types::stats::Interval;
 
-use crate::args::{Export, Format, Report};
 use crate::exit::{Exit, Result, failed, usage};
-use crate::machine;
+use clap::ValueEnum;
+use std::path::PathBuf;
+
+/// `quell report`
+#[derive(Debug, clap::Args)]
+pub struct Report {
+    /// The record: the folder that `quell compare` or `quell run --out` named
+    pub run: PathBuf,
+    /// Write the page to this file instead of the record's report.html; - is standard output
+    #[arg(long, value_name = "FILE", conflicts_with = "text")]
+    pub html: Option<PathBuf>,
+    /// Print the tables as text
+    #[arg(long)]
+    pub text: bool,
+}
+
+/// `quell export`
+#[derive(Debug, clap::Args)]
+pub struct Export {
+    /// The record: the folder that `quell compare` or `quell run --out` named
+    pub run: PathBuf,
+    /// The format
+    #[arg(long, value_enum)]
+    pub format: Format,
+}
+
+/// The formats of `quell export`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Format {
+    /// One row per configuration, subject and metric
+    Csv,
+    /// The result as `quell compare --json` prints it
+    Json,
+    /// The timeline, for ui.perfetto.dev or chrome://tracing: stages, throttled stretches, subjects, CPU time
+    Perfetto,
+}
 
 /// Renders a record again.
 pub fn run(args: &Report) -> Result {
@@ -18,9 +52,15 @@ pub fn run(args: &Report) -> Result {
     if args.text {
         match &record.result {
             Some(result) => {
-                print!("{}", quell_report::compare_text(result, machine::style()));
+                print!(
+                    "{}",
+                    quell_report::compare_text(result, crate::terminal::style())
+                );
             }
-            None => print!("{}", quell_report::run_text(&record, machine::style())),
+            None => print!(
+                "{}",
+                quell_report::run_text(&record, crate::terminal::style())
+            ),
         }
         return Ok(Exit::Done);
     }

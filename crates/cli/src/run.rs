@@ -15,14 +15,69 @@ use quell_plan::inventory::Inventory;
 use quell_policy::lab::Guest;
 use quell_policy::{Adapt, Group, Policy, Role};
 use quell_record::backend::{HoldOptions, Program, SubjectSpec};
-use quell_types::units::Nanos;
 
-use crate::args::Run;
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::inside::{self, Luggage};
 use crate::machine;
 use crate::target::On;
+use quell_policy::{Bandwidth, CpusWanted};
+use quell_types::task::TaskMatch;
+use quell_types::units::Nanos;
+use std::path::PathBuf;
 use told::Told;
+
+/// `quell run`
+#[derive(Debug, clap::Args)]
+pub struct Run {
+    /// The policy file; leave it out and name groups with --critical and --best-effort instead
+    #[arg(conflicts_with_all = ["critical", "best_effort", "limit", "period", "cpus", "save"])]
+    pub policy: Option<PathBuf>,
+    /// Tasks to protect: KEY=VALUE[,KEY=VALUE…] with pid, exe, comm, arg, user, cgroup, unit, container; repeat for more
+    #[arg(long, value_name = "MATCH")]
+    pub critical: Vec<TaskMatch>,
+    /// Tasks that may be slowed; written as for --critical
+    #[arg(long, value_name = "MATCH")]
+    pub best_effort: Vec<TaskMatch>,
+    /// At most this memory bandwidth for the best-effort tasks: part of what their CPUs can draw, or a rate [default: no limit;
+    /// a low weight lets others go first]
+    #[arg(long, value_name = "LIMIT")]
+    pub limit: Option<Bandwidth>,
+    /// How often the limit is a new one, 100us to 1s [default: the plan says which]
+    #[arg(long, value_name = "TIME", requires = "limit")]
+    pub period: Option<Nanos>,
+    /// CPUs for the critical tasks: a number, or a list such as 0,2-3 [default: auto]
+    #[arg(long, value_name = "CPUS", value_parser = cpus)]
+    pub cpus: Option<CpusWanted>,
+    /// Wait until a process of every critical group runs, and change nothing before that; without it the run is refused
+    #[arg(long)]
+    pub wait: bool,
+    /// The machine to run on: linux, or one of the lab, lab or lab:PROFILE, which is booted for the run
+    #[arg(long, value_name = "BACKEND", default_value = "linux")]
+    pub on: On,
+    /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub lab: Vec<String>,
+    /// Write the policy that the options came to
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Write a record (manifest, events) into this directory
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Say nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// A command to launch: in the group that has neither `match` nor `command`; without a policy file it is the critical
+    /// one, or the best-effort one if --critical is given
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+fn cpus(text: &str) -> std::result::Result<CpusWanted, String> {
+    match text.parse::<u32>() {
+        Ok(n) => Ok(CpusWanted::Count(n)),
+        Err(_) => text.parse(),
+    }
+}
 
 /// `env(1)`: the command cannot be started by us · cannot be executed · cannot be found.
 const FAILED: i32 = 125;
@@ -89,7 +144,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         Program::Generator(_) => None,
     };
     let launched = subjects.iter().filter_map(command).collect();
-    let solos = crate::profile::solos(policy, &machine, &On::Linux, &launched);
+    let solos = crate::kept::solos(policy, &machine, &On::Linux, &launched);
     let plan = crate::plan::plan(policy, args.policy.as_deref(), &machine, &solos)?;
     if let Some(path) = &args.save {
         save(policy, subjects, path)?;
@@ -250,7 +305,7 @@ fn findable(subject: &SubjectSpec) -> Result<()> {
             exit: Exit::Status(status),
         })
     };
-    let candidates: Vec<std::path::PathBuf> = if program.contains('/') {
+    let candidates: Vec<PathBuf> = if program.contains('/') {
         vec![program.into()]
     } else {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -258,7 +313,7 @@ fn findable(subject: &SubjectSpec) -> Result<()> {
             .map(|dir| dir.join(program))
             .collect()
     };
-    let found: Vec<&std::path::PathBuf> = candidates.iter().filter(|p| p.is_file()).collect();
+    let found: Vec<&PathBuf> = candidates.iter().filter(|p| p.is_file()).collect();
     if found.is_empty() {
         return fail(
             format!("{program}: command not found; nothing was changed"),
@@ -307,7 +362,7 @@ fn record(
         "schema": quell_record::events::MANIFEST_SCHEMA,
         "version": env!("CARGO_PKG_VERSION"),
         "created_unix_s": begun_unix_s,
-        "command_line": machine::command_line(),
+        "command_line": crate::terminal::command_line(),
         "machine": machine,
         "policy": policy,
         "policy_text": text,

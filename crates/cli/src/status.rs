@@ -16,9 +16,16 @@ use quell_types::ids::GroupId;
 use quell_types::units::Nanos;
 use serde::Serialize;
 
-use crate::args::Status;
 use crate::exit::{Exit, Result, failed};
-use crate::machine::{self, RUN_ROOT};
+use crate::machine::RUN_ROOT;
+
+/// `quell status`
+#[derive(Debug, clap::Args)]
+pub struct Status {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 #[derive(Debug, Serialize)]
 struct Run {
@@ -152,7 +159,10 @@ fn show(run: &Run) {
         println!("  group {group} says: {declared}");
     }
     if let Some(plan) = &run.plan {
-        print!("{}", quell_report::plan_text(plan, machine::style()));
+        print!(
+            "{}",
+            quell_report::plan_text(plan, crate::terminal::style())
+        );
     }
 }
 

@@ -107,12 +107,12 @@ pub fn keep(path: &Path, machine: &Fingerprint, measured: &Measured) -> std::io:
         schema: SCHEMA.to_owned(),
         machines,
     };
-    crate::machine::write_whole(path, &serde_json::to_string_pretty(&store)?)
+    crate::state::write_whole(path, &serde_json::to_string_pretty(&store)?)
 }
 
 /// The file, in the directory where figures are kept.
 pub fn path() -> Option<PathBuf> {
-    crate::machine::state_dir().map(|dir| dir.join("measured.json"))
+    crate::state::state_dir().map(|dir| dir.join("measured.json"))
 }
 
 #[cfg(test)]
@@ -125,7 +125,7 @@ mod tests {
         let mut machine = crate::plan::captured(&zoo).unwrap_or_else(|f| panic!("{}", f.text));
         change(&mut machine);
         let measured = quell_plan::assumed::rates(&machine);
-        (Fingerprint::of(&machine, None), measured)
+        (machine.fingerprint(None), measured)
     }
 
     fn at(measured: &Measured, at_unix_s: u64) -> Measured {

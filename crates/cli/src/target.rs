@@ -15,7 +15,6 @@ use quell_sim::board::Board;
 use quell_sim::profile::Profile;
 
 use crate::exit::{Result, failed, usage};
-use crate::inside;
 use crate::machine;
 
 /// What `--on` says.
@@ -36,7 +35,7 @@ impl On {
     /// As results call it.
     pub fn name(&self) -> String {
         match self {
-            Self::Linux => match inside::guest() {
+            Self::Linux => match crate::guest::guest() {
                 Some(guest) => Self::Lab(guest.profile.clone()).name(),
                 None => Self::LINUX.to_owned(),
             },
@@ -49,7 +48,7 @@ impl On {
     /// What its times are.
     pub fn timing(&self) -> Timing {
         match self {
-            Self::Linux | Self::Lab(_) => match inside::guest() {
+            Self::Linux | Self::Lab(_) => match crate::guest::guest() {
                 Some(guest) if guest.accelerator != Accelerator::Kvm => Timing::Emulated,
                 _ => Timing::Real,
             },

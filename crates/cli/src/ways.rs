@@ -118,7 +118,7 @@ pub fn run(args: &Ways) -> Result {
     } else {
         print!(
             "{}",
-            quell_report::ways_text(told(), end.0, machine::style())
+            quell_report::ways_text(told(), end.0, crate::terminal::style())
         );
     }
     Ok(match status {
@@ -172,7 +172,7 @@ fn keep(mut folder: Folder, end: Nanos, begun_unix_s: u64) -> Result<String> {
         "schema": MANIFEST_SCHEMA,
         "version": env!("CARGO_PKG_VERSION"),
         "created_unix_s": begun_unix_s,
-        "command_line": machine::command_line(),
+        "command_line": crate::terminal::command_line(),
         "watched": "ways",
     });
     let manifest = serde_json::to_string_pretty(&manifest).map_err(failed)?;

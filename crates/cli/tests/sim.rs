@@ -108,7 +108,10 @@ fn a_simulated_machine_is_told_of_and_planned_for() {
     );
     std::fs::write(dir.path().join("p.toml"), POLICY).unwrap();
     let text = done(dir.path(), &["plan", "p.toml", "--on", "sim:./tiny.toml"]);
-    assert!(text.contains("estimated") && text.contains("20%"), "{text}");
+    assert!(
+        text.contains("estimated") && text.contains("neighbour: at most"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -3,17 +3,18 @@
 
 use std::collections::BTreeMap;
 
-use quell_policy::lab::Guest;
 use quell_policy::workload::Caches;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::Partitions;
 use quell_types::refusal::Cause;
+use quell_types::stats::median;
 use quell_types::units::{Bytes, Nanos, Rate};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::deep::{CacheSteps, CounterCheck, Deep, MbaCurve, OperationRates};
+use crate::deep::{CacheSteps, CounterCheck, Deep, Fingerprint, MbaCurve, OperationRates, Streams};
+pub use crate::hardware::{Cache, CacheKind, Cpu, Identity};
 
 /// The machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -62,85 +63,6 @@ pub struct Parameter {
     pub value: String,
     /// Where the value comes from: a data sheet, a manual, a measurement, or nowhere ("assumed").
     pub origin: String,
-}
-
-/// What tells one machine from another, without naming the host.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Identity {
-    /// Kernel release, as `uname -r`.
-    pub kernel: String,
-    /// Hardware architecture, as `uname -m`.
-    pub architecture: String,
-    /// Processor vendor.
-    pub vendor: String,
-    /// Processor model name.
-    pub model: String,
-    /// Microcode revision, where the kernel tells one (x86).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub microcode: Option<String>,
-    /// The hypervisor, when running in a virtual machine.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hypervisor: Option<String>,
-    /// How Quell booted it, if it is a machine of the lab.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lab: Option<Guest>,
-}
-
-/// One logical CPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Cpu {
-    /// The kernel's number.
-    pub id: CpuId,
-    /// The logical CPUs of the same core, this one included (SMT siblings).
-    pub siblings: CpuSet,
-    /// The physical package.
-    pub package: u32,
-    /// The memory node.
-    pub node: u32,
-    /// The kind of core, fastest first: 0 the fastest, 1 the next. All 0 where the cores are alike.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub tier: u32,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_zero(n: &u32) -> bool {
-    *n == 0
-}
-
-/// What a cache holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum CacheKind {
-    /// Data only.
-    Data,
-    /// Instructions only.
-    Instruction,
-    /// Both.
-    Unified,
-}
-
-/// One cache.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Cache {
-    /// 1, 2, 3, …
-    pub level: u32,
-    /// What it holds.
-    pub kind: CacheKind,
-    /// Capacity.
-    pub size: Bytes,
-    /// Associativity; absent where the kernel does not tell.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ways: Option<u32>,
-    /// Number of sets; absent where the kernel does not tell.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sets: Option<u32>,
-    /// Line size.
-    pub line: Bytes,
-    /// The CPUs that share it, as the kernel believes.
-    pub cpus: CpuSet,
 }
 
 /// One memory node.
@@ -415,7 +337,50 @@ impl Measured {
     }
 }
 
+impl Measured {
+    /// The figures of all operations' streams on `cpus` CPUs, measured at `at_unix_s`; `None` without any operation.
+    #[must_use]
+    pub fn of_streams(all: &[Streams], cpus: usize, at_unix_s: u64) -> Option<Self> {
+        let (fastest, peak) = all
+            .iter()
+            .map(|streams| (streams, streams.best_alone()))
+            .max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let sustained = median(&fastest.sums()).unwrap_or(0.0);
+        Some(Self {
+            peak_cpu: Rate::measured(peak),
+            peak_operation: fastest.operation.to_owned(),
+            by_operation: all
+                .iter()
+                .map(|s| (s.operation.to_owned(), Rate::measured(s.best_alone())))
+                .collect(),
+            sustainable: Rate::measured(sustained.max(peak)),
+            cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
+            stop_cost: None,
+            operations: all.iter().filter_map(OperationRates::of).collect(),
+            counters: BTreeMap::new(),
+            mba: None,
+            within_cache: None,
+            rest: None,
+            assumed: false,
+            cache_steps: None,
+            at_unix_s,
+            deep: None,
+        })
+    }
+}
+
 impl Inventory {
+    /// What figures about this machine depend on. `boot` is `/proc/sys/kernel/random/boot_id`. A virtual machine's memory comes
+    /// and goes and does not count; its boot does, since it may be on another host.
+    #[must_use]
+    pub fn fingerprint(&self, boot: Option<String>) -> Fingerprint {
+        let guest = self.identity.hypervisor.is_some();
+        let nodes = self.nodes.iter().filter(|_| !guest);
+        let memory = nodes.map(|n| (n.id, n.memory)).collect();
+        let parts = (self.cpus.as_slice(), self.caches.as_slice());
+        Fingerprint::of(&self.identity, parts, memory, boot.filter(|_| guest))
+    }
+
     /// All usable CPUs.
     #[must_use]
     pub fn cpu_set(&self) -> CpuSet {

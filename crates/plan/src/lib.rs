@@ -2,7 +2,9 @@
 
 pub mod assumed;
 pub mod deep;
+pub mod hardware;
 pub mod inventory;
+pub mod pairs;
 pub mod planner;
 
 mod plan;

@@ -12,7 +12,7 @@ use quell_types::mechanism::{Level, Mechanism};
 use crate::deep;
 use crate::parts;
 use crate::plan::tone;
-use crate::text::{Style, Tone, count, list};
+use crate::text::{Style, Tone, count, list, size};
 
 /// Columns of the labels.
 const LABEL: usize = 13;
@@ -255,22 +255,6 @@ pub fn age(now_unix_s: u64, then_unix_s: u64) -> String {
         }
         None => "just now".to_owned(),
     }
-}
-
-/// Bytes in the largest binary unit that leaves at least one, with one place: `7.8GiB`.
-pub(crate) fn size(bytes: u64) -> String {
-    let (unit, scale) = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
-        .into_iter()
-        .find(|(_, scale)| bytes >= *scale)
-        .unwrap_or(("B", 1));
-    let number = bytes as f64 / scale as f64;
-    // Small caches come in quarters of a MiB.
-    let text = if number < 10.0 {
-        format!("{number:.2}")
-    } else {
-        format!("{number:.1}")
-    };
-    format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
 fn available(mechanism: Mechanism, best: Level, how: &str, style: Style) -> String {

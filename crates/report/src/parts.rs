@@ -4,7 +4,7 @@ use quell_plan::deep::{MbaCurve, MbaPoint};
 use quell_plan::inventory::{CacheKind, Inventory};
 use quell_types::partition::{Apart, Colouring, Mask, MbaBounds, MbaUnit, WayPartition};
 
-use crate::doctor::size;
+use crate::text::size;
 use crate::text::{count, list};
 
 /// Labels and lines, none where nothing can be divided.

@@ -245,6 +245,22 @@ pub(crate) fn count(n: u32, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
+/// Bytes in the largest binary unit that leaves at least one, with one place: `7.8GiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    let (unit, scale) = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
+        .into_iter()
+        .find(|(_, scale)| bytes >= *scale)
+        .unwrap_or(("B", 1));
+    let number = bytes as f64 / scale as f64;
+    // Small caches come in quarters of a MiB.
+    let text = if number < 10.0 {
+        format!("{number:.2}")
+    } else {
+        format!("{number:.1}")
+    };
+    format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -43,7 +43,7 @@ pub fn left_out(resource: Resource, machine: &Inventory, facts: Facts) -> Option
                 .to_owned(),
         ),
         Resource::Memory => lacks(FOR_MEMORY),
-        Resource::Cache => unseen(machine),
+        Resource::Cache => crate::machine::unseen(machine),
         Resource::Bandwidth => {
             let cpu = machine.cpus.first()?.id;
             let needed = machine
@@ -60,20 +60,6 @@ pub fn left_out(resource: Resource, machine: &Inventory, facts: Facts) -> Option
                 .then(|| "every usable core has one thread here".to_owned())
         }
     }
-}
-
-/// Why a list that is sized by the measured last-level cache shows nothing of a shared one.
-pub fn unseen(machine: &Inventory) -> Option<String> {
-    let seen = machine.seen_llc()?;
-    let cpu = machine.cpus.first()?.id;
-    let caches = machine.data_caches(cpu);
-    (seen <= caches.l2 && caches.l2 < caches.llc).then(|| {
-        format!(
-            "latency rises beyond {seen}, and the second-level cache has {}: nothing is seen of a \
-             shared cache ({} reported)",
-            caches.l2, caches.llc
-        )
-    })
 }
 
 #[cfg(test)]

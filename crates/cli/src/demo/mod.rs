@@ -20,15 +20,12 @@ use quell_types::calendar;
 use quell_types::units::Bytes;
 
 use crate::exit::{Exit, Result, failed};
-use crate::inside;
 use crate::machine;
 use crate::target::On;
 
 use budget::{Look, first, fit as rounds_that_fit, reserved, sure};
 use fit::Facts;
 use stage::{Came, With};
-
-pub use fit::unseen;
 
 /// `quell demo`
 #[derive(Debug, clap::Args)]
@@ -91,7 +88,7 @@ pub fn run(args: &Demo) -> Result {
             page: page.as_deref(),
             root: tour.root,
         };
-        demo_text(&result, story, machine::style())
+        demo_text(&result, story, crate::terminal::style())
     };
     print(&text)?;
     match interrupted {
@@ -124,8 +121,8 @@ fn print(text: &str) -> Result<()> {
 fn keep(dir: &Path, result: &DemoResult, root: bool) -> Option<PathBuf> {
     let json = serde_json::to_string_pretty(result).unwrap_or_default() + "\n";
     let page = dir.join("report.html");
-    let written = machine::write_whole(&dir.join("results.json"), &json)
-        .and_then(|()| machine::write_whole(&page, &demo_html(result, root)));
+    let written = crate::state::write_whole(&dir.join("results.json"), &json)
+        .and_then(|()| crate::state::write_whole(&page, &demo_html(result, root)));
     match written {
         Ok(()) => Some(page),
         Err(e) => {
@@ -171,7 +168,7 @@ impl<'a> Tour<'a> {
     fn new(args: &'a Demo, begun: Instant) -> Self {
         let all = Resource::ALL.into_iter();
         let chosen = all.filter(|r| args.only.is_empty() || args.only.contains(r));
-        let lab = inside::guest().is_some();
+        let lab = crate::guest::guest().is_some();
         Self {
             args,
             begun,
@@ -217,13 +214,13 @@ impl<'a> Tour<'a> {
         crate::status::settle()?;
         let (mut target, mut machine) = On::Linux.measured(1, NonZeroUsize::MIN)?;
         let seen = [Resource::Cache, Resource::Bandwidth];
-        let emulated = inside::guest().is_some();
+        let emulated = crate::guest::guest().is_some();
         if let crate::target::Target::Linux(linux) = &mut target
             && !emulated
             && self.chosen.iter().any(|r| seen.contains(r))
         {
             // What looks like no shared cache may have been a busy moment.
-            let again = unseen(&machine).is_some();
+            let again = machine::unseen(&machine).is_some();
             machine = machine::with_seen_cache(linux, machine, again)?;
         }
         target.end()?;

@@ -11,7 +11,7 @@ use quell_types::units::{Bytes, Nanos, Rate};
 
 use super::choose::{HURTS, Part, Probed, Reason, Setup, Situation, lower};
 use super::group::{Chosen, Figures, as_toml};
-use crate::machine::quoted;
+use crate::terminal::quoted;
 
 /// Columns of a comment's text.
 const COLUMNS: usize = 78;

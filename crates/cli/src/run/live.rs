@@ -7,8 +7,6 @@ use quell_report::Style;
 use quell_types::units::Nanos;
 use rustix::fs::{Mode, OFlags};
 
-use crate::machine;
-
 /// How often the status is drawn.
 const EVERY: Nanos = Nanos::millis(950);
 /// Back to the first column, and the line erased.
@@ -33,7 +31,7 @@ impl Live {
     /// None where stderr is no terminal, or one that cannot go back on its line.
     pub fn new(wanted: bool) -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-        let wanted = wanted && !dumb && machine::columns(&std::io::stderr(), 1).is_some();
+        let wanted = wanted && !dumb && crate::terminal::columns(&std::io::stderr(), 1).is_some();
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let open = || rustix::fs::open("/proc/self/fd/2", flags, Mode::empty()).ok();
         Self {
@@ -50,10 +48,10 @@ impl Live {
         }
         self.next = now.plus(EVERY);
         // As wide as it is now; a terminal that does not know gets what fits everywhere.
-        let columns = machine::columns(&std::io::stderr(), 1).filter(|n| *n > 0);
+        let columns = crate::terminal::columns(&std::io::stderr(), 1).filter(|n| *n > 0);
         let style = Style {
             width: columns.unwrap_or(80),
-            ..machine::error_style()
+            ..crate::terminal::error_style()
         };
         if let Some(line) = text(style) {
             self.shown = true;

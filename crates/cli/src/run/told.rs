@@ -18,7 +18,6 @@ use quell_types::units::Nanos;
 use super::found::spelled;
 use super::live::{Live, say};
 use crate::exit::Exit;
-use crate::machine;
 
 /// What is said, and when.
 pub struct Told<'p> {
@@ -58,7 +57,7 @@ fn ends(until: Until) -> Ends {
         Until::First => Ends::WithCommand,
         Until::All => Ends::WithCommands,
         Until::Stop => {
-            let terminal = machine::columns(&std::io::stderr(), 1).is_some();
+            let terminal = crate::terminal::columns(&std::io::stderr(), 1).is_some();
             let process = (!terminal).then(std::process::id);
             Ends::OnSignal { process }
         }
@@ -99,7 +98,7 @@ impl<'p> Told<'p> {
 
     pub fn show_plan(&self) {
         if !self.quiet {
-            let text = quell_report::plan_text(self.plan, machine::error_style());
+            let text = quell_report::plan_text(self.plan, crate::terminal::error_style());
             let _ = std::io::stderr().write_all(text.as_bytes());
         }
     }

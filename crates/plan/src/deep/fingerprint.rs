@@ -10,7 +10,7 @@ use quell_types::units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::{Cache, Cpu, Identity, Inventory};
+use crate::hardware::{Cache, Cpu, Identity};
 
 /// What figures depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -27,17 +27,21 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// The machine's. `boot` is `/proc/sys/kernel/random/boot_id`.
+    /// Of a machine with these parts. `memory` is by node; it and `boot` (`/proc/sys/kernel/random/boot_id`) count as
+    /// [`crate::inventory::Inventory::fingerprint`] says.
     #[must_use]
-    pub fn of(machine: &Inventory, boot: Option<String>) -> Self {
-        let guest = machine.identity.hypervisor.is_some();
-        let nodes = machine.nodes.iter().filter(|_| !guest);
+    pub(crate) fn of(
+        identity: &Identity,
+        (cpus, caches): (&[Cpu], &[Cache]),
+        memory: BTreeMap<u32, Bytes>,
+        boot: Option<String>,
+    ) -> Self {
         Self {
-            identity: machine.identity.clone(),
-            cpus: machine.cpus.clone(),
-            caches: machine.caches.clone(),
-            memory: nodes.map(|n| (n.id, n.memory)).collect(),
-            boot: boot.filter(|_| guest),
+            identity: identity.clone(),
+            cpus: cpus.to_vec(),
+            caches: caches.to_vec(),
+            memory,
+            boot,
         }
     }
 
@@ -92,6 +96,7 @@ impl Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inventory::Inventory;
     use crate::planner::tests::machine;
     use proptest::prelude::*;
 
@@ -99,14 +104,14 @@ mod tests {
         let mut machine = machine(4, 1);
         machine.identity.model = "Fast CPU".to_owned();
         change(&mut machine);
-        Fingerprint::of(&machine, Some("boot-1".to_owned()))
+        machine.fingerprint(Some("boot-1".to_owned()))
     }
 
     #[test]
     fn the_same_machine_is_the_same_even_when_booted_anew() {
         let mut again = print(|_| ());
         assert_eq!(print(|_| ()).changed(&again), Vec::<String>::new());
-        again.boot = Fingerprint::of(&machine(4, 1), Some("boot-2".to_owned())).boot;
+        again.boot = machine(4, 1).fingerprint(Some("boot-2".to_owned())).boot;
         assert_eq!(print(|_| ()).changed(&again), Vec::<String>::new());
     }
 
@@ -138,7 +143,7 @@ mod tests {
             // Its balloon is as large as the host likes.
             machine.nodes[0].memory = Bytes(boot.parse::<u64>().unwrap() << 30);
             machine.identity.hypervisor = Some("KVM".to_owned());
-            Fingerprint::of(&machine, Some(boot.to_owned()))
+            machine.fingerprint(Some(boot.to_owned()))
         };
         assert!(guest("1").changed(&guest("1")).is_empty());
         assert!(guest("1").changed(&guest("2"))[0].contains("another host"));

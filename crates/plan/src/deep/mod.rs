@@ -7,7 +7,6 @@ mod counter;
 mod fingerprint;
 mod knee;
 mod mba;
-mod pairs;
 mod rates;
 mod steps;
 
@@ -20,7 +19,6 @@ pub use counter::CounterCheck;
 pub use fingerprint::Fingerprint;
 pub use knee::knee;
 pub use mba::{MbaCurve, MbaPoint};
-pub use pairs::{PAIRS, pairs};
 pub use rates::{Runs, Streams};
 pub use steps::{LevelSeen, Seen, levels};
 

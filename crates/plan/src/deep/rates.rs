@@ -4,11 +4,8 @@
 use std::collections::BTreeMap;
 
 use quell_types::cpuset::CpuId;
-use quell_types::stats::median;
-use quell_types::units::Rate;
 
 use super::{CpuRate, OperationRates, Spread};
-use crate::inventory::Measured;
 
 /// Rates in program bytes per second: of each CPU, run by run.
 pub type Runs = BTreeMap<CpuId, Vec<f64>>;
@@ -26,14 +23,14 @@ pub struct Streams {
 
 impl Streams {
     /// What all CPUs reached in each run together.
-    fn sums(&self) -> Vec<f64> {
+    pub(crate) fn sums(&self) -> Vec<f64> {
         let runs = self.together.values().map(Vec::len).max().unwrap_or(0);
         (0..runs)
             .map(|i| self.together.values().filter_map(|r| r.get(i)).sum())
             .collect()
     }
 
-    fn best_alone(&self) -> f64 {
+    pub(crate) fn best_alone(&self) -> f64 {
         self.alone.values().flatten().copied().fold(0.0, f64::max)
     }
 }
@@ -61,41 +58,12 @@ impl OperationRates {
     }
 }
 
-impl Measured {
-    /// The figures of all operations' streams on `cpus` CPUs, measured at `at_unix_s`; `None` without any operation.
-    #[must_use]
-    pub fn of_streams(all: &[Streams], cpus: usize, at_unix_s: u64) -> Option<Self> {
-        let (fastest, peak) = all
-            .iter()
-            .map(|streams| (streams, streams.best_alone()))
-            .max_by(|a, b| a.1.total_cmp(&b.1))?;
-        let sustained = median(&fastest.sums()).unwrap_or(0.0);
-        Some(Self {
-            peak_cpu: Rate::measured(peak),
-            peak_operation: fastest.operation.to_owned(),
-            by_operation: all
-                .iter()
-                .map(|s| (s.operation.to_owned(), Rate::measured(s.best_alone())))
-                .collect(),
-            sustainable: Rate::measured(sustained.max(peak)),
-            cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
-            stop_cost: None,
-            operations: all.iter().filter_map(OperationRates::of).collect(),
-            counters: BTreeMap::new(),
-            mba: None,
-            within_cache: None,
-            rest: None,
-            assumed: false,
-            cache_steps: None,
-            at_unix_s,
-            deep: None,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use quell_types::units::Rate;
+
     use super::*;
+    use crate::inventory::Measured;
 
     #[test]
     fn peak_is_the_best_alone_and_sustainable_the_median_of_its_sums() {

@@ -6,7 +6,7 @@ use quell_plan::deep::{
 use quell_plan::inventory::Measured;
 
 use super::{NARROW, bar, cell, gb, gb_range, head, range, sparkline};
-use crate::doctor::size;
+use crate::text::size;
 use crate::text::{Style, Table, TableCell, Tone, count, number, percent};
 
 pub(super) fn rates_mean(measured: &Measured) -> String {

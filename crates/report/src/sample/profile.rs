@@ -1,6 +1,5 @@
 //! Profiles for the tests: thirty bursts a second with known amounts, and the same as CPU time.
 
-use quell_plan::deep::Fingerprint;
 use quell_record::demand::{
     Measuring, PROFILE_SCHEMA, Pressed, Profile, Quantity, Sampler, Sensitivity, Series, Sought,
     Subject, UnitTimes, WorkingSet, assess, proposal,
@@ -30,7 +29,7 @@ fn profile(subject: Subject, measuring: Measuring, series: Vec<Series>) -> Profi
         name: subject.name(),
         backend: "linux".to_owned(),
         timing: Timing::Real,
-        machine: Fingerprint::of(&machine(), None),
+        machine: machine().fingerprint(None),
         span_ns: bins as u64 * MS,
         bin_ns: MS,
         proposal: proposal(&Sought {

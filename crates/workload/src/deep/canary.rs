@@ -3,8 +3,9 @@
 
 use std::io;
 
-use quell_plan::deep::{Case, Control, PAIRS, Pair, Sharing, Spread, pairs};
+use quell_plan::deep::{Case, Control, Pair, Sharing, Spread};
 use quell_plan::inventory::Inventory;
+use quell_plan::pairs::{PAIRS, pairs};
 use quell_types::cpuset::CpuId;
 
 use super::{Block, Watch};
