@@ -20,7 +20,7 @@ pub fn guest() -> Option<&'static Guest> {
     GUEST_HERE.get_or_init(read).as_ref()
 }
 
-/// The command line that whoever called us called, if that was another Quell.
+/// The command line of the Quell that called this one, where one did.
 pub fn command_line() -> Option<String> {
     std::env::var(COMMAND_LINE).ok()
 }

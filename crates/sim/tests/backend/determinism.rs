@@ -78,7 +78,7 @@ fn result(seed: u64, machines: usize) -> (String, serde_json::Value) {
         done.result.failures
     );
     let mut result = done.result;
-    // As it stood in results when the digest below was first written down: it is of what was simulated.
+    // The digest is of what was simulated, not of how a hash of the policy is spelled.
     result.policy_hash = fnv1a64(EXPERIMENT);
     let text = serde_json::to_string(&result).unwrap();
     (fnv1a64(&text), serde_json::from_str(&text).unwrap())
