@@ -2,7 +2,7 @@
 //! along to the same places, files that it writes are brought back to the same places, what it says is said as it says it, and
 //! its status is ours.
 //!
-//! A Quell inside knows by a file and three variables where it is and how it was called ([`guest`]).
+//! A Quell inside knows by a file and three variables where it is and how it was called (module `guest`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -237,7 +237,7 @@ fn script(words: &[String], back: &[PathBuf], state: Option<&Path>) -> Result<St
     Ok(script + "exit $status\n")
 }
 
-/// The widths of our streams, as [`terminal`] reads them.
+/// The widths of our streams, as module `terminal` reads them.
 fn terminals() -> String {
     let width = |columns: Option<usize>| columns.map_or("-".to_owned(), |n| n.to_string());
     format!(
