@@ -79,6 +79,10 @@ pub fn refused(refusals: &[Refusal], path: Option<&Path>, all: bool) -> Failure 
     let place = |refusal: &Refusal| text.as_deref().and_then(|t| place_of(t, &refusal.key));
     let mut placed: Vec<_> = refusals.iter().map(|r| (place(r), r)).collect();
     placed.sort_by_key(|(place, r)| (r.cause != Cause::Rights, *place));
+    if path.is_none() {
+        // Few options, and no `--all`: the first reason for each.
+        placed.dedup_by(|(_, r), (_, before)| r.key == before.key);
+    }
     let shown = if all { placed.len() } else { 1 };
     let each: Vec<String> = placed
         .iter()
@@ -99,15 +103,45 @@ pub fn refused(refusals: &[Refusal], path: Option<&Path>, all: bool) -> Failure 
             };
             let helps: String = remedies
                 .iter()
-                .map(|remedy| format!("\n  help: {remedy}"))
+                .map(|remedy| format!("\n  help: {}", helps(remedy, path.is_none())))
                 .collect();
+            let option = path.is_none().then(|| option_of(&refusal.key)).flatten();
+            let what = option.unwrap_or(&refusal.key);
             format!(
-                "{place}{} is refused{more}\n  why:  {}{helps}",
-                refusal.key, refusal.why
+                "{place}{what} is refused{more}\n  why:  {}{helps}",
+                refusal.why
             )
         })
         .collect();
     problems(&each)
+}
+
+/// The option of `quell run` that stands for a key of the policy.
+fn option_of(key: &str) -> Option<&'static str> {
+    match key.split('.').collect::<Vec<_>>()[..] {
+        ["group", "critical", "cpus"] => Some("--cpus"),
+        ["group", "best-effort", "limit", "bandwidth"] => Some("--limit"),
+        ["regulator", "period"] => Some("--period"),
+        _ => None,
+    }
+}
+
+/// What helps; `options`: the policy came from options, and there is no file to write to.
+fn helps(remedy: &Remedy, options: bool) -> String {
+    match remedy {
+        Remedy::Set { key, value } if options => match option_of(key) {
+            Some(option) => format!("{option} {}", value.trim_matches('"')),
+            None => format!("{remedy}, in the file that `--save FILE` writes"),
+        },
+        Remedy::LeaveOut { keys } if options => {
+            let named: Option<Vec<&str>> = keys.iter().map(|key| option_of(key)).collect();
+            named.map_or_else(
+                || remedy.to_string(),
+                |named| format!("leave out {}", named.join(" and ")),
+            )
+        }
+        _ => remedy.to_string(),
+    }
 }
 
 /// A plan as `quell plan` prints it, with what to do next.
@@ -125,6 +159,18 @@ fn printed(plan: &Planned, path: &Path, steps: bool, style: quell_report::Style)
         ""
     };
     format!("{text}{blank}{}", style.wrap("", "", &next))
+}
+
+/// Refuses before anything is measured where rights are missing.
+fn lacks_no_rights(policy: &Policy, args: &Plan) -> Result<()> {
+    let mut machine = machine::linux()?.1;
+    machine::assume(&mut machine);
+    match quell_plan::planner::plan(policy, &machine) {
+        Err(all) if all.iter().any(|r| r.cause == Cause::Rights) => {
+            Err(refused(&all, Some(&args.policy), args.all))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Tells what would be done.
@@ -146,6 +192,7 @@ pub fn run(args: &Plan) -> Result {
         None if args.on != On::Linux => args.on.measured(0, NonZeroUsize::MIN)?.1,
         // A machine that was just booted was never measured.
         None if args.measure || crate::guest::guest().is_some() => {
+            lacks_no_rights(&policy, args)?;
             let mut machine = machine::measured()?.1;
             machine::measure_rest(&policy, &mut machine)?;
             machine
