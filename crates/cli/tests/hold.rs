@@ -217,6 +217,30 @@ fn the_saved_policy_plans_and_runs_with_a_command_of_its_own() {
     assert!(plan["steps"].as_array().unwrap().len() > 3, "{plan}");
 }
 
+/// A child in a group of idle weight gets no CPU for long, and the main thread waits until it
+/// executes: the run is not taken for one that hangs.
+#[test]
+fn a_neighbour_that_gets_no_cpu_is_waited_for() {
+    let Some(mut machine) = machine("no CPU") else {
+        return;
+    };
+    let policy = machine.file(
+        "p.toml",
+        "quell = 1\n[group.app]\nrole = \"critical\"\ncpus = 1\ncommand = [\"sleep\", \"1\"]\n\
+         [group.other]\nrole = \"best-effort\"\ncommand = [\"true\"]\n",
+    );
+    // More than the kernel gives an idle group on their CPU; each in a session, and so an autogroup.
+    let hog = "{ echo -19 >/proc/self/autogroup; } 2>/dev/null; exec timeout 12 sh -c 'while :; do :; done'";
+    let hogs: Vec<Program> = (0..4)
+        .map(|_| Program::start(&["setsid", "sh", "-c", hog]))
+        .collect();
+    machine.remember();
+    let done = run(&["run", &policy]);
+    assert_eq!(done.code, 0, "{done:?}");
+    machine.unchanged("at the end");
+    drop(hogs);
+}
+
 #[test]
 fn a_task_that_appears_later_is_found() {
     let Some(mut machine) = machine("late") else {

@@ -47,6 +47,8 @@ impl Deputy {
             .spawn(move || {
                 let number = rustix::thread::gettid().as_raw_nonzero().get();
                 own.thread.store(number.unsigned_abs(), Ordering::Release);
+                // Where that may not be had it is an ordinary thread, and late on a busy machine.
+                let _ = rt::fifo(rt::WATCHDOG_PRIORITY);
                 while !own.stop.load(Ordering::Acquire) {
                     lease.stand_in(rt::now());
                     std::thread::park_timeout(EVERY);

@@ -202,6 +202,12 @@ impl Lease {
         self.head().beat.store(now.0, Ordering::Release);
     }
 
+    /// The main thread waits until then at most, for a reason that it knows: its deputy stands in as
+    /// long. The next [`Self::beat`] ends that. A process that is stopped is noticed as ever.
+    pub fn waits_until(&self, until: Nanos) {
+        self.head().progress.store(until.0, Ordering::Relaxed);
+    }
+
     /// Renews the heartbeat in place of the main thread, unless that has not for [`HELD_UP`].
     pub fn stand_in(&self, now: Nanos) {
         let head = self.head();
@@ -305,6 +311,14 @@ mod tests {
         }
         lease.stand_in(Nanos::secs(10).plus(HELD_UP));
         assert!(!lease.is_held(Nanos::secs(10).plus(HELD_UP)));
+        lease.beat(Nanos::secs(20));
+        lease.waits_until(Nanos::secs(40));
+        for second in [21, 40, 44] {
+            lease.stand_in(Nanos::secs(second));
+            assert!(lease.is_held(Nanos::secs(second)), "{second}");
+        }
+        lease.stand_in(Nanos::secs(40).plus(HELD_UP));
+        assert!(!lease.is_held(Nanos::secs(40).plus(HELD_UP)));
         lease.beat(Nanos::secs(600));
         lease.stand_in(Nanos::secs(20));
         assert_eq!(lease.last_beat(), Nanos::secs(600), "a rest stays one");

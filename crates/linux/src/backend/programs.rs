@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
 use quell_client::layout::VARIABLE;
 use quell_kernel::error::{Error, Result};
@@ -25,6 +26,9 @@ use crate::units::Units;
 
 /// Later than anything.
 const NEVER: Nanos = Nanos(u64::MAX);
+
+/// How long a child that was forked may take until it executes its program.
+const EXECUTES_WITHIN: Nanos = Nanos::secs(120);
 
 /// All of them.
 pub struct Programs {
@@ -119,7 +123,14 @@ impl Programs {
                 .chain(launch.files.iter().map(AsFd::as_fd))
                 .collect(),
         };
-        let started = Subject::start(id, &subject.name, &birth)?;
+        // A child that enters a group of low weight may wait long for a CPU before it executes.
+        let lease = host.session.as_ref().map(|s| Arc::clone(s.lease()));
+        if let Some(lease) = &lease {
+            lease.waits_until(rt::now().plus(EXECUTES_WITHIN));
+        }
+        let started = Subject::start(id, &subject.name, &birth);
+        host.heart()();
+        let started = started?;
         self.subjects.push(started);
         self.units.extend(units.map(|units| (id, units)));
         for enforcer in enforcers.each() {
