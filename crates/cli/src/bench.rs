@@ -299,7 +299,7 @@ fn generator(workload: &Workload, common: &Common) -> Result {
     if let Some(fault) = workload.fault() {
         return Err(usage(format!("--{fault}")));
     }
-    let (_, machine) = machine::linux()?;
+    let machine = machine::confined()?;
     let cpu = common.cpu.map_or_else(first_cpu, Ok)?;
     let options = BenchOptions {
         cpu: common.cpu,

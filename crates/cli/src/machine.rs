@@ -79,6 +79,20 @@ fn watcher(cpu: CpuId) -> Vec<String> {
 
 /// The backend, and the machine as found by the fast probe, with what was measured on it before, as long as it holds.
 pub fn linux() -> Result<(Linux, Inventory)> {
+    let (backend, machine, changed) = found()?;
+    if let Some(changed) = changed {
+        eprintln!("quell: note: {changed}");
+    }
+    Ok((backend, machine))
+}
+
+/// The machine as a generator sees it. It may be confined to a part of it, for which nothing was measured.
+pub fn confined() -> Result<Inventory> {
+    Ok(found()?.1)
+}
+
+/// As [`linux`]; and why what was measured does not hold.
+fn found() -> Result<(Linux, Inventory, Option<String>)> {
     let tools = Tools {
         generator,
         shared_cache: quell_workload::probe::shared_cache,
@@ -99,19 +113,19 @@ pub fn linux() -> Result<(Linux, Inventory)> {
         store::find(&path, &fingerprint(&machine))
     });
     match found {
-        Found::Nothing => Ok((backend, machine)),
+        Found::Nothing => Ok((backend, machine, None)),
         Found::Changed { at_unix_s, why } => {
-            eprintln!(
-                "quell: note: what was measured {} does not hold here: {}; `quell doctor --deep` measures again",
+            let changed = format!(
+                "what was measured {} does not hold here: {}; `quell doctor --deep` measures again",
                 age(unix_s(), at_unix_s),
                 why.join("; ")
             );
-            Ok((backend, machine))
+            Ok((backend, machine, Some(changed)))
         }
         Found::Holds(measured) => {
             backend.measured(*measured);
             let machine = backend.inventory(Probe::Fast).map_err(failed)?;
-            Ok((backend, machine))
+            Ok((backend, machine, None))
         }
     }
 }

@@ -45,6 +45,25 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// Whether this thread may do what the bit of a capability stands for (`capability.h`).
+#[must_use]
+pub fn is_capable(capability: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    effective.is_some_and(|bits| bits & (1 << capability) != 0)
+}
+
+/// Whether we may change the machine: root in a container is root by name only.
+#[must_use]
+pub fn may_change() -> bool {
+    const CAP_SYS_ADMIN: u32 = 21;
+    const CAP_SYS_NICE: u32 = 23;
+    is_root() && [CAP_SYS_ADMIN, CAP_SYS_NICE].into_iter().all(is_capable)
+}
+
 /// Whether a file may be executed by us.
 #[must_use]
 pub fn is_executable(path: &std::path::Path) -> bool {

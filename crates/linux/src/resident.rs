@@ -33,15 +33,9 @@ pub struct KeeperCommand {
 pub fn may_lock() -> std::result::Result<(), String> {
     const CAP_IPC_LOCK: u32 = 14;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let capabilities = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    let capable = capabilities.is_some_and(|bits| bits & (1 << CAP_IPC_LOCK) != 0);
     match limit.current {
         None => Ok(()),
-        _ if capable => Ok(()),
+        _ if quell_kernel::is_capable(CAP_IPC_LOCK) => Ok(()),
         Some(bytes) => Err(format!(
             "only {} may be locked (RLIMIT_MEMLOCK), and CAP_IPC_LOCK is missing",
             Bytes(bytes)

@@ -368,7 +368,8 @@ fn verdict(machine: &Inventory) -> String {
         .collect();
     let first = match (each.is_empty(), rights) {
         (true, true) => {
-            "Quell can promise nothing as it runs now: it may not change this machine.".to_owned()
+            "Quell can promise nothing as it runs now: only root, outside of a container, may change this machine."
+                .to_owned()
         }
         (true, false) => "Quell can promise nothing on this machine.".to_owned(),
         (false, _) => format!("This machine can promise a program {}.", each.join("; ")),

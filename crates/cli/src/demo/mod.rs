@@ -172,7 +172,7 @@ impl<'a> Tour<'a> {
         Self {
             args,
             begun,
-            root: quell_kernel::is_root(),
+            root: quell_kernel::may_change(),
             whole: if lab {
                 budget::WHOLE_IN_LAB
             } else {
@@ -374,7 +374,10 @@ fn about(machine: &Inventory) -> String {
     let caches = machine.cpus.first().map(|c| machine.data_caches(c.id));
     let cache = caches.map_or_else(String::new, |caches| {
         let seen = if caches.seen < caches.llc {
-            format!(", {} of it seen", caches.seen)
+            format!(
+                ", {:.1}MiB of it seen",
+                caches.seen.0 as f64 / f64::from(1 << 20)
+            )
         } else {
             String::new()
         };

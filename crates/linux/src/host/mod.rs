@@ -141,7 +141,7 @@ impl Host {
     pub fn session(&mut self) -> Result<(&mut Session, Vec<String>)> {
         let mut notes = Vec::new();
         if self.session.is_none() {
-            if !quell_kernel::is_root() {
+            if !quell_kernel::may_change() {
                 return Err(Error::refused_with(
                     "changing the machine needs root (CAP_SYS_ADMIN for cgroups)",
                     "run it with sudo",
