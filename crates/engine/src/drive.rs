@@ -9,7 +9,7 @@ use quell_record::backend::{
     Action, Backend, HoldOptions, Observation, Seen, SubjectId, SubjectSpec, Undone,
 };
 use quell_record::demand::{Drawn, WorkingSet};
-use quell_record::events::Event;
+use quell_record::events::{Event, Phase};
 use quell_record::standing::{Cause, Standing};
 use quell_types::mechanism::Level;
 use quell_types::units::Nanos;
@@ -114,7 +114,7 @@ pub fn drive(
         .and_then(|()| apply(backend, plan, &mut notes, &mut sink))
         .and_then(|()| attend(backend, plan, script, &mut sink));
     let Watching { sink, standing, .. } = sink;
-    phase(backend, sink, "undo");
+    phase(backend, sink, Phase::Undo);
     let undone = backend.undo();
     if let Ok(undone) = &undone {
         for left in &undone.left {
@@ -189,7 +189,7 @@ fn attend(
     script: &mut dyn Script,
     sink: &mut Watching<'_>,
 ) -> Result<Ended, String> {
-    phase(backend, sink, "hold");
+    phase(backend, sink, Phase::Hold);
     let mut loops = loops::begin(backend, plan)?;
     let ended = hold(backend, script, &mut loops, sink);
     if let Ok(Ended::Revoked(why)) = &ended {
@@ -323,8 +323,7 @@ fn carry_out(
     Ok(())
 }
 
-fn phase(backend: &dyn Backend, sink: &mut dyn Sink, name: &str) {
-    let name = name.to_owned();
+fn phase(backend: &dyn Backend, sink: &mut dyn Sink, name: Phase) {
     sink.put(backend.now(), &Event::Phase { name });
 }
 

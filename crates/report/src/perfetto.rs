@@ -91,7 +91,7 @@ fn run(trace: &mut Trace, record: &Record) {
         .events
         .iter()
         .filter_map(|stamped| match &stamped.event {
-            Event::Phase { name } => Some((stamped.at_ns, name.clone())),
+            Event::Phase { name } => Some((stamped.at_ns, name.word().to_owned())),
             Event::Cell {
                 round,
                 of,
