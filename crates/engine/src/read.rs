@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
 use quell_record::events::{
-    COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, Event, MANIFEST_SCHEMA, Met, Phase, Record, Span,
-    Stamped, Stop,
+    COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, Event, MANIFEST_SCHEMA, Met, Phase, Record,
+    Span, Stamped, Stop,
 };
 use quell_record::result::{CompareResult, ConfigurationResult};
 use quell_types::calendar;

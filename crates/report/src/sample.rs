@@ -381,9 +381,7 @@ pub(crate) fn record() -> Record {
             cell(7_000_000_000, 1),
             Stamped {
                 at_ns: 13_000_000_000,
-                event: Event::Phase {
-                    name: Phase::Undo,
-                },
+                event: Event::Phase { name: Phase::Undo },
             },
         ],
         stops: [(1, (0..400).map(stop).collect())].into(),
