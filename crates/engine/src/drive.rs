@@ -5,6 +5,7 @@
 //! backend itself. So there is one place in which things are applied, and one in which they are undone.
 
 use quell_plan::Plan;
+use quell_record::about::About;
 use quell_record::backend::{
     Action, Backend, HoldOptions, Observation, Seen, SubjectId, SubjectSpec, Undone,
 };
@@ -118,7 +119,7 @@ pub fn drive(
     let undone = backend.undo();
     if let Ok(undone) = &undone {
         for left in &undone.left {
-            finding(backend, sink, left);
+            finding(backend, sink, About::NotReverted, left);
         }
     }
     match (ran, undone) {
@@ -129,7 +130,7 @@ pub fn drive(
             standing,
         }),
         (Err(why), Ok(_)) => {
-            finding(backend, sink, &why);
+            finding(backend, sink, About::Failed, &why);
             Err(DriveError::Failed(why))
         }
         (ran, Err(undo)) => {
@@ -143,7 +144,7 @@ pub fn drive(
                 why,
                 undo: undo.to_string(),
             };
-            finding(backend, sink, &error.to_string());
+            finding(backend, sink, About::Failed, &error.to_string());
             Err(error)
         }
     }
@@ -170,12 +171,12 @@ fn apply(
         );
         let said = outcome.map_err(|e| format!("step {} ({}): {e}", step.id.0, step.mechanism))?;
         for note in said {
+            let about = About::Mechanism {
+                mechanism: step.mechanism,
+            };
             sink.put(
                 backend.now(),
-                &Event::Finding {
-                    what: note.clone(),
-                    group: step.group.clone(),
-                },
+                &Event::finding(about, note.as_str(), step.group.as_deref()),
             );
             notes.push(note);
         }
@@ -250,7 +251,7 @@ fn hold(
 
 /// Nothing holds any more: that, and what it means to each promise.
 fn revoked(backend: &dyn Backend, plan: &Plan, why: &str, sink: &mut dyn Sink) {
-    finding(backend, sink, why);
+    finding(backend, sink, About::Failed, why);
     for (id, _) in plan.numbered() {
         let (level, why) = (Level::None, why.to_owned());
         let because = Cause::Revoked { why };
@@ -289,7 +290,7 @@ impl Account {
             Ok(None) => Nanos(u64::MAX),
             Err(why) => {
                 let what = format!("how the CPUs' time was spent is not in the record: {why}");
-                finding(backend, sink, &what);
+                finding(backend, sink, About::Record, &what);
                 Nanos(u64::MAX)
             }
         };
@@ -327,9 +328,8 @@ fn phase(backend: &dyn Backend, sink: &mut dyn Sink, name: Phase) {
     sink.put(backend.now(), &Event::Phase { name });
 }
 
-fn finding(backend: &dyn Backend, sink: &mut dyn Sink, what: &str) {
-    let what = what.to_owned();
-    sink.put(backend.now(), &Event::Finding { what, group: None });
+fn finding(backend: &dyn Backend, sink: &mut dyn Sink, about: About, what: &str) {
+    sink.put(backend.now(), &Event::finding(about, what, None));
 }
 
 #[cfg(test)]

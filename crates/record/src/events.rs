@@ -16,6 +16,7 @@ use quell_types::units::{Bytes, Lines, Nanos};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::about::About;
 use crate::result::CompareResult;
 use crate::standing::Cause;
 use crate::ways::Change;
@@ -192,6 +193,9 @@ pub enum Event {
         /// The group concerned.
         #[serde(skip_serializing_if = "Option::is_none")]
         group: Option<GroupId>,
+        /// What it is about.
+        #[serde(default, skip_serializing_if = "About::is_other")]
+        about: About,
     },
     /// A command ended.
     Exit {
@@ -200,6 +204,18 @@ pub enum Event {
         /// Its exit status as a shell reports it.
         status: i32,
     },
+}
+
+impl Event {
+    /// Something a person should know, of a group or of all.
+    #[must_use]
+    pub fn finding(about: About, what: impl Into<String>, group: Option<&str>) -> Self {
+        Self::Finding {
+            what: what.into(),
+            group: group.map(str::to_owned),
+            about,
+        }
+    }
 }
 
 /// A part of a run, as long as it has no cells.
