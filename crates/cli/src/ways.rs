@@ -10,7 +10,7 @@ use quell_engine::sink::Sink;
 use quell_kernel::root::Kernel;
 use quell_kernel::{rt, signals};
 use quell_linux::ways::Looker;
-use quell_record::events::{Event, MANIFEST_SCHEMA};
+use quell_record::events::{Event, MANIFEST_SCHEMA, Phase};
 use quell_record::ways::{Change, Snapshot, Timeline, changes, findings};
 use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -166,8 +166,7 @@ fn waited(stops: &std::os::fd::OwnedFd, wait: Nanos) -> bool {
 
 /// Completes the record, its page included.
 fn keep(mut folder: Folder, end: Nanos, begun_unix_s: u64) -> Result<String> {
-    let name = "end".to_owned();
-    folder.put(end, &Event::Phase { name });
+    folder.put(end, &Event::Phase { name: Phase::End });
     let manifest = serde_json::json!({
         "schema": MANIFEST_SCHEMA,
         "version": env!("CARGO_PKG_VERSION"),

@@ -8,12 +8,13 @@
 
 mod common;
 
+use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{
     Machine, Program, Running, busy, cpu_share, eventually, in_group, is_held, machine, quell, run,
-    status,
+    send, status,
 };
 use quell_kernel::procfs;
 use quell_kernel::root::Kernel;
@@ -95,6 +96,50 @@ fn a_task_that_turns_so_while_it_is_limited_costs_the_promise() {
     let done = held.wait();
     assert!(done.err.contains("SCHED_DEADLINE"), "{done:?}");
     machine.unchanged("after the run");
+}
+
+/// The pids of the brakes that hold the group `batch`.
+fn brakes() -> Vec<u32> {
+    let all = procfs::processes(&Kernel::new().unwrap()).unwrap();
+    let pids = all.iter().map(|process| process.id.pid);
+    let braking = |pid: &u32| {
+        let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
+        cgroups.is_ok_and(|text| text.lines().any(|line| line.ends_with("/batch/stop")))
+    };
+    pids.filter(braking).collect()
+}
+
+/// A brake that somebody kills takes its promise with it, and a command that ended well does not
+/// hide that. Its own status says more where it failed.
+#[test]
+fn a_promise_lost_while_it_runs_is_the_exit_status_of_a_run() {
+    let Some(mut machine) = machine("a promise lost while a command runs") else {
+        return;
+    };
+    machine.remember();
+    for (own, code) in [(0, 3), (7, 7)] {
+        let over = machine.path("over");
+        let _ = fs::remove_file(&over);
+        let text = format!(
+            "quell = 1\nname = \"lost\"\n[group.batch]\nrole = \"best-effort\"\n\
+             command = [\"sh\", \"-c\", \"until [ -e {} ]; do :; done; exit {own}\"]\n\
+             limit = {{ bandwidth = \"20%\" }}\n[mechanisms]\nbandwidth = \"regulator\"\n",
+            over.display()
+        );
+        let policy = machine.file("lost.toml", &text);
+        let held = Running::start(quell().args(["run", &policy]));
+        eventually("it is held", || status()[0]["holds"] == true);
+        eventually("there are brakes", || !brakes().is_empty());
+        for brake in brakes() {
+            send(brake, Signal::KILL);
+        }
+        eventually("its promise is lost", || status()[0]["holds"] == false);
+        fs::write(&over, "").unwrap();
+        let done = held.wait();
+        assert_eq!(done.code, code, "{done:?}");
+        assert!(done.err.contains("level none"), "{done:?}");
+        machine.unchanged("after the run");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use quell_control::config::Regulation;
 use quell_control::deadline::{Aim, Step, Unit};
 use quell_control::deadlines::Deadlines;
 use quell_plan::{Adaptation, Observed, Plan, Promise, Setting};
+use quell_record::about::About;
 use quell_record::backend::{Action, Backend, Seen};
 use quell_record::events::{Declared, Event};
 use quell_record::standing::Cause;
@@ -201,10 +202,7 @@ impl Budgets {
         let Some(group) = self.plan.groups.get(aim) else {
             return Ok(());
         };
-        let finding = |what: String| Event::Finding {
-            what,
-            group: Some(group.clone()),
-        };
+        let finding = |what: String| Event::finding(About::Units, what, Some(group));
         let event = match step {
             Step::Change { from, to, why } => {
                 for action in self.leave(to) {
@@ -339,8 +337,7 @@ impl Adapt {
                             "its program does not tell of any through quell-client (docs/client.md)",
                     }
                 );
-                let group = Some(group.clone());
-                sink.put(now, &Event::Finding { what, group });
+                sink.put(now, &Event::finding(About::Units, what, Some(group)));
             }
         }
     }

@@ -5,11 +5,12 @@
 //! backend itself. So there is one place in which things are applied, and one in which they are undone.
 
 use quell_plan::Plan;
+use quell_record::about::About;
 use quell_record::backend::{
     Action, Backend, HoldOptions, Observation, Seen, SubjectId, SubjectSpec, Undone,
 };
 use quell_record::demand::{Drawn, WorkingSet};
-use quell_record::events::Event;
+use quell_record::events::{Event, Phase};
 use quell_record::standing::{Cause, Standing};
 use quell_types::mechanism::Level;
 use quell_types::units::Nanos;
@@ -114,11 +115,11 @@ pub fn drive(
         .and_then(|()| apply(backend, plan, &mut notes, &mut sink))
         .and_then(|()| attend(backend, plan, script, &mut sink));
     let Watching { sink, standing, .. } = sink;
-    phase(backend, sink, "undo");
+    phase(backend, sink, Phase::Undo);
     let undone = backend.undo();
     if let Ok(undone) = &undone {
         for left in &undone.left {
-            finding(backend, sink, left);
+            finding(backend, sink, About::NotReverted, left);
         }
     }
     match (ran, undone) {
@@ -129,7 +130,7 @@ pub fn drive(
             standing,
         }),
         (Err(why), Ok(_)) => {
-            finding(backend, sink, &why);
+            finding(backend, sink, About::Failed, &why);
             Err(DriveError::Failed(why))
         }
         (ran, Err(undo)) => {
@@ -143,7 +144,7 @@ pub fn drive(
                 why,
                 undo: undo.to_string(),
             };
-            finding(backend, sink, &error.to_string());
+            finding(backend, sink, About::Failed, &error.to_string());
             Err(error)
         }
     }
@@ -170,12 +171,12 @@ fn apply(
         );
         let said = outcome.map_err(|e| format!("step {} ({}): {e}", step.id.0, step.mechanism))?;
         for note in said {
+            let about = About::Mechanism {
+                mechanism: step.mechanism,
+            };
             sink.put(
                 backend.now(),
-                &Event::Finding {
-                    what: note.clone(),
-                    group: step.group.clone(),
-                },
+                &Event::finding(about, note.as_str(), step.group.as_deref()),
             );
             notes.push(note);
         }
@@ -189,7 +190,7 @@ fn attend(
     script: &mut dyn Script,
     sink: &mut Watching<'_>,
 ) -> Result<Ended, String> {
-    phase(backend, sink, "hold");
+    phase(backend, sink, Phase::Hold);
     let mut loops = loops::begin(backend, plan)?;
     let ended = hold(backend, script, &mut loops, sink);
     if let Ok(Ended::Revoked(why)) = &ended {
@@ -250,7 +251,7 @@ fn hold(
 
 /// Nothing holds any more: that, and what it means to each promise.
 fn revoked(backend: &dyn Backend, plan: &Plan, why: &str, sink: &mut dyn Sink) {
-    finding(backend, sink, why);
+    finding(backend, sink, About::Failed, why);
     for (id, _) in plan.numbered() {
         let (level, why) = (Level::None, why.to_owned());
         let because = Cause::Revoked { why };
@@ -289,7 +290,7 @@ impl Account {
             Ok(None) => Nanos(u64::MAX),
             Err(why) => {
                 let what = format!("how the CPUs' time was spent is not in the record: {why}");
-                finding(backend, sink, &what);
+                finding(backend, sink, About::Record, &what);
                 Nanos(u64::MAX)
             }
         };
@@ -323,14 +324,12 @@ fn carry_out(
     Ok(())
 }
 
-fn phase(backend: &dyn Backend, sink: &mut dyn Sink, name: &str) {
-    let name = name.to_owned();
+fn phase(backend: &dyn Backend, sink: &mut dyn Sink, name: Phase) {
     sink.put(backend.now(), &Event::Phase { name });
 }
 
-fn finding(backend: &dyn Backend, sink: &mut dyn Sink, what: &str) {
-    let what = what.to_owned();
-    sink.put(backend.now(), &Event::Finding { what, group: None });
+fn finding(backend: &dyn Backend, sink: &mut dyn Sink, about: About, what: &str) {
+    sink.put(backend.now(), &Event::finding(about, what, None));
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use quell_control::bandwidth::Fast;
+use quell_record::about::About;
 use quell_record::attribution::{Account, Row, Unit};
 use quell_record::events::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
 use quell_record::measurement::Measurement;
@@ -312,7 +313,7 @@ impl Folder {
         for (cpu, missing) in std::mem::take(&mut self.missing) {
             let name = decisions_name(cpu);
             let what = format!("{missing} decisions about CPU {cpu} are not in {name}");
-            self.put(self.begun, &Event::Finding { what, group: None });
+            self.put(self.begun, &Event::finding(About::Record, what, None));
         }
         if self
             .times
@@ -320,7 +321,7 @@ impl Folder {
             .is_some_and(|(_, rows)| *rows >= MOST_TIMES)
         {
             let what = format!("{TIMES} is full: how the CPUs' time was spent later is not in it");
-            self.put(self.begun, &Event::Finding { what, group: None });
+            self.put(self.begun, &Event::finding(About::Record, what, None));
         }
         self.check()
     }

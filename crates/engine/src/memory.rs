@@ -3,8 +3,10 @@
 
 use quell_control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
 use quell_plan::{Plan, Pressured};
+use quell_record::about::About;
 use quell_record::backend::{Action, Backend, Own, Seen};
 use quell_record::events::{Event, Steering};
+use quell_types::mechanism::Mechanism;
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos};
 
@@ -158,8 +160,10 @@ impl Memory {
             return;
         }
         self.failed.push(what.to_owned());
-        let what = what.to_owned();
-        sink.put(now, &Event::Finding { what, group: None });
+        let about = About::Mechanism {
+            mechanism: Mechanism::Memory,
+        };
+        sink.put(now, &Event::finding(about, what, None));
     }
 
     /// Of which neighbour a process is, or was when it was stopped.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
 use quell_record::events::{
-    COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, Event, MANIFEST_SCHEMA, Met, Record, Span,
-    Stamped, Stop,
+    COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, Event, MANIFEST_SCHEMA, Met, Phase, Record,
+    Span, Stamped, Stop,
 };
 use quell_record::result::{CompareResult, ConfigurationResult};
 use quell_types::calendar;
@@ -207,7 +207,9 @@ fn events(path: &Path) -> Result<Vec<Stamped>, ReadError> {
     lines
         .map(|(before, line)| {
             let mut stamped: Stamped = json(path, line, before)?;
-            if let Event::Phase { name } = &stamped.event
+            if let Event::Phase {
+                name: Phase::Other(name),
+            } = &stamped.event
                 && let Some(cell) = cell_1(name)
             {
                 stamped.event = cell;
@@ -417,8 +419,7 @@ mod tests {
     /// A record of a run with the manifest given.
     fn record(runs: &Path, manifest: &str) -> PathBuf {
         let mut folder = Folder::begin(runs, "n", 0, Nanos(5)).unwrap();
-        let name = "hold".to_owned();
-        folder.put(Nanos(12), &Event::Phase { name });
+        folder.put(Nanos(12), &Event::Phase { name: Phase::Hold });
         let times = CpuTimes {
             cpu: 3,
             steal_ns: 7,

@@ -15,6 +15,7 @@ use quell_kernel::procfs;
 use quell_kernel::root::Files;
 use quell_kernel::tasks::{self, Matcher};
 use quell_plan::Observed;
+use quell_record::about::About;
 use quell_record::backend::Seen;
 use quell_record::events::Event;
 use quell_types::ids::GroupId;
@@ -282,7 +283,8 @@ impl Clients {
     /// A finding, once for a process.
     fn tell(&mut self, pid: u32, what: String, group: Option<GroupId>, seen: &mut Vec<Seen>) {
         if self.told.len() < MOST_TOLD && self.told.insert(pid) {
-            seen.push(Seen::Event(Event::Finding { what, group }));
+            let event = Event::finding(About::Client, what, group.as_deref());
+            seen.push(Seen::Event(event));
         }
     }
 }

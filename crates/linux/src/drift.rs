@@ -10,14 +10,23 @@ use quell_kernel::resctrl::lock::For;
 use quell_kernel::root::Files;
 use quell_kernel::value::{covers, only, same};
 
-/// Compares every value we wrote with what it reads now; sets it again if the policy says so. A sentence per difference.
+/// A value that somebody else has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    /// The file that holds it.
+    pub path: String,
+    /// From what to what, and what came of it, in a sentence.
+    pub what: String,
+}
+
+/// Compares every value we wrote with what it reads now; sets it again if the policy says so.
 /// Before each value `held` is asked: once the run is revoked, what differs is what the watchdog has taken back.
 pub fn look(
     files: &dyn Files,
     changes: &[Undo],
     on_drift: OnDrift,
     held: &dyn Fn() -> bool,
-) -> Vec<String> {
+) -> Vec<Drift> {
     let mut said = Vec::new();
     for (i, change) in changes.iter().enumerate() {
         if !held() {
@@ -46,9 +55,10 @@ pub fn look(
         }
         let repaired = on_drift == OnDrift::Repair && repair(files, path, new);
         let what = if repaired { "set again" } else { "left so" };
-        said.push(format!(
-            "{path} was changed by somebody else, from '{new}' to '{now}': {what}"
-        ));
+        said.push(Drift {
+            what: format!("{path} was changed by somebody else, from '{new}' to '{now}': {what}"),
+            path: path.clone(),
+        });
     }
     said
 }
@@ -134,7 +144,7 @@ mod tests {
         let changes = [set("L3:0=ff", "L3:0=f"), set("MB:0=100", "MB:0=50"), steer];
         let said = look(&kernel, &changes, OnDrift::Report, &|| true);
         assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].contains("from 'MB:0=50'"), "{said:?}");
+        assert!(said[0].what.contains("from 'MB:0=50'"), "{said:?}");
     }
 
     #[test]
@@ -152,10 +162,10 @@ mod tests {
         let said = || look(&kernel, &changes, OnDrift::Report, held);
         // Padded as older kernels do, and with what is not ours.
         std::fs::write(&file, "    MB:0=  50\n    L3:0=00ff\n    L2:0=0001\n").unwrap();
-        assert_eq!(said(), Vec::<String>::new());
+        assert!(said().is_empty());
         std::fs::write(&file, "MB:0=50\nL3:0=f\nL2:0=1\n").unwrap();
         assert_eq!(said().len(), 1, "{:?}", said());
-        assert!(said()[0].contains("from 'L3:0=ff'"));
+        assert!(said()[0].what.contains("from 'L3:0=ff'"));
         std::fs::write(&file, "MB:0=60\nL3:0=f\n").unwrap();
         assert_eq!(said().len(), 2);
     }
@@ -179,7 +189,7 @@ mod tests {
             )
         };
         std::fs::write(&file, "L3:0=f\n").unwrap();
-        assert_eq!(look(), Vec::<String>::new());
+        assert!(look().is_empty());
         std::fs::write(&file, "L3:0=1\n").unwrap();
         assert_eq!(look().len(), 1);
         assert_eq!(kernel.read("/schemata").unwrap().trim(), "L3:0=f");

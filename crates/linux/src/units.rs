@@ -6,6 +6,7 @@ use std::time::Duration;
 use quell_client::Reader;
 use quell_control::deadline::Unit;
 use quell_plan::Observed;
+use quell_record::about::About;
 use quell_record::backend::{Seen, SubjectId};
 use quell_record::events::{Declared, Event};
 use quell_types::ids::GroupId;
@@ -135,8 +136,8 @@ impl Units {
             let what = format!(
                 "group {group}: its program tells of units that cannot be (longer than an hour, or in the future); they are left out"
             );
-            let group = Some(group.clone());
-            seen.push(Seen::Event(Event::Finding { what, group }));
+            let event = Event::finding(About::Units, what, Some(group));
+            seen.push(Seen::Event(event));
         }
     }
 }

@@ -8,7 +8,7 @@ use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::Level;
 use quell_types::units::{LINE_BYTES, Nanos};
 
-use crate::events::Event;
+use crate::events::{Event, Phase};
 use crate::standing::{Standing, Worth};
 
 /// Recent figures are of so long.
@@ -108,8 +108,8 @@ impl Account {
     pub fn take(&mut self, at: Nanos, event: &Event) {
         self.standing.take(event);
         match event {
-            Event::Phase { name } if name == "hold" => self.begin(at),
-            Event::Phase { name } if name == "undo" => self.ended = Some(at),
+            Event::Phase { name: Phase::Hold } => self.begin(at),
+            Event::Phase { name: Phase::Undo } => self.ended = Some(at),
             Event::Promise { id, level, .. } => {
                 let (since, before) = self.lost.entry(*id).or_default();
                 match (*level, *since) {
@@ -234,11 +234,6 @@ mod tests {
         Account::new(&plan, ["noise".to_owned()].iter())
     }
 
-    fn phase(name: &str) -> Event {
-        let name = name.to_owned();
-        Event::Phase { name }
-    }
-
     fn promise(id: u32, level: Level) -> Event {
         Event::Promise {
             id: PromiseId(id),
@@ -261,7 +256,7 @@ mod tests {
     fn a_promise_is_held_for_its_part_of_the_time() {
         let mut account = account(&[Level::Enforced, Level::Regulated, Level::Estimated]);
         assert_eq!(account.held(s(9)), None);
-        account.take(s(10), &phase("hold"));
+        account.take(s(10), &Event::Phase { name: Phase::Hold });
         // Lost for 2 + 3 of 20 s; what is said twice counts once; a lower level is no loss.
         account.take(s(12), &promise(2, Level::None));
         account.take(s(13), &promise(2, Level::None));
@@ -269,7 +264,7 @@ mod tests {
         account.take(s(27), &promise(2, Level::None));
         account.take(s(15), &promise(3, Level::Estimated));
         assert_eq!(account.held(s(28)), Some(s(18)));
-        account.take(s(30), &phase("undo"));
+        account.take(s(30), &Event::Phase { name: Phase::Undo });
         let held: Vec<f64> = account.shares(s(99)).iter().map(|s| s.held).collect();
         assert_eq!(held, [1.0, 0.75, 1.0]);
         assert_eq!(account.held(s(99)), Some(s(20)));
@@ -278,7 +273,7 @@ mod tests {
     #[test]
     fn a_neighbour_that_was_not_seen_to_run_has_no_figure() {
         let mut account = account(&[]);
-        account.take(s(10), &phase("hold"));
+        account.take(s(10), &Event::Phase { name: Phase::Hold });
         let noise = |account: &Account| account.neighbours()["noise"].clone();
         assert_eq!(
             (noise(&account).cpus(), noise(&account).moved),

@@ -16,6 +16,7 @@ use quell_types::units::{Bytes, Lines, Nanos};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::about::About;
 use crate::result::CompareResult;
 use crate::standing::Cause;
 use crate::ways::Change;
@@ -33,8 +34,8 @@ pub const COMPARE_SCHEMA: &str = "quell.compare/1";
 pub enum Event {
     /// A phase began.
     Phase {
-        /// What begins: `hold`, `undo`.
-        name: String,
+        /// Which.
+        name: Phase,
     },
     /// A cell of an experiment began: everything up to the next cell is its own.
     Cell {
@@ -192,6 +193,9 @@ pub enum Event {
         /// The group concerned.
         #[serde(skip_serializing_if = "Option::is_none")]
         group: Option<GroupId>,
+        /// What it is about.
+        #[serde(default, skip_serializing_if = "About::is_other")]
+        about: About,
     },
     /// A command ended.
     Exit {
@@ -200,6 +204,46 @@ pub enum Event {
         /// Its exit status as a shell reports it.
         status: i32,
     },
+}
+
+impl Event {
+    /// Something a person should know, of a group or of all.
+    #[must_use]
+    pub fn finding(about: About, what: impl Into<String>, group: Option<&str>) -> Self {
+        Self::Finding {
+            what: what.into(),
+            group: group.map(str::to_owned),
+            about,
+        }
+    }
+}
+
+/// A part of a run, as long as it has no cells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Everything that the plan changes is changed.
+    Hold,
+    /// What was changed is taken back.
+    Undo,
+    /// A look that changes nothing is over.
+    End,
+    /// Any other text in a record that is read. Records before 0.1 told their cells so.
+    #[serde(untagged)]
+    Other(String),
+}
+
+impl Phase {
+    /// The word for it in a record.
+    #[must_use]
+    pub fn word(&self) -> &str {
+        match self {
+            Self::Hold => "hold",
+            Self::Undo => "undo",
+            Self::End => "end",
+            Self::Other(text) => text,
+        }
+    }
 }
 
 /// What a unit of work asks of the machine, as its program says. Nobody has checked it.
@@ -473,6 +517,20 @@ pub struct Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_phase_is_written_as_its_word_and_any_text_is_read() {
+        for phase in [Phase::Hold, Phase::Undo, Phase::End] {
+            let text = serde_json::to_string(&phase).unwrap();
+            assert_eq!(text, format!("\"{}\"", phase.word()));
+            assert_eq!(serde_json::from_str::<Phase>(&text).unwrap(), phase);
+        }
+        let line = r#"{"at_ns":7,"event":"phase","name":"round 1 of 8, solo"}"#;
+        let stamped: Stamped = serde_json::from_str(line).unwrap();
+        let name = Phase::Other("round 1 of 8, solo".to_owned());
+        assert_eq!(stamped.event, Event::Phase { name });
+        assert_eq!(serde_json::to_string(&stamped).unwrap(), line);
+    }
 
     #[test]
     fn stolen_time_is_a_part_of_all_time_of_the_cpus_that_stayed() {

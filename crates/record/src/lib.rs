@@ -1,5 +1,6 @@
 //! What happened: events, what a promise is worth now, measurements, results; and the machine as it is spoken to.
 
+pub mod about;
 pub mod account;
 pub mod attribution;
 pub mod backend;

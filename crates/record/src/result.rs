@@ -293,6 +293,18 @@ impl ConfigurationResult {
         }
     }
 
+    /// The family it is of. A configuration without a cap is a family of its own.
+    #[must_use]
+    pub fn family(&self) -> &str {
+        self.family.as_deref().unwrap_or(&self.name)
+    }
+
+    /// What sets it apart in its family: its cap, or its name where it has none.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        self.cap.as_deref().unwrap_or(&self.name)
+    }
+
     /// The subject of that name.
     #[must_use]
     pub fn subject(&self, name: &str) -> Option<&SubjectResult> {

@@ -13,6 +13,8 @@ use crate::view::{Spread, View, median_kept, tail_kept};
 #[derive(Clone, Debug)]
 pub(crate) struct Point {
     pub(crate) name: String,
+    /// Its cap.
+    pub(crate) label: String,
     pub(crate) kept: f64,
     pub(crate) median: Spread,
     pub(crate) tail: Option<Spread>,
@@ -141,6 +143,7 @@ fn point(view: &View<'_>, configuration: &ConfigurationResult) -> Option<Point> 
     let figures = view.protected(configuration)?;
     Some(Point {
         name: configuration.name.clone(),
+        label: configuration.label().to_owned(),
         kept: view.kept(configuration)?,
         median: median_kept(figures)?,
         tail: tail_kept(figures),

@@ -91,7 +91,7 @@ fn run(trace: &mut Trace, record: &Record) {
         .events
         .iter()
         .filter_map(|stamped| match &stamped.event {
-            Event::Phase { name } => Some((stamped.at_ns, name.clone())),
+            Event::Phase { name } => Some((stamped.at_ns, name.word().to_owned())),
             Event::Cell {
                 round,
                 of,
@@ -137,7 +137,7 @@ fn run(trace: &mut Trace, record: &Record) {
                 None => continue,
             },
             Event::Step { step, outcome } => (format!("step {} {outcome}", step.0), json!({})),
-            Event::Finding { what, group } => (what.clone(), json!({"group": group})),
+            Event::Finding { what, group, .. } => (what.clone(), json!({"group": group})),
             Event::Promise { id, level, because } => (
                 format!("promise {} is at level {level}: {because}", id.0),
                 json!({}),
@@ -361,6 +361,7 @@ fn metric<'r>(record: &'r Record, subject: &str) -> &'r str {
 
 #[cfg(test)]
 mod tests {
+    use quell_record::about::About;
     use std::collections::{BTreeMap, BTreeSet};
 
     use quell_record::events::Stamped;
@@ -519,10 +520,7 @@ mod tests {
     fn the_record_of_a_run_is_a_timeline_too() {
         let finding = Stamped {
             at_ns: 1_500,
-            event: Event::Finding {
-                what: "a \"quoted\" finding".into(),
-                group: None,
-            },
+            event: Event::finding(About::Other, "a \"quoted\" finding", None),
         };
         let record = Record {
             name: "run".into(),

@@ -7,7 +7,7 @@ use quell_control::config::Regulation;
 use quell_plan::{GroupPlan, Held, Loops, Plan, Promise, Setting, Step};
 use quell_policy::Role;
 use quell_record::attribution::{Attribution, Cause, How, Part};
-use quell_record::events::{COMPARE_SCHEMA, CpuTimes, Event, Record, Span, Stamped, Stop};
+use quell_record::events::{COMPARE_SCHEMA, CpuTimes, Event, Phase, Record, Span, Stamped, Stop};
 use quell_record::result::{
     CompareResult, ConfigurationResult, Figures, Frontier, PromiseResult, Reaction, SubjectResult,
     Timing, Totals,
@@ -381,9 +381,7 @@ pub(crate) fn record() -> Record {
             cell(7_000_000_000, 1),
             Stamped {
                 at_ns: 13_000_000_000,
-                event: Event::Phase {
-                    name: "undo".into(),
-                },
+                event: Event::Phase { name: Phase::Undo },
             },
         ],
         stops: [(1, (0..400).map(stop).collect())].into(),

@@ -9,7 +9,7 @@ use quell_plan::Plan;
 use quell_policy::{Policy, Role};
 use quell_record::account::Account;
 use quell_record::backend::{Program, SubjectSpec};
-use quell_record::events::{CpuTimes, Decision, Event};
+use quell_record::events::{CpuTimes, Decision, Event, Phase};
 use quell_report::{Ends, closing, holding_line, status_line};
 use quell_types::cpuset::CpuId;
 use quell_types::ids::GroupId;
@@ -140,8 +140,8 @@ impl Sink for Told<'_> {
         self.account.take(at, event);
         match event {
             Event::Phase { name } => {
-                self.holding = name == "hold";
-                self.undoing = name == "undo";
+                self.holding = *name == Phase::Hold;
+                self.undoing = *name == Phase::Undo;
                 if self.holding && !self.quiet {
                     say(&self.holding_line);
                 }

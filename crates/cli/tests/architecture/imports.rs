@@ -26,7 +26,9 @@ pub fn sources(below: &Path) -> Vec<(String, String)> {
 
 /// A source without its comments and without the tests at its end.
 pub fn program(text: &str) -> String {
-    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    const TESTS: [&str; 2] = ["#[cfg(test)]\nmod ", "#[cfg(test)]\npub(crate) mod "];
+    let ends = TESTS.iter().filter_map(|tests| text.find(tests));
+    let text = ends.min().map_or(text, |end| &text[..end]);
     let lines = text
         .lines()
         .map(|line| line.split("//").next().unwrap_or(line));

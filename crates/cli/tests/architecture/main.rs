@@ -180,6 +180,51 @@ fn only_modules_named_arch_know_the_processor() {
     assert!(knows.is_empty(), "{knows:?}");
 }
 
+/// Files below the command line that write to a terminal, and why they may.
+const PRINT: [(&str, &str); 8] = [
+    ("conformance/src/lib.rs", "a test says what it skips"),
+    ("conformance/src/bodies.rs", "a test says what it skips"),
+    (
+        "conformance/src/bodies/beside.rs",
+        "a test says what it found",
+    ),
+    (
+        "conformance/src/bodies/divided.rs",
+        "a test says what it skips",
+    ),
+    (
+        "lab-plugin/src/lib.rs",
+        "a library that QEMU loads has no other way to say why it refuses",
+    ),
+    (
+        "linux/src/resident.rs",
+        "the program of a keeper, which talks to its parent over a pipe",
+    ),
+    (
+        "linux/src/tee.rs",
+        "it passes on what a launched program writes",
+    ),
+    (
+        "linux/src/watchdog.rs",
+        "the program of the watchdog, which outlives whoever could tell it",
+    ),
+];
+
+/// Everything else below hands what it has to say to its caller, as values.
+#[test]
+fn nothing_below_the_command_line_prints() {
+    const WORDS: [&str; 5] = ["print!(", "println!(", "dbg!(", "stdout()", "stderr()"];
+    let prints: BTreeSet<String> = sources(&crates())
+        .into_iter()
+        .filter(|(name, _)| name.contains("/src/") && !name.contains("test"))
+        .filter(|(name, _)| !name.starts_with("cli/"))
+        .filter(|(_, text)| WORDS.iter().any(|word| program(text).contains(word)))
+        .map(|(name, _)| name)
+        .collect();
+    let may: BTreeSet<String> = PRINT.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(prints, may);
+}
+
 /// Names of three words and more in backquotes; a star stands for the rest of a name.
 #[test]
 fn the_tests_that_the_specification_names_exist() {

@@ -1,6 +1,7 @@
 //! What a machine tells while it holds a plan.
 
 use quell_plan::Plan;
+use quell_record::about::About;
 use quell_record::backend::HoldOptions;
 use quell_record::events::Event;
 use quell_record::standing::Standing;
@@ -52,9 +53,11 @@ pub fn drift_is_answered_as_asked(arm: &mut dyn Arm) {
         arm.meddle();
         assert!(arm.is_meddled());
         let what = until(arm, |one| match one {
-            Seen::Event(Event::Finding { what, .. }) if what.contains("changed by somebody") => {
-                Some(what.clone())
-            }
+            Seen::Event(Event::Finding {
+                what,
+                about: About::Drift { .. },
+                ..
+            }) => Some(what.clone()),
             _ => None,
         });
         assert_eq!(arm.is_meddled(), on_drift != OnDrift::Repair, "{what}");

@@ -9,6 +9,7 @@ use quell_kernel::error::{Error, Result};
 use quell_kernel::rt;
 use quell_kernel::tasks::Matcher;
 use quell_plan::Observed;
+use quell_record::about::About;
 use quell_record::backend::{Observation, Program, Seen, SubjectId, SubjectSpec};
 use quell_record::events::Declared;
 use quell_types::cpuset::CpuSet;
@@ -195,7 +196,7 @@ impl Programs {
                 Err(e) => {
                     self.next_call = NEVER;
                     let what = e.to_string();
-                    seen.push(finding(what, None));
+                    seen.push(finding(About::Client, what, None));
                     return;
                 }
             },
@@ -215,7 +216,7 @@ impl Programs {
             return Ok(None);
         }
         for note in host.session()?.1 {
-            seen.push(finding(note, None));
+            seen.push(finding(About::Session, note, None));
         }
         Clients::listen(&host.run_root, &self.observed).map(Some)
     }

@@ -2,6 +2,7 @@
 
 use quell_kernel::error::{Error, Result};
 use quell_kernel::{rt, signals};
+use quell_record::about::About;
 use quell_record::backend::{Observation, Seen};
 use quell_types::options::OnDrift;
 use quell_types::units::Nanos;
@@ -42,8 +43,9 @@ impl Linux {
         if !held() {
             return;
         }
-        for what in drift::look(&self.host.files, session.changes(), self.on_drift, &held) {
-            seen.push(finding(what, None));
+        for drift in drift::look(&self.host.files, session.changes(), self.on_drift, &held) {
+            let about = About::Drift { path: drift.path };
+            seen.push(finding(about, drift.what, None));
             if self.on_drift == OnDrift::Stop {
                 seen.push(Seen::Stop(0));
             }
@@ -69,7 +71,7 @@ impl Linux {
     pub(super) fn observe(&mut self, until: Nanos, seen: &mut Observation) -> Result<()> {
         loop {
             match self.beat_if_due() {
-                Ok(Some(note)) => seen.push(finding(note, None)),
+                Ok(Some(note)) => seen.push(finding(About::Session, note, None)),
                 Ok(None) => {}
                 Err(_) if self.revoked => {}
                 Err(e) => {

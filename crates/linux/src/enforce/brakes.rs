@@ -19,11 +19,12 @@ use quell_kernel::pmu::Counting;
 use quell_kernel::root::Files;
 use quell_kernel::{fair, rt};
 use quell_plan::Setting;
+use quell_record::about::About;
 use quell_record::backend::{Action, Observation, Seen};
 use quell_record::events::{Decision, Event};
 use quell_record::standing::Cause;
 use quell_types::cpuset::{CpuId, CpuSet};
-use quell_types::mechanism::Level;
+use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::Split;
 use quell_types::units::{Lines, Nanos};
 
@@ -479,7 +480,10 @@ impl Brakes {
             let what = format!(
                 "group {name}: no program is left in its cgroup: its brakes have ended until one comes"
             );
-            seen.push(finding(what, Some(&name)));
+            let about = About::Mechanism {
+                mechanism: Mechanism::Bandwidth,
+            };
+            seen.push(finding(about, what, Some(&name)));
         }
     }
 }

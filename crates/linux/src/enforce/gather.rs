@@ -7,6 +7,7 @@ use quell_kernel::error::{Error, Result};
 use quell_kernel::spent::Ledger;
 use quell_kernel::{rt, tasks};
 use quell_plan::Setting;
+use quell_record::about::About;
 use quell_record::backend::Observation;
 use quell_types::mechanism::Level;
 use quell_types::task::TaskMatch;
@@ -46,7 +47,7 @@ impl Enforcer for Gather {
             }
             let adopted = late::adopt(host, &name, seen);
             if let Err(e) = adopted.and_then(|()| host.collect(&name)) {
-                seen.push(finding(e.to_string(), Some(&name)));
+                seen.push(finding(About::Gather, e.to_string(), Some(&name)));
             }
         }
     }

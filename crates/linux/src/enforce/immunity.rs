@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use quell_kernel::error::Result;
 use quell_kernel::{below, oom, procfs};
 use quell_plan::Setting;
+use quell_record::about::About;
 use quell_record::backend::Observation;
 use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::Mechanism;
 
 use super::{Applied, Enforcer, memory};
 use crate::host::{Host, finding};
@@ -58,7 +60,10 @@ impl Enforcer for Immunity {
     fn look(&mut self, host: &mut Host, seen: &mut Observation) {
         for group in &self.of {
             if let Err(e) = self.immunise(host, group) {
-                seen.push(finding(format!("group {group}: {e}"), Some(group)));
+                let about = About::Mechanism {
+                    mechanism: Mechanism::Memory,
+                };
+                seen.push(finding(about, format!("group {group}: {e}"), Some(group)));
             }
         }
     }

@@ -6,6 +6,7 @@ use quell_kernel::cgroup::Controller;
 use quell_kernel::error::Result;
 use quell_kernel::tasks;
 use quell_plan::{Setting, Step};
+use quell_record::about::About;
 use quell_record::backend::Observation;
 use quell_types::task::TaskMatch;
 
@@ -95,6 +96,6 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
         );
     }
     let all = std::iter::once(what).chain(notes);
-    seen.extend(all.map(|what| finding(what, Some(name))));
+    seen.extend(all.map(|what| finding(About::Late, what, Some(name))));
     Ok(())
 }

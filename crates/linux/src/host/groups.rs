@@ -7,6 +7,7 @@ use quell_kernel::error::{Error, Result};
 use quell_kernel::root::Files;
 use quell_kernel::spent::Ledger;
 use quell_kernel::tasks::{self, Matcher};
+use quell_record::about::About;
 use quell_record::backend::{Observation, Seen};
 use quell_record::events::{Event, Spent};
 use quell_types::cpuset::CpuSet;
@@ -166,7 +167,7 @@ impl Host {
                 Err(e) => {
                     group.ledger = None;
                     let what = format!("what group {name} spends is not told: {e}");
-                    seen.push(finding(what, Some(name)));
+                    seen.push(finding(About::Record, what, Some(name)));
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! What promises are worth once something that holds them is gone.
 
 use quell_plan::Setting;
+use quell_record::about::About;
 use quell_record::backend::Seen;
 use quell_record::events::Event;
 use quell_record::standing::Cause;
@@ -14,9 +15,8 @@ pub fn limits(set: &Setting) -> bool {
 }
 
 /// Something that a person should know, of a group or of all.
-pub fn finding(what: String, group: Option<&str>) -> Seen {
-    let group = group.map(str::to_owned);
-    Seen::Event(Event::Finding { what, group })
+pub fn finding(about: About, what: String, group: Option<&str>) -> Seen {
+    Seen::Event(Event::finding(about, what, group))
 }
 
 impl Host {
@@ -44,7 +44,9 @@ impl Host {
         if !told.is_empty() {
             return told;
         }
-        vec![finding(format!("group {group}: {because}"), Some(group))]
+        let what = format!("group {group}: {because}");
+        let because = because.clone();
+        vec![finding(About::Lost { because }, what, Some(group))]
     }
 
     /// The same of a group's limit, which is worth no more than that until the end.

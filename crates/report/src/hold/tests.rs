@@ -1,5 +1,5 @@
 use quell_plan::{GroupPlan, Loops, Promise, Setting, Step};
-use quell_record::events::{Event, Spent};
+use quell_record::events::{Event, Phase, Spent};
 use quell_record::standing::Cause;
 use quell_types::ids::{PromiseId, StepId};
 use quell_types::mechanism::Mechanism;
@@ -79,11 +79,6 @@ fn plan() -> Plan {
     }
 }
 
-fn phase(name: &str) -> Event {
-    let name = name.to_owned();
-    Event::Phase { name }
-}
-
 fn lost(id: u32, level: Level) -> Event {
     Event::Promise {
         id: PromiseId(id),
@@ -107,7 +102,7 @@ fn spent(ran_ms: u64, waited_ms: u64) -> Event {
 
 fn account(events: &[(Nanos, Event)]) -> Account {
     let mut account = Account::new(&plan(), ["best-effort".to_owned()].iter());
-    account.take(s(100), &phase("hold"));
+    account.take(s(100), &Event::Phase { name: Phase::Hold });
     for (at, event) in events {
         account.take(*at, event);
     }
@@ -210,7 +205,7 @@ fn the_end_tells_time_shares_neighbours_and_what_was_reverted() {
         (s(150), lost(2, Level::Estimated)),
         (s(170), throttle),
         (s(180), spent(73_600, 81_000)),
-        (s(180), phase("undo")),
+        (s(180), Event::Phase { name: Phase::Undo }),
     ]);
     let undone = Undone {
         restored: 23,
@@ -232,7 +227,7 @@ fn the_end_tells_time_shares_neighbours_and_what_was_reverted() {
 
 #[test]
 fn what_is_not_known_is_not_told() {
-    let account = account(&[(s(100), phase("undo"))]);
+    let account = account(&[(s(100), Event::Phase { name: Phase::Undo })]);
     let restored = 1;
     let undone = Undone {
         restored,
@@ -262,7 +257,7 @@ fn a_short_loss_is_never_all_of_the_time() {
     let account = account(&[
         (s(200), lost(2, Level::None)),
         (s(200).plus(Nanos::millis(1)), lost(2, Level::Estimated)),
-        (s(9_000), phase("undo")),
+        (s(9_000), Event::Phase { name: Phase::Undo }),
     ]);
     let told = closing(&account, &plan(), &Undone::default(), false);
     assert!(told[2].starts_with("  99.9 %  best-effort"), "{told:?}");

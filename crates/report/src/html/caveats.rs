@@ -2,6 +2,7 @@
 
 use maud::html;
 use quell_plan::inventory::{Inventory, MeterKind};
+use quell_record::about::About;
 use quell_record::events::Event;
 use quell_record::result::CompareResult;
 
@@ -16,7 +17,7 @@ use super::series::parts;
 const FEW: u32 = 5;
 /// A host that takes less than this of a CPU is not worth a warning.
 const LITTLE: f64 = 0.005;
-/// More kinds of findings than this are for events.jsonl.
+/// More findings than this are for events.jsonl.
 const MOST_FINDINGS: usize = 8;
 
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
@@ -169,30 +170,157 @@ fn surroundings(machine: &Inventory, said: &mut Vec<String>) {
     }
 }
 
-/// Most findings are told once per cell, often with other numbers in them: each is told once, with how often.
+/// A finding, with those that are told together with it.
+struct Found<'r> {
+    about: &'r About,
+    group: Option<&'r str>,
+    /// The sentence of the first.
+    what: &'r str,
+    /// How many cells had begun when the first came.
+    cell: u32,
+    times: u32,
+    /// Whether some of them has another sentence.
+    differ: bool,
+}
+
+impl Found<'_> {
+    /// Whether that one says the same.
+    fn repeats(&self, other: &Found<'_>) -> bool {
+        self.group == other.group && self.what == other.what
+    }
+
+    /// Whether that one is about the same. A mechanism may have several things to say of one cell,
+    /// which stay apart.
+    fn covers(&self, other: &Found<'_>) -> bool {
+        let several = matches!(self.about, About::Mechanism { .. }) && self.cell == other.cell;
+        self.group == other.group && self.about.same(other.about) && !several
+    }
+}
+
+/// Most findings are told once per cell: what is about the same is told once, with how often.
 fn findings(page: &Page<'_>, said: &mut Vec<String>) {
-    let mut all: Vec<(String, &str, u32)> = Vec::new();
+    let mut all: Vec<Found<'_>> = Vec::new();
+    let mut cell = 0;
     for stamped in &page.record.events {
-        if let Event::Finding { what, .. } = &stamped.event {
-            let kind: String = what.chars().filter(|c| !c.is_ascii_digit()).collect();
-            match all.iter_mut().find(|(known, ..)| *known == kind) {
-                Some((.., times)) => *times += 1,
-                None => all.push((kind, what, 1)),
+        let (what, group, about) = match &stamped.event {
+            Event::Finding { what, group, about } => (what.as_str(), group.as_deref(), about),
+            Event::Cell { .. } => {
+                cell += 1;
+                continue;
             }
+            _ => continue,
+        };
+        let found = Found {
+            about,
+            group,
+            what,
+            cell,
+            times: 1,
+            differ: false,
+        };
+        let at = all.iter().position(|known| known.repeats(&found));
+        let at = at.or_else(|| all.iter().position(|known| known.covers(&found)));
+        match at.and_then(|at| all.get_mut(at)) {
+            Some(known) => {
+                known.times += 1;
+                known.differ |= known.what != what;
+            }
+            None => all.push(found),
         }
     }
     let more = all.len().saturating_sub(MOST_FINDINGS);
-    for (_, what, times) in all.into_iter().take(MOST_FINDINGS) {
-        let times = if times > 1 {
-            format!(" ({times} times, or with other numbers)")
-        } else {
-            String::new()
+    for found in all.into_iter().take(MOST_FINDINGS) {
+        let times = match (found.times, found.differ) {
+            (1, _) => String::new(),
+            (times, false) => format!(" ({times} times)"),
+            (times, true) => format!(" ({times} times, not always in these words)"),
         };
-        said.push(format!("Found: {what}{times}"));
+        said.push(format!("Found: {}{times}", found.what));
     }
     if more > 0 {
-        said.push(format!(
-            "{more} more kinds of findings are in events.jsonl."
-        ));
+        said.push(format!("{more} more findings are in events.jsonl."));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_record::events::{Record, Stamped};
+    use quell_types::mechanism::Mechanism;
+
+    use super::*;
+
+    fn told(events: Vec<Event>) -> Vec<String> {
+        let events = events.into_iter();
+        let record = Record {
+            events: events.map(|event| Stamped { at_ns: 0, event }).collect(),
+            ..Record::default()
+        };
+        let mut said = Vec::new();
+        findings(&Page::new(&record), &mut said);
+        said
+    }
+
+    fn cell(round: u32) -> Event {
+        Event::Cell {
+            round,
+            of: 2,
+            configuration: "c".to_owned(),
+            subject: None,
+        }
+    }
+
+    #[test]
+    fn what_is_about_the_same_is_told_once() {
+        let drift = |path: &str, now: u32| {
+            let path = path.to_owned();
+            let what = format!("{path} is {now}");
+            Event::finding(About::Drift { path }, what, None)
+        };
+        let units = |group| Event::finding(About::Units, "late", Some(group));
+        let said = told(vec![
+            drift("/cpu1", 3),
+            drift("/cpu2", 3),
+            drift("/cpu1", 4),
+            units("a"),
+            units("b"),
+            units("a"),
+        ]);
+        let expected = [
+            "Found: /cpu1 is 3 (2 times, not always in these words)",
+            "Found: /cpu2 is 3",
+            "Found: late (2 times)",
+            "Found: late",
+        ];
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn what_a_mechanism_says_of_one_cell_stays_apart() {
+        let note = |what: &str| {
+            let about = About::Mechanism {
+                mechanism: Mechanism::Cores,
+            };
+            Event::finding(about, what, None)
+        };
+        let said = told(vec![
+            cell(0),
+            note("kworker/1 stays"),
+            note("no cpuset"),
+            cell(1),
+            note("kworker/3 stays"),
+            note("no cpuset"),
+        ]);
+        let expected = [
+            "Found: kworker/1 stays (2 times, not always in these words)",
+            "Found: no cpuset (2 times)",
+        ];
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn findings_of_older_records_are_told_by_their_words() {
+        let old = |what: &str| Event::finding(About::Other, what, None);
+        let said = told(vec![old("a 1"), old("a 2"), old("a 1")]);
+        assert_eq!(said, ["Found: a 1 (2 times)", "Found: a 2"]);
     }
 }

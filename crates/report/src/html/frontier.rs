@@ -6,7 +6,7 @@ use crate::verdict::spoken_for;
 use crate::view::{Spread, View, median_kept, tail_kept};
 
 use super::chart::{Anchor, Area, Figure, Labels, Mark, Scale, Svg, Width, room, strong_room};
-use super::page::{Look, Page, Section, cap};
+use super::page::{Look, Page, Section};
 
 /// Which figure of a point is drawn.
 type Pick = fn(&Point) -> Option<Spread>;
@@ -30,7 +30,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let lone: Vec<Lone> = result
         .configurations
         .iter()
-        .filter(|c| !view.is_baseline(c) && !c.name.contains('@'))
+        .filter(|c| !view.is_baseline(c) && c.family.is_none())
         .filter_map(|c| {
             let figures = view.protected(c)?;
             Some(Lone {
@@ -198,7 +198,7 @@ fn panel(
                 y,
                 (&point.name, point.kept, spread, at),
             );
-            let label = cap(&point.name);
+            let label = &point.label;
             Drawn { at, look, label }
         });
         series.push((&one.name, look, drawn.collect()));

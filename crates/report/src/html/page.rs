@@ -96,12 +96,10 @@ impl<'r> Page<'r> {
         self.record.result.as_ref()
     }
 
-    pub(crate) fn look(&self, configuration: &str) -> Look {
-        let base = base(configuration);
-        self.families
-            .iter()
-            .find(|f| f.name == base)
-            .map_or(SOLO, |f| f.look)
+    /// How a configuration is drawn, or a family by its name.
+    pub(crate) fn look(&self, name: &str) -> Look {
+        let is = |f: &&Family<'_>| f.name == name || f.members.iter().any(|c| c.name == name);
+        self.families.iter().find(is).map_or(SOLO, |f| f.look)
     }
 
     /// The windows of a subject in a configuration, round by round.
@@ -115,20 +113,10 @@ impl<'r> Page<'r> {
     }
 }
 
-/// `regulated@10%` → `regulated`.
-pub(crate) fn base(name: &str) -> &str {
-    name.split_once('@').map_or(name, |(base, _)| base)
-}
-
-/// `regulated@10%` → `10%`; without an axis the whole name.
-pub(crate) fn cap(name: &str) -> &str {
-    name.split_once('@').map_or(name, |(_, cap)| cap)
-}
-
 fn families<'r>(view: &View<'r>) -> Vec<Family<'r>> {
     let mut all: Vec<Family<'r>> = Vec::new();
     for configuration in &view.result.configurations {
-        let name = base(&configuration.name);
+        let name = configuration.family();
         match all.iter_mut().find(|f| f.name == name) {
             Some(family) => family.members.push(configuration),
             None => all.push(Family {
@@ -138,7 +126,7 @@ fn families<'r>(view: &View<'r>) -> Vec<Family<'r>> {
             }),
         }
     }
-    let unprotected = view.unprotected().map(|c| base(&c.name));
+    let unprotected = view.unprotected().map(ConfigurationResult::family);
     let (mut others, mut regulated) = (OTHERS.into_iter().cycle(), Some(REGULATED));
     for family in &mut all {
         let uses = |mechanism| {

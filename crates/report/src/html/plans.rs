@@ -7,29 +7,32 @@ use quell_plan::{Held, Plan, Setting, Step};
 use crate::plan::describe;
 use crate::text::list;
 
-use super::page::{Page, Section, base};
+use super::page::{Page, Section};
 
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let record = page.record;
-    let mut names: Vec<&str> = match page.result() {
-        Some(result) => result
-            .configurations
-            .iter()
-            .map(|c| c.name.as_str())
-            .collect(),
-        None => record.plans.keys().map(String::as_str).collect(),
+    // Each configuration with its family.
+    let mut names: Vec<(&str, &str)> = match page.result() {
+        Some(result) => {
+            let all = result.configurations.iter();
+            all.map(|c| (c.name.as_str(), c.family())).collect()
+        }
+        None => {
+            let all = record.plans.keys().map(String::as_str);
+            all.map(|name| (name, name)).collect()
+        }
     };
-    names.retain(|n| record.plans.contains_key(*n) || record.refused.contains_key(*n));
+    names.retain(|(n, _)| record.plans.contains_key(*n) || record.refused.contains_key(*n));
     if names.is_empty() {
         return None;
     }
-    let plans = names.iter().filter_map(|name| {
+    let plans = names.iter().filter_map(|(name, family)| {
         let plan = record.plans.get(*name)?;
-        (!record.refused.contains_key(*name)).then_some((*name, plan))
+        (!record.refused.contains_key(*name)).then_some(Under { name, family, plan })
     });
-    let (idle, busy): (Vec<_>, Vec<_>) = plans.partition(|(_, plan)| plan.steps.is_empty());
-    let idle: Vec<String> = idle.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let refused = names.iter().filter_map(|name| {
+    let (idle, busy): (Vec<_>, Vec<_>) = plans.partition(|under| under.plan.steps.is_empty());
+    let idle: Vec<String> = idle.iter().map(|under| under.name.to_owned()).collect();
+    let refused = names.iter().filter_map(|(name, _)| {
         let why = record.refused.get(*name)?.iter().map(ToString::to_string);
         Some((*name, why.collect::<Vec<_>>().join("; ")))
     });
@@ -48,6 +51,14 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         title: "What was done, and what it is worth",
         body,
     })
+}
+
+/// The plan of a configuration.
+#[derive(Clone, Copy)]
+struct Under<'p> {
+    name: &'p str,
+    family: &'p str,
+    plan: &'p Plan,
 }
 
 /// A promise with the steps that hold it, whatever their numbers.
@@ -149,15 +160,15 @@ impl<'p> Part<'p> {
     }
 }
 
-fn all(plans: &[(&str, &Plan)]) -> Markup {
-    let parts: Vec<Part<'_>> = plans.iter().map(|(_, plan)| Part::of(plan)).collect();
+fn all(plans: &[Under<'_>]) -> Markup {
+    let parts: Vec<Part<'_>> = plans.iter().map(|under| Part::of(under.plan)).collect();
     let common = Part::shared(&parts);
-    let mut families: Vec<Vec<(&str, &Plan)>> = Vec::new();
-    for (name, plan) in plans {
-        let is = |f: &&mut Vec<(&str, &Plan)>| f.iter().any(|(n, _)| base(n) == base(name));
+    let mut families: Vec<Vec<Under<'_>>> = Vec::new();
+    for under in plans {
+        let is = |f: &&mut Vec<Under<'_>>| f.iter().any(|u| u.family == under.family);
         match families.iter_mut().find(is) {
-            Some(family) => family.push((name, plan)),
-            None => families.push(vec![(name, plan)]),
+            Some(family) => family.push(*under),
+            None => families.push(vec![*under]),
         }
     }
     html! {
@@ -170,13 +181,13 @@ fn all(plans: &[(&str, &Plan)]) -> Markup {
 }
 
 /// The plans of a family, without what all plans share.
-fn family(members: &[(&str, &Plan)], common: &Part<'_>) -> Markup {
-    let plans = members.iter().map(|(_, plan)| Part::of(plan));
+fn family(members: &[Under<'_>], common: &Part<'_>) -> Markup {
+    let plans = members.iter().map(|under| Part::of(under.plan));
     let parts: Vec<Part<'_>> = plans.map(|p| p.keep(common, false)).collect();
     let shared = Part::shared(&parts);
     let parts: Vec<Part<'_>> = parts.into_iter().map(|p| p.keep(&shared, false)).collect();
     let reasons = Part::reasons(&parts);
-    let first = members.first().map_or("", |(name, _)| *name);
+    let (first, named) = members.first().map_or(("", ""), |u| (u.name, u.family));
     let said = |n: usize| match n {
         0 => Said {
             reasons: &reasons,
@@ -190,15 +201,15 @@ fn family(members: &[(&str, &Plan)], common: &Part<'_>) -> Markup {
     let before: Vec<&Step> = common.steps.iter().chain(&shared.steps).copied().collect();
     html! {
         @if !shared.is_empty() || !reasons.is_empty() {
-            p { b { (base(first)) } ": its " (members.len()) " plans share:" }
+            p { b { (named) } ": its " (members.len()) " plans share:" }
             (listed(&shared, &common.steps, &Said::default()))
             @if !reasons.is_empty() {
                 ul { @for (group, reason) in &reasons { li.faint { (group) ": weakest: " (reason) } } }
             }
         }
-        @for (n, ((name, plan), part)) in members.iter().zip(&parts).enumerate() {
+        @for (n, (under, part)) in members.iter().zip(&parts).enumerate() {
             details.print open[members.len() == 1 || part.is_empty()] {
-                summary { b { (name) } ": level " (plan.level()) }
+                summary { b { (under.name) } ": level " (under.plan.level()) }
                 @if part.is_empty() { p { "Nothing else." } }
                 (listed(part, &before, &said(n)))
             }

@@ -9,7 +9,7 @@ use crate::columns::Columns;
 use crate::compare::{footnote, partly_shared};
 use crate::text::list;
 
-use super::page::{Page, Section, base, cap};
+use super::page::{Page, Section};
 use super::table::{Row, folding_table};
 
 /// Of more names than this only the first and the last are written.
@@ -69,22 +69,15 @@ fn table(result: &CompareResult, subset: Subset, caption: &str) -> Option<Markup
 
 /// The names of configurations that follow each other: `cores and cpu-max@10% to 70%`.
 fn names(members: &[&ConfigurationResult]) -> String {
-    let mut families: Vec<(&str, &str)> = Vec::new();
-    for member in members {
-        let name = member.name.as_str();
-        match families.last_mut() {
-            Some((first, last)) if base(first) == base(name) => *last = name,
-            _ => families.push((name, name)),
-        }
-    }
-    let named = |(first, last): &(&str, &str)| match first == last {
-        true => (*first).to_owned(),
-        false => format!("{first} to {}", cap(last)),
+    let families: Vec<_> = members.chunk_by(|a, b| a.family() == b.family()).collect();
+    let named = |family: &&[&ConfigurationResult]| match family {
+        [first, .., last] => format!("{} to {}", first.name, last.label()),
+        one => one.iter().map(|c| c.name.as_str()).collect(),
     };
     let all: Vec<String> = families.iter().map(named).collect();
-    match (families.first(), families.last()) {
-        (Some((first, _)), Some((_, last))) if all.len() > MOST_NAMES => {
-            format!("{first} to {last} ({})", members.len())
+    match members {
+        [first, .., last] if all.len() > MOST_NAMES => {
+            format!("{} to {} ({})", first.name, last.name, members.len())
         }
         _ => format!("{} ({})", list(&all), members.len()),
     }

@@ -10,7 +10,7 @@ use crate::view::{View, median_kept};
 
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width};
 use super::envelope::{covered, envelope};
-use super::page::{Page, Section, cap};
+use super::page::{Page, Section};
 
 /// Pixels per bucket.
 const BUCKET: f64 = 2.0;
@@ -95,10 +95,7 @@ fn story<'r>(page: &Page<'r>, view: &View<'r>) -> Option<Story<'r>> {
         .map(|(_, c)| c);
     let rival = best.and_then(|best| {
         let quota = page.families.iter().find(|f| f.look.class == "s3")?;
-        let same = quota
-            .members
-            .iter()
-            .find(|c| cap(&c.name) == cap(&best.name));
+        let same = quota.members.iter().find(|c| c.label() == best.label());
         same.or(quota.members.first()).copied()
     });
     let chosen: Vec<&str> = [view.unprotected(), rival, best]

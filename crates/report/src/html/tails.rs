@@ -8,7 +8,7 @@ use quell_types::stats::{percentile, sorted};
 use crate::text::{thousands, unit};
 
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width, room, spread};
-use super::page::{Page, Section, base, cap};
+use super::page::{Page, Section};
 
 /// Points per curve.
 const POINTS: i32 = 120;
@@ -16,7 +16,10 @@ const POINTS: i32 = 120;
 const ENOUGH: f64 = 10.0;
 
 struct Curve {
-    name: String,
+    configuration: String,
+    family: String,
+    /// What is written beside it.
+    label: String,
     class: &'static str,
     /// Drawn in every panel, for comparison.
     reference: bool,
@@ -43,7 +46,9 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         windows.retain(|v| v.is_finite());
         let points = points(&windows, better);
         (!points.is_empty()).then(|| Curve {
-            name: c.name.clone(),
+            configuration: c.name.clone(),
+            family: c.family().to_owned(),
+            label: if reference { &c.name } else { c.label() }.to_owned(),
             class: page.look(&c.name).class,
             reference,
             points,
@@ -72,7 +77,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
             name: f.name.to_owned(),
             curves: curves
                 .iter()
-                .filter(|c| !c.reference && base(&c.name) == f.name)
+                .filter(|c| !c.reference && c.family == f.name)
                 .collect(),
         })
         .filter(|p| !p.curves.is_empty())
@@ -91,7 +96,11 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
             .map(|s| s.values.len())
             .sum()
     };
-    let windows = curves.iter().map(|c| count(&c.name)).min().unwrap_or(0);
+    let windows = curves
+        .iter()
+        .map(|c| count(&c.configuration))
+        .min()
+        .unwrap_or(0);
     let worse = match better {
         Better::Lower => "at or below",
         Better::Higher => "at or above",
@@ -154,15 +163,8 @@ fn draw(panels: &[Panel<'_>], most: f64, what: &str, width: Width) -> Svg {
     let block = TALL + 78.0;
     let mut svg = Svg::new(width, block * panels.len().div_ceil(columns) as f64);
     let step = width.units() / columns as f64;
-    let label = |c: &Curve| {
-        if c.reference {
-            c.name.clone()
-        } else {
-            cap(&c.name).to_owned()
-        }
-    };
     let all = || panels.iter().flat_map(|p| &p.curves);
-    let wide = all().map(|c| room(&label(c))).fold(0.0, f64::max);
+    let wide = all().map(|c| room(&c.label)).fold(0.0, f64::max);
     for (index, panel) in panels.iter().enumerate() {
         let (column, line) = (index % columns, index / columns);
         let top = 28.0 + block * line as f64;
@@ -194,17 +196,12 @@ fn draw(panels: &[Panel<'_>], most: f64, what: &str, width: Width) -> Svg {
         if column == 0 {
             svg.upright((area.left - 50.0, (area.top + area.bottom) / 2.0), what);
         }
-        curves(&mut svg, &panel.curves, (&area, &x, &y), label);
+        curves(&mut svg, &panel.curves, (&area, &x, &y));
     }
     svg
 }
 
-fn curves(
-    svg: &mut Svg,
-    curves: &[&Curve],
-    (area, x, y): (&Area, &Scale, &Scale),
-    label: impl Fn(&Curve) -> String,
-) {
+fn curves(svg: &mut Svg, curves: &[&Curve], (area, x, y): (&Area, &Scale, &Scale)) {
     let strong = curves.iter().filter(|c| !c.reference).count().max(1) as f64;
     let mut ends = Vec::new();
     let mut nth = 0.0;
@@ -235,7 +232,7 @@ fn curves(
             (area.right + 11.0, at + 4.0),
             Anchor::Start,
             &class,
-            &label(curve),
+            &curve.label,
         );
     }
 }

@@ -480,6 +480,8 @@ fn thirteen() -> Record {
     for (name, plan) in &plans {
         let mut row = template.clone();
         row.name.clone_from(name);
+        (row.family, row.cap) = (None, None);
+        row.complete();
         row.guarantee = Some(plan.level());
         row.promises.clear();
         result.configurations.push(row);

@@ -20,6 +20,7 @@ use quell_control::config::Meter;
 use quell_control::config::Regulation;
 use quell_plan::inventory::Inventory;
 use quell_plan::{Held, Plan, Setting, Step};
+use quell_record::about::About;
 use quell_record::backend::{
     Action, Backend, BackendError, HoldOptions, Observation, Probe, Program, Seen, SubjectId,
     SubjectSpec, Undone,
@@ -264,10 +265,9 @@ impl Sim {
         };
         let mut told: Vec<Seen> = resting.map(promise).map(Seen::Event).collect();
         if told.is_empty() {
-            told.push(Seen::Event(Event::Finding {
-                what: because.to_string(),
-                group: Some(group.to_owned()),
-            }));
+            let what = because.to_string();
+            let event = Event::finding(About::Lost { because }, what, Some(group));
+            told.push(Seen::Event(event));
         }
         told
     }

@@ -21,6 +21,7 @@ use quell_kernel::resctrl::lock::{For, PATIENCE};
 use quell_kernel::resctrl::{Group, Info, Mode, Reading, Resctrl, Schemata};
 use quell_kernel::root::Files;
 use quell_plan::{GroupPlan, Plan, Promise, Setting, Step};
+use quell_record::about::About;
 use quell_record::backend::{Action, Observation};
 use quell_types::ids::REST;
 use quell_types::mechanism::Level;
@@ -217,7 +218,8 @@ impl Enforcer for Classes {
         for (group, found) in of.fresh(host) {
             let because = match &found {
                 Found::Note(what) => {
-                    seen.push(finding(format!("group {group}: {what}"), Some(&group)));
+                    let what = format!("group {group}: {what}");
+                    seen.push(finding(About::Classes, what, Some(&group)));
                     continue;
                 }
                 Found::Parts(because) | Found::Ways(_, because) | Found::Locked(because) => because,
