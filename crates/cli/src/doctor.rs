@@ -56,6 +56,7 @@ pub fn run(args: &Doctor) -> Result {
         let (_, inventory) = args.on.measured(0, NonZeroUsize::MIN)?;
         return print(args, &inventory);
     }
+    machine::tell_holder();
     let (mut backend, mut inventory) = machine::linux()?;
     if args.deep {
         let depth = if args.quick {
@@ -74,6 +75,7 @@ pub fn run(args: &Doctor) -> Result {
 }
 
 fn print(args: &Doctor, inventory: &Inventory) -> Result {
+    quell_kernel::signals::end_with_the_reader();
     if args.json {
         println!(
             "{}",

@@ -137,6 +137,15 @@ pub fn assume(machine: &mut Inventory) {
     }
 }
 
+/// Says that another Quell has changed the machine that is looked at.
+pub fn tell_holder() {
+    if let Some(pid) = quell_linux::lock::Lock::holder(Path::new(RUN_ROOT)) {
+        eprintln!(
+            "quell: note: another Quell is at work (process {pid}): what follows is for the part of the machine that it leaves"
+        );
+    }
+}
+
 /// Says how old the figures are that a plan rests on.
 pub fn tell_age(machine: &Inventory) {
     if let Some(measured) = &machine.measured {

@@ -53,6 +53,12 @@ fn main() -> ExitCode {
             };
         }
     };
+    if matches!(
+        args.command,
+        Command::Status(_) | Command::Report(_) | Command::Export(_) | Command::Completions { .. }
+    ) {
+        quell_kernel::signals::end_with_the_reader();
+    }
     let done = match args.command {
         Command::Demo(a) => demo::run(&a),
         Command::Doctor(a) => doctor::run(&a),

@@ -199,12 +199,17 @@ pub fn run(args: &Plan) -> Result {
         }
         None => {
             let mut machine = machine::linux()?.1;
-            machine::tell_age(&machine);
+            if policy.needs_rates() {
+                machine::tell_age(&machine);
+            }
             machine::assume(&mut machine);
             machine::measure_rest(&policy, &mut machine)?;
             machine
         }
     };
+    if args.on == On::Linux && args.machine.is_none() {
+        machine::tell_holder();
+    }
     let solos = crate::kept::solos(&policy, &machine, &args.on, &BTreeMap::new());
     let plan = quell_plan::planner::plan_beside(&policy, &machine, &solos)
         .map_err(|all| refused(&all, Some(&args.policy), args.all))?;

@@ -13,7 +13,7 @@ use quell_linux::backend::Linux;
 use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
 use quell_policy::lab::Guest;
-use quell_policy::{Adapt, Group, Policy, Role};
+use quell_policy::{Group, Policy, Role};
 use quell_record::backend::{HoldOptions, Program, SubjectSpec};
 
 use crate::exit::{Exit, Failure, Result, failed, usage};
@@ -128,12 +128,7 @@ fn in_the_lab(args: &Run, policy: &Policy, profile: Option<&String>) -> Result {
 fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     found::critical(policy, args.wait, args.quiet)?;
     crate::status::settle()?;
-    let rates = policy
-        .groups
-        .values()
-        .any(|g| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some())
-        || policy.regulator.adapt != Adapt::Off;
-    let (mut backend, mut machine) = if rates {
+    let (mut backend, mut machine) = if policy.needs_rates() {
         machine::measured()?
     } else {
         machine::linux()?

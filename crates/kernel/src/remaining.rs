@@ -24,15 +24,16 @@ impl Remaining {
     #[must_use]
     pub fn sentences(&self, cpus: &CpuSet) -> Vec<String> {
         [
-            (&self.bound, "kernel threads that the kernel binds"),
-            (&self.kernel, "kernel threads that could not be moved"),
-            (&self.user, "tasks of other groups"),
+            (&self.bound, "kernel thread", "bound by the kernel"),
+            (&self.kernel, "kernel thread", "not to be moved"),
+            (&self.user, "task", "of other groups"),
         ]
         .into_iter()
-        .filter(|(names, _)| !names.is_empty())
-        .map(|(names, what)| {
+        .filter(|(names, ..)| !names.is_empty())
+        .map(|(names, what, which)| {
             let total: u32 = names.values().sum();
-            format!("CPU {cpus} keeps {total} {what}: {}", few(names))
+            let s = if total == 1 { "" } else { "s" };
+            format!("CPU {cpus} keeps {total} {what}{s} {which}: {}", few(names))
         })
         .collect()
     }
@@ -118,7 +119,7 @@ mod tests {
         let text = left.sentences(&"1".parse().unwrap());
         assert_eq!(
             text,
-            ["CPU 1 keeps 4 kernel threads that the kernel binds: kworker ×3, migration"]
+            ["CPU 1 keeps 4 kernel threads bound by the kernel: kworker ×3, migration"]
         );
     }
 }

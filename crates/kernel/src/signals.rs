@@ -43,6 +43,13 @@ pub fn ended_by_any<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
+/// From here on this process ends quietly when the reader of its output is gone, as any filter does.
+/// Not for one that has something to revert.
+pub fn end_with_the_reader() {
+    // SAFETY: the default disposition installs no handler; the number is valid.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 /// Blocks or unblocks them for this thread.
 fn mask_stop_signals(how: libc::c_int) -> io::Result<libc::sigset_t> {
     // SAFETY: the set is initialised by sigemptyset before use; the calls take no other pointers.

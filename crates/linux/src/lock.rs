@@ -83,6 +83,16 @@ impl Lock {
         Ok(Self { file, path })
     }
 
+    /// The process that took the lock in `run_root` and still runs: a look that takes no lock, and so
+    /// keeps no other from it.
+    #[must_use]
+    pub fn holder(run_root: &Path) -> Option<u32> {
+        let text = fs::read_to_string(run_root.join(FILE)).ok()?;
+        let pid = text.strip_prefix("process ")?.split(' ').next()?;
+        let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        (comm.trim() == "quell").then(|| pid.parse().ok()).flatten()
+    }
+
     /// A copy that holds the lock, too: for the watchdog.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //!
 //! | figure | rule |
 //! |---|---|
-//! | rate of an operation on one CPU | the best of [`ROUNDS`] runs of [`RUN_NS`] per CPU, on up to [`MOST_CPUS`] CPUs spread over the set, one at a time, operations and CPUs interleaved so that a disturbance hits all alike; the best, because a disturbance only slows |
+//! | rate of an operation on one CPU, per second of CPU time | the best of [`ROUNDS`] runs of [`RUN_NS`] per CPU, on up to [`MOST_CPUS`] CPUs spread over the set, one at a time, operations and CPUs interleaved so that a disturbance hits all alike; the best, because a disturbance only slows |
 //! | peak | the best of these; besides the experiments' operations a copy with stores past the caches is tried, since its program bytes cost the least traffic |
 //! | sustainable | the median of [`ROUNDS`] runs of [`TOGETHER_NS`] in which every CPU of the set streams in the peak's way at once: the median, because it must hold, not be reached once; at least the peak, which one CPU alone did reach |
 //!
@@ -61,6 +61,8 @@ struct Run {
     way: Way,
     start: u64,
     duration: u64,
+    /// Per second of CPU time instead: what another program takes of the CPU meanwhile does not lower the rate.
+    of_cpu_time: bool,
 }
 
 /// A thread on a CPU that streams when it is told to, through memory of its own.
@@ -95,14 +97,27 @@ impl Worker {
         self.begun.recv().map_err(|_| self.lost())?
     }
 
+    /// A run by itself, at once: per second of CPU time.
+    fn alone(&self, way: Way) -> Result<(), Error> {
+        self.send(Run {
+            way,
+            start: 0,
+            duration: RUN_NS,
+            of_cpu_time: true,
+        })
+    }
+
     pub(crate) fn tell(&self, way: Way, start: u64, duration: u64) -> Result<(), Error> {
-        self.tell
-            .send(Run {
-                way,
-                start,
-                duration,
-            })
-            .map_err(|_| self.lost())
+        self.send(Run {
+            way,
+            start,
+            duration,
+            of_cpu_time: false,
+        })
+    }
+
+    fn send(&self, run: Run) -> Result<(), Error> {
+        self.tell.send(run).map_err(|_| self.lost())
     }
 
     pub(crate) fn hear(&self) -> Result<Option<f64>, Error> {
@@ -165,7 +180,7 @@ fn each_alone<'a>(
     for _ in 0..ROUNDS {
         for way in ways() {
             for worker in workers.clone() {
-                worker.tell(way, 0, RUN_NS)?;
+                worker.alone(way)?;
                 if let Some(rate) = worker.hear()? {
                     let runs = all.entry(way).or_default().entry(worker.cpu);
                     runs.or_default().push(rate);
@@ -232,9 +247,16 @@ fn run_once(driver: &mut Driver, run: &Run) -> Option<f64> {
     while clock::now() < run.start {
         std::hint::spin_loop();
     }
+    let used = clock::of_this_thread();
     let span = driver.run(run.duration, None, || false);
+    let used = clock::of_this_thread() - used;
+    let time = if run.of_cpu_time {
+        used.min(span.duration_ns)
+    } else {
+        span.duration_ns
+    };
     let bytes = span.steps * driver.load().step_bytes();
-    Some(bytes as f64 * 1e9 / span.duration_ns.max(1) as f64)
+    Some(bytes as f64 * 1e9 / time.max(1) as f64)
 }
 
 /// Traffic that is known: once through a buffer of four caches, reading or writing each line, which crosses to or from
@@ -419,6 +441,30 @@ mod tests {
             prop_assert!(b.within_cache || b.alone.0 >= enough);
             prop_assert!(!b.within_cache || b.alone.0 >= (2 * l2) << 20);
         }
+    }
+
+    #[test]
+    fn a_program_on_the_same_cpu_does_not_lower_the_rates_of_a_cpu() {
+        let cpu: CpuSet = affinity::allowed().unwrap().iter().take(1).collect();
+        let peak = || rates(&cpu, Bytes(1 << 20), 0).unwrap().peak_cpu.0 as f64;
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        let ended = &ended;
+        let beside = thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let _pinned = affinity::pin_to(cpu.first().unwrap());
+                    while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let beside = peak();
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+            beside
+        });
+        let alone = peak();
+        // By the clock it would be a quarter.
+        assert!(beside > alone * 0.6, "{beside} next to {alone}");
     }
 
     #[test]

@@ -46,9 +46,12 @@ impl Moved {
             return None;
         }
         let numbers: CpuSet = self.fixed.iter().copied().collect();
+        let what = match self.fixed.len() {
+            1 => "an interrupt".to_owned(),
+            n => format!("{n} interrupts"),
+        };
         Some(format!(
-            "{} interrupts cannot be moved off CPU {from} (the kernel binds them): {numbers}",
-            self.fixed.len()
+            "CPU {from} keeps {what} bound by the kernel: {numbers}"
         ))
     }
 }

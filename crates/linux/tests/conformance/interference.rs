@@ -194,7 +194,7 @@ fn interrupts_that_cannot_be_moved_are_told() {
         moved
             .note(&first)
             .unwrap()
-            .contains("2 interrupts cannot be moved off CPU 0")
+            .contains("CPU 0 keeps 2 interrupts bound by the kernel")
     );
     assert_eq!(
         irq::count(files).unwrap(),

@@ -101,6 +101,13 @@ impl Policy {
         }
     }
 
+    /// Whether anything rests on the machine's memory rates.
+    #[must_use]
+    pub fn needs_rates(&self) -> bool {
+        let bandwidth = |g: &Group| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some();
+        self.groups.values().any(bandwidth) || self.regulator.adapt != Adapt::Off
+    }
+
     /// The groups of one role, in the order of the policy.
     pub fn with_role(&self, role: Role) -> impl Iterator<Item = (&GroupId, &Group)> {
         self.groups.iter().filter(move |(_, g)| g.role == role)
