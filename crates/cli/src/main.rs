@@ -15,6 +15,7 @@ mod kept;
 mod lab;
 mod ladder;
 mod machine;
+mod named;
 mod options;
 mod plan;
 mod pressure;

@@ -16,14 +16,18 @@ use quell_types::text::place_of;
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::inside::{self, Luggage};
 use crate::machine;
+use crate::named::{BEST_EFFORT, CRITICAL, Named};
 use crate::target::On;
 use std::path::PathBuf;
 
 /// `quell plan`
 #[derive(Debug, clap::Args)]
 pub struct Plan {
-    /// The policy file
-    pub policy: PathBuf,
+    /// The policy file; leave it out and name groups with --critical and --best-effort as for `quell run`
+    #[arg(conflicts_with_all = ["critical", "best_effort", "limit", "period", "cpus"])]
+    pub policy: Option<PathBuf>,
+    #[command(flatten)]
+    pub named: Named,
     /// Measure this machine's memory rates first, where none are stored (a few seconds of full memory load). Without it the plan
     /// assumes rates, and says so; `quell run` always measures
     #[arg(long, conflicts_with_all = ["machine", "on"])]
@@ -119,8 +123,8 @@ pub fn refused(refusals: &[Refusal], path: Option<&Path>, all: bool) -> Failure 
 /// The option of `quell run` that stands for a key of the policy.
 fn option_of(key: &str) -> Option<&'static str> {
     match key.split('.').collect::<Vec<_>>()[..] {
-        ["group", "critical", "cpus"] => Some("--cpus"),
-        ["group", "best-effort", "limit", "bandwidth"] => Some("--limit"),
+        ["group", CRITICAL, "cpus"] => Some("--cpus"),
+        ["group", BEST_EFFORT, "limit", "bandwidth"] => Some("--limit"),
         ["regulator", "period"] => Some("--period"),
         _ => None,
     }
@@ -145,14 +149,17 @@ fn helps(remedy: &Remedy, options: bool) -> String {
 }
 
 /// A plan as `quell plan` prints it, with what to do next.
-fn printed(plan: &Planned, path: &Path, steps: bool, style: quell_report::Style) -> String {
-    let path = path.display();
+fn printed(plan: &Planned, path: Option<&Path>, steps: bool, style: quell_report::Style) -> String {
     let text = match steps {
         true => quell_report::plan_steps_text(plan, style),
         false => quell_report::plan_text(plan, style),
     };
     let how = if steps { "" } else { ", `--steps` shows how" };
-    let next = format!("Nothing is changed yet. `quell run {path}` does this{how}.");
+    let run = match path {
+        Some(path) => format!("`quell run {}`", path.display()),
+        None => "`quell run` with these options".to_owned(),
+    };
+    let next = format!("Nothing is changed yet. {run} does this{how}.");
     let blank = if plan.acts.is_empty() || steps {
         "\n"
     } else {
@@ -167,7 +174,7 @@ fn lacks_no_rights(policy: &Policy, args: &Plan) -> Result<()> {
     machine::assume(&mut machine);
     match quell_plan::planner::plan(policy, &machine) {
         Err(all) if all.iter().any(|r| r.cause == Cause::Rights) => {
-            Err(refused(&all, Some(&args.policy), args.all))
+            Err(refused(&all, args.policy.as_deref(), args.all))
         }
         _ => Ok(()),
     }
@@ -175,10 +182,13 @@ fn lacks_no_rights(policy: &Policy, args: &Plan) -> Result<()> {
 
 /// Tells what would be done.
 pub fn run(args: &Plan) -> Result {
-    let policy = policy(&args.policy, false)?;
+    let policy = match &args.policy {
+        Some(path) => policy(path, false)?,
+        None => args.named.policy(false)?.0,
+    };
     if let On::Lab(profile) = &args.on {
         let mut luggage = Luggage::default();
-        luggage.file(&args.policy);
+        args.policy.iter().for_each(|path| luggage.file(path));
         luggage.policy(&policy);
         return inside::call(&Guest::default(), profile.as_ref(), &args.lab, luggage);
     }
@@ -212,13 +222,18 @@ pub fn run(args: &Plan) -> Result {
     }
     let solos = crate::kept::solos(&policy, &machine, &args.on, &BTreeMap::new());
     let plan = quell_plan::planner::plan_beside(&policy, &machine, &solos)
-        .map_err(|all| refused(&all, Some(&args.policy), args.all))?;
+        .map_err(|all| refused(&all, args.policy.as_deref(), args.all))?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&plan).map_err(failed)?);
     } else {
         print!(
             "{}",
-            printed(&plan, &args.policy, args.steps, crate::terminal::style())
+            printed(
+                &plan,
+                args.policy.as_deref(),
+                args.steps,
+                crate::terminal::style()
+            )
         );
     }
     Ok(Exit::Done)

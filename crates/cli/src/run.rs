@@ -12,17 +12,16 @@ use quell_engine::hold::{Until, run as hold};
 use quell_linux::backend::Linux;
 use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
+use quell_policy::Policy;
 use quell_policy::lab::Guest;
-use quell_policy::{Group, Policy, Role};
 use quell_record::backend::{HoldOptions, Program, SubjectSpec};
+use quell_types::units::Nanos;
 
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::inside::{self, Luggage};
 use crate::machine;
+use crate::named::Named;
 use crate::target::On;
-use quell_policy::{Bandwidth, CpusWanted};
-use quell_types::task::TaskMatch;
-use quell_types::units::Nanos;
 use std::path::PathBuf;
 use told::Told;
 
@@ -32,22 +31,8 @@ pub struct Run {
     /// The policy file; leave it out and name groups with --critical and --best-effort instead
     #[arg(conflicts_with_all = ["critical", "best_effort", "limit", "period", "cpus", "save"])]
     pub policy: Option<PathBuf>,
-    /// Tasks to protect: KEY=VALUE[,KEY=VALUE…] with pid, exe, comm, arg, user, cgroup, unit, container; repeat for more
-    #[arg(long, value_name = "MATCH")]
-    pub critical: Vec<TaskMatch>,
-    /// Tasks that may be slowed; written as for --critical
-    #[arg(long, value_name = "MATCH")]
-    pub best_effort: Vec<TaskMatch>,
-    /// At most this memory bandwidth for the best-effort tasks: part of what their CPUs can draw, or a rate [default: no limit;
-    /// a low weight lets others go first]
-    #[arg(long, value_name = "LIMIT")]
-    pub limit: Option<Bandwidth>,
-    /// How often the limit is a new one, 100us to 1s [default: the plan says which]
-    #[arg(long, value_name = "TIME", requires = "limit")]
-    pub period: Option<Nanos>,
-    /// CPUs for the critical tasks: a number, or a list such as 0,2-3 [default: auto]
-    #[arg(long, value_name = "CPUS", value_parser = cpus)]
-    pub cpus: Option<CpusWanted>,
+    #[command(flatten)]
+    pub named: Named,
     /// Wait until a process of every critical group runs, and change nothing before that; without it the run is refused
     #[arg(long)]
     pub wait: bool,
@@ -70,13 +55,6 @@ pub struct Run {
     /// one, or the best-effort one if --critical is given
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<String>,
-}
-
-fn cpus(text: &str) -> std::result::Result<CpusWanted, String> {
-    match text.parse::<u32>() {
-        Ok(n) => Ok(CpusWanted::Count(n)),
-        Err(_) => text.parse(),
-    }
 }
 
 /// `env(1)`: the command cannot be started by us · cannot be executed · cannot be found.
@@ -191,40 +169,8 @@ fn wanted(args: &Run) -> Result<(Policy, Option<String>)> {
         };
         return Ok((policy, launched));
     }
-    let critical = args.critical.is_empty() && !args.command.is_empty();
-    let best_effort = args.best_effort.is_empty() && !args.command.is_empty() && !critical;
-    if args.critical.is_empty() && !critical {
-        return Err(usage(
-            "name what to protect: a policy file, --critical MATCH, or a command after --",
-        ));
-    }
-    if !args.command.is_empty() && !critical && !best_effort {
-        return Err(usage(
-            "--critical and --best-effort both say who they are: for which of them is the command after --?",
-        ));
-    }
-    let mut policy = Policy::new("run");
-    let mut victim = Group::new(Role::Critical);
-    victim.matching.clone_from(&args.critical);
-    victim.cpus.clone_from(&args.cpus);
-    policy.groups.insert("critical".to_owned(), victim);
-    if best_effort || !args.best_effort.is_empty() {
-        let mut others = Group::new(Role::BestEffort);
-        others.matching.clone_from(&args.best_effort);
-        others.limit.bandwidth = args.limit;
-        policy.regulator.period = args.period;
-        policy.groups.insert("best-effort".to_owned(), others);
-    } else if args.limit.is_some() {
-        return Err(usage(
-            "--limit needs --best-effort: unmatched tasks are not limited",
-        ));
-    }
-    let launched = match (critical, best_effort) {
-        (true, _) => Some("critical".to_owned()),
-        (_, true) => Some("best-effort".to_owned()),
-        _ => None,
-    };
-    Ok((policy, launched))
+    let (policy, launched) = args.named.policy(!args.command.is_empty())?;
+    Ok((policy, launched.map(str::to_owned)))
 }
 
 /// The one group of a policy file that a command can be launched in.

@@ -105,7 +105,7 @@ fn options_that_make_no_sense_are_refused() {
         return;
     };
     machine.remember();
-    let cases: [(&[&str], i32, &[&str]); 13] = [
+    let cases: [(&[&str], i32, &[&str]); 15] = [
         (&["run"], 2, &["--critical", "policy file"]),
         (
             &["run", "--critical", "pdi=1"],
@@ -153,6 +153,12 @@ fn options_that_make_no_sense_are_refused() {
             2,
             &["--limit is refused", "0.1%", "help: --limit "],
         ),
+        (
+            &["plan", "--critical", "comm=x", "--cpus", "900"],
+            2,
+            &["--cpus is refused", "help: --cpus 1"],
+        ),
+        (&["plan"], 2, &["name what to protect"]),
         (
             &["run", "--cpus", "900", "--", "true"],
             2,
