@@ -10,7 +10,7 @@ use quell_kernel::tasks::{Matcher, assign};
 use quell_kernel::{cgroup, procfs, workqueue};
 use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::cores::confine;
-use quell_linux::enforce::{affinity, cpumax, quiet, weight};
+use quell_linux::enforce::{affinity, cpumax, io, quiet, weight};
 use quell_linux::group_cgroups::{GroupCgroups, LOW_SLICE, Layout, SLICE};
 use quell_linux::undo;
 use quell_types::cpuset::CpuSet;
@@ -242,6 +242,45 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
             GroupCgroups::create_as(&mut writer, (&cgroups, None), other, &ALL, layout).unwrap();
         weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(weight)).unwrap();
         assert_eq!(weighs(files, &slice).0, slices);
+    }
+    held.journal.undo_all(files);
+    drop(held);
+    assert_eq!(arm.differences(), none());
+}
+
+pub fn a_weight_of_disks_is_the_groups_and_its_slices_and_goes_back(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    arm.remember();
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let version = cgroups.of(Controller::Io).map(|io| io.version);
+    let controller = match version {
+        Some(Version::V2) => Controller::Io,
+        _ => Controller::Cpu,
+    };
+    let mut held = Held::new(files);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let home = gather(&mut writer, &cgroups, pid, &[controller]);
+    let given = io::weigh(&mut writer, &cgroups, &home, 700);
+    if version == Some(Version::V2) {
+        given.unwrap();
+        let dir = &home.places[0].dir;
+        let weight = |dir: &str| files.read(&format!("{dir}/io.weight"));
+        // A kernel without BFQ and without io.cost has no weights.
+        if let Ok(text) = weight(dir) {
+            assert_eq!(text.trim(), "default 700");
+            let slice = dir.strip_suffix(&format!("/{GROUP}")).unwrap();
+            assert_eq!(weight(slice).unwrap().trim(), "default 700");
+            // A smaller weight of another group is not the slice's.
+            let other =
+                GroupCgroups::create(&mut writer, &cgroups, "other", &[controller]).unwrap();
+            io::weigh(&mut writer, &cgroups, &other, 300).unwrap();
+            assert_eq!(weight(&other.places[0].dir).unwrap().trim(), "default 300");
+            assert_eq!(weight(slice).unwrap().trim(), "default 700");
+        }
+    } else {
+        let why = given.unwrap_err().to_string();
+        assert!(why.contains("not set in one cgroup (v2)"), "{why}");
     }
     held.journal.undo_all(files);
     drop(held);
