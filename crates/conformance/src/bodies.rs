@@ -9,7 +9,7 @@ use quell_control::config::Meter;
 use quell_control::config::Pooling;
 use quell_control::config::Regulation;
 use quell_plan::inventory::MeterKind;
-use quell_plan::{Observed, Promise, Setting};
+use quell_plan::{DiskRates, Observed, Promise, Setting};
 use quell_record::backend::{Action, HoldOptions, Seen, SubjectId};
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};

@@ -10,8 +10,8 @@
 
 use quell_types::units::{Lines, Nanos};
 
-use super::bandwidth::{CpuRegulator, Fast};
-use crate::config::Moved;
+use super::bandwidth::{CpuRegulator, Verdict};
+use crate::config::LineCounts;
 
 /// The regulator of one CPU: two reservations.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct ApartRegulator {
 impl ApartRegulator {
     /// A regulator with `budget` per `period`, beginning at `now` with the counters at `used`.
     #[must_use]
-    pub fn new(budget: Moved, period: Nanos, now: Nanos, used: Moved) -> Self {
+    pub fn new(budget: LineCounts, period: Nanos, now: Nanos, used: LineCounts) -> Self {
         Self {
             reads: CpuRegulator::new(budget.lines, period, now, used.lines),
             writes: CpuRegulator::new(budget.writes, period, now, used.writes),
@@ -35,23 +35,23 @@ impl ApartRegulator {
 
     /// The lines left in each direction before its next overflow.
     #[must_use]
-    pub fn left(&self, used: Moved) -> Moved {
-        Moved {
+    pub fn left(&self, used: LineCounts) -> LineCounts {
+        LineCounts {
             lines: self.reads.left(used.lines),
             writes: self.writes.left(used.writes),
         }
     }
 
     /// The budgets, each from when the current one of its direction is used up.
-    pub fn set_budget(&mut self, budget: Moved) {
+    pub fn set_budget(&mut self, budget: LineCounts) {
         self.reads.set_budget(budget.lines);
         self.writes.set_budget(budget.writes);
     }
 
     /// The budgets, each from when the current one of its direction is used up.
     #[must_use]
-    pub fn budget(&self) -> Moved {
-        Moved {
+    pub fn budget(&self) -> LineCounts {
+        LineCounts {
             lines: self.reads.budget(),
             writes: self.writes.budget(),
         }
@@ -64,7 +64,7 @@ impl ApartRegulator {
     }
 
     /// A stop is over: the directions that asked for it pay. What came in meanwhile can stop it again at once.
-    pub fn begin(&mut self, now: Nanos, used: Moved) -> Fast {
+    pub fn begin(&mut self, now: Nanos, used: LineCounts) -> Verdict {
         let [reads, writes] = self.stopped;
         if reads {
             self.reads.begin(now, used.lines);
@@ -76,16 +76,16 @@ impl ApartRegulator {
     }
 
     /// Either counter overflowed at `now`. What may go on is told as the reads that are left; [`Self::left`] has both.
-    pub fn overflow(&mut self, now: Nanos, used: Moved) -> Fast {
+    pub fn overflow(&mut self, now: Nanos, used: LineCounts) -> Verdict {
         let reads = self.reads.overflow(now, used.lines);
         let writes = self.writes.overflow(now, used.writes);
         self.stopped = [reads.stops(), writes.stops()];
         match (reads, writes) {
-            (Fast::ThrottleUntil(one), Fast::ThrottleUntil(other)) => {
-                Fast::ThrottleUntil(one.max(other))
+            (Verdict::ThrottleUntil(one), Verdict::ThrottleUntil(other)) => {
+                Verdict::ThrottleUntil(one.max(other))
             }
-            (_, Fast::ThrottleUntil(until)) => Fast::ThrottleUntil(until),
-            (Fast::Rearm(lines), Fast::NewPeriod(_)) => Fast::NewPeriod(lines),
+            (_, Verdict::ThrottleUntil(until)) => Verdict::ThrottleUntil(until),
+            (Verdict::Rearm(lines), Verdict::NewPeriod(_)) => Verdict::NewPeriod(lines),
             (reads, _) => reads,
         }
     }
@@ -97,26 +97,26 @@ mod tests {
     use proptest::prelude::*;
 
     const PERIOD: Nanos = Nanos(1_000);
-    const BUDGET: Moved = moved(100, 20);
+    const BUDGET: LineCounts = moved(100, 20);
 
-    const fn moved(lines: u64, writes: u64) -> Moved {
-        Moved {
+    const fn moved(lines: u64, writes: u64) -> LineCounts {
+        LineCounts {
             lines: Lines(lines),
             writes: Lines(writes),
         }
     }
 
     fn fresh() -> ApartRegulator {
-        ApartRegulator::new(BUDGET, PERIOD, Nanos(0), Moved::default())
+        ApartRegulator::new(BUDGET, PERIOD, Nanos(0), LineCounts::default())
     }
 
     #[test]
     fn whichever_budget_is_used_up_first_stops_the_cpu() {
-        let stop = Fast::ThrottleUntil(PERIOD);
+        let stop = Verdict::ThrottleUntil(PERIOD);
         assert_eq!(fresh().overflow(Nanos(300), moved(100, 3)), stop);
         assert_eq!(fresh().overflow(Nanos(300), moved(20, 20)), stop);
         assert_eq!(fresh().overflow(Nanos(300), moved(100, 20)), stop);
-        let below = Fast::Rearm(Lines(1));
+        let below = Verdict::Rearm(Lines(1));
         assert_eq!(fresh().overflow(Nanos(300), moved(99, 19)), below);
     }
 
@@ -124,11 +124,11 @@ mod tests {
     fn each_direction_pays_its_own_debt() {
         let mut cpu = fresh();
         // Three budgets of writes at once cost three periods, however little was read.
-        let stop = Fast::ThrottleUntil(Nanos(3_000));
+        let stop = Verdict::ThrottleUntil(Nanos(3_000));
         assert_eq!(cpu.overflow(Nanos(400), moved(30, 65)), stop);
         assert_eq!(
             cpu.begin(Nanos(3_000), moved(30, 65)),
-            Fast::Rearm(Lines(70))
+            Verdict::Rearm(Lines(70))
         );
         // Five too many were written: fifteen are left. Nobody has paid for the reads, since nobody had to.
         assert_eq!(cpu.left(moved(30, 65)), moved(70, 15));
@@ -138,7 +138,7 @@ mod tests {
     fn a_budget_of_one_direction_that_lasted_a_period_is_renewed_beside_the_other() {
         let mut cpu = fresh();
         let used = moved(50, 20);
-        let new = Fast::NewPeriod(Lines(50));
+        let new = Verdict::NewPeriod(Lines(50));
         assert_eq!(cpu.overflow(Nanos(1_200), used), new);
         assert_eq!(cpu.left(used), moved(50, 20));
     }
@@ -146,14 +146,14 @@ mod tests {
     #[test]
     fn what_came_in_while_the_cpu_was_stopped_stops_it_again() {
         let mut cpu = fresh();
-        let stop = Fast::ThrottleUntil(PERIOD);
+        let stop = Verdict::ThrottleUntil(PERIOD);
         assert_eq!(cpu.overflow(Nanos(900), moved(0, 20)), stop);
         // 2000 lines arrive late: twenty periods from the beginning of the first.
-        let again = Fast::ThrottleUntil(Nanos(20_000));
+        let again = Verdict::ThrottleUntil(Nanos(20_000));
         assert_eq!(cpu.begin(PERIOD, moved(2_000, 20)), again);
         assert_eq!(
             cpu.begin(Nanos(20_000), moved(2_000, 20)),
-            Fast::Rearm(Lines(100))
+            Verdict::Rearm(Lines(100))
         );
     }
 
@@ -162,15 +162,15 @@ mod tests {
         let mut cpu = fresh();
         cpu.set_budget(moved(10, 200));
         assert_eq!(cpu.budget(), moved(10, 200));
-        let stop = Fast::ThrottleUntil(PERIOD);
+        let stop = Verdict::ThrottleUntil(PERIOD);
         assert_eq!(cpu.overflow(Nanos(500), moved(60, 20)), stop);
         cpu.begin(PERIOD, moved(60, 20));
         // The writes have their new budget; the reads, still within the old one, not yet.
         assert_eq!(cpu.left(moved(60, 20)), moved(40, 200));
-        let stop = Fast::ThrottleUntil(Nanos(2_000));
+        let stop = Verdict::ThrottleUntil(Nanos(2_000));
         assert_eq!(
             cpu.overflow(PERIOD, moved(100, 20)),
-            Fast::NewPeriod(Lines(10))
+            Verdict::NewPeriod(Lines(10))
         );
         assert_eq!(cpu.overflow(Nanos(1_500), moved(110, 20)), stop);
     }
@@ -179,7 +179,7 @@ mod tests {
     struct Cpu {
         regulator: ApartRegulator,
         now: u64,
-        used: Moved,
+        used: LineCounts,
     }
 
     /// One spell: idle for so long, then lines come in every `read` and are written back every `write` until a counter overflows and
@@ -208,8 +208,8 @@ mod tests {
     }
 
     impl Cpu {
-        fn new(budget: Moved) -> Self {
-            let used = Moved::default();
+        fn new(budget: LineCounts) -> Self {
+            let used = LineCounts::default();
             Self {
                 regulator: ApartRegulator::new(budget, PERIOD, Nanos(0), used),
                 now: 0,
@@ -218,7 +218,7 @@ mod tests {
         }
 
         /// Lives through a spell up to the regulator's answer, which it returns.
-        fn run(&mut self, spell: Spell) -> Fast {
+        fn run(&mut self, spell: Spell) -> Verdict {
             let left = self.regulator.left(self.used);
             let ran = (left.lines.0 * spell.read).min(left.writes.0 * spell.write) + spell.late;
             self.now += spell.idle + ran;
@@ -228,9 +228,9 @@ mod tests {
         }
 
         /// As long as it is stopped.
-        fn stopped(&mut self, mut what: Fast) -> u32 {
+        fn stopped(&mut self, mut what: Verdict) -> u32 {
             let mut stops = 0;
-            while let Fast::ThrottleUntil(until) = what {
+            while let Verdict::ThrottleUntil(until) = what {
                 assert!(until.0 > self.now, "a stop that is over");
                 self.now = until.0;
                 what = self.regulator.begin(until, self.used);
@@ -306,7 +306,7 @@ mod tests {
                 let what = alone.overflow(Nanos(now), Lines(used));
                 let same = both.overflow(Nanos(now), one(used));
                 prop_assert_eq!(what.stops(), same.stops());
-                if let Fast::ThrottleUntil(until) = what {
+                if let Verdict::ThrottleUntil(until) = what {
                     prop_assert_eq!(same, what);
                     now = until.0;
                     alone.begin(until, Lines(used));

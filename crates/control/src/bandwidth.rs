@@ -13,7 +13,7 @@ use quell_types::units::{Lines, Nanos};
 
 /// What to do after a counter overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fast {
+pub enum Verdict {
     /// The budget is not used up yet (the overflow came early): count on, for so many lines.
     Rearm(Lines),
     /// The budget lasted at least a period: a new one begins now, with so many lines.
@@ -25,7 +25,7 @@ pub enum Fast {
     RunFreeUntil(Nanos),
 }
 
-impl Fast {
+impl Verdict {
     /// Whether the CPU is to be stopped.
     #[must_use]
     pub fn stops(self) -> bool {
@@ -160,10 +160,10 @@ impl CpuRegulator {
     }
 
     /// The counter overflowed at `now` and reads `used`.
-    pub fn overflow(&mut self, now: Nanos, used: Lines) -> Fast {
+    pub fn overflow(&mut self, now: Nanos, used: Lines) -> Verdict {
         let spent = used.0.saturating_sub(self.base);
         if spent < self.budget {
-            return Fast::Rearm(Lines(self.budget - spent));
+            return Verdict::Rearm(Lines(self.budget - spent));
         }
         let mut costs = spent / self.budget;
         if costs > self.most_periods {
@@ -174,12 +174,12 @@ impl CpuRegulator {
         }
         let due = self.start.plus(Nanos(costs.saturating_mul(self.period)));
         if now < due {
-            return Fast::ThrottleUntil(due);
+            return Verdict::ThrottleUntil(due);
         }
         self.start = now;
         self.base += costs * self.budget;
         self.budget = self.next_budget;
-        Fast::NewPeriod(self.left(used))
+        Verdict::NewPeriod(self.left(used))
     }
 }
 
@@ -198,12 +198,12 @@ mod tests {
         cpu.set_budget(BUDGET);
         assert_eq!(
             cpu.overflow(Nanos(400), Lines(2_500)),
-            Fast::ThrottleUntil(PERIOD)
+            Verdict::ThrottleUntil(PERIOD)
         );
         assert_eq!(cpu.begin(PERIOD, Lines(2_500)), BUDGET);
         assert_eq!(
             cpu.overflow(Nanos(1_016), Lines(2_600)),
-            Fast::ThrottleUntil(Nanos(2_000))
+            Verdict::ThrottleUntil(Nanos(2_000))
         );
     }
 
@@ -216,7 +216,7 @@ mod tests {
         let mut cpu = fresh();
         assert_eq!(
             cpu.overflow(Nanos(300), Lines(100)),
-            Fast::ThrottleUntil(Nanos(1_000))
+            Verdict::ThrottleUntil(Nanos(1_000))
         );
         assert_eq!(cpu.begin(Nanos(1_000), Lines(100)), BUDGET);
     }
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(cpu.restart(Nanos(5_300), Lines(50_000)), Lines(10));
         assert_eq!(
             cpu.overflow(Nanos(5_400), Lines(50_010)),
-            Fast::ThrottleUntil(Nanos(6_300))
+            Verdict::ThrottleUntil(Nanos(6_300))
         );
     }
 
@@ -237,12 +237,12 @@ mod tests {
         let mut cpu = fresh();
         assert_eq!(
             cpu.overflow(Nanos(1_200), Lines(100)),
-            Fast::NewPeriod(BUDGET)
+            Verdict::NewPeriod(BUDGET)
         );
         // The new budget began at 1200: using it up by 2000 is again too soon.
         assert_eq!(
             cpu.overflow(Nanos(2_000), Lines(200)),
-            Fast::ThrottleUntil(Nanos(2_200))
+            Verdict::ThrottleUntil(Nanos(2_200))
         );
     }
 
@@ -251,13 +251,13 @@ mod tests {
         let mut cpu = fresh();
         assert_eq!(
             cpu.overflow(Nanos(200), Lines(130)),
-            Fast::ThrottleUntil(Nanos(1_000))
+            Verdict::ThrottleUntil(Nanos(1_000))
         );
         assert_eq!(cpu.begin(Nanos(1_003), Lines(130)), Lines(70));
         // Three budgets at once cost three periods, and the rest of the fourth.
         assert_eq!(
             cpu.overflow(Nanos(1_400), Lines(450)),
-            Fast::ThrottleUntil(Nanos(4_000))
+            Verdict::ThrottleUntil(Nanos(4_000))
         );
         assert_eq!(cpu.begin(Nanos(4_000), Lines(450)), Lines(50));
     }
@@ -266,7 +266,7 @@ mod tests {
     fn an_early_overflow_only_rearms() {
         assert_eq!(
             fresh().overflow(Nanos(10), Lines(60)),
-            Fast::Rearm(Lines(40))
+            Verdict::Rearm(Lines(40))
         );
     }
 
@@ -277,7 +277,7 @@ mod tests {
         let used = Lines(BUDGET.0 * (periods + 500));
         assert_eq!(
             cpu.overflow(Nanos(10), used),
-            Fast::ThrottleUntil(LONGEST_DEBT)
+            Verdict::ThrottleUntil(LONGEST_DEBT)
         );
         assert_eq!(cpu.forgiven(), Lines(BUDGET.0 * 500));
         assert_eq!(cpu.begin(LONGEST_DEBT, used), BUDGET);
@@ -289,7 +289,7 @@ mod tests {
         let mut second = fresh();
         assert_eq!(
             first.overflow(Nanos(1_200), Lines(110)),
-            Fast::NewPeriod(Lines(90))
+            Verdict::NewPeriod(Lines(90))
         );
         let account = first.account().unwrap();
         assert_eq!((account.start, account.base), (Nanos(1_200), Lines(100)));
@@ -326,13 +326,13 @@ mod tests {
                 let bound = (at.now / PERIOD.0 + 1) * BUDGET.0 + overshoot;
                 prop_assert!(at.used <= bound, "used {} by {}, bound {}", at.used, at.now, bound);
                 armed = match cpu.overflow(Nanos(at.now), Lines(at.used)) {
-                    Fast::Rearm(lines) | Fast::NewPeriod(lines) => lines.0,
-                    Fast::ThrottleUntil(until) => {
+                    Verdict::Rearm(lines) | Verdict::NewPeriod(lines) => lines.0,
+                    Verdict::ThrottleUntil(until) => {
                         prop_assert!(until.0 > at.now);
                         at.now = until.0;
                         cpu.begin(until, Lines(at.used)).0
                     }
-                    shared @ Fast::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
+                    shared @ Verdict::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
                 };
                 prop_assert!((1..=BUDGET.0).contains(&armed));
             }
@@ -348,12 +348,12 @@ mod tests {
                 at.used += armed + late;
                 at.now += armed + late;
                 armed = match cpu.overflow(Nanos(at.now), Lines(at.used)) {
-                    Fast::Rearm(lines) | Fast::NewPeriod(lines) => lines.0,
-                    Fast::ThrottleUntil(until) => {
+                    Verdict::Rearm(lines) | Verdict::NewPeriod(lines) => lines.0,
+                    Verdict::ThrottleUntil(until) => {
                         at.now = until.0 + wake;
                         cpu.begin(Nanos(at.now), Lines(at.used)).0
                     }
-                    shared @ Fast::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
+                    shared @ Verdict::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
                 };
             }
             let due = at.now / PERIOD.0 * BUDGET.0;
@@ -368,8 +368,8 @@ mod tests {
             for _ in 0..50 {
                 now += BUDGET.0 * gap;
                 used += BUDGET.0;
-                let fast = cpu.overflow(Nanos(now), Lines(used));
-                prop_assert!(matches!(fast, Fast::NewPeriod(_)), "{:?}", fast);
+                let verdict = cpu.overflow(Nanos(now), Lines(used));
+                prop_assert!(matches!(verdict, Verdict::NewPeriod(_)), "{:?}", verdict);
             }
         }
     }

@@ -81,8 +81,8 @@ impl Regulation {
 
     /// What the group may move on each CPU per period.
     #[must_use]
-    pub fn budgets(&self) -> Moved {
-        Moved {
+    pub fn budgets(&self) -> LineCounts {
+        LineCounts {
             lines: self.budget,
             writes: match self.meter {
                 Meter::Apart { writes } => writes,
@@ -94,14 +94,14 @@ impl Regulation {
 
 /// Lines of a regulated CPU: what its counters read, or what it may move per period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct LineCounts {
     /// What counts against [`Regulation::budget`]: lines that come in, where those written back have a budget of their own.
     pub lines: Lines,
     /// Lines written back, where they have; else none.
     pub writes: Lines,
 }
 
-impl Moved {
+impl LineCounts {
     /// Of all directions.
     #[must_use]
     pub fn sum(self) -> Lines {
@@ -109,7 +109,7 @@ impl Moved {
     }
 }
 
-impl From<Lines> for Moved {
+impl From<Lines> for LineCounts {
     fn from(lines: Lines) -> Self {
         let writes = Lines(0);
         Self { lines, writes }

@@ -13,13 +13,13 @@ pub mod ways;
 
 use quell_types::units::{Lines, Nanos};
 
+use crate::config::LineCounts;
 use crate::config::Meter;
-use crate::config::Moved;
 use crate::config::Regulation;
 use crate::pooled::Pooled;
 
 use apart::ApartRegulator;
-use bandwidth::{CpuRegulator, Fast};
+use bandwidth::{CpuRegulator, Verdict};
 use pool::{Period, Pool};
 use pooled::PooledRegulator;
 
@@ -38,7 +38,7 @@ pub enum Regulator {
 impl Regulator {
     /// The regulator of each CPU of `regulation`, at `now` with the counters at `used`. [`Self::begin`] comes next.
     #[must_use]
-    pub fn new(regulation: &Regulation, now: Nanos, used: Moved) -> Self {
+    pub fn new(regulation: &Regulation, now: Nanos, used: LineCounts) -> Self {
         let (budget, period) = (regulation.budgets(), regulation.period);
         match (&regulation.pooling, regulation.meter) {
             (Some(rules), _) => Self::Pooled(PooledRegulator::new(rules, budget.lines, period)),
@@ -50,16 +50,16 @@ impl Regulator {
     }
 
     /// A stop is over, or a period may have begun.
-    pub fn begin(&mut self, now: Nanos, used: Moved, pool: &impl Pool) -> Fast {
+    pub fn begin(&mut self, now: Nanos, used: LineCounts, pool: &impl Pool) -> Verdict {
         match self {
-            Self::Alone(regulator) => Fast::NewPeriod(regulator.begin(now, used.lines)),
+            Self::Alone(regulator) => Verdict::NewPeriod(regulator.begin(now, used.lines)),
             Self::Apart(regulator) => regulator.begin(now, used),
             Self::Pooled(regulator) => regulator.begin(now, used.lines, pool),
         }
     }
 
     /// A counter overflowed, or there are [`Self::news`].
-    pub fn overflow(&mut self, now: Nanos, used: Moved, pool: &impl Pool) -> Fast {
+    pub fn overflow(&mut self, now: Nanos, used: LineCounts, pool: &impl Pool) -> Verdict {
         match self {
             Self::Alone(regulator) => regulator.overflow(now, used.lines),
             Self::Apart(regulator) => regulator.overflow(now, used),
@@ -70,7 +70,7 @@ impl Regulator {
     /// With what the counters are armed when it said that `lines` may be moved: where reads and writes have a budget each, these are
     /// the reads.
     #[must_use]
-    pub fn armed(&self, lines: Lines, used: Moved) -> Moved {
+    pub fn armed(&self, lines: Lines, used: LineCounts) -> LineCounts {
         match self {
             Self::Apart(regulator) => regulator.left(used),
             Self::Alone(_) | Self::Pooled(_) => lines.into(),
@@ -87,7 +87,7 @@ impl Regulator {
     }
 
     /// The CPU was not counted until now: a budget of its own begins. Budgets in a pool are always counted.
-    pub fn restart(&mut self, now: Nanos, used: Moved) {
+    pub fn restart(&mut self, now: Nanos, used: LineCounts) {
         if let Self::Alone(regulator) = self {
             regulator.restart(now, used.lines);
         }
@@ -120,7 +120,7 @@ impl Regulator {
 
     /// Lines per period, from the next one on.
     #[must_use]
-    pub fn budget(&self) -> Moved {
+    pub fn budget(&self) -> LineCounts {
         match self {
             Self::Alone(regulator) => regulator.budget().into(),
             Self::Apart(regulator) => regulator.budget(),
@@ -129,7 +129,7 @@ impl Regulator {
     }
 
     /// Changes them.
-    pub fn set_budget(&mut self, budget: Moved) {
+    pub fn set_budget(&mut self, budget: LineCounts) {
         match self {
             Self::Alone(regulator) => regulator.set_budget(budget.lines),
             Self::Apart(regulator) => regulator.set_budget(budget),

@@ -42,7 +42,7 @@ use quell_types::units::{Lines, Nanos, Share};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bandwidth::{Fast, LONGEST_DEBT};
+use super::bandwidth::{LONGEST_DEBT, Verdict};
 use super::pool::{Period, Pool};
 use crate::config::Pooling;
 
@@ -245,7 +245,7 @@ impl PooledRegulator {
     }
 
     /// A period may have begun: joins the current one, or begins the next when it is time. In the same period nothing changes.
-    pub fn begin(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Fast {
+    pub fn begin(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Verdict {
         if self.period.is_none() {
             pool.join();
         }
@@ -278,19 +278,19 @@ impl PooledRegulator {
             pool.spend(current);
         }
         match self.decide(used, pool) {
-            Fast::Rearm(lines) => Fast::NewPeriod(lines),
+            Verdict::Rearm(lines) => Verdict::NewPeriod(lines),
             other => other,
         }
     }
 
     /// The counter overflowed at `now` and reads `used`.
-    pub fn overflow(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Fast {
+    pub fn overflow(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Verdict {
         if now >= self.end() || self.period != Some(pool.period()) {
             return self.begin(now, used, pool);
         }
         match self.decide(used, pool) {
             // Everybody has drawn all there was: whoever learns it first begins the next period for all.
-            Fast::ThrottleUntil(_) | Fast::RunFreeUntil(_) if self.renews(pool) => {
+            Verdict::ThrottleUntil(_) | Verdict::RunFreeUntil(_) if self.renews(pool) => {
                 if let Some(period) = self.period {
                     pool.renew(period, period.early(now));
                 }
@@ -374,23 +374,23 @@ impl PooledRegulator {
     }
 
     /// What to do in the current period with the counter at `used`.
-    fn decide(&mut self, used: Lines, pool: &impl Pool) -> Fast {
+    fn decide(&mut self, used: Lines, pool: &impl Pool) -> Verdict {
         let (Some(period), until) = (self.period, self.end()) else {
-            return Fast::ThrottleUntil(self.end());
+            return Verdict::ThrottleUntil(self.end());
         };
         let spent = used.0.saturating_sub(self.base);
         if self.free.is_some() || pool.is_free(period) {
             return self.run_free(used, until);
         }
         if spent < self.grant {
-            return Fast::Rearm(Lines(self.grant - spent));
+            return Verdict::Rearm(Lines(self.grant - spent));
         }
         // Where it has asked already, and nothing has come since, it need not ask again.
         if self.rules.reclaim && !(self.spent && self.lent == 0 && !pool.offers(period)) {
             self.have(period, pool);
             self.reclaim(spent, period, pool);
             if spent < self.grant {
-                return Fast::Rearm(Lines(self.grant - spent));
+                return Verdict::Rearm(Lines(self.grant - spent));
             }
         }
         self.exhausted(used, period, pool)
@@ -435,7 +435,7 @@ impl PooledRegulator {
     }
 
     /// It has drawn all that it may.
-    fn exhausted(&mut self, used: Lines, period: Period, pool: &impl Pool) -> Fast {
+    fn exhausted(&mut self, used: Lines, period: Period, pool: &impl Pool) -> Verdict {
         let until = self.end();
         if !std::mem::replace(&mut self.spent, true) {
             pool.spend(period);
@@ -446,15 +446,15 @@ impl PooledRegulator {
         if !self.rules.capped || pool.is_free(period) {
             return self.run_free(used, until);
         }
-        Fast::ThrottleUntil(until)
+        Verdict::ThrottleUntil(until)
     }
 
-    fn run_free(&mut self, used: Lines, until: Nanos) -> Fast {
+    fn run_free(&mut self, used: Lines, until: Nanos) -> Verdict {
         let owed = used.0.saturating_sub(self.base).saturating_sub(self.grant);
         // What a CPU without a cap drew beyond its reserve is nobody's debt.
         let owed = if self.rules.capped { owed } else { 0 };
         self.free.get_or_insert((used.0, owed));
-        Fast::RunFreeUntil(until)
+        Verdict::RunFreeUntil(until)
     }
 }
 

@@ -68,10 +68,10 @@ impl Machine {
     fn begin_all(&mut self) {
         for cpu in self.cpus.iter_mut().filter(|cpu| !cpu.gone) {
             (cpu.drawn, cpu.starved) = (0, false);
-            let fast = cpu
+            let verdict = cpu
                 .regulator
                 .begin(Nanos(self.now), Lines(cpu.used), &self.pool);
-            cpu.follow(fast);
+            cpu.follow(verdict);
         }
     }
 
@@ -116,7 +116,7 @@ impl Machine {
         let before = self.pool.period();
         let cpu = &mut self.cpus[which];
         let (used, now) = (Lines(cpu.used), Nanos(self.now));
-        let fast = cpu.regulator.overflow(now, used, &self.pool);
+        let verdict = cpu.regulator.overflow(now, used, &self.pool);
         if self.pool.period() != before {
             assert!(
                 self.all_spent(which),
@@ -126,7 +126,7 @@ impl Machine {
             self.begin_all();
             return;
         }
-        self.cpus[which].follow(fast);
+        self.cpus[which].follow(verdict);
         if self.pool.is_free(before) {
             assert!(
                 self.all_spent(which),
@@ -134,9 +134,9 @@ impl Machine {
             );
             self.freed += 1;
             for cpu in self.cpus.iter_mut().filter(|cpu| !cpu.gone) {
-                let fast = cpu.regulator.begin(now, Lines(cpu.used), &self.pool);
-                assert!(matches!(fast, Fast::RunFreeUntil(_)));
-                cpu.follow(fast);
+                let verdict = cpu.regulator.begin(now, Lines(cpu.used), &self.pool);
+                assert!(matches!(verdict, Verdict::RunFreeUntil(_)));
+                cpu.follow(verdict);
             }
         }
     }
@@ -181,14 +181,14 @@ impl Machine {
 }
 
 impl Cpu {
-    fn follow(&mut self, fast: Fast) {
-        (self.armed, self.stopped) = match fast {
-            Fast::Rearm(lines) | Fast::NewPeriod(lines) => {
+    fn follow(&mut self, verdict: Verdict) {
+        (self.armed, self.stopped) = match verdict {
+            Verdict::Rearm(lines) | Verdict::NewPeriod(lines) => {
                 assert!(lines.0 > 0);
                 (Some(self.used + lines.0), false)
             }
-            Fast::RunFreeUntil(_) => (None, false),
-            Fast::ThrottleUntil(_) => (self.armed, true),
+            Verdict::RunFreeUntil(_) => (None, false),
+            Verdict::ThrottleUntil(_) => (self.armed, true),
         };
     }
 }

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use quell_control::bandwidth::Fast;
+use quell_control::bandwidth::Verdict;
 use quell_control::pooled::Pooled;
 use quell_policy::experiment::RUN_TIME;
 use quell_record::attribution::Stop;
@@ -118,7 +118,7 @@ impl Throttling {
                 stop.until_ns = stop.until_ns.min(decision.at.0);
             }
         }
-        if let Fast::ThrottleUntil(until) = decision.what {
+        if let Verdict::ThrottleUntil(until) = decision.what {
             self.stops.push(Stop {
                 group: group.clone(),
                 cpu,
@@ -126,7 +126,9 @@ impl Throttling {
                 until_ns: until.0,
             });
         }
-        if let (Fast::ThrottleUntil(_), Some((late, kernel))) = (decision.what, decision.reaction) {
+        if let (Verdict::ThrottleUntil(_), Some((late, kernel))) =
+            (decision.what, decision.reaction)
+        {
             let list = if kernel {
                 &mut self.reactions_kernel
             } else {

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use quell_control::bandwidth::Fast;
+use quell_control::bandwidth::Verdict;
 use quell_record::about::About;
 use quell_record::attribution::{Account, Row, Unit};
 use quell_record::events::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
@@ -367,12 +367,12 @@ impl Folder {
             let since = |at: Nanos| self.before + at.since(self.begun).0;
             let (at, used) = (since(decision.at), decision.used.0);
             match decision.what {
-                Fast::Rearm(lines) => write!(file, "{at},{used},rearm,{},,", lines.0)?,
-                Fast::NewPeriod(lines) => write!(file, "{at},{used},new-period,{},,", lines.0)?,
-                Fast::ThrottleUntil(until) => {
+                Verdict::Rearm(lines) => write!(file, "{at},{used},rearm,{},,", lines.0)?,
+                Verdict::NewPeriod(lines) => write!(file, "{at},{used},new-period,{},,", lines.0)?,
+                Verdict::ThrottleUntil(until) => {
                     write!(file, "{at},{used},throttle,,{},", since(until))?;
                 }
-                Fast::RunFreeUntil(until) => {
+                Verdict::RunFreeUntil(until) => {
                     write!(file, "{at},{used},free,,{},", since(until))?;
                 }
             }

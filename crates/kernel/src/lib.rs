@@ -6,6 +6,7 @@
 pub mod affinity;
 mod arch;
 pub mod below;
+pub mod cached_file;
 pub mod cgroup;
 pub mod cpuinfo;
 pub mod cpuset;
@@ -16,7 +17,6 @@ pub mod fake;
 pub mod freezer;
 pub mod io;
 pub mod irq;
-pub mod kept;
 pub mod memory;
 pub mod oom;
 pub mod own;

@@ -8,15 +8,15 @@
 //! - v1 tells of no pressure: the v2 cgroup above all groups does, where there is one.
 
 use quell_control::pressure::Machine;
+use quell_kernel::cached_file::CachedFile;
 use quell_kernel::cgroup::Version;
 use quell_kernel::error::Result;
-use quell_kernel::kept::Kept;
 use quell_kernel::memory::{self, Memory, Stat};
 use quell_kernel::psi::{self, Resource};
 use quell_kernel::root::Files;
 use quell_types::units::{Bytes, Share};
 
-use crate::home::Place;
+use crate::group_cgroups::CgroupDir;
 
 /// All of them, the highest first.
 #[derive(Debug, Default)]
@@ -28,12 +28,12 @@ pub struct Above {
 #[derive(Debug)]
 struct Level {
     memory: Memory,
-    limits: Vec<Kept>,
-    usage: Kept,
-    stat: Kept,
+    limits: Vec<CachedFile>,
+    usage: CachedFile,
+    stat: CachedFile,
     /// Its limit of swap space, and what is used of that.
-    swap: Option<(Kept, Kept)>,
-    pressure: Option<Kept>,
+    swap: Option<(CachedFile, CachedFile)>,
+    pressure: Option<CachedFile>,
 }
 
 impl Above {
@@ -42,7 +42,7 @@ impl Above {
     ///
     /// # Errors
     /// [`quell_kernel::error::Error::File`].
-    pub fn open(files: &dyn Files, memory: &[Place], v2: &[Place]) -> Result<Self> {
+    pub fn open(files: &dyn Files, memory: &[CgroupDir], v2: &[CgroupDir]) -> Result<Self> {
         let beside = shared(v2).pop();
         let mut levels = Vec::new();
         for dir in shared(memory) {
@@ -52,25 +52,25 @@ impl Above {
             let memory = Memory::of(&place.hierarchy, &dir);
             let mut limits = Vec::new();
             for path in memory.limits() {
-                limits.extend(Kept::open(files, &path)?);
+                limits.extend(CachedFile::open(files, &path)?);
             }
             let both = (
-                Kept::open(files, &memory.usage())?,
-                Kept::open(files, &memory.stat())?,
+                CachedFile::open(files, &memory.usage())?,
+                CachedFile::open(files, &memory.stat())?,
             );
             // The root of v2 has none.
             let ((Some(usage), Some(stat)), false) = (both, limits.is_empty()) else {
                 continue;
             };
             let swap = (
-                Kept::open(files, &format!("{dir}/memory.swap.max"))?,
-                Kept::open(files, &format!("{dir}/memory.swap.current"))?,
+                CachedFile::open(files, &format!("{dir}/memory.swap.max"))?,
+                CachedFile::open(files, &format!("{dir}/memory.swap.current"))?,
             );
             let told = match memory.version() {
                 Version::V2 => Some(&dir),
                 Version::V1 => beside.as_ref(),
             };
-            let pressure = told.map(|dir| Kept::open(files, &Resource::Memory.of(dir)));
+            let pressure = told.map(|dir| CachedFile::open(files, &Resource::Memory.of(dir)));
             levels.push(Level {
                 memory,
                 limits,
@@ -146,7 +146,7 @@ impl Level {
 ///
 /// # Errors
 /// [`quell_kernel::error::Error::File`], [`quell_kernel::error::Error::Malformed`].
-pub fn average(kept: &mut Kept, files: &dyn Files) -> Result<Option<Share>> {
+pub fn average(kept: &mut CachedFile, files: &dyn Files) -> Result<Option<Share>> {
     let path = kept.path().to_owned();
     let psi = kept.text(files)?.map(|text| psi::parse(&path, text));
     Ok(psi
@@ -156,7 +156,7 @@ pub fn average(kept: &mut Kept, files: &dyn Files) -> Result<Option<Share>> {
 }
 
 /// The amount in a file; `None` where there is no end to it, or the cgroup is gone.
-fn bytes(kept: &mut Kept, files: &dyn Files) -> Result<Option<Bytes>> {
+fn bytes(kept: &mut CachedFile, files: &dyn Files) -> Result<Option<Bytes>> {
     let path = kept.path().to_owned();
     match kept.text(files)? {
         Some(text) => memory::amount(&path, text),
@@ -171,7 +171,7 @@ fn watermarks(total: Bytes) -> (Bytes, Bytes) {
 }
 
 /// The directories above all of these places, from the mount down.
-fn shared(places: &[Place]) -> Vec<String> {
+fn shared(places: &[CgroupDir]) -> Vec<String> {
     let Some(first) = places.first() else {
         return Vec::new();
     };
@@ -183,7 +183,7 @@ fn shared(places: &[Place]) -> Vec<String> {
             dir = format!("{dir}/{part}");
         }
         // A group's own limit is its own.
-        let above = |p: &Place| {
+        let above = |p: &CgroupDir| {
             p.dir
                 .strip_prefix(&dir)
                 .is_some_and(|rest| rest.starts_with('/'))
@@ -206,12 +206,12 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// A machine of 8 GiB, and two groups in a slice of a slice.
-    fn groups(flavour: Flavour) -> (Fake, String, Vec<Place>) {
+    fn groups(flavour: Flavour) -> (Fake, String, Vec<CgroupDir>) {
         let fake = Fake::new(&Spec::new(flavour));
         let cgroups = Cgroups::discover(&fake).unwrap();
         let hierarchy = cgroups.of(Controller::Memory).unwrap().clone();
         let slice = format!("{}/outer.slice/inner.slice", hierarchy.mount);
-        let place = |name: &str| Place {
+        let place = |name: &str| CgroupDir {
             hierarchy: hierarchy.clone(),
             dir: format!("{slice}/{name}"),
             ours: true,
@@ -237,7 +237,7 @@ mod tests {
         (fake, slice, places)
     }
 
-    fn limit(fake: &Fake, places: &[Place], dir: &str, mib: u64) {
+    fn limit(fake: &Fake, places: &[CgroupDir], dir: &str, mib: u64) {
         let memory = Memory::of(&places[0].hierarchy, dir);
         fake.write(&memory.limits()[0], &(mib * MIB).to_string())
             .unwrap();
@@ -303,7 +303,7 @@ mod tests {
         };
         let dir = format!("{}/nest", v2.mount);
         fake.mkdir(&dir).unwrap();
-        let inside = Place {
+        let inside = CgroupDir {
             dir: format!("{dir}/app"),
             hierarchy: v2,
             ours: true,

@@ -15,16 +15,16 @@ use crate::journal::Journal;
 /// Between two beats of the heart while a write takes its time.
 const BREATH: Duration = Duration::from_millis(5);
 
-/// What a change needs: the kernel's files and the journal.
-pub struct Hands<'a> {
+/// Changes the kernel's files, and records each change in the journal first.
+pub struct JournaledWriter<'a> {
     /// The kernel.
     pub files: &'a dyn Files,
     /// Where each change is recorded before it is made.
     pub journal: &'a mut Journal,
 }
 
-impl<'a> Hands<'a> {
-    /// Hands that change `files` and record in `journal`.
+impl<'a> JournaledWriter<'a> {
+    /// A writer that changes `files` and records in `journal`.
     pub fn new(files: &'a dyn Files, journal: &'a mut Journal) -> Self {
         Self { files, journal }
     }

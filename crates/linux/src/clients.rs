@@ -24,7 +24,7 @@ use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 
-use crate::home::Place;
+use crate::group_cgroups::CgroupDir;
 use crate::units::{self, Units};
 
 /// How often it is looked who asks.
@@ -47,7 +47,7 @@ pub(crate) struct Membership<'a> {
     /// Of all groups: whoever is matched by one belongs to it, and so does who is born of it.
     pub(crate) matchers: Vec<Matcher>,
     /// Where tasks of groups live.
-    pub(crate) homes: Vec<(GroupId, Place)>,
+    pub(crate) homes: Vec<(GroupId, CgroupDir)>,
 }
 
 impl Membership<'_> {

@@ -13,7 +13,7 @@ mod disks;
 mod drift;
 pub mod enforce;
 pub mod fault;
-pub mod home;
+pub mod group_cgroups;
 mod host;
 pub mod journal;
 pub mod lease;

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use quell_control::bandwidth::Account;
-use quell_control::config::Moved;
+use quell_control::config::LineCounts;
 use quell_kernel::perf::{Event, EventCode, Overflow, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake};
 use quell_kernel::pmu::MOST_EVENTS;
 use quell_kernel::rt;
@@ -39,7 +39,7 @@ const STILL: Nanos = Nanos::millis(50);
 /// Something that counts lines on one CPU and wakes its reader.
 pub trait Meter: Send {
     /// Wakes pollers after so many more lines.
-    fn arm(&mut self, lines: Moved) -> io::Result<()>;
+    fn arm(&mut self, lines: LineCounts) -> io::Result<()>;
     /// Wakes nobody until it is armed again.
     fn rest(&mut self) -> io::Result<()>;
     /// The reader was woken: by which overflow, if the kernel recorded one.
@@ -49,7 +49,7 @@ pub trait Meter: Send {
         None
     }
     /// Lines so far, and whether the counters were counting all the time.
-    fn read(&mut self) -> io::Result<(Moved, bool)>;
+    fn read(&mut self) -> io::Result<(LineCounts, bool)>;
     /// What to poll.
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS];
 
@@ -121,7 +121,7 @@ fn open_clock(group: &OwnedFd, cpu: CpuId, wake: Wake) -> io::Result<Event> {
 /// All CPU time that the kernel charges the group counts, wake-ups of the brake included: so the limit holds by the kernel's own
 /// account, and by bytes it is an upper bound.
 impl Meter for TimeMeter {
-    fn arm(&mut self, lines: Moved) -> io::Result<()> {
+    fn arm(&mut self, lines: LineCounts) -> io::Result<()> {
         let span = lines.lines.time_at(self.peak);
         self.alarm.arm(span.0.max(SHORTEST.0))
     }
@@ -140,7 +140,7 @@ impl Meter for TimeMeter {
         Some(Lines::at(self.peak, span))
     }
 
-    fn read(&mut self) -> io::Result<(Moved, bool)> {
+    fn read(&mut self) -> io::Result<(LineCounts, bool)> {
         let reading = self.clock.read()?;
         // A cgroup event runs only while its group does: enabled and running differ by nature.
         Ok((Lines::at(self.peak, Nanos(reading.value)).into(), true))
@@ -239,7 +239,7 @@ impl EventMeter {
 }
 
 impl Meter for EventMeter {
-    fn arm(&mut self, lines: Moved) -> io::Result<()> {
+    fn arm(&mut self, lines: LineCounts) -> io::Result<()> {
         // With several events each is armed with its part: whichever comes first, the sum is looked at and, if it
         // is not there yet, all are armed anew with what is left.
         let part = lines
@@ -263,7 +263,7 @@ impl Meter for EventMeter {
             .max_by_key(|o| o.at))
     }
 
-    fn read(&mut self) -> io::Result<(Moved, bool)> {
+    fn read(&mut self) -> io::Result<(LineCounts, bool)> {
         let now = rt::now();
         let due = !self.of_group && now.since(self.looked.0) >= STILL;
         let mut sum = 0u64;
@@ -360,7 +360,7 @@ impl ApartMeter {
 }
 
 impl Meter for ApartMeter {
-    fn arm(&mut self, lines: Moved) -> io::Result<()> {
+    fn arm(&mut self, lines: LineCounts) -> io::Result<()> {
         self.reads.arm(lines.lines.into())?;
         self.writes.arm(lines.writes.into())
     }
@@ -376,10 +376,10 @@ impl Meter for ApartMeter {
         Ok(both.into_iter().flatten().max_by_key(|o| o.at))
     }
 
-    fn read(&mut self) -> io::Result<(Moved, bool)> {
+    fn read(&mut self) -> io::Result<(LineCounts, bool)> {
         let (reads, counted) = self.reads.read()?;
         let (writes, too) = self.writes.read()?;
-        let moved = Moved {
+        let moved = LineCounts {
             lines: reads.lines,
             writes: writes.lines,
         };

@@ -17,16 +17,16 @@ use quell_kernel::rt;
 /// The start of no period.
 const AWAKE: u64 = u64::MAX;
 
-/// Where one brake sleeps.
+/// Where one brake sleeps until a period ends or somebody wakes it.
 #[derive(Debug)]
-pub struct Bed {
+pub struct ParkSlot {
     /// What it polls besides its meter.
     pub wake: OwnedFd,
     /// The period that it sleeps in, by its start.
     sleeps_in: AtomicU64,
 }
 
-impl Bed {
+impl ParkSlot {
     fn new() -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
@@ -47,13 +47,13 @@ impl Bed {
 
     /// About to sleep in `period`. Whoever begins another one from here on will ring; whether one has begun already must be
     /// looked at after this.
-    pub fn lies_down(&self, period: Period) {
+    pub fn parks(&self, period: Period) {
         self.sleeps_in.store(period.start.0, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// Awake.
-    pub fn rises(&self) {
+    pub fn leaves(&self) {
         self.sleeps_in.store(AWAKE, Ordering::Relaxed);
     }
 }
@@ -63,7 +63,7 @@ impl Bed {
 pub struct Pool {
     /// The budgets.
     pub budgets: SharedPool,
-    beds: Box<[OnceLock<Arc<Bed>>]>,
+    slots: Box<[OnceLock<Arc<ParkSlot>>]>,
 }
 
 /// The most brakes of a hold on each of its CPUs, on average: as many groups may be regulated there.
@@ -76,50 +76,50 @@ impl Pool {
         let most = cpus.saturating_mul(PER_CPU);
         Self {
             budgets: SharedPool::new(rt::now()),
-            beds: (0..most).map(|_| OnceLock::new()).collect(),
+            slots: (0..most).map(|_| OnceLock::new()).collect(),
         }
     }
 
-    /// Where one more brake sleeps: a place that is new, or that nothing uses any more.
+    /// Where one more brake sleeps: a slot that is new, or that nothing uses any more.
     ///
     /// # Errors
     /// When there are too many, or no descriptor is to be had.
-    pub fn bed(&self) -> io::Result<Arc<Bed>> {
-        for place in &self.beds {
+    pub fn slot(&self) -> io::Result<Arc<ParkSlot>> {
+        for place in &self.slots {
             match place.get() {
                 // The pool's own is the only one.
-                Some(bed) if Arc::strong_count(bed) == 1 => {
-                    bed.heard();
-                    return Ok(Arc::clone(bed));
+                Some(slot) if Arc::strong_count(slot) == 1 => {
+                    slot.heard();
+                    return Ok(Arc::clone(slot));
                 }
                 Some(_) => {}
                 None => {
-                    let new = Arc::new(Bed::new()?);
+                    let new = Arc::new(ParkSlot::new()?);
                     return Ok(Arc::clone(place.get_or_init(|| new)));
                 }
             }
         }
         Err(io::Error::other(format!(
             "there are {} brakes already",
-            self.beds.len()
+            self.slots.len()
         )))
     }
 
     /// Wakes those that sleep in another period than `period`, which began before theirs was over.
     pub fn wake_for(&self, period: Period) {
-        // Either they see the new period after they have lain down, or they are seen lying here.
+        // Either they see the new period after they have parked, or they are seen parked here.
         fence(Ordering::SeqCst);
-        for bed in self.beds.iter().filter_map(OnceLock::get) {
-            let asleep = bed.sleeps_in.load(Ordering::Relaxed);
+        for slot in self.slots.iter().filter_map(OnceLock::get) {
+            let asleep = slot.sleeps_in.load(Ordering::Relaxed);
             let late = asleep != AWAKE && asleep != period.start.0;
             // One bell is enough.
             if late
-                && bed
+                && slot
                     .sleeps_in
                     .compare_exchange(asleep, AWAKE, Ordering::Relaxed, Ordering::Relaxed)
                     .is_ok()
             {
-                bed.ring();
+                slot.ring();
             }
         }
     }

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_control::bandwidth::Fast;
+use quell_control::bandwidth::Verdict;
 use quell_record::events::Decision;
 use quell_types::units::{Lines, Nanos};
 
@@ -53,10 +53,10 @@ impl Ring {
             return;
         }
         let (kind, argument) = match decision.what {
-            Fast::Rearm(lines) => (0, lines.0),
-            Fast::NewPeriod(lines) => (1, lines.0),
-            Fast::ThrottleUntil(until) => (2, until.0),
-            Fast::RunFreeUntil(until) => (3, until.0),
+            Verdict::Rearm(lines) => (0, lines.0),
+            Verdict::NewPeriod(lines) => (1, lines.0),
+            Verdict::ThrottleUntil(until) => (2, until.0),
+            Verdict::RunFreeUntil(until) => (3, until.0),
         };
         let mode = match decision.reaction {
             None => 0,
@@ -90,10 +90,10 @@ impl Ring {
                 at: Nanos(at),
                 used: Lines(used),
                 what: match flags & KIND {
-                    0 => Fast::Rearm(Lines(argument)),
-                    1 => Fast::NewPeriod(Lines(argument)),
-                    2 => Fast::ThrottleUntil(Nanos(argument)),
-                    _ => Fast::RunFreeUntil(Nanos(argument)),
+                    0 => Verdict::Rearm(Lines(argument)),
+                    1 => Verdict::NewPeriod(Lines(argument)),
+                    2 => Verdict::ThrottleUntil(Nanos(argument)),
+                    _ => Verdict::RunFreeUntil(Nanos(argument)),
                 },
                 reaction: (flags & SEEN != 0).then_some((Nanos(reaction), flags & KERNEL != 0)),
             });
@@ -117,10 +117,10 @@ mod tests {
             at: Nanos(number),
             used: Lines(number * 2),
             what: match number % 5 {
-                0 => Fast::Rearm(Lines(7)),
-                1 => Fast::NewPeriod(Lines(8)),
-                2 => Fast::RunFreeUntil(Nanos(number + 2)),
-                _ => Fast::ThrottleUntil(Nanos(number + 1)),
+                0 => Verdict::Rearm(Lines(7)),
+                1 => Verdict::NewPeriod(Lines(8)),
+                2 => Verdict::RunFreeUntil(Nanos(number + 2)),
+                _ => Verdict::ThrottleUntil(Nanos(number + 1)),
             },
             reaction: match number % 4 {
                 0 => None,

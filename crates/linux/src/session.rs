@@ -19,7 +19,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
 use quell_types::units::Nanos;
 
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::deputy::Deputy;
 use crate::journal::{self, Header, Journal, Mark};
 use crate::lease::Lease;
@@ -144,8 +144,8 @@ impl Session {
             lock: &self.lock,
             lease: &self.lease,
         };
-        let mut hands = Hands::new(files, &mut self.journal);
-        self.watchdog = Some(watchdog::spawn(&mut hands, cgroups, &spec)?);
+        let mut writer = JournaledWriter::new(files, &mut self.journal);
+        self.watchdog = Some(watchdog::spawn(&mut writer, cgroups, &spec)?);
         Ok(())
     }
 

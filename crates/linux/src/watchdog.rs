@@ -21,9 +21,9 @@ use quell_kernel::rt;
 use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::fault;
-use crate::home::{self, Home};
+use crate::group_cgroups::{self, GroupCgroups};
 use crate::journal;
 use crate::lease::{self, LAPSE, Lease, State};
 use crate::lock::Lock;
@@ -72,11 +72,15 @@ pub struct Watchdog {
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Refused`] when it does not come up.
-pub fn spawn(hands: &mut Hands<'_>, cgroups: &Cgroups, spec: &Spec<'_>) -> Result<Watchdog> {
+pub fn spawn(
+    writer: &mut JournaledWriter<'_>,
+    cgroups: &Cgroups,
+    spec: &Spec<'_>,
+) -> Result<Watchdog> {
     let mut notes = Vec::new();
     // Freezer and v2 are what others stop or kill a whole cgroup by; the cpuset keeps it off the groups' CPUs.
-    let home = match Home::internal(
-        hands,
+    let home = match GroupCgroups::internal(
+        writer,
         cgroups,
         "watchdog",
         &[
@@ -88,7 +92,7 @@ pub fn spawn(hands: &mut Hands<'_>, cgroups: &Cgroups, spec: &Spec<'_>) -> Resul
         Ok(home) => home,
         Err(e) => {
             notes.push(format!("the watchdog has no cgroup of its own: {e}"));
-            Home::default()
+            GroupCgroups::default()
         }
     };
     let program = spec.program.to_string_lossy().into_owned();
@@ -110,7 +114,7 @@ pub fn spawn(hands: &mut Hands<'_>, cgroups: &Cgroups, spec: &Spec<'_>) -> Resul
     for place in home.places.iter().filter(|p| p.ours) {
         // It is moved whole and with the journal's knowledge: its cgroup's heir takes it at the end.
         let door = format!("{}/cgroup.procs", place.dir);
-        if let Err(e) = hands.files.write(&door, &child.id().to_string()) {
+        if let Err(e) = writer.files.write(&door, &child.id().to_string()) {
             notes.push(format!(
                 "the watchdog could not be moved to {}: {e}",
                 place.dir
@@ -330,5 +334,5 @@ fn prepare() {
 /// The cgroups of the watchdog, from the hierarchy's root: for those who summarise who runs where.
 #[must_use]
 pub fn cgroup() -> String {
-    format!("/{}/_watchdog", home::SLICE)
+    format!("/{}/_watchdog", group_cgroups::SLICE)
 }

@@ -24,7 +24,7 @@ use quell_kernel::memory::Memory;
 use quell_kernel::root::{self, Files};
 use quell_kernel::{io as io_files, irq, procfs, psi, topology, vm};
 use quell_linux::capture::Capture;
-use quell_linux::home::Place;
+use quell_linux::group_cgroups::CgroupDir;
 use quell_linux::journal::{self, Header, Journal};
 use quell_plan::inventory::Inventory;
 use quell_policy::Policy;
@@ -339,7 +339,7 @@ impl Files for Everywhere {
     }
 }
 
-fn place(version: cgroup::Version) -> Place {
+fn place(version: cgroup::Version) -> CgroupDir {
     let hierarchy = cgroup::Hierarchy {
         version,
         mount: "/sys/fs/cgroup".into(),
@@ -347,7 +347,7 @@ fn place(version: cgroup::Version) -> Place {
         controllers: vec!["memory".into()],
         own: "/".into(),
     };
-    Place {
+    CgroupDir {
         hierarchy,
         dir: "/sys/fs/cgroup/a".into(),
         ours: true,

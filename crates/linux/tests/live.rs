@@ -19,10 +19,10 @@ use quell_kernel::remaining::remaining_on;
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::tasks::{Matcher, assign};
 use quell_kernel::{cgroup, procfs};
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::affinity::Keep;
 use quell_linux::enforce::cores::{confine, confine_rest};
-use quell_linux::home::Home;
+use quell_linux::group_cgroups::GroupCgroups;
 use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskMatch;
 
@@ -36,15 +36,20 @@ fn by_pid(pid: u32) -> TaskMatch {
 }
 
 /// Gathers a process and its descendants in a home of the test's.
-fn gather(hands: &mut Hands<'_>, cgroups: &Cgroups, pid: u32, controllers: &[Controller]) -> Home {
-    let home = Home::create(hands, cgroups, GROUP, controllers).unwrap();
+fn gather(
+    writer: &mut JournaledWriter<'_>,
+    cgroups: &Cgroups,
+    pid: u32,
+    controllers: &[Controller],
+) -> GroupCgroups {
+    let home = GroupCgroups::create(writer, cgroups, GROUP, controllers).unwrap();
     let mut find = |files: &dyn Files| {
         let matcher = Matcher::new(files, GROUP, &[by_pid(pid)])?;
         Ok(assign(files, &[matcher], &BTreeSet::new())?
             .remove(GROUP)
             .unwrap_or_default())
     };
-    home.gather(hands, &mut find).unwrap();
+    home.gather(writer, &mut find).unwrap();
     home
 }
 
@@ -68,19 +73,19 @@ fn the_rest_is_kept_off_a_cpu_and_let_back() {
     let stay = BTreeSet::from([std::process::id()]);
     let mut guard = Guard::new(&kernel);
     let cgroups = Cgroups::discover(&kernel).unwrap();
-    let mut hands = Hands::new(&kernel, &mut guard.journal);
-    let home = gather(&mut hands, &cgroups, victim.pid(), &[Controller::Cpuset]);
+    let mut writer = JournaledWriter::new(&kernel, &mut guard.journal);
+    let home = gather(&mut writer, &cgroups, victim.pid(), &[Controller::Cpuset]);
     // Not a partition: where the kernel itself keeps everybody off there is nothing to narrow.
-    confine(&mut hands, &cgroups, &home, &first, &set("0"), false, &[]).unwrap();
-    let mark = hands.journal.mark();
+    confine(&mut writer, &cgroups, &home, &first, &set("0"), false, &[]).unwrap();
+    let mark = writer.journal.mark();
     for round in 0..3 {
-        let mut hands = Hands::new(&kernel, &mut guard.journal);
+        let mut writer = JournaledWriter::new(&kernel, &mut guard.journal);
         let started = Instant::now();
         let keep = Keep {
             homes: &[&home],
             processes: &stay,
         };
-        let notes = confine_rest(&mut hands, &cgroups, keep, &last).unwrap();
+        let notes = confine_rest(&mut writer, &cgroups, keep, &last).unwrap();
         let applied = started.elapsed();
         assert!(
             notes
@@ -148,10 +153,10 @@ fn a_group_of_ours_is_killed_whole() {
     });
     let mut guard = Guard::new(&kernel);
     let cgroups = Cgroups::discover(&kernel).unwrap();
-    let mut hands = Hands::new(&kernel, &mut guard.journal);
+    let mut writer = JournaledWriter::new(&kernel, &mut guard.journal);
     // Once by `cgroup.kill` and once process by process, as far as this machine has both versions.
     let home = gather(
-        &mut hands,
+        &mut writer,
         &cgroups,
         program.pid(),
         &[Controller::Cpu, Controller::PerfEvent],

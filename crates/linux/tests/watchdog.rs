@@ -22,11 +22,11 @@ use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::tasks::{Matcher, assign};
 use quell_kernel::{procfs, rt};
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::affinity::Keep;
 use quell_linux::enforce::cores::{confine, confine_rest};
 use quell_linux::enforce::{cpumax, quiet};
-use quell_linux::home::Home;
+use quell_linux::group_cgroups::GroupCgroups;
 use quell_linux::journal::Journal;
 use quell_linux::lease::Lease;
 use quell_linux::lock::{Lock, make_dir};
@@ -134,9 +134,9 @@ fn hold(run_root: &Path, subject: u32, with_rest: bool) {
         lock: &lock,
         lease: &lease,
     };
-    let mut hands = Hands::new(&kernel, &mut journal);
-    let mut watching = watchdog::spawn(&mut hands, &cgroups, &spec()).unwrap();
-    change(&mut hands, &cgroups, subject, with_rest);
+    let mut writer = JournaledWriter::new(&kernel, &mut journal);
+    let mut watching = watchdog::spawn(&mut writer, &cgroups, &spec()).unwrap();
+    change(&mut writer, &cgroups, subject, with_rest);
     say(&format!("holding {}", watching.pid()));
     let mut input = [PollIn::new(0)];
     loop {
@@ -146,8 +146,8 @@ fn hold(run_root: &Path, subject: u32, with_rest: bool) {
             break;
         }
         if let Health::Died(_) = watching.check() {
-            let mut hands = Hands::new(&kernel, &mut journal);
-            watching = watchdog::spawn(&mut hands, &cgroups, &spec()).unwrap();
+            let mut writer = JournaledWriter::new(&kernel, &mut journal);
+            watching = watchdog::spawn(&mut writer, &cgroups, &spec()).unwrap();
             say(&format!("respawned {}", watching.pid()));
         }
         if PollIn::ready(&mut input) {
@@ -184,12 +184,12 @@ fn say(text: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-fn change(hands: &mut Hands<'_>, cgroups: &Cgroups, subject: u32, with_rest: bool) {
-    let online = quell_kernel::topology::online(hands.files).unwrap();
+fn change(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, subject: u32, with_rest: bool) {
+    let online = quell_kernel::topology::online(writer.files).unwrap();
     let first = CpuSet::from_iter(online.first());
     let others = online.difference(&first);
     let controllers = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
-    let home = Home::create(hands, cgroups, "quell-test", &controllers).unwrap();
+    let home = GroupCgroups::create(writer, cgroups, "quell-test", &controllers).unwrap();
     let mut find = |files: &dyn Files| {
         let keys = TaskMatch {
             pid: Some(subject),
@@ -200,9 +200,9 @@ fn change(hands: &mut Hands<'_>, cgroups: &Cgroups, subject: u32, with_rest: boo
             .remove("quell-test")
             .unwrap_or_default())
     };
-    home.gather(hands, &mut find).unwrap();
+    home.gather(writer, &mut find).unwrap();
     confine(
-        hands,
+        writer,
         cgroups,
         &home,
         &first,
@@ -211,16 +211,23 @@ fn change(hands: &mut Hands<'_>, cgroups: &Cgroups, subject: u32, with_rest: boo
         &[],
     )
     .unwrap();
-    cpumax::limit(hands, cgroups, &home, Share::percent(30), Nanos::millis(10)).unwrap();
-    quiet::interrupts(hands, &first, &others).unwrap();
-    quiet::kernel_work(hands, &others).unwrap();
+    cpumax::limit(
+        writer,
+        cgroups,
+        &home,
+        Share::percent(30),
+        Nanos::millis(10),
+    )
+    .unwrap();
+    quiet::interrupts(writer, &first, &others).unwrap();
+    quiet::kernel_work(writer, &others).unwrap();
     if with_rest {
         let processes = BTreeSet::from([std::process::id()]);
         let keep = Keep {
             homes: &[&home],
             processes: &processes,
         };
-        confine_rest(hands, cgroups, keep, &others).unwrap();
+        confine_rest(writer, cgroups, keep, &others).unwrap();
     }
 }
 

@@ -3,7 +3,7 @@
 use quell_control::pooled::Pooled;
 use std::collections::BTreeMap;
 
-use quell_control::bandwidth::Fast;
+use quell_control::bandwidth::Verdict;
 use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
 use quell_types::cpuset::CpuId;
@@ -371,7 +371,7 @@ pub struct Decision {
     /// What the counter read.
     pub used: Lines,
     /// What was decided.
-    pub what: Fast,
+    pub what: Verdict,
     /// From the overflow to the decision, where the machine records overflows as they happen, and whether the overflow
     /// came while the kernel ran (else a program).
     pub reaction: Option<(Nanos, bool)>,

@@ -6,7 +6,10 @@ use super::*;
 #[macro_export]
 macro_rules! mechanisms {
     ($arm:path) => {
-        $crate::conformance!($arm: a_limit_of_cpu_time_is_held);
+        $crate::conformance!($arm:
+            a_limit_of_cpu_time_is_held,
+            a_group_with_settings_of_disks_runs_on,
+        );
     };
 }
 
@@ -38,4 +41,38 @@ pub fn a_limit_of_cpu_time_is_held(arm: &mut dyn Arm) {
         let free = work(arm, None);
         work(arm, Some(Share::percent(33))) / free / 0.33
     });
+}
+
+/// A limit, a target and a weight of disks are taken, and a group that needs no disk goes on as it
+/// did. What the disks then do is measured in `tests/vm`, where there is one to ask.
+pub fn a_group_with_settings_of_disks_runs_on(arm: &mut dyn Arm) {
+    let limit = Setting::IoMax(DiskRates {
+        read: Some(Rate(50_000_000)),
+        write_iops: Some(500),
+        ..DiskRates::default()
+    });
+    let target = Setting::IoLatency {
+        target: Nanos::millis(20),
+    };
+    let (first, _) = divided(arm);
+    let (warmup, duration) = arm.spans();
+    for (mechanism, set) in [
+        (Mechanism::IoMax, limit),
+        (Mechanism::IoLatency, target),
+        (Mechanism::IoWeight, Setting::IoWeight { weight: 700 }),
+    ] {
+        if !offers(arm, mechanism) {
+            continue;
+        }
+        let of_nobody = step("b", mechanism, set.clone());
+        assert!(arm.backend().apply(&of_nobody).is_err(), "{mechanism}");
+        gather(arm, "a");
+        confine(arm, "a", &first, false);
+        arm.backend().apply(&step("a", mechanism, set)).unwrap();
+        let id = started(arm, &subject("a", WORK, Some(&first)));
+        let found = measured(arm, id, warmup, duration);
+        assert!(found.bytes > 0, "{mechanism}: {found:?}");
+        let undone = arm.backend().undo().unwrap();
+        assert!(undone.left.is_empty(), "{mechanism}: {:?}", undone.left);
+    }
 }

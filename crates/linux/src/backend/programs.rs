@@ -20,7 +20,7 @@ use quell_types::units::Nanos;
 use crate::children::{Birth, Subject};
 use crate::clients::{self, Clients, Membership};
 use crate::enforce::{Enforcers, Launch};
-use crate::home::Home;
+use crate::group_cgroups::GroupCgroups;
 use crate::host::{Host, finding};
 use crate::session::Session;
 use crate::units::Units;
@@ -104,7 +104,7 @@ impl Programs {
             group: &subject.group,
             id,
             subjects: &self.subjects,
-            doors: home.map(Home::doors).unwrap_or_default(),
+            doors: home.map(GroupCgroups::doors).unwrap_or_default(),
             env,
             files: Vec::new(),
         };

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
-use quell_control::bandwidth::{CpuRegulator, Fast};
+use quell_control::bandwidth::{CpuRegulator, Verdict};
 use quell_types::units::{Lines, Nanos};
 
 use super::insn::*;
@@ -200,11 +200,11 @@ proptest! {
             let account = regulator.account().unwrap();
             if verdict == SLEEP_ON {
                 renewed += 1;
-                prop_assert!(matches!(wanted, Fast::NewPeriod(_)), "{:?}", wanted);
+                prop_assert!(matches!(wanted, Verdict::NewPeriod(_)), "{:?}", wanted);
             } else {
                 prop_assert_eq!(verdict, WAKE);
                 prop_assert_eq!(copy.state, before);
-                if matches!(wanted, Fast::NewPeriod(_)) {
+                if matches!(wanted, Verdict::NewPeriod(_)) {
                     prop_assert!(used - base - budget > slack);
                 }
                 // The thread takes over: the regulator says with what.
@@ -248,7 +248,7 @@ proptest! {
                 delegated = None;
             }
             let left = match regulator.overflow(Nanos(now), Lines(used)) {
-                Fast::NewPeriod(left) => {
+                Verdict::NewPeriod(left) => {
                     let account = regulator.account().unwrap();
                     let (base, budget) = (account.base.0, account.budget.0);
                     let (start, period) = (account.start, account.period);
@@ -259,12 +259,12 @@ proptest! {
                         left
                     }
                 }
-                Fast::Rearm(left) => left,
-                Fast::ThrottleUntil(until) => {
+                Verdict::Rearm(left) => left,
+                Verdict::ThrottleUntil(until) => {
                     now = until.0;
                     regulator.begin(until, Lines(used))
                 }
-                shared @ Fast::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
+                shared @ Verdict::RunFreeUntil(_) => unreachable!("{shared:?} without a pool"),
             };
             rings = used + left.0;
         }
@@ -288,7 +288,7 @@ proptest! {
         let verdict = copy.overflow(now, Some(used));
         let wanted = regulator.overflow(Nanos(now), Lines(used));
         if verdict == SLEEP_ON {
-            prop_assert!(matches!(wanted, Fast::NewPeriod(_)), "{:?}", wanted);
+            prop_assert!(matches!(wanted, Verdict::NewPeriod(_)), "{:?}", wanted);
             let account = regulator.account().unwrap();
             prop_assert_eq!(copy.state[at!(start)], account.start.0);
             prop_assert_eq!(copy.state[at!(base)], account.base.0);

@@ -39,7 +39,7 @@ use quell_types::options::Split;
 use quell_types::units::{Lines, Nanos};
 
 use crate::meter::Meter;
-use crate::pool::{Bed, Pool};
+use crate::pool::{ParkSlot, Pool};
 use crate::ring::Ring;
 use crate::twin::Twin;
 use task::Task;
@@ -175,7 +175,7 @@ pub struct Brake {
     pub decides: Decides,
     pooled: bool,
     shared: Arc<Shared>,
-    bed: Arc<Bed>,
+    slot: Arc<ParkSlot>,
     twin: Option<Twin>,
 }
 
@@ -207,7 +207,7 @@ impl Brake {
             budget: AtomicU64::new(regulation.budget.0),
             ..Shared::default()
         });
-        let bed = pool.bed()?;
+        let slot = pool.slot()?;
         let (ready, started) = mpsc::channel();
         let task = Task {
             cpu,
@@ -224,7 +224,7 @@ impl Brake {
             permit,
             shared: Arc::clone(&shared),
             pool: Arc::clone(pool),
-            bed: Arc::clone(&bed),
+            slot: Arc::clone(&slot),
         };
         let ended = Arc::clone(&shared);
         let twin = Twin::start(
@@ -248,7 +248,7 @@ impl Brake {
             decides,
             pooled: regulation.pooling.is_some(),
             shared,
-            bed,
+            slot,
             twin: Some(twin),
         };
         started.map(|()| brake)
@@ -290,7 +290,7 @@ impl Brake {
     /// Changes them, from the next time on that the thread looks at its counter; at once, if it does not because they were no limit.
     pub fn set_budget(&self, budget: Lines) {
         self.shared.budget.store(budget.0, Ordering::Relaxed);
-        self.bed.ring();
+        self.slot.ring();
     }
 
     /// Why it ended by itself, if it did.
@@ -304,7 +304,7 @@ impl Brake {
 impl Drop for Brake {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.bed.ring();
+        self.slot.ring();
         if let Some(twin) = self.twin.take() {
             twin.end();
         }

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
 use quell_control::Regulator;
-use quell_control::bandwidth::Fast;
-use quell_control::config::Moved;
+use quell_control::bandwidth::Verdict;
+use quell_control::config::LineCounts;
 use quell_control::pool::Period;
 use quell_kernel::pmu::MOST_EVENTS;
 use quell_kernel::rt;
@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{LOOK, Lost, Permit, Shared};
 use crate::meter::Meter;
-use crate::pool::{Bed, Pool};
+use crate::pool::{ParkSlot, Pool};
 
 /// How often a brake that spins gives way. Otherwise a program that wakes on its CPU waits until the brake sleeps or the
 /// scheduler's tick, where the group's deadline happens to be the earlier one.
@@ -53,14 +53,14 @@ pub(super) struct Task {
     /// Nothing is counted, because the budget is no limit.
     pub(super) free: bool,
     /// What the meter read last.
-    pub(super) used: Moved,
+    pub(super) used: LineCounts,
     /// With what the meter was armed, and what it read then.
-    pub(super) armed: Option<(Moved, Moved)>,
+    pub(super) armed: Option<(LineCounts, LineCounts)>,
     pub(super) meter: Box<dyn Meter>,
     pub(super) permit: Permit,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<Pool>,
-    pub(super) bed: Arc<Bed>,
+    pub(super) slot: Arc<ParkSlot>,
 }
 
 impl Task {
@@ -113,13 +113,13 @@ impl Task {
             let taken = woken == Woken::ByCounter || stopped.is_some();
             let after_stop = stopped.is_some();
             woken = match what {
-                Fast::ThrottleUntil(until) => {
+                Verdict::ThrottleUntil(until) => {
                     let now = rt::now();
                     let since = stopped.map_or(now, |s| s.since);
                     stopped = Some(Stopped { since, until });
                     self.stop_until(until)?
                 }
-                Fast::Rearm(lines) | Fast::NewPeriod(lines) => {
+                Verdict::Rearm(lines) | Verdict::NewPeriod(lines) => {
                     stopped = None;
                     self.free = self.no_limit();
                     if self.free {
@@ -129,7 +129,7 @@ impl Task {
                     }
                     self.sleep()?
                 }
-                Fast::RunFreeUntil(_) => {
+                Verdict::RunFreeUntil(_) => {
                     stopped = None;
                     self.rest()?;
                     self.sleep()?
@@ -143,7 +143,7 @@ impl Task {
     }
 
     /// Asks the regulator, and tells what it said.
-    fn decide(&mut self, woken: Woken, stopped: Option<&Stopped>) -> Result<Fast, Lost> {
+    fn decide(&mut self, woken: Woken, stopped: Option<&Stopped>) -> Result<Verdict, Lost> {
         let overflow = match woken {
             Woken::ByCounter => self.meter.woken().map_err(|_| Lost::Meter)?,
             _ => None,
@@ -154,7 +154,7 @@ impl Task {
         let lines = self.budget();
         let budget = self.regulator.budget();
         if lines != budget.lines {
-            self.regulator.set_budget(Moved { lines, ..budget });
+            self.regulator.set_budget(LineCounts { lines, ..budget });
         }
         if self.free {
             self.regulator.restart(now, used);
@@ -188,8 +188,8 @@ impl Task {
         }
         // For the record a period is news only where it ends, begins or prolongs a stop.
         let news = match (stopped, what) {
-            (None, _) => what.stops() || matches!(what, Fast::RunFreeUntil(_)),
-            (Some(s), Fast::ThrottleUntil(until)) => until != s.until,
+            (None, _) => what.stops() || matches!(what, Verdict::RunFreeUntil(_)),
+            (Some(s), Verdict::ThrottleUntil(until)) => until != s.until,
             (Some(_), _) => before.is_some(),
         };
         if news || woken == Woken::ByCounter {
@@ -236,9 +236,9 @@ impl Task {
     /// Leaves it to the counter's interrupt to begin further budgets, where it can. A CPU that was
     /// stopped is counted by the thread until a budget has lasted a period: what it owes is then
     /// paid for exactly.
-    fn delegate(&mut self, what: Fast) -> Result<bool, Lost> {
+    fn delegate(&mut self, what: Verdict) -> Result<bool, Lost> {
         let account = match what {
-            Fast::NewPeriod(_) => self.regulator.alone().and_then(|r| r.account()),
+            Verdict::NewPeriod(_) => self.regulator.alone().and_then(|r| r.account()),
             _ => None,
         };
         let Some(account) = account else {
@@ -295,7 +295,7 @@ impl Task {
     /// The same; `None` after [`LOOK`].
     fn doze(&self) -> Result<Option<Woken>, Lost> {
         let mut watched: [PollFd<'_>; 1 + MOST_EVENTS] =
-            std::array::from_fn(|_| PollFd::new(&self.bed.wake, PollFlags::IN));
+            std::array::from_fn(|_| PollFd::new(&self.slot.wake, PollFlags::IN));
         let mut meters = 0;
         for (slot, meter) in watched[1..]
             .iter_mut()
@@ -308,10 +308,10 @@ impl Task {
         loop {
             let mut span = LOOK;
             if let Some((period, end)) = self.regulator.period() {
-                self.bed.lies_down(period);
+                self.slot.parks(period);
                 let now = rt::now();
                 if !self.goes_on(period, end, now) {
-                    self.bed.rises();
+                    self.slot.leaves();
                     self.here()?;
                     return Ok(Some(Woken::ByTime));
                 }
@@ -322,7 +322,7 @@ impl Task {
                 tv_nsec: i64::try_from(span.0).unwrap_or(i64::MAX),
             };
             let polled = rustix::event::poll(watched, Some(&timeout));
-            self.bed.rises();
+            self.slot.leaves();
             if self.shared.stop.load(Ordering::Acquire) {
                 return Ok(Some(Woken::ToEnd));
             }
@@ -340,7 +340,7 @@ impl Task {
                         return Err(Lost::Meter);
                     }
                     if bell[0].revents().contains(PollFlags::IN) {
-                        self.bed.heard();
+                        self.slot.heard();
                         if self.budget() != self.regulator.budget().lines {
                             if self.free {
                                 return Ok(Some(Woken::ByTime));

@@ -13,9 +13,9 @@ use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
 use quell_types::task::TaskId;
 
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::fault;
-use crate::home::Home;
+use crate::group_cgroups::GroupCgroups;
 
 /// Rounds of looking for threads born meanwhile.
 const ROUNDS: u32 = 20;
@@ -24,7 +24,7 @@ const ROUNDS: u32 = 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Keep<'a> {
     /// Groups with homes of their own (their cgroups are left alone).
-    pub homes: &'a [&'a Home],
+    pub homes: &'a [&'a GroupCgroups],
     /// Processes that stay where they are: the main process, whose brakes run on the groups' CPUs.
     pub processes: &'a BTreeSet<u32>,
 }
@@ -33,14 +33,18 @@ pub struct Keep<'a> {
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn confine(hands: &mut Hands<'_>, processes: &[u32], cpus: &CpuSet) -> Result<Vec<String>> {
+pub fn confine(
+    writer: &mut JournaledWriter<'_>,
+    processes: &[u32],
+    cpus: &CpuSet,
+) -> Result<Vec<String>> {
     let mut done = BTreeSet::new();
     let mut refused = BTreeSet::new();
     for _ in 0..ROUNDS {
         let mut fresh = Vec::new();
         for pid in processes {
-            for tid in procfs::threads(hands.files, *pid)? {
-                if let Some(stat) = procfs::stat(hands.files, tid)?
+            for tid in procfs::threads(writer.files, *pid)? {
+                if let Some(stat) = procfs::stat(writer.files, tid)?
                     && done.insert(stat.id)
                 {
                     fresh.push((stat.id, stat.comm));
@@ -50,7 +54,7 @@ pub fn confine(hands: &mut Hands<'_>, processes: &[u32], cpus: &CpuSet) -> Resul
         if fresh.is_empty() {
             break;
         }
-        pin_all(hands, &fresh, cpus, &mut refused)?;
+        pin_all(writer, &fresh, cpus, &mut refused)?;
     }
     Ok(note(&refused))
 }
@@ -59,13 +63,17 @@ pub fn confine(hands: &mut Hands<'_>, processes: &[u32], cpus: &CpuSet) -> Resul
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn confine_rest(hands: &mut Hands<'_>, keep: Keep<'_>, cpus: &CpuSet) -> Result<Vec<String>> {
+pub fn confine_rest(
+    writer: &mut JournaledWriter<'_>,
+    keep: Keep<'_>,
+    cpus: &CpuSet,
+) -> Result<Vec<String>> {
     let mut done = BTreeSet::new();
     let mut refused = BTreeSet::new();
     for _ in 0..ROUNDS {
-        let kept = kept(hands.files, keep);
+        let kept = kept(writer.files, keep);
         let mut fresh = Vec::new();
-        for process in procfs::processes(hands.files)? {
+        for process in procfs::processes(writer.files)? {
             if process.bound()
                 || process.dead()
                 || process.id.pid == 2
@@ -73,8 +81,8 @@ pub fn confine_rest(hands: &mut Hands<'_>, keep: Keep<'_>, cpus: &CpuSet) -> Res
             {
                 continue;
             }
-            for tid in procfs::threads(hands.files, process.id.pid)? {
-                let Some(stat) = procfs::stat(hands.files, tid)? else {
+            for tid in procfs::threads(writer.files, process.id.pid)? {
+                let Some(stat) = procfs::stat(writer.files, tid)? else {
                     continue;
                 };
                 if kept.contains(&tid) || done.contains(&stat.id) {
@@ -87,7 +95,7 @@ pub fn confine_rest(hands: &mut Hands<'_>, keep: Keep<'_>, cpus: &CpuSet) -> Res
         if fresh.is_empty() {
             break;
         }
-        pin_all(hands, &fresh, cpus, &mut refused)?;
+        pin_all(writer, &fresh, cpus, &mut refused)?;
     }
     let mut notes = note(&refused);
     notes.push(
@@ -107,7 +115,7 @@ fn kept(files: &dyn Files, keep: Keep<'_>) -> BTreeSet<u32> {
 
 /// One write to the journal for all of them, then one call each.
 fn pin_all(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     tasks: &[(TaskId, String)],
     cpus: &CpuSet,
     refused: &mut BTreeSet<String>,
@@ -115,7 +123,7 @@ fn pin_all(
     let mut entries = Vec::new();
     let mut calls = Vec::new();
     for (task, comm) in tasks {
-        let Ok(old) = hands.files.affinity(task.pid) else {
+        let Ok(old) = writer.files.affinity(task.pid) else {
             continue;
         };
         let common = old.intersection(cpus);
@@ -136,9 +144,9 @@ fn pin_all(
     if entries.is_empty() {
         return Ok(());
     }
-    hands.journal.record_all(&entries)?;
+    writer.journal.record_all(&entries)?;
     for (tid, comm, new) in calls {
-        match hands.files.set_affinity(tid, &new) {
+        match writer.files.set_affinity(tid, &new) {
             Ok(()) => fault::boundary(),
             Err(e) if gone(&e) => {}
             // Bound by the kernel, or confined to other CPUs by its cpuset.

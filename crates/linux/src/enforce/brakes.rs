@@ -30,7 +30,7 @@ use quell_types::units::{Lines, Nanos};
 
 use super::{Applied, Enforcer, cores, weight};
 use crate::brake::{Brake, Decides, Lost};
-use crate::home::Place;
+use crate::group_cgroups::CgroupDir;
 use crate::host::{Group, Host, finding, limits};
 use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
 use crate::pool::Pool;
@@ -213,8 +213,8 @@ impl Brakes {
                     "hold its limit by cpu.max (mechanisms.bandwidth = \"none\")",
                 ));
             }
-            let (mut hands, _, group) = host.of(name)?;
-            weight::under_the_brake(&mut hands, &group.home)?;
+            let (mut writer, _, group) = host.of(name)?;
+            weight::under_the_brake(&mut writer, &group.home)?;
         }
         for cpu in regulation.cpus.iter() {
             self.throttle(host, name, regulation, cpu)?;
@@ -241,12 +241,12 @@ impl Brakes {
         cpu: CpuId,
     ) -> Result<()> {
         let on = CpuSet::from_iter([cpu]);
-        let (mut hands, cgroups, group) = host.of(name)?;
+        let (mut writer, cgroups, group) = host.of(name)?;
         let home = &group.home;
-        let doors = cores::doors(&mut hands, cgroups, home, regulation.is_capped(), &on)?;
+        let doors = cores::doors(&mut writer, cgroups, home, regulation.is_capped(), &on)?;
         let dirs: Vec<String> = home
             .dirs(cgroups, Controller::PerfEvent)
-            .map(Place::tasks_dir)
+            .map(CgroupDir::tasks_dir)
             .collect();
         let failed = |what: &str, e: std::io::Error| {
             Error::refused_with(

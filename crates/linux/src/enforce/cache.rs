@@ -13,7 +13,7 @@ use quell_kernel::resctrl::{Group, Info, Kind, Mode, Resctrl, Schemata, masks};
 use quell_kernel::root::{Files, gone};
 use quell_types::journal::Undo;
 
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::fault;
 
 /// How often tasks are looked for outside before they are said to multiply too fast.
@@ -24,20 +24,20 @@ const ROUNDS: usize = 50;
 ///
 /// # Errors
 /// [`Error::File`] when it cannot be mounted.
-pub fn adopt_or_mount(hands: &mut Hands<'_>, options: &str) -> Result<Resctrl> {
-    if let Some(found) = Resctrl::find(hands.files)? {
+pub fn adopt_or_mount(writer: &mut JournaledWriter<'_>, options: &str) -> Result<Resctrl> {
+    if let Some(found) = Resctrl::find(writer.files)? {
         return Ok(found);
     }
-    let mark = hands.journal.mark();
-    hands.journal.record(&Undo::Mount {
+    let mark = writer.journal.mark();
+    writer.journal.record(&Undo::Mount {
         path: USUAL.to_owned(),
     })?;
-    let mounted = hands.files.mount("resctrl", USUAL, options);
+    let mounted = writer.files.mount("resctrl", USUAL, options);
     if mounted.is_err() {
         // Whoever mounts it meanwhile: it is not ours to take away.
-        hands.journal.retract(mark)?;
+        writer.journal.retract(mark)?;
     }
-    let found = Resctrl::find(hands.files)?;
+    let found = Resctrl::find(writer.files)?;
     match (mounted, found) {
         (Ok(()), Some(found)) => {
             fault::boundary();
@@ -57,10 +57,10 @@ pub fn adopt_or_mount(hands: &mut Hands<'_>, options: &str) -> Result<Resctrl> {
 /// # Errors
 /// [`Error::File`] with the kernel's words: no class of service or monitoring id is free; [`Error::Refused`] when the
 /// name is taken.
-pub fn make(hands: &mut Hands<'_>, resctrl: &Resctrl, name: &str) -> Result<Group> {
+pub fn make(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, name: &str) -> Result<Group> {
     let group = resctrl.group(name);
-    let files = hands.files;
-    if resctrl.explained(files, || hands.make(&group.dir, &resctrl.root))? {
+    let files = writer.files;
+    if resctrl.explained(files, || writer.make(&group.dir, &resctrl.root))? {
         return Ok(group);
     }
     Err(Error::refused_with(
@@ -75,13 +75,13 @@ pub fn make(hands: &mut Hands<'_>, resctrl: &Resctrl, name: &str) -> Result<Grou
 /// [`Error::Refused`] before anything is written, where a mask is not possible or somebody else's; [`Error::File`] with
 /// the kernel's words.
 pub fn allocate(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     resctrl: &Resctrl,
     info: &Info,
     group: &Group,
     wanted: &Schemata,
 ) -> Result<bool> {
-    let mode = group.mode(hands.files)?.unwrap_or(Mode::Shareable);
+    let mode = group.mode(writer.files)?.unwrap_or(Mode::Shareable);
     for (resource, wanted) in masks::of(wanted) {
         let of = info.all_ways().find(|(r, _)| r.name == *resource);
         let Some((_, ways)) = of else {
@@ -97,12 +97,12 @@ pub fn allocate(
             .ways(ways.level)
             .map(|(r, _)| r.name.as_str())
             .collect();
-        let owners = resctrl.owners(hands.files, &level)?;
+        let owners = resctrl.owners(writer.files, &level)?;
         masks::free((resource, ways), (&group.name, &mode), wanted, &owners)?;
     }
-    let files = hands.files;
+    let files = writer.files;
     let path = group.file("schemata");
-    resctrl.explained(files, || hands.set(&path, &wanted.to_string()))
+    resctrl.explained(files, || writer.set(&path, &wanted.to_string()))
 }
 
 /// Gives a group what the kernel gives a new one: every way that no other has to itself, and all bandwidth. What is the
@@ -110,8 +110,13 @@ pub fn allocate(
 ///
 /// # Errors
 /// [`Error::File`] with the kernel's words.
-pub fn widen(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info, group: &Group) -> Result<()> {
-    let now = group.schemata(hands.files)?;
+pub fn widen(
+    writer: &mut JournaledWriter<'_>,
+    resctrl: &Resctrl,
+    info: &Info,
+    group: &Group,
+) -> Result<()> {
+    let now = group.schemata(writer.files)?;
     for resource in &info.resources {
         let mut wide = Schemata::default();
         let name = resource.name.as_str();
@@ -119,7 +124,7 @@ pub fn widen(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info, group: &Grou
             Kind::Ways(ways) => {
                 let level = info.ways(ways.level).map(|(r, _)| r.name.as_str());
                 let level: Vec<&str> = level.collect();
-                let owners = resctrl.owners(hands.files, &level)?;
+                let owners = resctrl.owners(writer.files, &level)?;
                 for cache in now.domains(name) {
                     let mask = masks::open(ways, cache, &group.name, &owners);
                     if mask.count() >= ways.least {
@@ -134,9 +139,9 @@ pub fn widen(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info, group: &Grou
             _ => {}
         }
         // Each by itself: a step that sets one of them stands for this one.
-        let files = hands.files;
+        let files = writer.files;
         let path = group.file("schemata");
-        resctrl.explained(files, || hands.set(&path, &wide.to_string()))?;
+        resctrl.explained(files, || writer.set(&path, &wide.to_string()))?;
     }
     Ok(())
 }
@@ -146,13 +151,13 @@ pub fn widen(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info, group: &Grou
 /// # Errors
 /// [`Error::File`] with the kernel's words.
 pub fn set_mode(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     resctrl: &Resctrl,
     group: &Group,
     mode: &Mode,
 ) -> Result<bool> {
-    let files = hands.files;
-    resctrl.explained(files, || hands.set(&group.file("mode"), mode.as_str()))
+    let files = writer.files;
+    resctrl.explained(files, || writer.set(&group.file("mode"), mode.as_str()))
 }
 
 /// Moves the threads that `find` finds into a group, again and again until none is found outside: those born meanwhile
@@ -161,18 +166,18 @@ pub fn set_mode(
 /// # Errors
 /// What `find` and the kernel answer; [`Error::Refused`] when threads are born faster than they can be moved.
 pub fn take(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     resctrl: &Resctrl,
     group: &Group,
     find: &mut dyn FnMut(&dyn Files) -> Result<BTreeSet<u32>>,
 ) -> Result<usize> {
     let mut moved = 0;
     for _ in 0..ROUNDS {
-        let mut outside = find(hands.files)?;
-        for tid in group.tasks(hands.files)? {
+        let mut outside = find(writer.files)?;
+        for tid in group.tasks(writer.files)? {
             outside.remove(&tid);
         }
-        let round = enter(hands, resctrl, group, &outside)?;
+        let round = enter(writer, resctrl, group, &outside)?;
         if round == 0 {
             return Ok(moved);
         }
@@ -185,7 +190,7 @@ pub fn take(
 }
 
 fn enter(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     resctrl: &Resctrl,
     group: &Group,
     threads: &BTreeSet<u32>,
@@ -193,14 +198,14 @@ fn enter(
     if threads.is_empty() {
         return Ok(0);
     }
-    let homes = Homes::new(resctrl, hands.files)?;
+    let homes = Homes::new(resctrl, writer.files)?;
     let mut entries = Vec::new();
     let mut moving = Vec::new();
     for tid in threads {
-        let Some(stat) = procfs::stat(hands.files, *tid)?.filter(|s| !s.leaving()) else {
+        let Some(stat) = procfs::stat(writer.files, *tid)?.filter(|s| !s.leaving()) else {
             continue;
         };
-        let (control, monitor) = homes.of(hands.files, *tid)?;
+        let (control, monitor) = homes.of(writer.files, *tid)?;
         // Taken back in reverse: into the control group first, then into its monitor group.
         entries.extend(monitor.map(|from| Undo::Move {
             task: stat.id,
@@ -214,12 +219,12 @@ fn enter(
         });
         moving.push(*tid);
     }
-    hands.journal.record_all(&entries)?;
+    writer.journal.record_all(&entries)?;
     let door = group.file("tasks");
     let mut entered = 0;
     for tid in &moving {
         let text = tid.to_string();
-        match hands.files.write(&door, &text) {
+        match writer.files.write(&door, &text) {
             Ok(()) => {
                 entered += 1;
                 fault::boundary();
@@ -234,7 +239,7 @@ fn enter(
             }
             Err(e) => {
                 let failed = Error::file("write", &door, Some(&text), e);
-                return resctrl.explained(hands.files, || Err(failed));
+                return resctrl.explained(writer.files, || Err(failed));
             }
         }
     }
@@ -246,13 +251,13 @@ fn enter(
 /// # Errors
 /// [`Error::File`] with the kernel's words; [`Error::Refused`] when the name is taken, or nothing was locked after all.
 pub fn lock_memory(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     resctrl: &Resctrl,
     name: &str,
     what: &Schemata,
 ) -> Result<Region> {
-    let group = make(hands, resctrl, name)?;
-    let files = hands.files;
+    let group = make(writer, resctrl, name)?;
+    let files = writer.files;
     // Of a group of ours that goes as a whole nothing else has to be recorded.
     let put = |file: &str, text: &str| {
         resctrl.explained(files, || files.put(&group.file(file), text))?;

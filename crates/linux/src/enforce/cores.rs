@@ -21,9 +21,9 @@ use quell_types::journal::Undo;
 
 use super::affinity::{self, Keep};
 use super::{Applied, Enforcer, narrow};
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::fault;
-use crate::home::{self, Home, Place};
+use crate::group_cgroups::{self, CgroupDir, GroupCgroups};
 use crate::host::Host;
 
 /// How often newborn tasks of the root cgroup are looked for again.
@@ -50,9 +50,9 @@ impl Enforcer for Cores {
                         .map(|s| s.id.pid)
                         .collect(),
                 };
-                let (mut hands, cgroups, group) = host.of(group)?;
+                let (mut writer, cgroups, group) = host.of(group)?;
                 let home = &group.home;
-                let confined = confine(&mut hands, cgroups, home, cpus, mems, *exclusive, &pids)?;
+                let confined = confine(&mut writer, cgroups, home, cpus, mems, *exclusive, &pids)?;
                 group.cpus.clone_from(cpus);
                 Ok(Some(confined.notes))
             }
@@ -65,13 +65,13 @@ impl Enforcer for Cores {
 /// Keeps everybody who is in no group on `cpus`, and this thread.
 fn keep_off(host: &mut Host, cpus: &CpuSet) -> Result<Vec<String>> {
     let mut processes: BTreeSet<u32> = [std::process::id()].into();
-    let (mut hands, cgroups, groups) = host.changes()?;
-    let homes: Vec<&Home> = groups.of.values().map(|g| &g.home).collect();
+    let (mut writer, cgroups, groups) = host.changes()?;
+    let homes: Vec<&GroupCgroups> = groups.of.values().map(|g| &g.home).collect();
     let keep = Keep {
         homes: &homes,
         processes: &processes,
     };
-    let mut notes = confine_rest(&mut hands, cgroups, keep, cpus)?;
+    let mut notes = confine_rest(&mut writer, cgroups, keep, cpus)?;
     groups.rest = Some(cpus.clone());
     // Our own process stays free, so that brakes can be pinned anywhere; this thread keeps off.
     if let Some(session) = &host.session {
@@ -101,9 +101,9 @@ pub struct Confined {
 /// # Errors
 /// [`Error::File`].
 pub fn confine(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &Home,
+    home: &GroupCgroups,
     cpus: &CpuSet,
     mems: &CpuSet,
     exclusive: bool,
@@ -111,27 +111,27 @@ pub fn confine(
 ) -> Result<Confined> {
     let mut confined = Confined::default();
     if cgroups.of(Controller::Cpuset).is_none() {
-        confined.notes = affinity::confine(hands, tasks, cpus)?;
+        confined.notes = affinity::confine(writer, tasks, cpus)?;
         confined.notes.push(format!(
             "group {}: no cpuset hierarchy is mounted, so its tasks are pinned one by one, and can undo that themselves",
             home.group
         ));
         return Ok(confined);
     }
-    let places: Vec<Place> = home.dirs(cgroups, Controller::Cpuset).cloned().collect();
+    let places: Vec<CgroupDir> = home.dirs(cgroups, Controller::Cpuset).cloned().collect();
     let mut partitions = 0;
     for place in &places {
         if place.hierarchy.version == Version::V1 && !place.ours {
-            let tree = narrow::narrowing(hands.files, &place.dir, cpus, &[])?;
-            narrow::apply(hands, &tree)?;
+            let tree = narrow::narrowing(writer.files, &place.dir, cpus, &[])?;
+            narrow::apply(writer, &tree)?;
             continue;
         }
         if !mems.is_empty() {
-            hands.set(&format!("{}/cpuset.mems", place.dir), &mems.to_string())?;
+            writer.set(&format!("{}/cpuset.mems", place.dir), &mems.to_string())?;
         }
-        hands.set(&format!("{}/cpuset.cpus", place.dir), &cpus.to_string())?;
+        writer.set(&format!("{}/cpuset.cpus", place.dir), &cpus.to_string())?;
         if exclusive && place.hierarchy.version == Version::V2 {
-            match partition(hands, place, cpus)? {
+            match partition(writer, place, cpus)? {
                 Ok(()) => partitions += 1,
                 Err(why) => confined.notes.push(format!(
                     "group {}: the kernel does not make CPUs {cpus} a partition of its own ({why}); everybody else is \
@@ -140,7 +140,7 @@ pub fn confine(
                 )),
             }
         }
-        let got = effective_cpus(hands.files, &place.hierarchy, &place.dir)?.unwrap_or_default();
+        let got = effective_cpus(writer.files, &place.hierarchy, &place.dir)?.unwrap_or_default();
         if got != *cpus {
             return Err(Error::refused_with(
                 format!(
@@ -157,15 +157,15 @@ pub fn confine(
 
 /// Makes a v2 cgroup a partition root. The inner error is the kernel's reason; everything is as before then.
 fn partition(
-    hands: &mut Hands<'_>,
-    place: &Place,
+    writer: &mut JournaledWriter<'_>,
+    place: &CgroupDir,
     cpus: &CpuSet,
 ) -> Result<std::result::Result<(), String>> {
     let file = format!("{}/cpuset.cpus.partition", place.dir);
-    if !hands.files.exists(&file) {
+    if !writer.files.exists(&file) {
         return Ok(Err("this kernel has no cpuset.cpus.partition".to_owned()));
     }
-    if !hands
+    if !writer
         .files
         .exists(&format!("{}/cpuset.cpus.exclusive", place.dir))
     {
@@ -173,15 +173,15 @@ fn partition(
             "this kernel has no cpuset.cpus.exclusive, which came with Linux 6.7".to_owned(),
         ));
     }
-    let mark = hands.journal.mark();
+    let mark = writer.journal.mark();
     let tried = (|| -> Result<String> {
         for dir in ancestors(&place.hierarchy.mount, &place.dir) {
             let path = format!("{dir}/cpuset.cpus.exclusive");
-            let have = hands.files.cpus(&path)?.unwrap_or_default();
-            hands.set(&path, &have.union(cpus).to_string())?;
+            let have = writer.files.cpus(&path)?.unwrap_or_default();
+            writer.set(&path, &have.union(cpus).to_string())?;
         }
-        hands.set(&file, "root")?;
-        hands.files.text(&file)
+        writer.set(&file, "root")?;
+        writer.files.text(&file)
     })();
     let why = match tried {
         Ok(state) if state == "root" => return Ok(Ok(())),
@@ -192,7 +192,7 @@ fn partition(
         }
         Err(e) => return Err(e),
     };
-    let undone = hands.journal.undo_to(hands.files, mark);
+    let undone = writer.journal.undo_to(writer.files, mark);
     if let Some(left) = undone.left.first() {
         return Err(Error::refused(format!(
             "{why}; and it could not be taken back: {left}"
@@ -222,9 +222,9 @@ fn ancestors(mount: &str, dir: &str) -> Vec<String> {
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] when not even the top has them: they belong to a partition of somebody else.
 pub fn doors(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &Home,
+    home: &GroupCgroups,
     stops: bool,
     cpus: &CpuSet,
 ) -> Result<Vec<String>> {
@@ -237,18 +237,18 @@ pub fn doors(
         Ok(effective.is_none_or(|all| cpus.is_subset(&all)))
     };
     for place in home.dirs(cgroups, Controller::Cpuset) {
-        if stops && place.braked && has(hands.files, &place.stop_dir())? {
+        if stops && place.braked && has(writer.files, &place.stop_dir())? {
             return Ok(doors);
         }
     }
     let pid = std::process::id();
-    match hierarchy.dir_of(hands.files, pid)? {
-        Some(own) if !has(hands.files, &own)? => {}
+    match hierarchy.dir_of(writer.files, pid)? {
+        Some(own) if !has(writer.files, &own)? => {}
         _ => return Ok(doors),
     }
-    if !has(hands.files, &hierarchy.mount)? {
+    if !has(writer.files, &hierarchy.mount)? {
         for place in home.dirs(cgroups, Controller::Cpuset).filter(|p| p.ours) {
-            if !stops && has(hands.files, &place.dir)? {
+            if !stops && has(writer.files, &place.dir)? {
                 return Ok(vec![format!("{}/cgroup.procs", place.tasks_dir())]);
             }
         }
@@ -257,12 +257,12 @@ pub fn doors(
             hierarchy.mount
         )));
     }
-    let main = Home::internal(hands, cgroups, "main", &[Controller::Cpuset])?;
-    let Some(stat) = procfs::stat(hands.files, pid)? else {
+    let main = GroupCgroups::internal(writer, cgroups, "main", &[Controller::Cpuset])?;
+    let Some(stat) = procfs::stat(writer.files, pid)? else {
         return Ok(doors);
     };
     for place in &main.places {
-        home::enter(hands, place, std::slice::from_ref(&stat))?;
+        group_cgroups::enter(writer, place, std::slice::from_ref(&stat))?;
     }
     Ok(doors)
 }
@@ -272,15 +272,15 @@ pub fn doors(
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] when tasks are born faster than they can be moved.
 pub fn confine_rest(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
     keep: Keep<'_>,
     cpus: &CpuSet,
 ) -> Result<Vec<String>> {
     let Some(hierarchy) = cgroups.of(Controller::Cpuset) else {
-        return affinity::confine_rest(hands, keep, cpus);
+        return affinity::confine_rest(writer, keep, cpus);
     };
-    let top = effective_cpus(hands.files, hierarchy, &hierarchy.mount)?.unwrap_or_default();
+    let top = effective_cpus(writer.files, hierarchy, &hierarchy.mount)?.unwrap_or_default();
     if hierarchy.version == Version::V2 && top.is_subset(cpus) {
         return Ok(vec![format!(
             "the kernel keeps everybody else on CPUs {top}: the others are partitions"
@@ -294,17 +294,17 @@ pub fn confine_rest(
         .map(|p| p.dir.clone())
         .collect();
     if hierarchy.version == Version::V2 {
-        hands.enable(&hierarchy.mount, Controller::Cpuset.name())?;
+        writer.enable(&hierarchy.mount, Controller::Cpuset.name())?;
     }
-    narrow::others(hands, hierarchy, cpus, &kept, &mut notes)?;
-    let rest = Home::create(hands, cgroups, REST, &[Controller::Cpuset])?;
+    narrow::others(writer, hierarchy, cpus, &kept, &mut notes)?;
+    let rest = GroupCgroups::create(writer, cgroups, REST, &[Controller::Cpuset])?;
     for place in &rest.places {
-        let mems = effective_mems(hands.files, hierarchy, &hierarchy.mount)?.unwrap_or_default();
+        let mems = effective_mems(writer.files, hierarchy, &hierarchy.mount)?.unwrap_or_default();
         if hierarchy.version == Version::V1 {
-            hands.set(&format!("{}/cpuset.mems", place.dir), &mems.to_string())?;
+            writer.set(&format!("{}/cpuset.mems", place.dir), &mems.to_string())?;
         }
-        hands.set(&format!("{}/cpuset.cpus", place.dir), &cpus.to_string())?;
-        move_root(hands, place, &top, cpus, keep.processes, &mut notes)?;
+        writer.set(&format!("{}/cpuset.cpus", place.dir), &cpus.to_string())?;
+        move_root(writer, place, &top, cpus, keep.processes, &mut notes)?;
     }
     Ok(notes)
 }
@@ -312,8 +312,8 @@ pub fn confine_rest(
 /// Moves the tasks of the root cgroup to `rest`, again and again until none is left that can be moved. The first move waits
 /// for the kernel's grace period (about 10 ms); those that follow at once do not.
 fn move_root(
-    hands: &mut Hands<'_>,
-    rest: &Place,
+    writer: &mut JournaledWriter<'_>,
+    rest: &CgroupDir,
     top: &CpuSet,
     cpus: &CpuSet,
     stay: &BTreeSet<u32>,
@@ -323,7 +323,7 @@ fn move_root(
     let mut unmovable: BTreeMap<u32, String> = BTreeMap::new();
     let mut displaced: BTreeSet<String> = BTreeSet::new();
     for round in 0.. {
-        let batch = movable(hands.files, rest, &root, top, stay, &unmovable)?;
+        let batch = movable(writer.files, rest, &root, top, stay, &unmovable)?;
         if batch.writes.is_empty() {
             break;
         }
@@ -339,9 +339,9 @@ fn move_root(
                 .filter(|(_, own)| own.intersection(cpus).is_empty())
                 .map(|(n, _)| n.clone()),
         );
-        hands.journal.record_all(&batch.entries)?;
+        writer.journal.record_all(&batch.entries)?;
         for (file, task, name) in batch.writes {
-            match hands.files.write(&file, &task.to_string()) {
+            match writer.files.write(&file, &task.to_string()) {
                 Ok(()) => fault::boundary(),
                 Err(e) if gone(&e) => {}
                 // Kernel threads that became bound since they were read.
@@ -380,7 +380,7 @@ struct Batch {
 /// The tasks directly in the root cgroup that can be moved: not those the kernel binds, nor those that are to stay.
 fn movable(
     files: &dyn Files,
-    rest: &Place,
+    rest: &CgroupDir,
     root: &str,
     top: &CpuSet,
     stay: &BTreeSet<u32>,
@@ -431,7 +431,7 @@ fn movable(
                 continue;
             };
             any = true;
-            if let Some(entry) = home::custom_affinity_than(files, top, stat.id) {
+            if let Some(entry) = group_cgroups::custom_affinity_than(files, top, stat.id) {
                 if let Undo::Affinity { old, .. } = &entry {
                     batch
                         .custom

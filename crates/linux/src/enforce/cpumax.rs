@@ -8,8 +8,8 @@ use quell_plan::Setting;
 use quell_types::units::{Nanos, Share};
 
 use super::{Applied, Enforcer};
-use crate::change::Hands;
-use crate::home::{Home, Place};
+use crate::change::JournaledWriter;
+use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::Host;
 
 const SHORTEST_US: u64 = 1_000;
@@ -23,8 +23,8 @@ impl Enforcer for CpuMax {
         let Setting::CpuMax { share, period } = set else {
             return Ok(None);
         };
-        let (mut hands, cgroups, group) = host.of(group)?;
-        limit(&mut hands, cgroups, &group.home, *share, *period).map(Some)
+        let (mut writer, cgroups, group) = host.of(group)?;
+        limit(&mut writer, cgroups, &group.home, *share, *period).map(Some)
     }
 }
 
@@ -73,13 +73,13 @@ pub fn quota(share: Share, period: Nanos) -> Result<Quota> {
 /// [`Error::File`]; [`Error::Refused`] where no `cpu` controller is to be had, or the group lives in several cgroups, whose
 /// quotas would add up.
 pub fn limit(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &Home,
+    home: &GroupCgroups,
     share: Share,
     period: Nanos,
 ) -> Result<Vec<String>> {
-    let places: Vec<&Place> = home.dirs(cgroups, Controller::Cpu).collect();
+    let places: Vec<&CgroupDir> = home.dirs(cgroups, Controller::Cpu).collect();
     let place = match places.as_slice() {
         [one] => *one,
         [] => {
@@ -104,11 +104,11 @@ pub fn limit(
             ));
         }
     };
-    fair::required(hands.files, &home.group, &home.tasks_dirs())?;
+    fair::required(writer.files, &home.group, &home.tasks_dirs())?;
     let quota = quota(share, period)?;
     match place.hierarchy.version {
         Version::V2 => {
-            hands.set(
+            writer.set(
                 &format!("{}/cpu.max", place.dir),
                 &format!("{} {}", quota.quota_us, quota.period_us),
             )?;
@@ -116,12 +116,12 @@ pub fn limit(
         Version::V1 => {
             // A period alone would change the share, which parents and children bound: no quota while it changes.
             let quota_file = format!("{}/cpu.cfs_quota_us", place.dir);
-            hands.set(&quota_file, "-1")?;
-            hands.set(
+            writer.set(&quota_file, "-1")?;
+            writer.set(
                 &format!("{}/cpu.cfs_period_us", place.dir),
                 &quota.period_us.to_string(),
             )?;
-            hands.set(&quota_file, &quota.quota_us.to_string())?;
+            writer.set(&quota_file, &quota.quota_us.to_string())?;
         }
     }
     let wanted_us = period.0 / 1_000;

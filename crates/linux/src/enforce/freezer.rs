@@ -7,9 +7,9 @@ use quell_kernel::freezer::is_frozen;
 use quell_kernel::root::{Files, gone};
 use quell_types::journal::Stopped;
 
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::fault;
-use crate::home::Place;
+use crate::group_cgroups::CgroupDir;
 
 /// How a cgroup is frozen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Freezer {
 impl Freezer {
     /// That of a place; `None` where it has none (the root, a v1 hierarchy without the freezer).
     #[must_use]
-    pub fn of(files: &dyn Files, place: &Place) -> Option<Self> {
+    pub fn of(files: &dyn Files, place: &CgroupDir) -> Option<Self> {
         let freezer = match place.hierarchy.version {
             Version::V2 => Self {
                 path: format!("{}/cgroup.freeze", place.dir),
@@ -57,14 +57,14 @@ impl Freezer {
     ///
     /// # Errors
     /// [`quell_kernel::error::Error::File`].
-    pub fn freeze(&self, hands: &mut Hands<'_>) -> Result<bool> {
-        if is_frozen(&hands.files.text(&self.path)?) {
+    pub fn freeze(&self, writer: &mut JournaledWriter<'_>) -> Result<bool> {
+        if is_frozen(&writer.files.text(&self.path)?) {
             return Ok(false);
         }
         let what = Stopped::Group(self.path.clone());
-        hands.stopping(what.clone())?;
-        if let Err(e) = hands.files.put(&self.path, self.freeze) {
-            hands.resumed(what)?;
+        writer.stopping(what.clone())?;
+        if let Err(e) = writer.files.put(&self.path, self.freeze) {
+            writer.resumed(what)?;
             return Err(e);
         }
         fault::boundary();
@@ -75,8 +75,8 @@ impl Freezer {
     ///
     /// # Errors
     /// [`quell_kernel::error::Error::File`].
-    pub fn thaw(&self, hands: &mut Hands<'_>) -> Result<()> {
-        match hands.files.write(&self.path, self.thaw) {
+    pub fn thaw(&self, writer: &mut JournaledWriter<'_>) -> Result<()> {
+        match writer.files.write(&self.path, self.thaw) {
             Err(e) if !gone(&e) => {
                 return Err(quell_kernel::error::Error::file(
                     "write",
@@ -87,6 +87,6 @@ impl Freezer {
             }
             _ => fault::boundary(),
         }
-        hands.resumed(Stopped::Group(self.path.clone()))
+        writer.resumed(Stopped::Group(self.path.clone()))
     }
 }

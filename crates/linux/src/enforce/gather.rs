@@ -14,7 +14,7 @@ use quell_types::task::TaskMatch;
 
 use super::nesting::not_ours;
 use super::{Applied, Enforcer, late, threaded};
-use crate::home::{Home, Layout, Place};
+use crate::group_cgroups::{CgroupDir, GroupCgroups, Layout};
 use crate::host::{BOUND, Group, Host, finding};
 
 /// The mechanism.
@@ -67,7 +67,7 @@ fn gather(
     let home = if in_place.is_empty() {
         host.home(name, &controllers, layout)?
     } else {
-        Home {
+        GroupCgroups {
             group: name.to_owned(),
             places: Vec::new(),
         }
@@ -90,14 +90,14 @@ fn gather(
     if within {
         check_in_place(host, name, &named)?;
     }
-    let (mut hands, cgroups, group) = host.of(name)?;
+    let (mut writer, cgroups, group) = host.of(name)?;
     for cgroup in named {
         group
             .home
-            .adopt(&mut hands, cgroups, &cgroup, &controllers)?;
+            .adopt(&mut writer, cgroups, &cgroup, &controllers)?;
     }
     if within {
-        threaded::divide(&mut hands, cgroups, &mut group.home)?;
+        threaded::divide(&mut writer, cgroups, &mut group.home)?;
     }
     if found.is_empty() {
         notes.push(format!(
@@ -131,7 +131,7 @@ fn check_in_place(host: &Host, name: &str, cgroups: &BTreeSet<String>) -> Result
     let Some(dir) = hierarchy.dir(cgroup) else {
         return Ok(());
     };
-    let place = Place {
+    let place = CgroupDir {
         hierarchy: hierarchy.clone(),
         dir,
         ours: false,

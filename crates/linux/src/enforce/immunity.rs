@@ -40,7 +40,7 @@ impl Immunity {
             let Some(stat) = procfs::stat(&host.files, pid)? else {
                 continue;
             };
-            memory::oom_score(&mut host.hands()?, stat.id, oom::IMMUNE, &dir)?;
+            memory::oom_score(&mut host.writer()?, stat.id, oom::IMMUNE, &dir)?;
         }
         Ok(())
     }

@@ -8,9 +8,9 @@ use quell_plan::{DiskRates, Setting};
 use quell_types::units::Nanos;
 
 use super::{Applied, Enforcer};
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::disks::{Disk, disks};
-use crate::home::{Home, Place};
+use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::Host;
 
 /// The highest weight that the scheduler BFQ takes; the kernel's own takes ten times as much.
@@ -25,8 +25,8 @@ impl Enforcer for Io {
             return Ok(None);
         }
         host.extend(group, &[Controller::Io])?;
-        let (mut hands, cgroups, group) = host.of(group)?;
-        self::set(&mut hands, cgroups, &group.home, set)?;
+        let (mut writer, cgroups, group) = host.of(group)?;
+        self::set(&mut writer, cgroups, &group.home, set)?;
         Ok(Some(Vec::new()))
     }
 }
@@ -41,21 +41,21 @@ pub(super) const fn is_own(set: &Setting) -> bool {
 
 /// Carries out a setting that [`is_own`].
 pub(super) fn set(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &Home,
+    home: &GroupCgroups,
     set: &Setting,
 ) -> Result<()> {
     match set {
-        Setting::IoMax(rates) => limit(hands, cgroups, home, rates),
-        Setting::IoLatency { target: longest } => target(hands, cgroups, home, *longest),
-        Setting::IoWeight { weight } => weigh(hands, cgroups, home, *weight),
+        Setting::IoMax(rates) => limit(writer, cgroups, home, rates),
+        Setting::IoLatency { target: longest } => target(writer, cgroups, home, *longest),
+        Setting::IoWeight { weight } => weigh(writer, cgroups, home, *weight),
         _ => Ok(()),
     }
 }
 
 /// The group's cgroup in the hierarchy of disks.
-fn place(cgroups: &Cgroups, home: &Home) -> Result<Place> {
+fn place(cgroups: &Cgroups, home: &GroupCgroups) -> Result<CgroupDir> {
     let mut places = home.dirs(cgroups, Controller::Io);
     match (places.next(), places.next()) {
         (Some(one), None) if one.hierarchy.version == Version::V2 => Ok(one.clone()),
@@ -74,9 +74,9 @@ fn place(cgroups: &Cgroups, home: &Home) -> Result<Place> {
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] where the group is not in one cgroup.
 pub fn limit(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &Home,
+    home: &GroupCgroups,
     rates: &DiskRates,
 ) -> Result<()> {
     let place = place(cgroups, home)?;
@@ -87,8 +87,8 @@ pub fn limit(
         ("riops", rates.read_iops),
         ("wiops", rates.write_iops),
     ];
-    for Disk { number, .. } in disks(hands.files) {
-        let text = hands.files.text(&path)?;
+    for Disk { number, .. } in disks(writer.files) {
+        let text = writer.files.text(&path)?;
         let now = text.lines().find(|l| l.starts_with(&format!("{number} ")));
         let now = now.unwrap_or_default();
         let mut line = number;
@@ -103,14 +103,14 @@ pub fn limit(
             }
         }
         if line.contains(' ') {
-            hands.set(&path, &line)?;
+            writer.set(&path, &line)?;
         }
     }
     Ok(())
 }
 
 /// Our cgroups from the top down to a group's: the kernel compares siblings, so that each of them needs what the group does.
-fn ours(place: &Place) -> Vec<String> {
+fn ours(place: &CgroupDir) -> Vec<String> {
     let mut at = place.hierarchy.mount.clone();
     let below = place.dir.strip_prefix(&at).unwrap_or_default().to_owned();
     if !place.ours {
@@ -129,19 +129,24 @@ fn ours(place: &Place) -> Vec<String> {
 ///
 /// # Errors
 /// As [`limit`].
-pub fn target(hands: &mut Hands<'_>, cgroups: &Cgroups, home: &Home, target: Nanos) -> Result<()> {
+pub fn target(
+    writer: &mut JournaledWriter<'_>,
+    cgroups: &Cgroups,
+    home: &GroupCgroups,
+    target: Nanos,
+) -> Result<()> {
     let place = place(cgroups, home)?;
     for dir in ours(&place) {
         let path = format!("{dir}/io.latency");
-        for Disk { number, .. } in disks(hands.files) {
+        for Disk { number, .. } in disks(writer.files) {
             // Of several groups in a slice, the strictest.
-            let now = hands.files.text(&path)?;
+            let now = writer.files.text(&path)?;
             let set = now
                 .lines()
                 .find_map(|l| l.strip_prefix(&format!("{number} target=")));
             let strictest = set.and_then(|t| t.trim().parse().ok()).unwrap_or(u64::MAX);
             let us = (target.0 / 1_000).min(strictest);
-            hands.set(&path, &format!("{number} target={us}"))?;
+            writer.set(&path, &format!("{number} target={us}"))?;
         }
     }
     Ok(())
@@ -151,12 +156,17 @@ pub fn target(hands: &mut Hands<'_>, cgroups: &Cgroups, home: &Home, target: Nan
 ///
 /// # Errors
 /// As [`limit`].
-pub fn weigh(hands: &mut Hands<'_>, cgroups: &Cgroups, home: &Home, weight: u32) -> Result<()> {
+pub fn weigh(
+    writer: &mut JournaledWriter<'_>,
+    cgroups: &Cgroups,
+    home: &GroupCgroups,
+    weight: u32,
+) -> Result<()> {
     let place = place(cgroups, home)?;
     for dir in ours(&place) {
         for (file, most) in [("io.bfq.weight", BFQ_HIGHEST), ("io.weight", u32::MAX)] {
             let path = format!("{dir}/{file}");
-            let Some(now) = hands.files.optional(&path)? else {
+            let Some(now) = writer.files.optional(&path)? else {
                 continue;
             };
             // Of several groups in a slice, the highest; 100 is what every cgroup has.
@@ -167,7 +177,7 @@ pub fn weigh(hands: &mut Hands<'_>, cgroups: &Cgroups, home: &Home, weight: u32)
             } else {
                 weight.max(now)
             };
-            hands.set(&path, &format!("default {}", raised.min(most)))?;
+            writer.set(&path, &format!("default {}", raised.min(most)))?;
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use quell_record::backend::Observation;
 use quell_types::task::TaskMatch;
 
 use super::{cores, cpumax, io, weight};
-use crate::home::Home;
+use crate::group_cgroups::GroupCgroups;
 use crate::host::{Host, finding};
 
 /// The controllers that a group is gathered with.
@@ -38,16 +38,16 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
     if named.is_empty() {
         return Ok(());
     }
-    let mut late = Home {
+    let mut late = GroupCgroups {
         group: name.to_owned(),
         places: Vec::new(),
     };
     let steps = host.plan.iter().flat_map(|plan| &plan.steps);
     let steps = steps.filter(|step| step.group.as_deref() == Some(name));
     let steps: Vec<Step> = steps.cloned().collect();
-    let (mut hands, cgroups, group) = host.of(name)?;
+    let (mut writer, cgroups, group) = host.of(name)?;
     for cgroup in &named {
-        late.adopt(&mut hands, cgroups, cgroup, &GATHERED)?;
+        late.adopt(&mut writer, cgroups, cgroup, &GATHERED)?;
     }
     late.places.retain(|place| !known.contains(&place.dir));
     // Before anything can fail: what fails is said once, not every second.
@@ -63,21 +63,21 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
                 exclusive,
             } => {
                 let of = (cpus, mems, *exclusive);
-                let confined = cores::confine(&mut hands, cgroups, &late, of.0, of.1, of.2, &[])?;
+                let confined = cores::confine(&mut writer, cgroups, &late, of.0, of.1, of.2, &[])?;
                 notes.extend(confined.notes);
             }
             Setting::Weight { weight } => {
-                notes.extend(weight::give(&mut hands, cgroups, &late, *weight)?);
+                notes.extend(weight::give(&mut writer, cgroups, &late, *weight)?);
             }
             Setting::CpuMax { share, period } => {
-                let limited = cpumax::limit(&mut hands, cgroups, &late, *share, *period)?;
+                let limited = cpumax::limit(&mut writer, cgroups, &late, *share, *period)?;
                 notes.extend(limited);
             }
             set if io::is_own(set) => {
                 for cgroup in &named {
-                    late.adopt(&mut hands, cgroups, cgroup, &[Controller::Io])?;
+                    late.adopt(&mut writer, cgroups, cgroup, &[Controller::Io])?;
                 }
-                io::set(&mut hands, cgroups, &late, set)?;
+                io::set(&mut writer, cgroups, &late, set)?;
             }
             _ => without.push(step.mechanism.to_string()),
         }

@@ -14,9 +14,9 @@ use quell_types::task::TaskId;
 use quell_types::units::Bytes;
 
 use super::{Applied, Enforcer};
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::fault;
-use crate::home::{Home, Layout};
+use crate::group_cgroups::{GroupCgroups, Layout};
 use crate::host::{BOUND, Bound, Host};
 
 /// The mechanism.
@@ -29,17 +29,17 @@ impl Enforcer for Accounts {
                 let memory = account(host, group)?;
                 // What is measured is protected once it was.
                 if let Some(size) = size {
-                    protect(&mut host.hands()?, &memory, (Bytes(0), *size), false)?;
+                    protect(&mut host.writer()?, &memory, (Bytes(0), *size), false)?;
                 }
             }
             Setting::LimitMemory { most, kills } => {
                 let memory = account(host, group)?;
-                limit(&mut host.hands()?, &memory, *most, *kills)?;
+                limit(&mut host.writer()?, &memory, *most, *kills)?;
             }
             Setting::BoundMemory { most } => around(host, *most)?,
             Setting::Sysctls { values } => {
                 for (name, value) in values {
-                    sysctl(&mut host.hands()?, name, *value)?;
+                    sysctl(&mut host.writer()?, name, *value)?;
                 }
             }
             _ => return Ok(None),
@@ -62,14 +62,14 @@ fn account(host: &mut Host, group: &str) -> Result<Memory> {
 
 /// Puts a limit around all groups that are gathered from now on, and programs of none.
 fn around(host: &mut Host, most: Bytes) -> Result<()> {
-    let (mut hands, cgroups, groups) = host.changes()?;
-    let home = Home::internal(&mut hands, cgroups, "bound", &BOUND)?;
+    let (mut writer, cgroups, groups) = host.changes()?;
+    let home = GroupCgroups::internal(&mut writer, cgroups, "bound", &BOUND)?;
     let Some(place) = home.dirs(cgroups, Controller::Memory).next() else {
         return Err(Error::refused("no hierarchy carries the memory controller"));
     };
-    bound(&mut hands, &Memory::of(&place.hierarchy, &place.dir), most)?;
+    bound(&mut writer, &Memory::of(&place.hierarchy, &place.dir), most)?;
     let within = (cgroups, Some(&home));
-    let loose = Home::create_as(&mut hands, within, REST, &BOUND, Layout::default())?;
+    let loose = GroupCgroups::create_as(&mut writer, within, REST, &BOUND, Layout::default())?;
     groups.bound = Some(Bound { home, loose });
     Ok(())
 }
@@ -80,7 +80,7 @@ fn around(host: &mut Host, most: Bytes) -> Result<()> {
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] in v1, which has none.
 pub fn protect(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     memory: &Memory,
     (from, to): (Bytes, Bytes),
     steered: bool,
@@ -95,17 +95,17 @@ pub fn protect(
     for (name, from, to) in [("memory.min", from, to), ("memory.low", low(from), low(to))] {
         for dir in memory.chain() {
             let path = format!("{dir}/{name}");
-            let text = hands.files.text(&path)?;
+            let text = writer.files.text(&path)?;
             // All of it is protected already.
             let Some(now) = amount(&path, &text)? else {
                 continue;
             };
             let new = now.0.saturating_sub(from.0).saturating_add(to.0);
             if steered {
-                hands.steer(&path, &text)?;
-                hands.files.put(&path, &new.to_string())?;
+                writer.steer(&path, &text)?;
+                writer.files.put(&path, &new.to_string())?;
             } else {
-                hands.set(&path, &new.to_string())?;
+                writer.set(&path, &new.to_string())?;
             }
         }
     }
@@ -117,8 +117,8 @@ pub fn protect(
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] where what is below would not count (v1 before Linux 5.11).
-pub fn bound(hands: &mut Hands<'_>, memory: &Memory, most: Bytes) -> Result<()> {
-    let counts = hands
+pub fn bound(writer: &mut JournaledWriter<'_>, memory: &Memory, most: Bytes) -> Result<()> {
+    let counts = writer
         .files
         .optional(&format!("{}/memory.use_hierarchy", memory.dir))?;
     if counts.is_some_and(|text| text.trim() == "0") {
@@ -131,7 +131,7 @@ pub fn bound(hands: &mut Hands<'_>, memory: &Memory, most: Bytes) -> Result<()> 
         ));
     }
     let path = memory.file("memory.max", "memory.limit_in_bytes");
-    hands.set(&path, &most.0.to_string())?;
+    writer.set(&path, &most.0.to_string())?;
     Ok(())
 }
 
@@ -140,19 +140,24 @@ pub fn bound(hands: &mut Hands<'_>, memory: &Memory, most: Bytes) -> Result<()> 
 ///
 /// # Errors
 /// [`Error::File`] (EBUSY in v1, where not as much can be reclaimed); [`Error::Refused`] where the version cannot.
-pub fn limit(hands: &mut Hands<'_>, memory: &Memory, most: Bytes, kills: bool) -> Result<()> {
+pub fn limit(
+    writer: &mut JournaledWriter<'_>,
+    memory: &Memory,
+    most: Bytes,
+    kills: bool,
+) -> Result<()> {
     match (memory.version, kills) {
         (Version::V2, true) => {
             // Who grows slowly is slowed down before it is killed.
             let high = Bytes(most.0 - most.0 / 16);
-            hands.set_slowly(&format!("{}/memory.high", memory.dir), &high.0.to_string())?;
-            hands.set_slowly(&format!("{}/memory.max", memory.dir), &most.0.to_string())?;
+            writer.set_slowly(&format!("{}/memory.high", memory.dir), &high.0.to_string())?;
+            writer.set_slowly(&format!("{}/memory.max", memory.dir), &most.0.to_string())?;
         }
         (Version::V2, false) => {
-            hands.set_slowly(&format!("{}/memory.high", memory.dir), &most.0.to_string())?;
+            writer.set_slowly(&format!("{}/memory.high", memory.dir), &most.0.to_string())?;
         }
         (Version::V1, true) => {
-            hands.set_slowly(&memory.steered(), &most.0.to_string())?;
+            writer.set_slowly(&memory.steered(), &most.0.to_string())?;
         }
         (Version::V1, false) => {
             return Err(Error::refused_with(
@@ -172,21 +177,26 @@ pub fn limit(hands: &mut Hands<'_>, memory: &Memory, most: Bytes, kills: bool) -
 ///
 /// # Errors
 /// [`Error::File`]: EACCES where it may not be lowered (CAP_SYS_RESOURCE).
-pub fn oom_score(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Result<bool> {
-    let Some(old) = oom::adjustment(hands.files, task.pid)?.filter(|old| *old != new) else {
+pub fn oom_score(
+    writer: &mut JournaledWriter<'_>,
+    task: TaskId,
+    new: i32,
+    dir: &str,
+) -> Result<bool> {
+    let Some(old) = oom::adjustment(writer.files, task.pid)?.filter(|old| *old != new) else {
         return Ok(false);
     };
     // The file first, the start time second: an open file of a process that has ended is nobody else's.
-    let file = match hands.files.open(&oom::path(task.pid), Access::Write) {
+    let file = match writer.files.open(&oom::path(task.pid), Access::Write) {
         Ok(file) => file,
         Err(e) if gone(&e) => return Ok(false),
         Err(e) => return Err(Error::file("open", &oom::path(task.pid), None, e)),
     };
-    if !procfs::alive(hands.files, task) {
+    if !procfs::alive(writer.files, task) {
         return Ok(false);
     }
-    let mark = hands.journal.mark();
-    hands.journal.record(&Undo::OomScore {
+    let mark = writer.journal.mark();
+    writer.journal.record(&Undo::OomScore {
         task,
         old,
         new,
@@ -195,7 +205,7 @@ pub fn oom_score(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Re
     let text = new.to_string();
     let written = match &file {
         Some(file) => file.write_at(text.as_bytes(), 0).map(drop),
-        None => hands.files.write(&oom::path(task.pid), &text),
+        None => writer.files.write(&oom::path(task.pid), &text),
     };
     match written {
         Ok(()) => {
@@ -203,7 +213,7 @@ pub fn oom_score(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Re
             Ok(true)
         }
         Err(e) => {
-            hands.journal.retract(mark)?;
+            writer.journal.retract(mark)?;
             if gone(&e) {
                 return Ok(false);
             }
@@ -217,14 +227,14 @@ pub fn oom_score(hands: &mut Hands<'_>, task: TaskId, new: i32, dir: &str) -> Re
 ///
 /// # Errors
 /// [`Error::File`]: EINVAL for a value that the kernel refuses.
-pub fn sysctl(hands: &mut Hands<'_>, name: &str, value: i64) -> Result<bool> {
+pub fn sysctl(writer: &mut JournaledWriter<'_>, name: &str, value: i64) -> Result<bool> {
     if let Some(kind) = name.strip_suffix("_ratio") {
-        let bytes: Option<u64> = hands
+        let bytes: Option<u64> = writer
             .files
             .parsed(&sysctl::path(&format!("{kind}_bytes")), "a number")?;
         if bytes.is_some_and(|bytes| bytes > 0) {
             return Ok(false);
         }
     }
-    hands.set(&sysctl::path(name), &value.to_string())
+    writer.set(&sysctl::path(name), &value.to_string())
 }

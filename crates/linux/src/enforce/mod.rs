@@ -1,5 +1,6 @@
-//! What changes the machine: one file for each mechanism. Each change goes through [`Hands`](crate::change::Hands), which
-//! record it first, so that it can be taken back. [`Enforcers::new`] lists them.
+//! What changes the machine: one file for each mechanism. Each change goes through a
+//! [`JournaledWriter`](crate::change::JournaledWriter), which records it first, so that it can be
+//! taken back. [`Enforcers::new`] lists the mechanisms.
 
 use std::fs::File;
 

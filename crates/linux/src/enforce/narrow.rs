@@ -7,12 +7,12 @@ use quell_kernel::root::Files;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 
-use crate::change::Hands;
-use crate::home::{LOW_SLICE, SLICE};
+use crate::change::JournaledWriter;
+use crate::group_cgroups::{LOW_SLICE, SLICE};
 
 /// Narrows every cgroup directly below the root, and in our slices, that is not kept.
 pub fn others(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     hierarchy: &Hierarchy,
     cpus: &CpuSet,
     kept: &[String],
@@ -20,48 +20,53 @@ pub fn others(
 ) -> Result<()> {
     let slices = [SLICE, LOW_SLICE].map(|slice| format!("{}/{slice}", hierarchy.mount));
     let rest = format!("{}/{REST}", slices[0]);
-    let mut others = children(hands.files, &hierarchy.mount)?;
+    let mut others = children(writer.files, &hierarchy.mount)?;
     others.retain(|d| !slices.contains(d));
-    for slice in slices.iter().filter(|s| hands.files.exists(s)) {
-        others.extend(children(hands.files, slice)?);
+    for slice in slices.iter().filter(|s| writer.files.exists(s)) {
+        others.extend(children(writer.files, slice)?);
     }
     others.retain(|d| *d != rest);
     for dir in others {
         let inside = |k: &String| k.starts_with(&format!("{dir}/"));
-        if kept.iter().any(inside) && !tasks_in(hands.files, &dir).unwrap_or_default().is_empty() {
+        if kept.iter().any(inside) && !tasks_in(writer.files, &dir).unwrap_or_default().is_empty() {
             notes.push(format!(
                 "tasks directly in {dir} stay where they are: a group of the policy lives below it"
             ));
         }
         match hierarchy.version {
             Version::V1 => {
-                let tree = narrowing(hands.files, &dir, cpus, kept)?;
-                apply(hands, &tree)?;
+                let tree = narrowing(writer.files, &dir, cpus, kept)?;
+                apply(writer, &tree)?;
             }
-            Version::V2 => narrow_v2(hands, &dir, cpus, kept)?,
+            Version::V2 => narrow_v2(writer, &dir, cpus, kept)?,
         }
     }
     Ok(())
 }
 
 /// In v2 children inherit: narrowing the highest cgroup that has no kept one below it suffices.
-fn narrow_v2(hands: &mut Hands<'_>, dir: &str, cpus: &CpuSet, kept: &[String]) -> Result<()> {
+fn narrow_v2(
+    writer: &mut JournaledWriter<'_>,
+    dir: &str,
+    cpus: &CpuSet,
+    kept: &[String],
+) -> Result<()> {
     if kept.iter().any(|k| k == dir) {
         return Ok(());
     }
     if kept.iter().any(|k| k.starts_with(&format!("{dir}/"))) {
-        for child in children(hands.files, dir)? {
-            narrow_v2(hands, &child, cpus, kept)?;
+        for child in children(writer.files, dir)? {
+            narrow_v2(writer, &child, cpus, kept)?;
         }
         return Ok(());
     }
     let path = format!("{dir}/cpuset.cpus");
-    let Some(own) = hands.files.cpus(&path)? else {
+    let Some(own) = writer.files.cpus(&path)? else {
         return Ok(());
     };
     let allowed = own.intersection(cpus);
     let new = if allowed.is_empty() { cpus } else { &allowed };
-    hands.set(&path, &new.to_string())?;
+    writer.set(&path, &new.to_string())?;
     Ok(())
 }
 
@@ -120,12 +125,12 @@ pub fn narrowing(
 
 /// Widens from the top where a target is not within what a cpuset has, then narrows from the bottom: no value in between
 /// breaks the rule that a child stays within its parent, neither on the way there nor, in reverse, on the way back.
-pub fn apply(hands: &mut Hands<'_>, tree: &[Narrow]) -> Result<()> {
+pub fn apply(writer: &mut JournaledWriter<'_>, tree: &[Narrow]) -> Result<()> {
     for node in tree.iter().filter(|n| !n.target.is_subset(&n.now)) {
-        hands.set(&node.path, &node.now.union(&node.target).to_string())?;
+        writer.set(&node.path, &node.now.union(&node.target).to_string())?;
     }
     for node in tree.iter().rev() {
-        hands.set(&node.path, &node.target.to_string())?;
+        writer.set(&node.path, &node.target.to_string())?;
     }
     Ok(())
 }

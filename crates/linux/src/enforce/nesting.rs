@@ -3,10 +3,10 @@
 use quell_kernel::error::{Error, Result};
 use quell_kernel::root::Files;
 
-use crate::home::{Home, Place};
+use crate::group_cgroups::{CgroupDir, GroupCgroups};
 
 /// Whoever holds back a cgroup above himself holds back himself.
-pub(super) fn not_ours(files: &dyn Files, group: &str, place: &Place) -> Result<()> {
+pub(super) fn not_ours(files: &dyn Files, group: &str, place: &CgroupDir) -> Result<()> {
     let own = place.hierarchy.dir_of(files, std::process::id())?;
     if own.is_some_and(|own| place.holds(&own)) {
         return Err(Error::refused_with(
@@ -21,9 +21,9 @@ pub(super) fn not_ours(files: &dyn Files, group: &str, place: &Place) -> Result<
 }
 
 /// Whoever holds back a cgroup holds back those below it.
-pub(super) fn apart(neighbour: &Home, critical: &Home) -> Result<()> {
+pub(super) fn apart(neighbour: &GroupCgroups, critical: &GroupCgroups) -> Result<()> {
     for above in &neighbour.places {
-        let inside = |p: &&Place| above.holds(&p.dir);
+        let inside = |p: &&CgroupDir| above.holds(&p.dir);
         if let Some(inside) = critical.places.iter().find(inside) {
             return Err(Error::refused_with(
                 format!(
@@ -44,7 +44,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(in crate::enforce) fn home(group: &str, dir: &str) -> Home {
+    pub(in crate::enforce) fn home(group: &str, dir: &str) -> GroupCgroups {
         let hierarchy = Hierarchy {
             version: Version::V2,
             mount: "/cg".into(),
@@ -52,9 +52,9 @@ pub(super) mod tests {
             controllers: vec!["memory".into()],
             own: "/".into(),
         };
-        Home {
+        GroupCgroups {
             group: group.into(),
-            places: vec![Place {
+            places: vec![CgroupDir {
                 hierarchy,
                 dir: dir.into(),
                 ours: false,

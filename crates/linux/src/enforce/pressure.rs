@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use quell_control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
+use quell_kernel::cached_file::{CachedFile, keyed};
 use quell_kernel::cgroup::Controller;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::kept::{Kept, keyed};
 use quell_kernel::psi::Resource;
 use quell_kernel::root::{Files, gone};
 use quell_kernel::vm::{self, Watermarks};
@@ -26,8 +26,8 @@ use super::freezer::Freezer;
 use super::nesting::{apart, not_ours};
 use super::{Applied, Enforcer, memory as accounts, stop};
 use crate::above::{self, Above};
-use crate::change::Hands;
-use crate::home::{Home, Place};
+use crate::change::JournaledWriter;
+use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::Host;
 use crate::lease::Lease;
 use crate::session::Session;
@@ -68,7 +68,7 @@ impl Enforcer for Pressure {
                     let path = format!("{}/memory.swap.max", place.dir);
                     // A kernel without swap accounting has no such file.
                     if host.files.exists(&path) {
-                        host.hands()?.set(&path, "0")?;
+                        host.writer()?.set(&path, "0")?;
                     }
                 }
             }
@@ -79,12 +79,12 @@ impl Enforcer for Pressure {
 
     fn act(&mut self, host: &mut Host, action: &Action) -> Result<()> {
         match (action, &mut self.watch) {
-            (Action::Memory(act), Some(watch)) => watch.act(&mut host.hands()?, act),
+            (Action::Memory(act), Some(watch)) => watch.act(&mut host.writer()?, act),
             (Action::Memory(_), None) => Err(Error::refused("memory is not watched")),
             // Who is frozen or stopped could not end.
             (Action::Stop(_), Some(watch)) => {
-                if let Ok(mut hands) = host.hands() {
-                    watch.let_go(&mut hands);
+                if let Ok(mut journaled) = host.writer() {
+                    watch.let_go(&mut journaled);
                 }
                 Ok(())
             }
@@ -102,8 +102,8 @@ impl Enforcer for Pressure {
     }
 
     fn release(&mut self, host: &mut Host) {
-        if let (Some(mut watch), Ok(mut hands)) = (self.watch.take(), host.hands()) {
-            watch.let_go(&mut hands);
+        if let (Some(mut watch), Ok(mut journaled)) = (self.watch.take(), host.writer()) {
+            watch.let_go(&mut journaled);
         }
         self.watched.clear();
     }
@@ -125,7 +125,7 @@ impl Pressure {
         let lease = Arc::clone(host.session()?.0.lease());
         // What reacts must not wait for memory itself.
         let _ = rt::lock_memory();
-        let watch = Watch::open(&files, &mut host.hands()?, &lease, (plan, &members))?;
+        let watch = Watch::open(&files, &mut host.writer()?, &lease, (plan, &members))?;
         self.watch = Some(watch);
         Ok(())
     }
@@ -134,19 +134,19 @@ impl Pressure {
     pub fn read(&mut self, host: &mut Host, processes: bool, look: &mut Look) -> Result<()> {
         // Whoever must never be touched: our watchdog. (We ourselves are known by our number.)
         let watchdog = host.session.as_ref().and_then(Session::watchdog_pid);
-        let (Some(watch), Ok(mut hands)) = (self.watch.as_mut(), host.hands()) else {
+        let (Some(watch), Ok(mut journaled)) = (self.watch.as_mut(), host.writer()) else {
             return Err(Error::refused("memory is not watched"));
         };
-        let files = hands.files;
-        watch.look(&mut hands, files, (watchdog, processes), look)
+        let files = journaled.files;
+        watch.look(&mut journaled, files, (watchdog, processes), look)
     }
 }
 
 /// Everything that is looked at.
 struct Watch {
-    meminfo: Kept,
+    meminfo: CachedFile,
     marks: Watermarks,
-    average: Option<Kept>,
+    average: Option<CachedFile>,
     above: Above,
     critical: Vec<Account>,
     neighbours: Vec<Hold>,
@@ -156,15 +156,15 @@ struct Watch {
 
 /// Where the groups live, in the order of the plan, each with its one cgroup that has the memory controller.
 struct Members {
-    critical: Vec<(Home, Option<Place>)>,
-    neighbours: Vec<(Home, Option<Place>)>,
+    critical: Vec<(GroupCgroups, Option<CgroupDir>)>,
+    neighbours: Vec<(GroupCgroups, Option<CgroupDir>)>,
 }
 
 /// A group that may be acted upon.
 struct Hold {
     account: Account,
-    io: Option<Kept>,
-    events: Option<Kept>,
+    io: Option<CachedFile>,
+    events: Option<CachedFile>,
     /// Where its processes are, those below included.
     tasks: Option<String>,
     freezer: Option<Freezer>,
@@ -177,13 +177,13 @@ impl Watch {
     /// Opens all files; a group whose limit may be moved gets a thread that writes it.
     fn open(
         files: &Arc<dyn Files>,
-        hands: &mut Hands<'_>,
+        journaled: &mut JournaledWriter<'_>,
         lease: &Arc<Lease>,
         (plan, members): (&Pressured, &Members),
     ) -> Result<Self> {
         let missing = |path: &str| Error::refused(format!("{path} is missing"));
         let (shared, files) = (files, &**files);
-        let meminfo = Kept::open(files, vm::MEMINFO)?.ok_or_else(|| missing(vm::MEMINFO))?;
+        let meminfo = CachedFile::open(files, vm::MEMINFO)?.ok_or_else(|| missing(vm::MEMINFO))?;
         let mut critical = Vec::new();
         let (mut places, mut told) = (Vec::new(), Vec::new());
         for (Watched { group, .. }, (home, memory)) in plan.critical.iter().zip(&members.critical) {
@@ -208,10 +208,10 @@ impl Watch {
             let v2 = v2_place(home);
             told.extend(v2.cloned());
             let kept = |name: &str| match v2 {
-                Some(place) => Kept::open(files, &format!("{}/{name}", place.dir)),
+                Some(place) => CachedFile::open(files, &format!("{}/{name}", place.dir)),
                 None => Ok(None),
             };
-            let tasks = v2.or(memory.as_ref()).map(Place::tasks_dir);
+            let tasks = v2.or(memory.as_ref()).map(CgroupDir::tasks_dir);
             for place in &home.places {
                 not_ours(files, group, place)?;
             }
@@ -223,7 +223,7 @@ impl Watch {
                 Some(memory) if allows.limit || allows.reclaim => {
                     let path = memory.steered();
                     let old = files.text(&path)?;
-                    hands.steer(&path, &old)?;
+                    journaled.steer(&path, &old)?;
                     Some(Writer::start(shared, memory, old, Arc::clone(lease))?)
                 }
                 _ => None,
@@ -244,7 +244,7 @@ impl Watch {
         Ok(Self {
             meminfo,
             marks: vm::watermarks(files)?.unwrap_or_default(),
-            average: Kept::open(files, Resource::Memory.system())?,
+            average: CachedFile::open(files, Resource::Memory.system())?,
             above: Above::open(files, &places, &told)?,
             critical,
             neighbours,
@@ -254,7 +254,7 @@ impl Watch {
 
     fn look(
         &mut self,
-        hands: &mut Hands<'_>,
+        journaled: &mut JournaledWriter<'_>,
         files: &dyn Files,
         (never, processes): (Option<u32>, bool),
         look: &mut Look,
@@ -280,7 +280,7 @@ impl Watch {
         look.neighbours.clear();
         look.processes.clear();
         for (number, hold) in self.neighbours.iter_mut().enumerate() {
-            let neighbour = hold.look(hands, files)?;
+            let neighbour = hold.look(journaled, files)?;
             look.neighbours.push(neighbour);
             if processes {
                 hold.processes(files, number, never, &mut look.processes)?;
@@ -308,12 +308,16 @@ impl Watch {
 }
 
 impl Hold {
-    fn look(&mut self, hands: &mut Hands<'_>, files: &dyn Files) -> Result<Neighbour> {
+    fn look(
+        &mut self,
+        journaled: &mut JournaledWriter<'_>,
+        files: &dyn Files,
+    ) -> Result<Neighbour> {
         let stat = self.account.stat(files)?;
         let mut thawed = false;
-        if self.account.stat.as_mut().is_some_and(Kept::renewed) {
+        if self.account.stat.as_mut().is_some_and(CachedFile::renewed) {
             // Made again, it has no limit, and nobody froze it.
-            thawed = self.made_anew(hands)?;
+            thawed = self.made_anew(journaled)?;
             if let Some(writer) = &self.writer {
                 writer.again()?;
             }
@@ -385,21 +389,21 @@ impl Hold {
 
 impl Hold {
     /// Whether it was frozen by us, and in the cgroup that stands in its place nobody is: nor is that ours to thaw.
-    fn made_anew(&mut self, hands: &mut Hands<'_>) -> Result<bool> {
+    fn made_anew(&mut self, journaled: &mut JournaledWriter<'_>) -> Result<bool> {
         let Some(freezer) = self.freezer.as_ref().filter(|_| self.frozen) else {
             return Ok(false);
         };
-        if freezer.frozen(hands.files)? {
+        if freezer.frozen(journaled.files)? {
             return Ok(false);
         }
         self.frozen = false;
-        hands.resumed(Stopped::Group(freezer.path().to_owned()))?;
+        journaled.resumed(Stopped::Group(freezer.path().to_owned()))?;
         Ok(true)
     }
 
-    fn thaw(&mut self, hands: &mut Hands<'_>) -> Result<()> {
+    fn thaw(&mut self, journaled: &mut JournaledWriter<'_>) -> Result<()> {
         if let Some(freezer) = self.freezer.as_ref().filter(|_| self.frozen) {
-            freezer.thaw(hands)?;
+            freezer.thaw(journaled)?;
             self.frozen = false;
         }
         Ok(())
@@ -407,7 +411,7 @@ impl Hold {
 }
 
 impl Watch {
-    fn act(&mut self, hands: &mut Hands<'_>, act: &Act) -> Result<()> {
+    fn act(&mut self, journaled: &mut JournaledWriter<'_>, act: &Act) -> Result<()> {
         match *act {
             Act::Protect { critical, memory } => {
                 let missing = || Error::refused(format!("there is no critical group {critical}"));
@@ -415,7 +419,7 @@ impl Watch {
                 let Some(files) = &account.memory else {
                     return Ok(());
                 };
-                accounts::protect(hands, files, (account.protected, memory), true)?;
+                accounts::protect(journaled, files, (account.protected, memory), true)?;
                 account.protected = memory;
             }
             Act::Limit { neighbour, most } => self.writer(neighbour)?.limit(most)?,
@@ -423,7 +427,7 @@ impl Watch {
             Act::Freeze { neighbour } => {
                 let hold = self.hold(neighbour)?;
                 if let Some(freezer) = &hold.freezer {
-                    hold.frozen = freezer.freeze(hands)?;
+                    hold.frozen = freezer.freeze(journaled)?;
                     if !hold.frozen {
                         let why = format!("{}: somebody else froze it", freezer.path());
                         return Err(Error::refused(why));
@@ -431,35 +435,35 @@ impl Watch {
                 }
             }
             // What somebody else froze stays theirs.
-            Act::Thaw { neighbour } => self.hold(neighbour)?.thaw(hands)?,
+            Act::Thaw { neighbour } => self.hold(neighbour)?.thaw(journaled)?,
             Act::Stop(task) => {
-                if !stop::stop(hands, task)? {
+                if !stop::stop(journaled, task)? {
                     let why = format!("process {}: it has ended, or somebody stopped it", task.pid);
                     return Err(Error::refused(why));
                 }
                 self.stopped.push(task);
             }
-            Act::Continue(task) => self.go_on(hands, task)?,
-            Act::Kill(task) => kill(hands.files, task)?,
+            Act::Continue(task) => self.go_on(journaled, task)?,
+            Act::Kill(task) => kill(journaled.files, task)?,
         }
         Ok(())
     }
 
-    fn go_on(&mut self, hands: &mut Hands<'_>, task: TaskId) -> Result<()> {
+    fn go_on(&mut self, journaled: &mut JournaledWriter<'_>, task: TaskId) -> Result<()> {
         if self.stopped.contains(&task) {
-            stop::resume(hands, task)?;
+            stop::resume(journaled, task)?;
             self.stopped.retain(|stopped| *stopped != task);
         }
         Ok(())
     }
 
     /// Lets everybody go on whom we stopped: who is to end must be able to. What fails is in the journal still.
-    fn let_go(&mut self, hands: &mut Hands<'_>) {
+    fn let_go(&mut self, journaled: &mut JournaledWriter<'_>) {
         for hold in &mut self.neighbours {
-            let _ = hold.thaw(hands);
+            let _ = hold.thaw(journaled);
         }
         for task in std::mem::take(&mut self.stopped) {
-            let _ = stop::resume(hands, task);
+            let _ = stop::resume(journaled, task);
         }
     }
 
@@ -522,12 +526,17 @@ mod tests {
             frozen: false,
             writer: None,
         };
-        let mut hands = Hands::new(&files, &mut journal);
-        assert!(!hold.made_anew(&mut hands).unwrap(), "nobody froze it");
-        hold.frozen = hold.freezer.as_ref().unwrap().freeze(&mut hands).unwrap();
-        assert!(!hold.made_anew(&mut hands).unwrap(), "it is frozen");
+        let mut journaled = JournaledWriter::new(&files, &mut journal);
+        assert!(!hold.made_anew(&mut journaled).unwrap(), "nobody froze it");
+        hold.frozen = hold
+            .freezer
+            .as_ref()
+            .unwrap()
+            .freeze(&mut journaled)
+            .unwrap();
+        assert!(!hold.made_anew(&mut journaled).unwrap(), "it is frozen");
         std::fs::write(&file, "0").unwrap();
-        assert!(hold.made_anew(&mut hands).unwrap());
+        assert!(hold.made_anew(&mut journaled).unwrap());
         assert!(!hold.frozen);
         let stops = |e: &&Undo| matches!(e, Undo::Stop { .. });
         assert_eq!(journal.entries().iter().filter(stops).count(), 0);

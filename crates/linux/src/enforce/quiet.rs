@@ -7,7 +7,7 @@ use quell_plan::Setting;
 use quell_types::cpuset::CpuSet;
 
 use super::{Applied, Enforcer};
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::host::Host;
 
 /// The mechanism.
@@ -17,11 +17,11 @@ impl Enforcer for Quiet {
     fn apply(&mut self, host: &mut Host, _: &str, set: &Setting) -> Applied {
         match set {
             Setting::MoveIrqs { from, to } => {
-                let moved = interrupts(&mut host.hands()?, from, to)?;
+                let moved = interrupts(&mut host.writer()?, from, to)?;
                 Ok(Some(moved.note(from).into_iter().collect()))
             }
             Setting::WorkqueueMask { cpus } => {
-                kernel_work(&mut host.hands()?, cpus)?;
+                kernel_work(&mut host.writer()?, cpus)?;
                 Ok(Some(Vec::new()))
             }
             _ => Ok(None),
@@ -60,30 +60,30 @@ impl Moved {
 ///
 /// # Errors
 /// [`Error::File`]; what the kernel refuses to move is no error.
-pub fn interrupts(hands: &mut Hands<'_>, from: &CpuSet, to: &CpuSet) -> Result<Moved> {
+pub fn interrupts(writer: &mut JournaledWriter<'_>, from: &CpuSet, to: &CpuSet) -> Result<Moved> {
     if to.is_empty() || !to.intersection(from).is_empty() {
         return Err(Error::refused(format!(
             "interrupts cannot be kept off CPU {from} by sending them to '{to}'"
         )));
     }
     let mut moved = Moved::default();
-    if let Some(text) = hands.files.optional(irq::DEFAULT)? {
+    if let Some(text) = writer.files.optional(irq::DEFAULT)? {
         let now =
             parse_mask(&text).ok_or_else(|| Error::malformed(irq::DEFAULT, &text, "a CPU mask"))?;
         if let Some(new) = away(&now, from, to) {
-            hands.set(irq::DEFAULT, &format_mask(&new))?;
+            writer.set(irq::DEFAULT, &format_mask(&new))?;
         }
     }
-    for number in irq::numbers(hands.files)? {
+    for number in irq::numbers(writer.files)? {
         let path = format!("{}/{number}/smp_affinity_list", irq::DIR);
         // Interrupts come and go; one that is gone needs no moving.
-        let Some(now) = hands.files.cpus(&path)? else {
+        let Some(now) = writer.files.cpus(&path)? else {
             continue;
         };
         let Some(new) = away(&now, from, to) else {
             continue;
         };
-        match hands.set(&path, &new.to_string()) {
+        match writer.set(&path, &new.to_string()) {
             Ok(true) => moved.moved += 1,
             Ok(false) => {}
             Err(e)
@@ -105,8 +105,8 @@ pub fn interrupts(hands: &mut Hands<'_>, from: &CpuSet, to: &CpuSet) -> Result<M
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn kernel_work(hands: &mut Hands<'_>, cpus: &CpuSet) -> Result<bool> {
-    hands.set(workqueue::MASK, &format_mask(cpus))
+pub fn kernel_work(writer: &mut JournaledWriter<'_>, cpus: &CpuSet) -> Result<bool> {
+    writer.set(workqueue::MASK, &format_mask(cpus))
 }
 
 /// The affinity without `from`, otherwise as it was: a group that takes its interrupts itself keeps them. `to` where nothing

@@ -7,7 +7,7 @@ use quell_kernel::root::gone;
 use quell_types::journal::Stopped;
 use quell_types::task::TaskId;
 
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::fault;
 
 /// Stops a process (SIGSTOP), journaled. Whether it was stopped: one that is stopped already, or has ended, is left
@@ -15,20 +15,20 @@ use crate::fault;
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn stop(hands: &mut Hands<'_>, task: TaskId) -> Result<bool> {
-    match procfs::stat(hands.files, task.pid)? {
+pub fn stop(writer: &mut JournaledWriter<'_>, task: TaskId) -> Result<bool> {
+    match procfs::stat(writer.files, task.pid)? {
         Some(stat) if stat.id == task && !stat.leaving() && !stopped(stat.state) => {}
         _ => return Ok(false),
     }
     let what = Stopped::Task(task);
-    hands.stopping(what.clone())?;
-    match hands.files.signal(task, libc::SIGSTOP) {
+    writer.stopping(what.clone())?;
+    match writer.files.signal(task, libc::SIGSTOP) {
         Ok(()) => {
             fault::boundary();
             Ok(true)
         }
         Err(e) => {
-            hands.resumed(what)?;
+            writer.resumed(what)?;
             if gone(&e) {
                 return Ok(false);
             }
@@ -46,8 +46,8 @@ pub fn stop(hands: &mut Hands<'_>, task: TaskId) -> Result<bool> {
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn resume(hands: &mut Hands<'_>, task: TaskId) -> Result<()> {
-    match hands.files.signal(task, libc::SIGCONT) {
+pub fn resume(writer: &mut JournaledWriter<'_>, task: TaskId) -> Result<()> {
+    match writer.files.signal(task, libc::SIGCONT) {
         Err(e) if !gone(&e) => {
             return Err(Error::file(
                 "continue",
@@ -58,5 +58,5 @@ pub fn resume(hands: &mut Hands<'_>, task: TaskId) -> Result<()> {
         }
         _ => fault::boundary(),
     }
-    hands.resumed(Stopped::Task(task))
+    writer.resumed(Stopped::Task(task))
 }

@@ -7,15 +7,15 @@
 //! ```
 //!
 //! A domain with processes of its own can have threaded children and no others. A program that
-//! enters G later lies in G itself, next to `work`, until [`Home::gather`] moves it.
+//! enters G later lies in G itself, next to `work`, until [`GroupCgroups::gather`] moves it.
 
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::fair;
 use quell_kernel::root::Files;
 
-use crate::change::Hands;
-use crate::home::{Home, Place, STOP, WORK};
+use crate::change::JournaledWriter;
+use crate::group_cgroups::{CgroupDir, GroupCgroups, STOP, WORK};
 
 /// Controllers that work between threads. A cgroup with threaded children can enable no others.
 const BETWEEN_THREADS: [&str; 4] = ["cpu", "cpuset", "perf_event", "pids"];
@@ -75,21 +75,25 @@ pub fn check(files: &dyn Files, group: &str, dir: &str) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] where another program makes such a child meanwhile.
-pub fn divide(hands: &mut Hands<'_>, cgroups: &Cgroups, home: &mut Home) -> Result<()> {
+pub fn divide(
+    writer: &mut JournaledWriter<'_>,
+    cgroups: &Cgroups,
+    home: &mut GroupCgroups,
+) -> Result<()> {
     let cpu = cgroups.of(Controller::Cpu);
-    let in_place = |p: &&mut Place| !p.ours && Some(&p.hierarchy) == cpu;
+    let in_place = |p: &&mut CgroupDir| !p.ours && Some(&p.hierarchy) == cpu;
     for place in home.places.iter_mut().filter(in_place) {
-        hands.enable(&place.dir, Controller::Cpu.name())?;
+        writer.enable(&place.dir, Controller::Cpu.name())?;
         // What is left in them at the end goes back: programs to their cgroup, a brake to Quell's.
         for (child, heir) in [(WORK, place.dir.clone()), (STOP, place.hierarchy.own_dir())] {
             let child = format!("{}/{child}", place.dir);
-            if !hands.make(&child, &heir)? {
+            if !writer.make(&child, &heir)? {
                 return Err(Error::refused_with(
                     format!("{child} was made by another program"),
                     INSTEAD,
                 ));
             }
-            hands.set(&format!("{child}/cgroup.type"), "threaded")?;
+            writer.set(&format!("{child}/cgroup.type"), "threaded")?;
         }
         place.braked = true;
     }
@@ -98,7 +102,7 @@ pub fn divide(hands: &mut Hands<'_>, cgroups: &Cgroups, home: &mut Home) -> Resu
 
 /// Why the brakes of a group do not hold it any more, where its cgroups are not as they were made.
 #[must_use]
-pub fn lost(files: &dyn Files, home: &Home) -> Option<String> {
+pub fn lost(files: &dyn Files, home: &GroupCgroups) -> Option<String> {
     let mut braked = home.places.iter().filter(|p| p.braked);
     braked.find_map(|place| {
         let path = format!("{}/{WORK}/cpu.idle", place.dir);

@@ -12,8 +12,8 @@ use quell_plan::Setting;
 use quell_types::options::CpuWeight;
 
 use super::{Applied, Enforcer};
-use crate::change::Hands;
-use crate::home::{Home, LOW_SLICE, Place};
+use crate::change::JournaledWriter;
+use crate::group_cgroups::{CgroupDir, GroupCgroups, LOW_SLICE};
 use crate::host::Host;
 
 /// `cpu.shares` of the kernel's default weight, 100.
@@ -31,8 +31,8 @@ impl Enforcer for Weight {
         let Setting::Weight { weight } = set else {
             return Ok(None);
         };
-        let (mut hands, cgroups, group) = host.of(group)?;
-        give(&mut hands, cgroups, &group.home, *weight).map(Some)
+        let (mut writer, cgroups, group) = host.of(group)?;
+        give(&mut writer, cgroups, &group.home, *weight).map(Some)
     }
 }
 
@@ -53,9 +53,9 @@ fn setting(version: Version, dir: &str, weight: u32) -> (String, u64) {
     }
 }
 
-fn set(hands: &mut Hands<'_>, version: Version, dir: &str, weight: u32) -> Result<()> {
+fn set(writer: &mut JournaledWriter<'_>, version: Version, dir: &str, weight: u32) -> Result<()> {
     let (path, value) = setting(version, dir, weight);
-    hands.set(&path, &value.to_string()).map(|_| ())
+    writer.set(&path, &value.to_string()).map(|_| ())
 }
 
 /// Gives a group its weight. Returns what a person should know.
@@ -63,33 +63,33 @@ fn set(hands: &mut Hands<'_>, version: Version, dir: &str, weight: u32) -> Resul
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] where a cgroup that is not ours is to be idle.
 pub fn give(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &Home,
+    home: &GroupCgroups,
     weight: CpuWeight,
 ) -> Result<Vec<String>> {
-    let places: Vec<Place> = home.dirs(cgroups, Controller::Cpu).cloned().collect();
+    let places: Vec<CgroupDir> = home.dirs(cgroups, Controller::Cpu).cloned().collect();
     if places.is_empty() {
         return Ok(vec![format!(
             "group {}: its tasks are in no cgroup of the cpu controller, so that its weight stays as it is",
             home.group
         )]);
     }
-    let exempt = fair::exempt(hands.files, &home.tasks_dirs());
+    let exempt = fair::exempt(writer.files, &home.tasks_dirs());
     let exempt = exempt.map(|task| format!("group {}: {task}: no weight holds it", home.group));
     let mut notes: Vec<String> = exempt.into_iter().collect();
     for place in &places {
         let (version, dir) = (place.hierarchy.version, &place.dir);
         if place.ours {
-            raise_slice(hands, place, weight)?;
+            raise_slice(writer, place, weight)?;
         }
         match weight {
-            CpuWeight::Of(_) if !place.ours && is_idle(hands.files, dir)? => notes.push(format!(
+            CpuWeight::Of(_) if !place.ours && is_idle(writer.files, dir)? => notes.push(format!(
                 "group {}: {dir} is idle already (cpu.idle), which is less than any weight: left as it is",
                 home.group
             )),
-            CpuWeight::Of(weight) => set(hands, version, dir, weight)?,
-            CpuWeight::Idle if place.ours => idle(hands, dir)?,
+            CpuWeight::Of(weight) => set(writer, version, dir, weight)?,
+            CpuWeight::Idle if place.ours => idle(writer, dir)?,
             CpuWeight::Idle => {
                 return Err(Error::refused_with(
                     format!(
@@ -105,26 +105,30 @@ pub fn give(
 }
 
 /// The slice of low weights gets the largest weight of the groups in it.
-fn raise_slice(hands: &mut Hands<'_>, place: &Place, weight: CpuWeight) -> Result<()> {
+fn raise_slice(
+    writer: &mut JournaledWriter<'_>,
+    place: &CgroupDir,
+    weight: CpuWeight,
+) -> Result<()> {
     let slice = format!("{}/{LOW_SLICE}", place.hierarchy.mount);
     if !place.dir.starts_with(&format!("{slice}/")) {
         return Ok(());
     }
     let (path, usual) = setting(place.hierarchy.version, &slice, 100);
-    let was_idle = is_idle(hands.files, &slice)?;
-    let now: u64 = hands.files.text(&path)?.parse().unwrap_or(u64::MAX);
+    let was_idle = is_idle(writer.files, &slice)?;
+    let now: u64 = writer.files.text(&path)?.parse().unwrap_or(u64::MAX);
     // The first group finds the default there, which is more than any low weight.
     let first = !was_idle && now >= usual;
     match weight {
-        CpuWeight::Idle if first => idle(hands, &slice),
+        CpuWeight::Idle if first => idle(writer, &slice),
         CpuWeight::Idle => Ok(()),
         CpuWeight::Of(weight) => {
             let (_, value) = setting(place.hierarchy.version, &slice, weight);
             if was_idle {
-                hands.set(&format!("{slice}/cpu.idle"), "0")?;
+                writer.set(&format!("{slice}/cpu.idle"), "0")?;
             }
             if was_idle || first || now < value {
-                hands.set(&path, &value.to_string())?;
+                writer.set(&path, &value.to_string())?;
             }
             Ok(())
         }
@@ -136,25 +140,25 @@ fn is_idle(files: &dyn Files, dir: &str) -> Result<bool> {
     Ok(text.is_some_and(|text| text.trim() == "1"))
 }
 
-fn idle(hands: &mut Hands<'_>, dir: &str) -> Result<()> {
+fn idle(writer: &mut JournaledWriter<'_>, dir: &str) -> Result<()> {
     let path = format!("{dir}/cpu.idle");
-    if !hands.files.exists(&path) {
+    if !writer.files.exists(&path) {
         return Err(Error::refused_with(
             format!("{path} is not there: cgroups can be idle since Linux 5.15"),
             "write cpu-weight = 1 instead, or have limits held by cpu.max (mechanisms.bandwidth = \"none\")",
         ));
     }
-    hands.set(&path, "1").map(|_| ())
+    writer.set(&path, "1").map(|_| ())
 }
 
 /// Makes a group that was gathered with room for brakes one that they can stop: its tasks run only while no brake does.
 ///
 /// # Errors
 /// As [`give`].
-pub fn under_the_brake(hands: &mut Hands<'_>, home: &Home) -> Result<()> {
+pub fn under_the_brake(writer: &mut JournaledWriter<'_>, home: &GroupCgroups) -> Result<()> {
     for place in home.places.iter().filter(|p| p.braked) {
-        set(hands, place.hierarchy.version, &place.stop_dir(), HIGHEST)?;
-        idle(hands, &place.tasks_dir())?;
+        set(writer, place.hierarchy.version, &place.stop_dir(), HIGHEST)?;
+        idle(writer, &place.tasks_dir())?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use quell_types::mechanism::Level;
 use quell_types::task::TaskMatch;
 
 use super::{Host, finding};
-use crate::home::{Home, Layout, Place};
+use crate::group_cgroups::{CgroupDir, GroupCgroups, Layout};
 use crate::session::Session;
 
 /// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
@@ -23,7 +23,7 @@ pub const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
 
 /// A group.
 pub struct Group {
-    pub home: Home,
+    pub home: GroupCgroups,
     pub layout: Layout,
     pub matching: Vec<TaskMatch>,
     pub cpus: CpuSet,
@@ -35,9 +35,9 @@ pub struct Group {
 
 /// What is around all groups and programs of none.
 pub struct Bound {
-    pub home: Home,
+    pub home: GroupCgroups,
     /// Below it: where programs of no group are.
-    pub loose: Home,
+    pub loose: GroupCgroups,
 }
 
 /// All of them.
@@ -81,26 +81,31 @@ impl Host {
         } else {
             let found = self.assigned()?.remove(name).unwrap_or_default();
             for cgroup in tasks::cgroups_of(&self.files, &in_place, &found)? {
-                let (mut hands, cgroups, group) = self.of(name)?;
+                let (mut writer, cgroups, group) = self.of(name)?;
                 group
                     .home
-                    .adopt(&mut hands, cgroups, &cgroup, controllers)?;
+                    .adopt(&mut writer, cgroups, &cgroup, controllers)?;
             }
         }
         self.collect(name)
     }
 
     /// Makes cgroups for a group: below what is around all of them, if anything is.
-    pub fn home(&mut self, name: &str, controllers: &[Controller], layout: Layout) -> Result<Home> {
-        let (mut hands, cgroups, groups) = self.changes()?;
+    pub fn home(
+        &mut self,
+        name: &str,
+        controllers: &[Controller],
+        layout: Layout,
+    ) -> Result<GroupCgroups> {
+        let (mut writer, cgroups, groups) = self.changes()?;
         let above = groups.bound.as_ref().map(|b| &b.home);
-        Home::create_as(&mut hands, (cgroups, above), name, controllers, layout)
+        GroupCgroups::create_as(&mut writer, (cgroups, above), name, controllers, layout)
     }
 
     /// The group's one cgroup with the memory controller; `None` without a controller.
-    pub fn memory_place(&self, name: &str) -> Result<Option<&Place>> {
+    pub fn memory_place(&self, name: &str) -> Result<Option<&CgroupDir>> {
         let home = &self.groups.one(name)?.home;
-        let places: Vec<&Place> = home.dirs(&self.cgroups, Controller::Memory).collect();
+        let places: Vec<&CgroupDir> = home.dirs(&self.cgroups, Controller::Memory).collect();
         match places.as_slice() {
             [] => Ok(None),
             [one] => Ok(Some(one)),
@@ -134,7 +139,7 @@ impl Host {
     /// Moves the tasks of a group that are still outside into its cgroups.
     pub fn collect(&mut self, name: &str) -> Result<()> {
         let home = &self.groups.one(name)?.home;
-        if !home.places.iter().any(Place::collects) {
+        if !home.places.iter().any(CgroupDir::collects) {
             return Ok(());
         }
         let (matchers, never) = (self.matchers()?, self.never());
@@ -143,8 +148,8 @@ impl Host {
                 .remove(name)
                 .unwrap_or_default())
         };
-        let (mut hands, _, group) = self.of(name)?;
-        group.home.gather(&mut hands, &mut find)?;
+        let (mut writer, _, group) = self.of(name)?;
+        group.home.gather(&mut writer, &mut find)?;
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use quell_policy::workload::{Caches, Workload};
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::Bytes;
 
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::probe;
 use crate::resident::KeeperCommand;
 use crate::session::{Session, WatchdogCommand};
@@ -174,24 +174,24 @@ impl Host {
     }
 
     /// What changes the machine, and the groups.
-    pub fn changes(&mut self) -> Result<(Hands<'_>, &Cgroups, &mut Groups)> {
+    pub fn changes(&mut self) -> Result<(JournaledWriter<'_>, &Cgroups, &mut Groups)> {
         let session = self
             .session
             .as_mut()
             .ok_or_else(|| Error::refused("no hold on the machine"))?;
-        let hands = Hands::new(&self.files, session.journal());
-        Ok((hands, &self.cgroups, &mut self.groups))
+        let writer = JournaledWriter::new(&self.files, session.journal());
+        Ok((writer, &self.cgroups, &mut self.groups))
     }
 
     /// What changes the machine.
-    pub fn hands(&mut self) -> Result<Hands<'_>> {
+    pub fn writer(&mut self) -> Result<JournaledWriter<'_>> {
         Ok(self.changes()?.0)
     }
 
     /// What changes the machine, and one of the groups.
-    pub fn of(&mut self, group: &str) -> Result<(Hands<'_>, &Cgroups, &mut Group)> {
-        let (hands, cgroups, groups) = self.changes()?;
-        Ok((hands, cgroups, groups.one_mut(group)?))
+    pub fn of(&mut self, group: &str) -> Result<(JournaledWriter<'_>, &Cgroups, &mut Group)> {
+        let (writer, cgroups, groups) = self.changes()?;
+        Ok((writer, cgroups, groups.one_mut(group)?))
     }
 
     /// Whether the run is still ours, in the middle of slow work; if so the heart beats.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use quell_control::bandwidth::Account;
-use quell_control::config::Moved;
+use quell_control::config::LineCounts;
 use quell_kernel::perf::Overflow;
 use quell_kernel::pmu::MOST_EVENTS;
 use quell_linux::brake::Decides;
@@ -19,7 +19,7 @@ pub struct Counted {
 }
 
 impl Meter for Counted {
-    fn arm(&mut self, lines: Moved) -> io::Result<()> {
+    fn arm(&mut self, lines: LineCounts) -> io::Result<()> {
         self.meter.arm(lines)
     }
 
@@ -31,7 +31,7 @@ impl Meter for Counted {
         self.meter.woken()
     }
 
-    fn read(&mut self) -> io::Result<(Moved, bool)> {
+    fn read(&mut self) -> io::Result<(LineCounts, bool)> {
         self.meter.read()
     }
 

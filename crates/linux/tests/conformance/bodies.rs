@@ -8,10 +8,10 @@ use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::root::Files;
 use quell_kernel::tasks::{Matcher, assign};
 use quell_kernel::{cgroup, procfs, workqueue};
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::cores::confine;
-use quell_linux::enforce::{affinity, cpumax, quiet, weight};
-use quell_linux::home::{Home, LOW_SLICE, Layout, SLICE};
+use quell_linux::enforce::{affinity, cpumax, io, quiet, weight};
+use quell_linux::group_cgroups::{GroupCgroups, LOW_SLICE, Layout, SLICE};
 use quell_linux::undo;
 use quell_types::cpuset::CpuSet;
 use quell_types::options::CpuWeight;
@@ -32,13 +32,14 @@ fn by_pid(pid: u32) -> TaskMatch {
 
 /// Gathers a process and its descendants in a home of the test's.
 pub fn gather(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
     pid: u32,
     controllers: &[Controller],
-) -> Home {
-    let home = Home::create(hands, cgroups, GROUP, controllers).unwrap();
-    home.gather(hands, &mut |files| family(files, pid)).unwrap();
+) -> GroupCgroups {
+    let home = GroupCgroups::create(writer, cgroups, GROUP, controllers).unwrap();
+    home.gather(writer, &mut |files| family(files, pid))
+        .unwrap();
     home
 }
 
@@ -47,11 +48,11 @@ pub fn gathered<'a>(
     files: &'a dyn Files,
     pid: u32,
     controllers: &[Controller],
-) -> (Cgroups, Held<'a>, Home) {
+) -> (Cgroups, Held<'a>, GroupCgroups) {
     let cgroups = Cgroups::discover(files).unwrap();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let home = gather(&mut hands, &cgroups, pid, controllers);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let home = gather(&mut writer, &cgroups, pid, controllers);
     (cgroups, held, home)
 }
 
@@ -77,10 +78,10 @@ pub fn a_group_with_children_is_gathered_confined_and_put_back(arm: &mut dyn Arm
     arm.remember();
     let files = arm.files();
     let (cgroups, mut held, home) = gathered(files, pid, &ALL);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let (_, last) = ends(files);
     let confined = confine(
-        &mut hands,
+        &mut writer,
         &cgroups,
         &home,
         &last,
@@ -120,9 +121,9 @@ pub fn interrupts_and_kernel_work_are_kept_away_and_let_back(arm: &mut dyn Arm) 
     let files = arm.files();
     let (first, last) = ends(files);
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let moved = quiet::interrupts(&mut hands, &first, &last).unwrap();
-    quiet::kernel_work(&mut hands, &last).unwrap();
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let moved = quiet::interrupts(&mut writer, &first, &last).unwrap();
+    quiet::kernel_work(&mut writer, &last).unwrap();
     assert_eq!(workqueue::mask(files).unwrap(), Some(last.clone()));
     for number in files
         .names("/proc/irq")
@@ -141,9 +142,9 @@ pub fn interrupts_and_kernel_work_are_kept_away_and_let_back(arm: &mut dyn Arm) 
             moved.fixed
         );
     }
-    assert!(quiet::interrupts(&mut hands, &first, &first).is_err());
+    assert!(quiet::interrupts(&mut writer, &first, &first).is_err());
     assert!(
-        quiet::kernel_work(&mut hands, &CpuSet::new()).is_err(),
+        quiet::kernel_work(&mut writer, &CpuSet::new()).is_err(),
         "no CPU at all is refused"
     );
     assert_eq!(held.journal.undo_all(files).left, none());
@@ -156,7 +157,7 @@ pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
     arm.remember();
     let files = arm.files();
     let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpu]);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let dir = home.places[0].dir.clone();
     let read = || -> Vec<String> {
         let names = ["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"];
@@ -168,16 +169,16 @@ pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
             .collect()
     };
     let fresh = read();
-    let mark = hands.journal.mark();
+    let mark = writer.journal.mark();
     let ms = Nanos::millis;
-    let notes = cpumax::limit(&mut hands, &cgroups, &home, Share::percent(40), ms(100)).unwrap();
+    let notes = cpumax::limit(&mut writer, &cgroups, &home, Share::percent(40), ms(100)).unwrap();
     assert_eq!(
         (read(), notes),
         (vec!["40000".to_owned(), "100000".to_owned()], none())
     );
     // A period that is ten times as long, and one that is far shorter: no value in between is refused.
-    cpumax::limit(&mut hands, &cgroups, &home, Share::percent(10), ms(1000)).unwrap();
-    let notes = cpumax::limit(&mut hands, &cgroups, &home, Share::percent(10), ms(1)).unwrap();
+    cpumax::limit(&mut writer, &cgroups, &home, Share::percent(10), ms(1000)).unwrap();
+    let notes = cpumax::limit(&mut writer, &cgroups, &home, Share::percent(10), ms(1)).unwrap();
     assert_eq!(read(), ["1000", "10000"]);
     assert!(notes[0].contains("10ms instead of 1ms"), "{notes:?}");
     assert_eq!(held.journal.undo_to(files, mark).left, none());
@@ -209,16 +210,16 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
         return eprintln!("SKIPPED: cgroups of this kernel cannot be idle");
     }
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let layout = Layout {
         low: true,
         braked: true,
     };
-    let home = Home::create_as(&mut hands, (&cgroups, None), GROUP, &ALL, layout).unwrap();
-    home.gather(&mut hands, &mut |files| family(files, pid))
+    let home = GroupCgroups::create_as(&mut writer, (&cgroups, None), GROUP, &ALL, layout).unwrap();
+    home.gather(&mut writer, &mut |files| family(files, pid))
         .unwrap();
-    weight::give(&mut hands, &cgroups, &home, CpuWeight::Of(5)).unwrap();
-    weight::under_the_brake(&mut hands, &home).unwrap();
+    weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(5)).unwrap();
+    weight::under_the_brake(&mut writer, &home).unwrap();
     let slice = format!("{}/{LOW_SLICE}", cpu.mount);
     let group = format!("{slice}/{GROUP}");
     let (five, highest) = if v2 { ("5", "10000") } else { ("51", "262144") };
@@ -237,9 +238,49 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
         ("a", 20, if v2 { "20" } else { "205" }),
         ("b", 2, if v2 { "20" } else { "205" }),
     ] {
-        let home = Home::create_as(&mut hands, (&cgroups, None), other, &ALL, layout).unwrap();
-        weight::give(&mut hands, &cgroups, &home, CpuWeight::Of(weight)).unwrap();
+        let home =
+            GroupCgroups::create_as(&mut writer, (&cgroups, None), other, &ALL, layout).unwrap();
+        weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(weight)).unwrap();
         assert_eq!(weighs(files, &slice).0, slices);
+    }
+    held.journal.undo_all(files);
+    drop(held);
+    assert_eq!(arm.differences(), none());
+}
+
+pub fn a_weight_of_disks_is_the_groups_and_its_slices_and_goes_back(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    arm.remember();
+    let files = arm.files();
+    let cgroups = Cgroups::discover(files).unwrap();
+    let version = cgroups.of(Controller::Io).map(|io| io.version);
+    let controller = match version {
+        Some(Version::V2) => Controller::Io,
+        _ => Controller::Cpu,
+    };
+    let mut held = Held::new(files);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let home = gather(&mut writer, &cgroups, pid, &[controller]);
+    let given = io::weigh(&mut writer, &cgroups, &home, 700);
+    if version == Some(Version::V2) {
+        given.unwrap();
+        let dir = &home.places[0].dir;
+        let weight = |dir: &str| files.read(&format!("{dir}/io.weight"));
+        // A kernel without BFQ and without io.cost has no weights.
+        if let Ok(text) = weight(dir) {
+            assert_eq!(text.trim(), "default 700");
+            let slice = dir.strip_suffix(&format!("/{GROUP}")).unwrap();
+            assert_eq!(weight(slice).unwrap().trim(), "default 700");
+            // A smaller weight of another group is not the slice's.
+            let other =
+                GroupCgroups::create(&mut writer, &cgroups, "other", &[controller]).unwrap();
+            io::weigh(&mut writer, &cgroups, &other, 300).unwrap();
+            assert_eq!(weight(&other.places[0].dir).unwrap().trim(), "default 300");
+            assert_eq!(weight(slice).unwrap().trim(), "default 700");
+        }
+    } else {
+        let why = given.unwrap_err().to_string();
+        assert!(why.contains("not set in one cgroup (v2)"), "{why}");
     }
     held.journal.undo_all(files);
     drop(held);
@@ -252,31 +293,31 @@ pub fn a_weight_in_place_goes_back_and_an_idle_cgroup_is_left(arm: &mut dyn Arm)
     let cgroups = Cgroups::discover(files).unwrap();
     let cpu = cgroups.of(Controller::Cpu).unwrap();
     let mut made = Held::new(files);
-    let mut hands = Hands::new(files, &mut made.journal);
+    let mut writer = JournaledWriter::new(files, &mut made.journal);
     // A cgroup that stands for somebody else's.
-    let theirs = Home::create(&mut hands, &cgroups, GROUP, &[Controller::Cpu]).unwrap();
+    let theirs = GroupCgroups::create(&mut writer, &cgroups, GROUP, &[Controller::Cpu]).unwrap();
     let dir = theirs.places[0].dir.clone();
     let path = dir.strip_prefix(&cpu.mount).unwrap().to_owned();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let mut home = Home {
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let mut home = GroupCgroups {
         group: GROUP.to_owned(),
         places: Vec::new(),
     };
-    home.adopt(&mut hands, &cgroups, &path, &[Controller::Cpu])
+    home.adopt(&mut writer, &cgroups, &path, &[Controller::Cpu])
         .unwrap();
     let before = weighs(files, &dir);
-    weight::give(&mut hands, &cgroups, &home, CpuWeight::Of(5)).unwrap();
+    weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(5)).unwrap();
     assert_ne!(weighs(files, &dir), before);
     // To make it idle would lose its weight.
-    let why = weight::give(&mut hands, &cgroups, &home, CpuWeight::Idle).unwrap_err();
+    let why = weight::give(&mut writer, &cgroups, &home, CpuWeight::Idle).unwrap_err();
     assert!(why.to_string().contains("would lose the weight"), "{why}");
     held.journal.undo_all(files);
     assert_eq!(weighs(files, &dir), before);
     if files.exists(&format!("{dir}/cpu.idle")) {
         files.write(&format!("{dir}/cpu.idle"), "1").unwrap();
-        let mut hands = Hands::new(files, &mut held.journal);
-        let notes = weight::give(&mut hands, &cgroups, &home, CpuWeight::Of(5)).unwrap();
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
+        let notes = weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(5)).unwrap();
         assert!(notes[0].contains("idle already"), "{notes:?}");
         assert_eq!(weighs(files, &dir).1, "1");
     }
@@ -289,8 +330,8 @@ pub fn what_somebody_else_has_changed_since_is_left(arm: &mut dyn Arm) {
     let files = arm.files();
     let (first, last) = ends(files);
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let notes = affinity::confine(&mut hands, &[pid], &last).unwrap();
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let notes = affinity::confine(&mut writer, &[pid], &last).unwrap();
     assert_eq!(notes, none());
     assert_eq!(files.affinity(pid).unwrap(), last);
     files.set_affinity(pid, &first).unwrap();
@@ -313,14 +354,14 @@ pub fn a_task_moved_by_somebody_else_stays_there(arm: &mut dyn Arm) {
         .unwrap();
     let elsewhere = format!("{}/quell-test-elsewhere", hierarchy.mount);
     let mut outer = Held::new(files);
-    Hands::new(files, &mut outer.journal)
+    JournaledWriter::new(files, &mut outer.journal)
         .make(&elsewhere, &hierarchy.mount)
         .unwrap();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     // What others put into a home is put out of it with it; what they took out is theirs.
     let home = gather(
-        &mut hands,
+        &mut writer,
         &cgroups,
         pid,
         &[Controller::PerfEvent, Controller::Cpu],
@@ -345,8 +386,8 @@ pub fn a_group_of_ours_is_killed_whole(arm: &mut dyn Arm) {
     // A kernel that has no `cgroup.kill` kills by signals, which no process of the model can receive.
     let Some(_) = cgroups.v2() else { return };
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let home = gather(&mut hands, &cgroups, pid, &[Controller::PerfEvent]);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let home = gather(&mut writer, &cgroups, pid, &[Controller::PerfEvent]);
     let mut places = home
         .places
         .iter()
@@ -365,10 +406,10 @@ pub fn undoing_twice_changes_nothing(arm: &mut dyn Arm) {
     arm.remember();
     let files = arm.files();
     let (cgroups, mut held, home) = gathered(files, pid, &ALL);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let (_, last) = ends(files);
     confine(
-        &mut hands,
+        &mut writer,
         &cgroups,
         &home,
         &last,
@@ -423,17 +464,18 @@ pub fn a_child_born_in_a_home_goes_where_its_parent_came_from(arm: &mut dyn Arm)
         .clone();
     let origin = format!("{}/quell-test-origin", hierarchy.mount);
     let mut outer = Held::new(files);
-    Hands::new(files, &mut outer.journal)
+    JournaledWriter::new(files, &mut outer.journal)
         .make(&origin, &hierarchy.mount)
         .unwrap();
     files
         .write(&format!("{origin}/cgroup.procs"), &pid.to_string())
         .unwrap();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let home = Home::create(&mut hands, &cgroups, GROUP, &[Controller::PerfEvent]).unwrap();
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let home =
+        GroupCgroups::create(&mut writer, &cgroups, GROUP, &[Controller::PerfEvent]).unwrap();
     let mut only = |files: &dyn Files| Ok(procfs::stat(files, pid)?.into_iter().collect());
-    home.gather(&mut hands, &mut only).unwrap();
+    home.gather(&mut writer, &mut only).unwrap();
     let child = family(files, pid)
         .unwrap()
         .into_iter()
@@ -472,7 +514,7 @@ pub fn a_cgroup_is_confined_in_place_and_nobody_is_moved(arm: &mut dyn Arm) {
     let all = quell_kernel::topology::online(files).unwrap();
     // Somebody's service: its cgroup, with what a v1 cpuset needs.
     let mut outer = Held::new(files);
-    Hands::new(files, &mut outer.journal)
+    JournaledWriter::new(files, &mut outer.journal)
         .make(&place, &hierarchy.mount)
         .unwrap();
     if hierarchy.version == Version::V1 {
@@ -487,26 +529,26 @@ pub fn a_cgroup_is_confined_in_place_and_nobody_is_moved(arm: &mut dyn Arm) {
     let before = files.affinity(pid).unwrap();
     let inside = tasks_in(files, &place).unwrap();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let mut home = Home {
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let mut home = GroupCgroups {
         group: GROUP.into(),
         places: Vec::new(),
     };
     home.adopt(
-        &mut hands,
+        &mut writer,
         &cgroups,
         "/quell-test-service",
         &[Controller::Cpuset],
     )
     .unwrap();
     assert!(
-        home.adopt(&mut hands, &cgroups, "/", &[Controller::Cpuset])
+        home.adopt(&mut writer, &cgroups, "/", &[Controller::Cpuset])
             .is_err(),
         "the root is everybody's"
     );
     let (first, _) = ends(files);
     confine(
-        &mut hands,
+        &mut writer,
         &cgroups,
         &home,
         &first,

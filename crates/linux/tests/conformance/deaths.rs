@@ -9,12 +9,12 @@ use quell_kernel::memory::Memory;
 use quell_kernel::procfs;
 use quell_kernel::resctrl::{self, Info, Mode, Resctrl, Schemata};
 use quell_kernel::root::Files;
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::affinity::Keep;
 use quell_linux::enforce::cores::{confine, confine_rest};
 use quell_linux::enforce::freezer::Freezer;
 use quell_linux::enforce::{cache, cpumax, quiet, stop, weight};
-use quell_linux::home::{Home, Layout};
+use quell_linux::group_cgroups::{GroupCgroups, Layout};
 use quell_linux::{enforce, fault, journal, undo};
 use quell_types::cpuset::CpuSet;
 use quell_types::options::CpuWeight;
@@ -79,20 +79,20 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
         .unwrap()
         .difference(&last);
     let cgroups = Cgroups::discover(files).unwrap();
-    let mut hands = Hands::new(files, &mut held.journal);
-    let home = gather(&mut hands, &cgroups, victim, &ALL);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let home = gather(&mut writer, &cgroups, victim, &ALL);
     let mems: CpuSet = "0".parse().unwrap();
-    confine(&mut hands, &cgroups, &home, &last, &mems, exclusive, &[]).unwrap();
+    confine(&mut writer, &cgroups, &home, &last, &mems, exclusive, &[]).unwrap();
     let stay = BTreeSet::from([std::process::id()]);
     let keep = Keep {
         homes: &[&home],
         processes: &stay,
     };
-    confine_rest(&mut hands, &cgroups, keep, &rest).unwrap();
-    quiet::interrupts(&mut hands, &last, &first).unwrap();
-    quiet::kernel_work(&mut hands, &rest).unwrap();
+    confine_rest(&mut writer, &cgroups, keep, &rest).unwrap();
+    quiet::interrupts(&mut writer, &last, &first).unwrap();
+    quiet::kernel_work(&mut writer, &rest).unwrap();
     cpumax::limit(
-        &mut hands,
+        &mut writer,
         &cgroups,
         &home,
         Share::percent(40),
@@ -104,63 +104,64 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
         low: true,
         braked: true,
     };
-    let noise = Home::create_as(&mut hands, (&cgroups, None), "noise", &ALL, layout).unwrap();
-    weight::give(&mut hands, &cgroups, &noise, CpuWeight::Of(5)).unwrap();
-    weight::under_the_brake(&mut hands, &noise).unwrap();
+    let noise =
+        GroupCgroups::create_as(&mut writer, (&cgroups, None), "noise", &ALL, layout).unwrap();
+    weight::give(&mut writer, &cgroups, &noise, CpuWeight::Of(5)).unwrap();
+    weight::under_the_brake(&mut writer, &noise).unwrap();
     if cgroups.of(Controller::Cpu).unwrap().version == Version::V2 {
-        braked_in_place(&mut hands, &cgroups, "/service");
+        braked_in_place(&mut writer, &cgroups, "/service");
     }
-    memory(&mut hands, &cgroups, victim);
+    memory(&mut writer, &cgroups, victim);
     if files.exists("/proc/filesystems") {
-        let resctrl = cache::adopt_or_mount(&mut hands, "").unwrap();
+        let resctrl = cache::adopt_or_mount(&mut writer, "").unwrap();
         let info = resctrl.info(files).unwrap();
         match info.ways(3).next() {
-            Some(_) => divide(&mut hands, &resctrl, &info, victim),
-            None => lock(&mut hands, &resctrl, &info),
+            Some(_) => divide(&mut writer, &resctrl, &info, victim),
+            None => lock(&mut writer, &resctrl, &info),
         }
     }
 }
 
 /// A part of the cache, and a newborn in it.
-fn divide(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info, victim: u32) {
-    let files = hands.files;
-    let ours = cache::make(hands, resctrl, "quell.ours").unwrap();
+fn divide(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, info: &Info, victim: u32) {
+    let files = writer.files;
+    let ours = cache::make(writer, resctrl, "quell.ours").unwrap();
     for (group, mask) in [(&ours, 0xf000), (&resctrl.default_group(), 0x0fff)] {
         let part = Schemata::masks("L3", [0], Mask(mask));
-        cache::allocate(hands, resctrl, info, group, &part).unwrap();
+        cache::allocate(writer, resctrl, info, group, &part).unwrap();
     }
     let theirs = resctrl.group("theirs");
     if files.exists(&theirs.dir) {
         let part = Schemata::masks("L3", [0], Mask(0x0ff0));
-        cache::allocate(hands, resctrl, info, &theirs, &part).unwrap();
+        cache::allocate(writer, resctrl, info, &theirs, &part).unwrap();
     }
-    cache::set_mode(hands, resctrl, &ours, &Mode::Exclusive).unwrap();
+    cache::set_mode(writer, resctrl, &ours, &Mode::Exclusive).unwrap();
     let slow = Schemata::numbers("MB", [0], 30);
-    cache::allocate(hands, resctrl, info, &ours, &slow).unwrap();
+    cache::allocate(writer, resctrl, info, &ours, &slow).unwrap();
     let mut find = |files: &dyn Files| Ok(procfs::threads(files, victim)?.into_iter().collect());
-    cache::take(hands, resctrl, &ours, &mut find).unwrap();
+    cache::take(writer, resctrl, &ours, &mut find).unwrap();
     assert!(ours.tasks(files).unwrap().contains(&victim));
 }
 
 /// Memory locked in ways that everybody leaves.
-fn lock(hands: &mut Hands<'_>, resctrl: &Resctrl, info: &Info) {
-    let files = hands.files;
+fn lock(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, info: &Info) {
+    let files = writer.files;
     let theirs = resctrl.group("theirs");
     let theirs = files.exists(&theirs.dir).then_some(theirs);
     for group in theirs.into_iter().chain([resctrl.default_group()]) {
         let left = Schemata::masks("L2", [0, 1], Mask(0xfffc));
-        cache::allocate(hands, resctrl, info, &group, &left).unwrap();
+        cache::allocate(writer, resctrl, info, &group, &left).unwrap();
     }
     let what = Schemata::masks("L2", [1], Mask(0x3));
-    let region = cache::lock_memory(hands, resctrl, "quell-ours", &what).unwrap();
+    let region = cache::lock_memory(writer, resctrl, "quell-ours", &what).unwrap();
     assert_eq!(region.cpus.to_string(), "2-3");
 }
 
 /// What is done about memory, with somebody stopped at the end, and somebody who was let go on.
-fn memory(hands: &mut Hands<'_>, cgroups: &Cgroups, victim: u32) {
-    let files = hands.files;
+fn memory(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, victim: u32) {
+    let files = writer.files;
     let home = gather(
-        hands,
+        writer,
         cgroups,
         victim,
         &[Controller::Memory, Controller::Freezer],
@@ -169,27 +170,27 @@ fn memory(hands: &mut Hands<'_>, cgroups: &Cgroups, victim: u32) {
     let memory = Memory::of(&place.hierarchy, &place.dir);
     if memory.version() == Version::V2 {
         let keep = (Bytes(0), Bytes(1 << 20));
-        enforce::memory::protect(hands, &memory, keep, false).unwrap();
+        enforce::memory::protect(writer, &memory, keep, false).unwrap();
     }
-    enforce::memory::limit(hands, &memory, Bytes(512 << 20), true).unwrap();
-    enforce::memory::sysctl(hands, "dirty_ratio", 5).unwrap();
+    enforce::memory::limit(writer, &memory, Bytes(512 << 20), true).unwrap();
+    enforce::memory::sysctl(writer, "dirty_ratio", 5).unwrap();
     let task = procfs::stat(files, victim).unwrap().unwrap().id;
-    enforce::memory::oom_score(hands, task, 300, &place.dir).unwrap();
+    enforce::memory::oom_score(writer, task, 300, &place.dir).unwrap();
     let freezer = home
         .places
         .iter()
         .find_map(|p| Freezer::of(files, p))
         .unwrap();
-    freezer.freeze(hands).unwrap();
-    stop::stop(hands, task).unwrap();
-    freezer.thaw(hands).unwrap();
+    freezer.freeze(writer).unwrap();
+    stop::stop(writer, task).unwrap();
+    freezer.thaw(writer).unwrap();
     let service = format!("{}/service/", cgroups.of(Controller::Memory).unwrap().mount);
     let path = format!("{service}memory.high");
     if files.exists(&path) {
-        hands.steer(&path, &files.text(&path).unwrap()).unwrap();
+        writer.steer(&path, &files.text(&path).unwrap()).unwrap();
         files.put(&path, "1048576").unwrap();
     }
-    freezer.freeze(hands).unwrap();
+    freezer.freeze(writer).unwrap();
 }
 
 /// A v2 cpuset with tasks that was not set cannot be unset again: all that there is stands in for nothing.

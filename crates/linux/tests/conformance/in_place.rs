@@ -8,9 +8,9 @@ use quell_kernel::fake::{Fake, Flavour, Spec};
 use quell_kernel::procfs;
 use quell_kernel::root::Files;
 use quell_kernel::tasks::{Matcher, assign};
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::{threaded, weight};
-use quell_linux::home::Home;
+use quell_linux::group_cgroups::GroupCgroups;
 use quell_types::task::TaskMatch;
 
 use crate::arms::{Arm, Held, compare, furnished};
@@ -31,18 +31,22 @@ pub fn residents(
 }
 
 /// Divides a cgroup on v2 into its tasks and room for brakes.
-pub fn braked_in_place(hands: &mut Hands<'_>, cgroups: &Cgroups, cgroup: &str) -> Home {
-    let mut home = Home {
+pub fn braked_in_place(
+    writer: &mut JournaledWriter<'_>,
+    cgroups: &Cgroups,
+    cgroup: &str,
+) -> GroupCgroups {
+    let mut home = GroupCgroups {
         group: GROUP.into(),
         places: Vec::new(),
     };
     let controllers = [Controller::Cpu, Controller::PerfEvent];
-    home.adopt(hands, cgroups, cgroup, &controllers).unwrap();
-    threaded::check(hands.files, GROUP, &home.places[0].dir).unwrap();
-    threaded::divide(hands, cgroups, &mut home).unwrap();
-    home.gather(hands, &mut |files| residents(files, cgroup))
+    home.adopt(writer, cgroups, cgroup, &controllers).unwrap();
+    threaded::check(writer.files, GROUP, &home.places[0].dir).unwrap();
+    threaded::divide(writer, cgroups, &mut home).unwrap();
+    home.gather(writer, &mut |files| residents(files, cgroup))
         .unwrap();
-    weight::under_the_brake(hands, &home).unwrap();
+    weight::under_the_brake(writer, &home).unwrap();
     home
 }
 
@@ -60,7 +64,7 @@ pub fn a_cgroup_is_braked_in_place_and_put_back(arm: &mut dyn Arm) {
         format!("{}/quell-test-service", cpu.mount),
     );
     let mut outer = Held::new(files);
-    Hands::new(files, &mut outer.journal)
+    JournaledWriter::new(files, &mut outer.journal)
         .make(&service, &cpu.mount)
         .unwrap();
     let enter = |pid: u32| files.put(&format!("{service}/cgroup.procs"), &pid.to_string());
@@ -69,8 +73,8 @@ pub fn a_cgroup_is_braked_in_place_and_put_back(arm: &mut dyn Arm) {
     let child = family(files, pid).unwrap()[1].id.pid;
     let elsewhere = cpu.dir_of(files, child).unwrap();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let home = braked_in_place(&mut hands, &cgroups, name);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let home = braked_in_place(&mut writer, &cgroups, name);
     assert_eq!(read("cgroup.type"), "domain threaded");
     assert_eq!(home.stop_doors(), [format!("{service}/stop/cgroup.procs")]);
     let work = format!("{service}/work");
@@ -85,7 +89,7 @@ pub fn a_cgroup_is_braked_in_place_and_put_back(arm: &mut dyn Arm) {
     // Whoever enters it later lies next to `work`, and follows.
     enter(newcomer).unwrap();
     assert_eq!(cpu.dir_of(files, newcomer).unwrap(), Some(service.clone()));
-    home.gather(&mut hands, &mut |files| residents(files, name))
+    home.gather(&mut writer, &mut |files| residents(files, name))
         .unwrap();
     assert_eq!(cpu.dir_of(files, newcomer).unwrap(), Some(work));
     assert_eq!(cpu.dir_of(files, child).unwrap(), elsewhere);
@@ -164,8 +168,8 @@ fn an_owner_may_take_back_what_a_brake_in_its_cgroup_needs() {
         let before = fake.dump();
         let cgroups = Cgroups::discover(files).unwrap();
         let mut held = Held::new(files);
-        let mut hands = Hands::new(files, &mut held.journal);
-        let home = braked_in_place(&mut hands, &cgroups, "/service");
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
+        let home = braked_in_place(&mut writer, &cgroups, "/service");
         assert_eq!(tasks_in(files, &format!("{dir}/work")).unwrap().len(), 2);
         if removed {
             fake.with(|m| {
@@ -182,7 +186,7 @@ fn an_owner_may_take_back_what_a_brake_in_its_cgroup_needs() {
         }
         let lost = threaded::lost(files, &home).unwrap();
         assert!(lost.contains("cpu.idle is gone"), "{lost}");
-        home.gather(&mut hands, &mut |f| residents(f, "/service"))
+        home.gather(&mut writer, &mut |f| residents(f, "/service"))
             .unwrap();
         assert_eq!(held.journal.undo_all(files).left, none());
         if !removed {

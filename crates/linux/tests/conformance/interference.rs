@@ -8,11 +8,11 @@ use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::fake::{Fake, Flavour, Op, Spec};
 use quell_kernel::root::Files;
 use quell_kernel::{irq, workqueue};
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::affinity::Keep;
 use quell_linux::enforce::cores::{confine, confine_rest};
 use quell_linux::enforce::quiet;
-use quell_linux::home::Home;
+use quell_linux::group_cgroups::GroupCgroups;
 use quell_types::cpuset::CpuSet;
 
 use crate::arms::{Held, compare, furnished};
@@ -87,10 +87,11 @@ fn a_fork_bomb_is_given_up_on_and_taken_back() {
         let files: &dyn Files = &fake;
         let cgroups = Cgroups::discover(files).unwrap();
         let mut held = Held::new(files);
-        let mut hands = Hands::new(files, &mut held.journal);
-        let home = Home::create(&mut hands, &cgroups, GROUP, &[Controller::Cpuset]).unwrap();
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
+        let home =
+            GroupCgroups::create(&mut writer, &cgroups, GROUP, &[Controller::Cpuset]).unwrap();
         let error = home
-            .gather(&mut hands, &mut |f| family(f, pid))
+            .gather(&mut writer, &mut |f| family(f, pid))
             .unwrap_err()
             .to_string();
         assert!(error.contains("multiply faster"), "{error}");
@@ -140,15 +141,15 @@ fn tasks_that_are_about_to_end_are_left_where_they_are() {
             .unwrap()
             .difference(&last);
         let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
-        let mut hands = Hands::new(files, &mut held.journal);
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
         assert_eq!(tasks_in(files, &home.places[0].dir).unwrap(), [pid]);
         let mems: CpuSet = "0".parse().unwrap();
-        confine(&mut hands, &cgroups, &home, &last, &mems, false, &[]).unwrap();
+        confine(&mut writer, &cgroups, &home, &last, &mems, false, &[]).unwrap();
         let keep = Keep {
             homes: &[&home],
             processes: &[std::process::id()].into(),
         };
-        confine_rest(&mut hands, &cgroups, keep, &rest).unwrap();
+        confine_rest(&mut writer, &cgroups, keep, &rest).unwrap();
         assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
     }
 }
@@ -159,9 +160,9 @@ fn values_that_somebody_else_has_set_since_are_left_and_named() {
     let files: &dyn Files = &fake;
     let (first, last) = ends(files);
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    quiet::interrupts(&mut hands, &first, &last).unwrap();
-    quiet::kernel_work(&mut hands, &last).unwrap();
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    quiet::interrupts(&mut writer, &first, &last).unwrap();
+    quiet::kernel_work(&mut writer, &last).unwrap();
     files.write("/proc/irq/24/smp_affinity_list", "1").unwrap();
     files.write(workqueue::MASK, "6").unwrap();
     let undone = held.journal.undo_all(files);
@@ -187,8 +188,12 @@ fn interrupts_that_cannot_be_moved_are_told() {
     let files: &dyn Files = &fake;
     let (first, last) = ends(files);
     let mut held = Held::new(files);
-    let moved =
-        quiet::interrupts(&mut Hands::new(files, &mut held.journal), &first, &last).unwrap();
+    let moved = quiet::interrupts(
+        &mut JournaledWriter::new(files, &mut held.journal),
+        &first,
+        &last,
+    )
+    .unwrap();
     assert_eq!((moved.moved, moved.fixed.clone()), (2, vec![0, 26]));
     assert!(
         moved
@@ -264,9 +269,9 @@ fn refusals_name_path_reason_and_remedy() {
         let files: &dyn Files = &fake;
         let cgroups = Cgroups::discover(files).unwrap();
         let mut held = Held::new(files);
-        let mut hands = Hands::new(files, &mut held.journal);
-        let error = Home::create(&mut hands, &cgroups, GROUP, &ALL)
-            .and_then(|home| home.gather(&mut hands, &mut |f| family(f, pid)))
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
+        let error = GroupCgroups::create(&mut writer, &cgroups, GROUP, &ALL)
+            .and_then(|home| home.gather(&mut writer, &mut |f| family(f, pid)))
             .unwrap_err()
             .to_string();
         let reason = std::io::Error::from_raw_os_error(errno).to_string();
@@ -295,9 +300,9 @@ fn a_partition_that_the_kernel_does_not_make_leaves_nothing_and_says_why() {
         .unwrap();
     let before = fake.dump();
     let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let mems: CpuSet = "0".parse().unwrap();
-    let confined = confine(&mut hands, &cgroups, &home, &last, &mems, true, &[]).unwrap();
+    let confined = confine(&mut writer, &cgroups, &home, &last, &mems, true, &[]).unwrap();
     assert!(!confined.partition);
     assert!(
         confined.notes[0].contains("narrowed instead"),
@@ -320,13 +325,13 @@ fn a_cpuset_whose_parent_lacks_the_cpus_is_refused() {
     let files: &dyn Files = &fake;
     let pid = fake.with(|m| m.spawn("victim"));
     let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     files
         .write("/sys/fs/cgroup/quell.slice/cpuset.cpus", "0-1")
         .unwrap();
     let (_, last) = ends(files);
     let mems: CpuSet = "0".parse().unwrap();
-    let error = confine(&mut hands, &cgroups, &home, &last, &mems, false, &[])
+    let error = confine(&mut writer, &cgroups, &home, &last, &mems, false, &[])
         .unwrap_err()
         .to_string();
     assert!(error.contains("got CPUs 0-1, not 3"), "{error}");
@@ -348,9 +353,9 @@ fn newborns_of_the_root_are_kept_off_too_and_bound_kernel_threads_are_left() {
             .unwrap()
             .difference(&last);
         let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
-        let mut hands = Hands::new(files, &mut held.journal);
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
         let mems: CpuSet = "0".parse().unwrap();
-        confine(&mut hands, &cgroups, &home, &last, &mems, false, &[]).unwrap();
+        confine(&mut writer, &cgroups, &home, &last, &mems, false, &[]).unwrap();
         let born = Arc::new(AtomicU32::new(0));
         let child = Arc::clone(&born);
         fake.meanwhile(move |m, _, path, _| {
@@ -363,7 +368,7 @@ fn newborns_of_the_root_are_kept_off_too_and_bound_kernel_threads_are_left() {
             homes: &[&home],
             processes: &stay,
         };
-        confine_rest(&mut hands, &cgroups, keep, &rest).unwrap();
+        confine_rest(&mut writer, &cgroups, keep, &rest).unwrap();
         let born = born.load(Ordering::SeqCst);
         assert_eq!(files.affinity(born).unwrap(), rest);
         assert_eq!(
@@ -391,9 +396,9 @@ fn a_partition_made_invalid_by_somebody_else_gives_its_cpus_back() {
     let before = fake.dump();
     let (_, last) = ends(files);
     let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let mems: CpuSet = "0".parse().unwrap();
-    let confined = confine(&mut hands, &cgroups, &home, &last, &mems, true, &[]).unwrap();
+    let confined = confine(&mut writer, &cgroups, &home, &last, &mems, true, &[]).unwrap();
     assert!(confined.partition);
     let slice = "/sys/fs/cgroup/quell.slice";
     files.mkdir(&format!("{slice}/somebody")).unwrap();
@@ -427,9 +432,9 @@ fn a_cgroup_that_somebody_else_makes_first_is_not_ours_to_remove() {
             }
         });
         let mut held = Held::new(files);
-        let mut hands = Hands::new(files, &mut held.journal);
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
         assert!(
-            !hands.make(&slice, &mount).unwrap(),
+            !writer.make(&slice, &mount).unwrap(),
             "it is there, and not made by us"
         );
         fake.quiet();
@@ -448,8 +453,8 @@ fn a_cgroup_that_could_not_be_made_is_not_removed_when_somebody_else_makes_it_la
     let slice = "/sys/fs/cgroup/cpu/quell.slice";
     let mut held = Held::new(files);
     fake.refuse(Op::Make, slice, libc::EAGAIN);
-    let mut hands = Hands::new(files, &mut held.journal);
-    assert!(hands.make(slice, "/sys/fs/cgroup/cpu").is_err());
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    assert!(writer.make(slice, "/sys/fs/cgroup/cpu").is_err());
     fake.refuse(Op::Make, "\0", 0);
     files.mkdir(slice).unwrap();
     held.journal.undo_all(files);
@@ -469,10 +474,10 @@ fn a_real_time_program_that_cannot_enter_is_told_why() {
     let before = fake.dump();
     let cgroups = Cgroups::discover(files).unwrap();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let home = Home::create(&mut hands, &cgroups, GROUP, &ALL).unwrap();
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let home = GroupCgroups::create(&mut writer, &cgroups, GROUP, &ALL).unwrap();
     let error = home
-        .gather(&mut hands, &mut |f| family(f, pid))
+        .gather(&mut writer, &mut |f| family(f, pid))
         .unwrap_err()
         .to_string();
     for part in [

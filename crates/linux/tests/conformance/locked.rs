@@ -4,7 +4,7 @@
 use quell_kernel::resctrl::locked::{holders, possible};
 use quell_kernel::resctrl::{Mode, Resctrl, Schemata};
 use quell_kernel::root::Files;
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::cache;
 use quell_linux::undo;
 use quell_types::partition::Mask;
@@ -159,9 +159,9 @@ pub fn memory_is_locked_and_let_go(arm: &mut dyn Arm) {
     arm.remember();
     let files = arm.files();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let what = Schemata::masks("L2", [0], WAYS);
-    let early = cache::lock_memory(&mut hands, &resctrl, "quell-early", &what);
+    let early = cache::lock_memory(&mut writer, &resctrl, "quell-early", &what);
     let early = early.unwrap_err().to_string();
     assert!(
         early.contains("'Overlaps with other group'") && early.contains("give the others less"),
@@ -170,15 +170,15 @@ pub fn memory_is_locked_and_let_go(arm: &mut dyn Arm) {
     let default = resctrl.default_group();
     let domains = default.schemata(files).unwrap().domains("L2");
     let left = Schemata::masks("L2", domains, Mask(LEFT));
-    cache::allocate(&mut hands, &resctrl, &info, &default, &left).unwrap();
-    let region = cache::lock_memory(&mut hands, &resctrl, "quell-a", &what).unwrap();
+    cache::allocate(&mut writer, &resctrl, &info, &default, &left).unwrap();
+    let region = cache::lock_memory(&mut writer, &resctrl, "quell-a", &what).unwrap();
     assert_eq!(
         (region.bytes, region.cpus.to_string().as_str()),
         (128 << 10, "0-1")
     );
     assert!(files.exists(&region.device()));
     let second = cache::lock_memory(
-        &mut hands,
+        &mut writer,
         &resctrl,
         "quell-b",
         &Schemata::masks("L2", [0], Mask(0xc)),
@@ -189,7 +189,7 @@ pub fn memory_is_locked_and_let_go(arm: &mut dyn Arm) {
         "{second}"
     );
     let refused = cache::allocate(
-        &mut hands,
+        &mut writer,
         &resctrl,
         &info,
         &default,
@@ -214,11 +214,11 @@ pub fn what_is_open_stays_locked_until_it_is_closed(arm: &mut dyn Arm) {
     let entries = {
         let files = arm.files();
         let mut held = Held::new(files);
-        let mut hands = Hands::new(files, &mut held.journal);
-        let resctrl = cache::adopt_or_mount(&mut hands, "").unwrap();
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
+        let resctrl = cache::adopt_or_mount(&mut writer, "").unwrap();
         leave(files, &resctrl);
         let what = Schemata::masks("L2", [0], WAYS);
-        cache::lock_memory(&mut hands, &resctrl, "quell-a", &what).unwrap();
+        cache::lock_memory(&mut writer, &resctrl, "quell-a", &what).unwrap();
         held.let_go()
     };
     let pid = arm.opens("quell-a");

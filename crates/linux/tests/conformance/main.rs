@@ -60,6 +60,7 @@ on_every_arm! { bodies:
     interrupts_and_kernel_work_are_kept_away_and_let_back
     a_quota_is_set_changed_and_taken_back
     a_group_is_given_a_low_weight_and_room_for_brakes
+    a_weight_of_disks_is_the_groups_and_its_slices_and_goes_back
     a_weight_in_place_goes_back_and_an_idle_cgroup_is_left
     what_somebody_else_has_changed_since_is_left
     a_task_moved_by_somebody_else_stays_there

@@ -1,15 +1,15 @@
 //! The bodies for memory and for stopping: `memory`, `freezer`, `pidfd`, `oom`, `sysctl`, `psi`, `vm`.
 
+use quell_kernel::cached_file::CachedFile;
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
-use quell_kernel::kept::Kept;
 use quell_kernel::memory::{self, Memory};
 use quell_kernel::psi::{self, Resource};
 use quell_kernel::root::Files;
 use quell_kernel::{oom, pidfd, procfs, sysctl, vm};
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::freezer::Freezer;
 use quell_linux::enforce::{self, stop};
-use quell_linux::home::{Home, Place};
+use quell_linux::group_cgroups::{CgroupDir, GroupCgroups};
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos};
 
@@ -33,7 +33,7 @@ fn becomes(files: &dyn Files, pid: u32, stopped: bool) {
     });
 }
 
-fn memory_of(cgroups: &Cgroups, home: &Home) -> Option<(Place, Memory)> {
+fn memory_of(cgroups: &Cgroups, home: &GroupCgroups) -> Option<(CgroupDir, Memory)> {
     let place = home.dirs(cgroups, Controller::Memory).next()?.clone();
     let memory = Memory::of(&place.hierarchy, &place.dir);
     Some((place, memory))
@@ -47,15 +47,15 @@ pub fn a_group_is_limited_in_memory_and_let_back(arm: &mut dyn Arm) {
     let Some((_, memory)) = memory_of(&cgroups, &home) else {
         return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
     };
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     assert!(memory::has(files, &memory));
     let most = Bytes(512 * MIB);
-    enforce::memory::limit(&mut hands, &memory, most, true).unwrap();
+    enforce::memory::limit(&mut writer, &memory, most, true).unwrap();
     let of = |path: &str| memory::amount(path, &files.text(path).unwrap()).unwrap();
     match memory.version() {
         Version::V1 => {
             assert_eq!(of(&memory.steered()), Some(most));
-            let error = enforce::memory::limit(&mut hands, &memory, most, false).unwrap_err();
+            let error = enforce::memory::limit(&mut writer, &memory, most, false).unwrap_err();
             assert!(error.to_string().contains("allow"), "{error}");
         }
         Version::V2 => {
@@ -84,8 +84,8 @@ pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
     let Some((place, memory)) = memory_of(&cgroups, &home) else {
         return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
     };
-    let mut hands = Hands::new(files, &mut held.journal);
-    let set = enforce::memory::protect(&mut hands, &memory, (Bytes(0), Bytes(8 * MIB)), false);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let set = enforce::memory::protect(&mut writer, &memory, (Bytes(0), Bytes(8 * MIB)), false);
     if memory.version() == Version::V1 {
         let error = set.unwrap_err().to_string();
         assert!(error.contains("v1 cannot protect memory"), "{error}");
@@ -102,7 +102,13 @@ pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
     files
         .put(&format!("{slice}/memory.min"), &(12 * MIB).to_string())
         .unwrap();
-    enforce::memory::protect(&mut hands, &memory, (Bytes(8 * MIB), Bytes(16 * MIB)), true).unwrap();
+    enforce::memory::protect(
+        &mut writer,
+        &memory,
+        (Bytes(8 * MIB), Bytes(16 * MIB)),
+        true,
+    )
+    .unwrap();
     assert_eq!(read(&place.dir, "memory.min"), (16 * MIB).to_string());
     assert_eq!(read(&slice, "memory.min"), (20 * MIB).to_string());
     held.journal.undo_all(files);
@@ -119,19 +125,19 @@ pub fn a_moved_limit_goes_back_whatever_it_reads(arm: &mut dyn Arm) {
     // Somebody's service, changed in place.
     let service = format!("{}/quell-test-service", hierarchy.mount);
     let mut outer = Held::new(files);
-    let mut hands = Hands::new(files, &mut outer.journal);
+    let mut writer = JournaledWriter::new(files, &mut outer.journal);
     if hierarchy.version == Version::V2 {
-        hands.enable(&hierarchy.mount, "memory").unwrap();
+        writer.enable(&hierarchy.mount, "memory").unwrap();
     }
-    hands.make(&service, &hierarchy.mount).unwrap();
+    writer.make(&service, &hierarchy.mount).unwrap();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let mut home = Home {
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let mut home = GroupCgroups {
         group: GROUP.into(),
         places: Vec::new(),
     };
     home.adopt(
-        &mut hands,
+        &mut writer,
         &cgroups,
         "/quell-test-service",
         &[Controller::Memory],
@@ -141,7 +147,7 @@ pub fn a_moved_limit_goes_back_whatever_it_reads(arm: &mut dyn Arm) {
     let path = memory.steered();
     let old = files.text(&path).unwrap();
     for mib in [900, 800, 700] {
-        hands.steer(&path, &files.text(&path).unwrap()).unwrap();
+        writer.steer(&path, &files.text(&path).unwrap()).unwrap();
         files.put(&path, &(mib * MIB).to_string()).unwrap();
     }
     let steered = |h: &Held<'_>| h.journal.entries().len();
@@ -161,21 +167,24 @@ pub fn a_group_is_frozen_and_thawed_and_nobody_elses_is(arm: &mut dyn Arm) {
         .filter_map(|p| Freezer::of(files, p))
         .collect();
     assert!(!freezers.is_empty());
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     for freezer in &freezers {
-        let recorded = hands.journal.entries().len();
-        assert!(freezer.freeze(&mut hands).unwrap());
+        let recorded = writer.journal.entries().len();
+        assert!(freezer.freeze(&mut writer).unwrap());
         assert!(freezer.frozen(files).unwrap());
-        assert!(!freezer.freeze(&mut hands).unwrap(), "it is frozen already");
-        freezer.thaw(&mut hands).unwrap();
+        assert!(
+            !freezer.freeze(&mut writer).unwrap(),
+            "it is frozen already"
+        );
+        freezer.thaw(&mut writer).unwrap();
         assert!(!freezer.frozen(files).unwrap());
         assert_eq!(
-            hands.journal.entries().len(),
+            writer.journal.entries().len(),
             recorded,
             "a pair leaves nothing"
         );
         // Frozen when the run ends: thawed by whoever undoes it.
-        assert!(freezer.freeze(&mut hands).unwrap());
+        assert!(freezer.freeze(&mut writer).unwrap());
     }
     assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
     drop(held);
@@ -187,14 +196,14 @@ pub fn what_we_let_go_on_and_others_stop_stays_stopped(arm: &mut dyn Arm) {
     let files = arm.files();
     let (task, idle) = (id(files, pid), id(files, other));
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    assert!(stop::stop(&mut hands, task).unwrap());
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    assert!(stop::stop(&mut writer, task).unwrap());
     becomes(files, pid, true);
-    assert!(!stop::stop(&mut hands, task).unwrap(), "not twice");
+    assert!(!stop::stop(&mut writer, task).unwrap(), "not twice");
     // Something else is recorded in between, so that the pair stays in the journal.
-    assert!(stop::stop(&mut hands, idle).unwrap());
+    assert!(stop::stop(&mut writer, idle).unwrap());
     becomes(files, other, true);
-    stop::resume(&mut hands, task).unwrap();
+    stop::resume(&mut writer, task).unwrap();
     becomes(files, pid, false);
     files.signal(task, libc::SIGSTOP).unwrap();
     becomes(files, pid, true);
@@ -223,13 +232,13 @@ pub fn an_oom_score_comes_back_for_children_too(arm: &mut dyn Arm) {
     let files = arm.files();
     let (_, mut held, home) = gathered(files, pid, &[Controller::Cpu]);
     let dir = home.places[0].dir.clone();
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let task = id(files, pid);
     let before = oom::adjustment(files, pid).unwrap().unwrap();
     let ours = 300;
-    assert!(enforce::memory::oom_score(&mut hands, task, ours, &dir).unwrap());
-    assert!(!enforce::memory::oom_score(&mut hands, task, ours, &dir).unwrap());
-    assert!(enforce::memory::oom_score(&mut hands, task, 2000, &dir).is_err());
+    assert!(enforce::memory::oom_score(&mut writer, task, ours, &dir).unwrap());
+    assert!(!enforce::memory::oom_score(&mut writer, task, ours, &dir).unwrap());
+    assert!(enforce::memory::oom_score(&mut writer, task, 2000, &dir).is_err());
     assert_eq!(oom::adjustment(files, pid).unwrap(), Some(ours));
     assert!(oom::score(files, pid).unwrap().unwrap() > 0);
     // As a child born meanwhile would have it.
@@ -260,14 +269,14 @@ pub fn sysctls_of_memory_are_set_and_taken_back(arm: &mut dyn Arm) {
     arm.remember();
     let files = arm.files();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let before: Vec<Option<i64>> = SYSCTLS
         .map(|name| sysctl::read(files, name).unwrap())
         .to_vec();
     assert!(before.iter().all(Option::is_some), "{before:?}");
-    assert!(enforce::memory::sysctl(&mut hands, "swappiness", 61).unwrap());
-    assert!(enforce::memory::sysctl(&mut hands, "dirty_background_ratio", 9).unwrap());
-    assert!(enforce::memory::sysctl(&mut hands, "swappiness", 201).is_err());
+    assert!(enforce::memory::sysctl(&mut writer, "swappiness", 61).unwrap());
+    assert!(enforce::memory::sysctl(&mut writer, "dirty_background_ratio", 9).unwrap());
+    assert!(enforce::memory::sysctl(&mut writer, "swappiness", 201).is_err());
     assert_eq!(sysctl::read(files, "swappiness").unwrap(), Some(61));
     assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
     let after = SYSCTLS.map(|name| sysctl::read(files, name).unwrap());
@@ -282,7 +291,7 @@ pub fn pressure_is_told_of_the_machine_and_of_groups(arm: &mut dyn Arm) {
         let Some(now) = psi::read(files, resource.system()).unwrap() else {
             return eprintln!("SKIPPED: this kernel has no pressure stall information");
         };
-        let mut kept = Kept::open(files, resource.system()).unwrap().unwrap();
+        let mut kept = CachedFile::open(files, resource.system()).unwrap().unwrap();
         let text = kept.text(files).unwrap().unwrap().to_owned();
         let total = psi::some_total(kept.path(), &text).unwrap();
         assert!(total >= now.some.unwrap().total);
@@ -302,7 +311,7 @@ pub fn pressure_is_told_of_the_machine_and_of_groups(arm: &mut dyn Arm) {
                 .total,
             Nanos(0)
         );
-        let mut kept = Kept::open(files, &path).unwrap().unwrap();
+        let mut kept = CachedFile::open(files, &path).unwrap().unwrap();
         held.journal.undo_all(files);
         assert_eq!(kept.text(files).unwrap(), None, "its cgroup was removed");
     }
@@ -335,8 +344,8 @@ mod a_later_process_of_a_number_is_left_as_it_is {
         let kernel = quell_kernel::root::Kernel::new().unwrap();
         let task = id(&kernel, first);
         let mut held = Held::new(&kernel);
-        let mut hands = Hands::new(&kernel, &mut held.journal);
-        assert!(stop::stop(&mut hands, task).unwrap());
+        let mut writer = JournaledWriter::new(&kernel, &mut held.journal);
+        assert!(stop::stop(&mut writer, task).unwrap());
         becomes(&kernel, first, true);
         kernel.signal(task, libc::SIGKILL).unwrap();
         arm.wait(first);
@@ -354,7 +363,7 @@ mod a_later_process_of_a_number_is_left_as_it_is {
         becomes(&kernel, first, true);
         let gone = kernel.signal(task, libc::SIGCONT).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
-        stop::resume(&mut hands, task).unwrap();
+        stop::resume(&mut writer, task).unwrap();
         assert_eq!(held.journal.undo_all(&kernel).left, Vec::<String>::new());
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(

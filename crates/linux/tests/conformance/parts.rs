@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
 use quell_kernel::resctrl::{Info, Mode, Resctrl, Schemata};
 use quell_kernel::root::Files;
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::cache;
 use quell_types::journal::Undo;
 use quell_types::partition::Mask;
@@ -29,9 +29,9 @@ fn a_cache_that_goes_offline_keeps_no_other_from_its_ways() {
     let default = resctrl.default_group();
     let before = default.schemata(files).unwrap();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let ways = Schemata::masks("L2", [0, 1], Mask(0xf));
-    cache::allocate(&mut hands, &resctrl, &info, &default, &ways).unwrap();
+    cache::allocate(&mut writer, &resctrl, &info, &default, &ways).unwrap();
     fake.with(|m| m.resctrl_domain("L2", 1, false));
     let undone = held.journal.undo_all(files);
     assert!(undone.left.is_empty(), "{undone:?}");
@@ -64,8 +64,8 @@ fn an_idle_group_that_is_taken_is_as_a_new_one_and_goes_back() {
     let idle = resctrl.group("idle");
     let before = idle.schemata(files).unwrap();
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    cache::widen(&mut hands, &resctrl, &info, &idle).unwrap();
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    cache::widen(&mut writer, &resctrl, &info, &idle).unwrap();
     let wide = Schemata::parse("L3:0=ff\nMB:0=100");
     assert_eq!(idle.schemata(files).unwrap(), wide);
     // So that a step on one of them stands for it, and the other is still looked after.
@@ -84,15 +84,15 @@ fn a_group_that_is_gone_takes_nobody_and_says_so() {
     let files: &dyn Files = &fake;
     let pid = fake.with(|m| m.spawn("program"));
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let group = cache::make(&mut hands, &resctrl, "COS1").unwrap();
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let group = cache::make(&mut writer, &resctrl, "COS1").unwrap();
     files.rmdir(&group.dir).unwrap();
     let mut looks = 0;
     let mut find = |_: &dyn Files| {
         looks += 1;
         Ok(BTreeSet::from([pid]))
     };
-    let refused = cache::take(&mut hands, &resctrl, &group, &mut find).unwrap_err();
+    let refused = cache::take(&mut writer, &resctrl, &group, &mut find).unwrap_err();
     assert!(refused.to_string().contains("is gone"), "{refused}");
     assert_eq!(looks, 1);
 }

@@ -10,7 +10,7 @@ use quell_kernel::procfs;
 use quell_kernel::resctrl::groups::membership;
 use quell_kernel::resctrl::{Group, Info, Kind, Mode, Reading, Resctrl, Schemata};
 use quell_kernel::root::Files;
-use quell_linux::change::Hands;
+use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::cache;
 use quell_types::partition::Mask;
 
@@ -341,23 +341,23 @@ pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
     );
     // We say the same, before the kernel does, and name whose they are.
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let wanted = Schemata::masks("L3", [0], ways.all);
     let refused =
-        cache::allocate(&mut hands, &resctrl, &info, &resctrl.group("b"), &wanted).unwrap_err();
+        cache::allocate(&mut writer, &resctrl, &info, &resctrl.group("b"), &wanted).unwrap_err();
     let refused = refused.to_string();
     assert!(refused.contains("group a (exclusive) has"), "{refused}");
     if !ways.sparse {
         let hole = Schemata::masks("L3", [0], Mask(0b101));
         let refused =
-            cache::allocate(&mut hands, &resctrl, &info, &resctrl.group("b"), &hole).unwrap_err();
+            cache::allocate(&mut writer, &resctrl, &info, &resctrl.group("b"), &hole).unwrap_err();
         assert!(
             refused.to_string().contains("no mask with holes"),
             "{refused}"
         );
     }
     let refused =
-        cache::set_mode(&mut hands, &resctrl, &resctrl.group("b"), &Mode::Exclusive).unwrap_err();
+        cache::set_mode(&mut writer, &resctrl, &resctrl.group("b"), &Mode::Exclusive).unwrap_err();
     assert!(
         refused
             .to_string()
@@ -370,11 +370,11 @@ pub fn classes_and_ids_run_out_with_advice(arm: &mut dyn Arm) {
     let files = arm.files();
     let (resctrl, info) = fresh(files, "");
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let mut until_refused = |prefix: &str| {
         let mut made = 0;
         loop {
-            match cache::make(&mut hands, &resctrl, &format!("{prefix}{made}")) {
+            match cache::make(&mut writer, &resctrl, &format!("{prefix}{made}")) {
                 Ok(_) => made += 1,
                 Err(e) => return (made, e.to_string()),
             }
@@ -397,7 +397,7 @@ pub fn classes_and_ids_run_out_with_advice(arm: &mut dyn Arm) {
         why.contains("resctrl says 'Out of RMIDs': every monitoring id"),
         "{why}"
     );
-    let taken = cache::make(&mut hands, &resctrl, "g0")
+    let taken = cache::make(&mut writer, &resctrl, "g0")
         .unwrap_err()
         .to_string();
     assert!(
@@ -431,19 +431,19 @@ pub fn a_part_is_given_followed_and_taken_back(arm: &mut dyn Arm) {
     pids.push(other);
     let before = picture(files, &pids);
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
-    let adopted = cache::adopt_or_mount(&mut hands, "").unwrap();
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let adopted = cache::adopt_or_mount(&mut writer, "").unwrap();
     assert_eq!(adopted, resctrl, "nothing is mounted anew");
-    let ours = cache::make(&mut hands, &resctrl, "quell.ours").unwrap();
+    let ours = cache::make(&mut writer, &resctrl, "quell.ours").unwrap();
     let part = |mask: u64| Schemata::masks("L3", [0], Mask(mask));
-    assert!(cache::allocate(&mut hands, &resctrl, &info, &ours, &part(high)).unwrap());
+    assert!(cache::allocate(&mut writer, &resctrl, &info, &ours, &part(high)).unwrap());
     assert!(
-        !cache::allocate(&mut hands, &resctrl, &info, &ours, &part(high)).unwrap(),
+        !cache::allocate(&mut writer, &resctrl, &info, &ours, &part(high)).unwrap(),
         "it is so already"
     );
     assert!(
         cache::allocate(
-            &mut hands,
+            &mut writer,
             &resctrl,
             &info,
             &resctrl.default_group(),
@@ -453,18 +453,18 @@ pub fn a_part_is_given_followed_and_taken_back(arm: &mut dyn Arm) {
     );
     // The hardware's steps are not ours: what the kernel makes of it is no change by others.
     let slow = Schemata::numbers("MB", [0], 15);
-    assert!(cache::allocate(&mut hands, &resctrl, &info, &ours, &slow).unwrap());
+    assert!(cache::allocate(&mut writer, &resctrl, &info, &ours, &slow).unwrap());
     let mut find = |files: &dyn Files| -> Result<BTreeSet<u32>> {
         let mut all = family(files, pid);
         all.insert(other);
         Ok(all)
     };
     assert_eq!(
-        cache::take(&mut hands, &resctrl, &ours, &mut find).unwrap(),
+        cache::take(&mut writer, &resctrl, &ours, &mut find).unwrap(),
         5
     );
     assert_eq!(
-        cache::take(&mut hands, &resctrl, &ours, &mut find).unwrap(),
+        cache::take(&mut writer, &resctrl, &ours, &mut find).unwrap(),
         0
     );
     let inside = ours.tasks(files).unwrap();
@@ -484,12 +484,12 @@ pub fn what_others_set_since_stays(arm: &mut dyn Arm) {
     let (resctrl, info) = fresh(files, "");
     let (low, _) = halves(&info);
     let mut held = Held::new(files);
-    let mut hands = Hands::new(files, &mut held.journal);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
     let default = resctrl.default_group();
     let ways = Schemata::masks("L3", [0], Mask(low));
-    cache::allocate(&mut hands, &resctrl, &info, &default, &ways).unwrap();
+    cache::allocate(&mut writer, &resctrl, &info, &default, &ways).unwrap();
     cache::allocate(
-        &mut hands,
+        &mut writer,
         &resctrl,
         &info,
         &default,
@@ -517,13 +517,13 @@ pub fn what_we_mounted_goes_unless_others_use_it(arm: &mut dyn Arm) {
             files.unmount(ROOT).unwrap();
         }
         let mut held = Held::new(files);
-        let mut hands = Hands::new(files, &mut held.journal);
-        let resctrl = cache::adopt_or_mount(&mut hands, "").unwrap();
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
+        let resctrl = cache::adopt_or_mount(&mut writer, "").unwrap();
         let info = resctrl.info(files).unwrap();
-        let ours = cache::make(&mut hands, &resctrl, "quell.ours").unwrap();
+        let ours = cache::make(&mut writer, &resctrl, "quell.ours").unwrap();
         let all = info.ways(3).next().unwrap().1.all;
         let part = Schemata::masks("L3", [0], Mask(all.0 >> 1));
-        cache::allocate(&mut hands, &resctrl, &info, &ours, &part).unwrap();
+        cache::allocate(&mut writer, &resctrl, &info, &ours, &part).unwrap();
         if others {
             make(files, "theirs");
         }
@@ -578,10 +578,10 @@ pub fn code_and_data_apart_are_divided_alike(arm: &mut dyn Arm) {
         assert_eq!(put("schemata", &format!("L3CODE:0={own:x}")), libc::EINVAL);
         assert_eq!(said(), "Overlaps with exclusive group");
         let mut held = Held::new(files);
-        let mut hands = Hands::new(files, &mut held.journal);
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
         let wanted = Schemata::masks("L3DATA", [0], Mask(own));
         let refused = cache::allocate(
-            &mut hands,
+            &mut writer,
             &resctrl,
             &info,
             &resctrl.default_group(),

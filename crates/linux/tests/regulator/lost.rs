@@ -65,7 +65,7 @@ fn eventually_lost(brake: &Brake) {
 struct Taken(Arc<AtomicBool>);
 
 impl Meter for Taken {
-    fn arm(&mut self, _: Moved) -> std::io::Result<()> {
+    fn arm(&mut self, _: LineCounts) -> std::io::Result<()> {
         Ok(())
     }
 
@@ -77,7 +77,7 @@ impl Meter for Taken {
         Ok(None)
     }
 
-    fn read(&mut self) -> std::io::Result<(Moved, bool)> {
+    fn read(&mut self) -> std::io::Result<(LineCounts, bool)> {
         Ok((Lines(0).into(), !self.0.load(Ordering::Acquire)))
     }
 

@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+use quell_control::config::LineCounts;
 use quell_control::config::Meter as Kind;
-use quell_control::config::Moved;
 use quell_control::config::Regulation;
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::perf::{

@@ -20,9 +20,9 @@
 use std::cmp::Reverse;
 
 use quell_control::Regulator;
-use quell_control::bandwidth::Fast;
+use quell_control::bandwidth::Verdict;
+use quell_control::config::LineCounts;
 use quell_control::config::Meter;
-use quell_control::config::Moved;
 use quell_control::config::Regulation;
 use quell_control::pool::Pool;
 use quell_control::pooled::Pooled;
@@ -94,7 +94,7 @@ impl Os {
             self.leave(core, class);
             let counts = self.machine.counts(core);
             let regulated = Regulated {
-                regulator: Regulator::new(regulation, now, Moved::default()),
+                regulator: Regulator::new(regulation, now, LineCounts::default()),
                 meter: regulation.meter,
                 stopped: None,
                 counts: CoreCounts::default(),
@@ -226,14 +226,14 @@ impl Os {
     }
 
     /// What the counters of a group on a core read that its regulator looks at.
-    fn used(&self, core: usize, class: u8) -> Moved {
+    fn used(&self, core: usize, class: u8) -> LineCounts {
         let Some(regulated) = self.cores[core].regulated.get(&class) else {
-            return Moved::default();
+            return LineCounts::default();
         };
         let counts = regulated.counts(self.machine.counts(core));
         let (read, written) = (Lines(counts.lines()), Lines(counts.writebacks));
         match regulated.meter {
-            Meter::Apart { .. } => Moved {
+            Meter::Apart { .. } => LineCounts {
                 lines: read,
                 writes: written,
             },
@@ -244,7 +244,7 @@ impl Os {
     }
 
     /// Has an interrupt come when the group's tasks have moved so much more on a core; without `lines`, never.
-    fn arm(&mut self, core: usize, class: u8, lines: Option<Moved>) {
+    fn arm(&mut self, core: usize, class: u8, lines: Option<LineCounts>) {
         let counts_writes = self.counts_writes;
         let now = self.machine.counts(core);
         let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
@@ -316,16 +316,16 @@ impl Os {
     }
 
     /// Does what a regulator has decided.
-    fn follow(&mut self, core: usize, class: u8, what: Fast) {
+    fn follow(&mut self, core: usize, class: u8, what: Verdict) {
         let (now, used) = (self.now(), self.used(core, class));
         let busy = self.now + self.costs.interrupt.0 * PS;
         let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
             return;
         };
         let lines = match what {
-            Fast::Rearm(lines) | Fast::NewPeriod(lines) => Some(lines),
-            Fast::RunFreeUntil(_) => None,
-            Fast::ThrottleUntil(until) => {
+            Verdict::Rearm(lines) | Verdict::NewPeriod(lines) => Some(lines),
+            Verdict::RunFreeUntil(_) => None,
+            Verdict::ThrottleUntil(until) => {
                 // A pooled budget is continued by the pool.
                 if !matches!(regulated.regulator, Regulator::Pooled(_)) {
                     let at = (until.0 * PS).max(busy);
@@ -400,7 +400,8 @@ impl Os {
         };
         let what = regulated.regulator.begin(now, used, &self.pool);
         // The record has a period only where it ends or begins a stop.
-        if regulated.stopped.is_some() || !matches!(what, Fast::Rearm(_) | Fast::NewPeriod(_)) {
+        if regulated.stopped.is_some() || !matches!(what, Verdict::Rearm(_) | Verdict::NewPeriod(_))
+        {
             regulated.decisions.push(Decision {
                 at: now,
                 used: used.sum(),

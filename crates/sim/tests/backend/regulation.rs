@@ -1,6 +1,6 @@
 //! The regulator: the same code as on Linux, driven by the simulated counters' interrupts.
 
-use quell_control::bandwidth::Fast;
+use quell_control::bandwidth::Verdict;
 use quell_control::config::Meter;
 use quell_control::config::Regulation;
 use quell_plan::Setting;
@@ -119,7 +119,7 @@ fn a_late_interrupt_lets_more_through_and_the_average_holds() {
         );
         let first = outcome.decisions.first().unwrap();
         assert_eq!(first.reaction, Some((delay, false)));
-        assert!(matches!(first.what, Fast::ThrottleUntil(_)));
+        assert!(matches!(first.what, Verdict::ThrottleUntil(_)));
         first.used.0 - Lines::at(limit, PERIOD).0
     };
     let (soon, late) = (overshoot(Nanos(0)), overshoot(Nanos::micros(20)));

@@ -109,7 +109,7 @@ impl Parts {
         let region = {
             let _lock = self.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
             cache::lock_memory(
-                &mut host.hands()?,
+                &mut host.writer()?,
                 &self.resctrl,
                 &format!("quell-{name}"),
                 &what,

@@ -41,7 +41,7 @@ impl Parts {
 
     fn bring(&self, host: &mut Host, found: &Whereabouts) -> Result<()> {
         let mut find = |files: &dyn Files| threads(files, &found.home);
-        cache::take(&mut host.hands()?, &self.resctrl, &found.group, &mut find)?;
+        cache::take(&mut host.writer()?, &self.resctrl, &found.group, &mut find)?;
         Ok(())
     }
 

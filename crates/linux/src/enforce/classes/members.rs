@@ -8,10 +8,10 @@ use quell_kernel::resctrl::Group;
 use quell_kernel::root::Files;
 use quell_kernel::{below, procfs};
 
-use crate::home::Home;
+use crate::group_cgroups::GroupCgroups;
 
 /// Every thread in a group's cgroups and those below them.
-pub fn threads(files: &dyn Files, home: &Home) -> Result<BTreeSet<u32>> {
+pub fn threads(files: &dyn Files, home: &GroupCgroups) -> Result<BTreeSet<u32>> {
     let (mut threads, mut processes) = (BTreeSet::new(), BTreeSet::new());
     for place in &home.places {
         for dir in below::tree(files, &place.dir) {
@@ -48,7 +48,7 @@ fn tasks_of(files: &dyn Files, path: &str) -> Result<Vec<u32>> {
 pub struct Whereabouts {
     pub name: String,
     pub group: Group,
-    pub home: Home,
+    pub home: GroupCgroups,
     /// Who was in the control group.
     pub inside: BTreeSet<u32>,
     /// Whose it is, looked at after that.
@@ -116,9 +116,9 @@ mod tests {
     use quell_kernel::resctrl::Resctrl;
 
     use super::*;
-    use crate::home::Place;
+    use crate::group_cgroups::CgroupDir;
 
-    fn machine(flavour: Flavour) -> (Fake, Home) {
+    fn machine(flavour: Flavour) -> (Fake, GroupCgroups) {
         let fake = Fake::new(&Spec {
             rdt: Some(Rdt::icelake()),
             ..Spec::new(flavour)
@@ -127,13 +127,13 @@ mod tests {
         let hierarchy = cgroups.of(Controller::Cpu).unwrap().clone();
         let dir = format!("{}/g", hierarchy.mount);
         fake.with(|m| m.somebody_makes(&dir)).unwrap();
-        let place = Place {
+        let place = CgroupDir {
             hierarchy,
             dir,
             ours: true,
             braked: false,
         };
-        let home = Home {
+        let home = GroupCgroups {
             group: "g".to_owned(),
             places: vec![place],
         };
@@ -206,7 +206,7 @@ mod tests {
         );
         let homeless = Whereabouts {
             all: BTreeSet::new(),
-            home: Home {
+            home: GroupCgroups {
                 group: "g".to_owned(),
                 places: Vec::new(),
             },

@@ -270,7 +270,7 @@ impl Classes {
             _ => "cdp",
         });
         let options: Vec<&str> = options.collect();
-        let resctrl = cache::adopt_or_mount(&mut host.hands()?, &options.join(","))?;
+        let resctrl = cache::adopt_or_mount(&mut host.writer()?, &options.join(","))?;
         if let Some(level) = apart.iter().find(|level| !resctrl.apart(**level)) {
             return Err(Error::refused_with(
                 format!(
@@ -309,7 +309,7 @@ impl Classes {
         let (resctrl, info) = (&parts.resctrl, &parts.info);
         {
             let _lock = resctrl.lock(&host.files, For::Changing, PATIENCE)?;
-            cache::allocate(&mut host.hands()?, resctrl, info, &group, &lines)?;
+            cache::allocate(&mut host.writer()?, resctrl, info, &group, &lines)?;
         }
         let ways = match *set {
             Setting::Ways { level, mask } => Some((level, mask)),
@@ -354,7 +354,7 @@ impl Classes {
         let path = group.file("schemata");
         let _lock = parts.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
         let old = group.schemata(&host.files)?.only(&lines).to_string();
-        host.hands()?.steer(&path, &old)?;
+        host.writer()?.steer(&path, &old)?;
         let files: &dyn Files = &host.files;
         let put = || files.put(&path, &lines.to_string());
         parts.resctrl.explained(files, put)
@@ -367,7 +367,7 @@ impl Classes {
         let _lock = parts.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
         let group = parts.new_class(host)?;
         let mut find = |_: &dyn Files| Ok(threads.clone());
-        cache::take(&mut host.hands()?, &parts.resctrl, &group, &mut find)?;
+        cache::take(&mut host.writer()?, &parts.resctrl, &group, &mut find)?;
         Ok(group)
     }
 
@@ -414,8 +414,8 @@ impl Parts {
             return;
         };
         for group in own {
-            if let Ok(mut hands) = host.hands() {
-                let _ = cache::set_mode(&mut hands, &self.resctrl, &group, &Mode::Exclusive);
+            if let Ok(mut writer) = host.writer() {
+                let _ = cache::set_mode(&mut writer, &self.resctrl, &group, &Mode::Exclusive);
             }
         }
     }
@@ -462,7 +462,7 @@ impl Parts {
         let names = (1..).map(|n| format!("COS{n}"));
         let mut names = names.filter(|name| all.iter().all(|g| g.name != *name));
         let name = names.next().unwrap_or_default();
-        let made = cache::make(&mut host.hands()?, resctrl, &name);
+        let made = cache::make(&mut host.writer()?, resctrl, &name);
         let Err(why) = made else { return made };
         let used = resctrl.used(&host.files)?;
         let ours: Vec<&Group> = self.groups.values().collect();
@@ -471,7 +471,7 @@ impl Parts {
             return Err(why);
         };
         // Whoever had it last may have left it narrow.
-        cache::widen(&mut host.hands()?, resctrl, &self.info, &group)?;
+        cache::widen(&mut host.writer()?, resctrl, &self.info, &group)?;
         Ok(group)
     }
 }

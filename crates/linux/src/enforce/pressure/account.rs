@@ -1,22 +1,22 @@
 //! The memory of one group, in files that are kept open.
 
+use quell_kernel::cached_file::CachedFile;
 use quell_kernel::cgroup::Version;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::kept::Kept;
 use quell_kernel::memory::{self, Memory};
 use quell_kernel::psi::{self, Resource};
 use quell_kernel::root::Files;
 use quell_types::units::{Bytes, Nanos};
 
-use crate::home::{Home, Place};
+use crate::group_cgroups::{CgroupDir, GroupCgroups};
 
 /// The files of one group. What is gone reads as nothing.
 pub struct Account {
     pub memory: Option<Memory>,
-    pub usage: Option<Kept>,
-    pub stat: Option<Kept>,
-    pub memory_stall: Option<Kept>,
-    pub io_stall: Option<Kept>,
+    pub usage: Option<CachedFile>,
+    pub stat: Option<CachedFile>,
+    pub memory_stall: Option<CachedFile>,
+    pub io_stall: Option<CachedFile>,
     /// What is protected by us.
     pub protected: Bytes,
 }
@@ -25,12 +25,12 @@ impl Account {
     pub fn open(
         files: &dyn Files,
         group: &str,
-        home: &Home,
-        memory: Option<&Place>,
+        home: &GroupCgroups,
+        memory: Option<&CgroupDir>,
     ) -> Result<Self> {
         let v2 = v2_place(home);
         let stall = |resource: Resource| match v2 {
-            Some(place) => Kept::open(files, &resource.of(&place.dir)),
+            Some(place) => CachedFile::open(files, &resource.of(&place.dir)),
             None => Ok(None),
         };
         let memory = memory.map(|place| Memory::of(&place.hierarchy, &place.dir));
@@ -40,7 +40,7 @@ impl Account {
                 "enable memory in the parents' cgroup.subtree_control",
             ));
         }
-        let kept = |path: Option<String>| path.map_or(Ok(None), |p| Kept::open(files, &p));
+        let kept = |path: Option<String>| path.map_or(Ok(None), |p| CachedFile::open(files, &p));
         Ok(Self {
             usage: kept(memory.as_ref().map(Memory::usage))?,
             stat: kept(memory.as_ref().map(Memory::stat))?,
@@ -53,7 +53,7 @@ impl Account {
 
     /// Who is there, and of whom nothing is told any more, must not be taken for calm.
     pub fn still_told(&self, files: &dyn Files) -> Result<()> {
-        let path = self.memory_stall.as_ref().map_or("", Kept::path);
+        let path = self.memory_stall.as_ref().map_or("", CachedFile::path);
         let dir = path.rsplit_once('/').map_or("", |(dir, _)| dir);
         if dir.is_empty() || !files.exists(&format!("{dir}/cgroup.procs")) {
             return Ok(());
@@ -90,7 +90,7 @@ impl Account {
 }
 
 /// The time waited so far, in a pressure file that may be gone.
-pub fn waited(kept: Option<&mut Kept>, files: &dyn Files) -> Result<Option<Nanos>> {
+pub fn waited(kept: Option<&mut CachedFile>, files: &dyn Files) -> Result<Option<Nanos>> {
     let Some(kept) = kept else {
         return Ok(None);
     };
@@ -103,7 +103,7 @@ pub fn waited(kept: Option<&mut Kept>, files: &dyn Files) -> Result<Option<Nanos
 }
 
 /// The group's cgroup in v2, whatever its controllers: pressure is told there, and it can be frozen.
-pub fn v2_place(home: &Home) -> Option<&Place> {
-    let is = |p: &&Place| p.hierarchy.version == Version::V2;
+pub fn v2_place(home: &GroupCgroups) -> Option<&CgroupDir> {
+    let is = |p: &&CgroupDir| p.hierarchy.version == Version::V2;
     home.places.iter().find(is)
 }

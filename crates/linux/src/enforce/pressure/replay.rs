@@ -227,13 +227,13 @@ impl Scene {
         let cgroups = Cgroups::discover(&*files).unwrap();
         let hierarchy = cgroups.of(Controller::Memory).unwrap();
         let member = |group: &str| {
-            let place = Place {
+            let place = CgroupDir {
                 hierarchy: hierarchy.clone(),
                 dir: dir(group),
                 ours: false,
                 braked: false,
             };
-            let home = Home {
+            let home = GroupCgroups {
                 group: group.to_owned(),
                 places: vec![place.clone()],
             };
@@ -245,8 +245,8 @@ impl Scene {
         };
         let plan = plan(kind);
         let before = Held::see(&*files, hog);
-        let mut hands = Hands::new(&*files, &mut journal);
-        let watch = Watch::open(&files, &mut hands, &lease, (&plan, &members)).unwrap();
+        let mut writer = JournaledWriter::new(&*files, &mut journal);
+        let watch = Watch::open(&files, &mut writer, &lease, (&plan, &members)).unwrap();
         Self {
             fake,
             files,
@@ -267,20 +267,20 @@ impl Scene {
     }
 
     fn look(&mut self, processes: bool, look: &mut Look) -> Result<()> {
-        let mut hands = Hands::new(&*self.files, &mut self.journal);
+        let mut writer = JournaledWriter::new(&*self.files, &mut self.journal);
         self.watch
-            .look(&mut hands, &*self.files, (None, processes), look)
+            .look(&mut writer, &*self.files, (None, processes), look)
     }
 
     fn act(&mut self, act: &Act) {
-        let mut hands = Hands::new(&*self.files, &mut self.journal);
-        self.watch.act(&mut hands, act).unwrap();
+        let mut writer = JournaledWriter::new(&*self.files, &mut self.journal);
+        self.watch.act(&mut writer, act).unwrap();
     }
 
     /// As at the end of a run: everything is as it was.
     fn end(mut self) {
         self.watch
-            .let_go(&mut Hands::new(&*self.files, &mut self.journal));
+            .let_go(&mut JournaledWriter::new(&*self.files, &mut self.journal));
         drop(self.watch);
         assert_eq!(
             self.journal.undo_all(&*self.files).left,

@@ -11,14 +11,14 @@ const SIZE: usize = 16 << 10;
 
 /// A file that is kept open where the root has descriptors, and read by its path where not.
 #[derive(Debug)]
-pub struct Kept {
+pub struct CachedFile {
     path: String,
     file: Option<File>,
     buffer: Vec<u8>,
     renewed: bool,
 }
 
-impl Kept {
+impl CachedFile {
     /// Opens a file; `None` where it is not there.
     ///
     /// # Errors
@@ -118,10 +118,10 @@ mod tests {
     fn a_kept_file_is_read_anew_each_time() {
         let dir = tempfile::tempdir().unwrap();
         let kernel = Kernel::at(dir.path());
-        assert!(Kept::open(&kernel, "/x").unwrap().is_none());
+        assert!(CachedFile::open(&kernel, "/x").unwrap().is_none());
         std::fs::write(dir.path().join("x"), "low 1\nhigh 22\n").unwrap();
-        let mut kept = Kept::open(&kernel, "/x").unwrap().unwrap();
-        let high = |k: &mut Kept| keyed(k.text(&kernel).unwrap().unwrap(), "high");
+        let mut kept = CachedFile::open(&kernel, "/x").unwrap().unwrap();
+        let high = |k: &mut CachedFile| keyed(k.text(&kernel).unwrap().unwrap(), "high");
         assert_eq!(high(&mut kept), Some(22));
         std::fs::write(dir.path().join("x"), "high 3\n").unwrap();
         assert_eq!(high(&mut kept), Some(3));
@@ -139,7 +139,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("x"), "new").unwrap();
         let kernel = Kernel::at(dir.path());
-        let mut kept = Kept::open(&kernel, "/x").unwrap().unwrap();
+        let mut kept = CachedFile::open(&kernel, "/x").unwrap().unwrap();
         kept.file = Some(File::open(path).unwrap());
         assert!(kept.text(&kernel).unwrap().unwrap().contains("sleep"));
         assert!(!kept.renewed());

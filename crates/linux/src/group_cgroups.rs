@@ -18,7 +18,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
 use quell_types::task::TaskId;
 
-use crate::change::Hands;
+use crate::change::JournaledWriter;
 use crate::fault;
 
 /// The cgroup above ours of a usual weight.
@@ -34,9 +34,9 @@ pub const STOP: &str = "stop";
 /// last, so only a fork bomb gets here.
 const ROUNDS: u32 = 50;
 
-/// One directory of a group.
+/// One cgroup of a group, in one hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CgroupDir {
     /// The hierarchy it is in.
     pub hierarchy: Hierarchy,
     /// The directory.
@@ -56,7 +56,7 @@ pub struct Layout {
     pub braked: bool,
 }
 
-impl Place {
+impl CgroupDir {
     /// Whether the group's tasks are moved: into it, or, where it is not ours, within it.
     #[must_use]
     pub const fn collects(&self) -> bool {
@@ -87,28 +87,28 @@ impl Place {
     }
 }
 
-/// The directories of one group.
+/// The cgroups of one group: its home.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Home {
+pub struct GroupCgroups {
     /// The group's name.
     pub group: String,
-    /// Its directories: one of ours per hierarchy, and those changed in place.
-    pub places: Vec<Place>,
+    /// One of ours per hierarchy, and those changed in place.
+    pub places: Vec<CgroupDir>,
 }
 
-impl Home {
+impl GroupCgroups {
     /// Makes the group's cgroups in the hierarchies of `controllers`. Controllers without a hierarchy are left out.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Refused`] for a name that cannot be a directory.
     pub fn create(
-        hands: &mut Hands<'_>,
+        writer: &mut JournaledWriter<'_>,
         cgroups: &Cgroups,
         group: &str,
         controllers: &[Controller],
     ) -> Result<Self> {
         Self::create_as(
-            hands,
+            writer,
             (cgroups, None),
             group,
             controllers,
@@ -121,14 +121,14 @@ impl Home {
     /// # Errors
     /// As [`Self::create`].
     pub fn create_as(
-        hands: &mut Hands<'_>,
+        writer: &mut JournaledWriter<'_>,
         (cgroups, above): (&Cgroups, Option<&Self>),
         group: &str,
         controllers: &[Controller],
         layout: Layout,
     ) -> Result<Self> {
         check_name(group)?;
-        Self::build(hands, (cgroups, above), group, controllers, layout)
+        Self::build(writer, (cgroups, above), group, controllers, layout)
     }
 
     /// Makes a cgroup of our own, for no group of a policy (the main process, the watchdog, what is around all groups); its
@@ -137,14 +137,14 @@ impl Home {
     /// # Errors
     /// [`Error::File`].
     pub fn internal(
-        hands: &mut Hands<'_>,
+        writer: &mut JournaledWriter<'_>,
         cgroups: &Cgroups,
         name: &str,
         controllers: &[Controller],
     ) -> Result<Self> {
         let layout = Layout::default();
         Self::build(
-            hands,
+            writer,
             (cgroups, None),
             &format!("_{name}"),
             controllers,
@@ -153,7 +153,7 @@ impl Home {
     }
 
     fn build(
-        hands: &mut Hands<'_>,
+        writer: &mut JournaledWriter<'_>,
         (cgroups, above): (&Cgroups, Option<&Self>),
         group: &str,
         controllers: &[Controller],
@@ -171,17 +171,17 @@ impl Home {
             let low = layout.low && around.is_none();
             let slice = if low { LOW_SLICE } else { SLICE };
             let slice = format!("{}/{slice}", hierarchy.mount);
-            make(hands, hierarchy, &hierarchy.mount, &slice, *controller)?;
+            make(writer, hierarchy, &hierarchy.mount, &slice, *controller)?;
             let mut top = slice;
-            if let Some(Place { dir, .. }) = around {
-                make(hands, hierarchy, &top, dir, *controller)?;
+            if let Some(CgroupDir { dir, .. }) = around {
+                make(writer, hierarchy, &top, dir, *controller)?;
                 top.clone_from(dir);
             }
             let dir = format!("{top}/{group}");
-            make(hands, hierarchy, &top, &dir, *controller)?;
+            make(writer, hierarchy, &top, &dir, *controller)?;
             let braked = layout.braked && cgroups.of(Controller::Cpu) == Some(hierarchy);
             if !home.places.iter().any(|p| p.dir == dir) {
-                home.places.push(Place {
+                home.places.push(CgroupDir {
                     hierarchy: hierarchy.clone(),
                     dir,
                     ours: true,
@@ -193,7 +193,13 @@ impl Home {
         for place in home.places.iter().filter(|p| p.braked) {
             for child in [WORK, STOP] {
                 let child = format!("{}/{child}", place.dir);
-                make(hands, &place.hierarchy, &place.dir, &child, Controller::Cpu)?;
+                make(
+                    writer,
+                    &place.hierarchy,
+                    &place.dir,
+                    &child,
+                    Controller::Cpu,
+                )?;
             }
         }
         Ok(home)
@@ -204,7 +210,7 @@ impl Home {
         &'a self,
         cgroups: &Cgroups,
         controller: Controller,
-    ) -> impl Iterator<Item = &'a Place> + use<'a> {
+    ) -> impl Iterator<Item = &'a CgroupDir> + use<'a> {
         let mount = cgroups.of(controller).map(|h| h.mount.clone());
         self.places
             .iter()
@@ -224,7 +230,7 @@ impl Home {
     /// The cgroups that its tasks are in.
     #[must_use]
     pub fn tasks_dirs(&self) -> Vec<String> {
-        self.places.iter().map(Place::tasks_dir).collect()
+        self.places.iter().map(CgroupDir::tasks_dir).collect()
     }
 
     /// The files through which a brake enters its cgroup (write `0`); none where the group has no room for brakes.
@@ -242,7 +248,7 @@ impl Home {
     /// [`Error::File`] when the controller has to be enabled above them and cannot be.
     pub fn adopt(
         &mut self,
-        hands: &mut Hands<'_>,
+        writer: &mut JournaledWriter<'_>,
         cgroups: &Cgroups,
         cgroup: &str,
         controllers: &[Controller],
@@ -251,7 +257,7 @@ impl Home {
             let Some(hierarchy) = cgroups.of(*controller) else {
                 continue;
             };
-            let Some(dir) = hierarchy.dir(cgroup).filter(|d| hands.files.exists(d)) else {
+            let Some(dir) = hierarchy.dir(cgroup).filter(|d| writer.files.exists(d)) else {
                 continue;
             };
             if dir == hierarchy.mount {
@@ -267,12 +273,12 @@ impl Home {
                     .to_owned();
                 let parts: Vec<&str> = below.split('/').filter(|p| !p.is_empty()).collect();
                 for part in &parts {
-                    hands.enable(&above, controller.name())?;
+                    writer.enable(&above, controller.name())?;
                     above = format!("{above}/{part}");
                 }
             }
             if !self.places.iter().any(|p| p.dir == dir) {
-                self.places.push(Place {
+                self.places.push(CgroupDir {
                     hierarchy: hierarchy.clone(),
                     dir,
                     ours: false,
@@ -290,14 +296,14 @@ impl Home {
     /// What `find` and the kernel answer; [`Error::Refused`] when children are born faster than they can be moved.
     pub fn gather(
         &self,
-        hands: &mut Hands<'_>,
+        writer: &mut JournaledWriter<'_>,
         find: &mut dyn FnMut(&dyn Files) -> Result<Vec<Stat>>,
     ) -> Result<usize> {
         for _ in 0..ROUNDS {
-            let found = find(hands.files)?;
+            let found = find(writer.files)?;
             let mut outside = 0;
             for place in self.places.iter().filter(|p| p.collects()) {
-                outside += enter(hands, place, &found)?;
+                outside += enter(writer, place, &found)?;
             }
             if outside == 0 {
                 return Ok(found.len());
@@ -312,7 +318,7 @@ impl Home {
 
 /// Makes one cgroup below `parent`, ready to take tasks.
 fn make(
-    hands: &mut Hands<'_>,
+    writer: &mut JournaledWriter<'_>,
     hierarchy: &Hierarchy,
     parent: &str,
     dir: &str,
@@ -321,14 +327,14 @@ fn make(
     match hierarchy.version {
         Version::V2 => {
             if !controller.implicit_in_v2() {
-                hands.enable(parent, controller.name())?;
+                writer.enable(parent, controller.name())?;
             }
-            hands.make(dir, &hierarchy.own_dir())?;
+            writer.make(dir, &hierarchy.own_dir())?;
         }
         Version::V1 => {
-            hands.make(dir, &hierarchy.own_dir())?;
+            writer.make(dir, &hierarchy.own_dir())?;
             if hierarchy.controllers.iter().any(|c| c == "cpuset") {
-                fill(hands, hierarchy, parent, dir)?;
+                fill(writer, hierarchy, parent, dir)?;
             }
         }
     }
@@ -336,18 +342,23 @@ fn make(
 }
 
 /// A new v1 cpuset is empty and takes no task until it has its parent's nodes and CPUs.
-fn fill(hands: &mut Hands<'_>, hierarchy: &Hierarchy, parent: &str, dir: &str) -> Result<()> {
+fn fill(
+    writer: &mut JournaledWriter<'_>,
+    hierarchy: &Hierarchy,
+    parent: &str,
+    dir: &str,
+) -> Result<()> {
     for (what, value) in [
-        ("mems", effective_mems(hands.files, hierarchy, parent)?),
-        ("cpus", effective_cpus(hands.files, hierarchy, parent)?),
+        ("mems", effective_mems(writer.files, hierarchy, parent)?),
+        ("cpus", effective_cpus(writer.files, hierarchy, parent)?),
     ] {
         let path = format!("{dir}/cpuset.{what}");
-        if hands.files.text(&path)?.is_empty() {
+        if writer.files.text(&path)?.is_empty() {
             let value = value.ok_or_else(|| {
                 Error::malformed(&format!("{parent}/cpuset.{what}"), "", "a list")
             })?;
             // Not recorded: the cgroup is ours and goes as a whole.
-            hands.files.put(&path, &value.to_string())?;
+            writer.files.put(&path, &value.to_string())?;
         }
     }
     Ok(())
@@ -374,13 +385,17 @@ fn check_name(group: &str) -> Result<()> {
 
 /// Moves processes whole into a place, and into one that is not ours only those that are next to
 /// [`WORK`]. Returns how many were outside.
-pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) -> Result<usize> {
+pub(crate) fn enter(
+    writer: &mut JournaledWriter<'_>,
+    place: &CgroupDir,
+    processes: &[Stat],
+) -> Result<usize> {
     let to = place.tasks_dir();
-    if !place.ours && !hands.files.exists(&to) {
+    if !place.ours && !writer.files.exists(&to) {
         // Its owner has removed it, which is reported elsewhere.
         return Ok(0);
     }
-    let inside: BTreeSet<u32> = tasks_in(hands.files, &to)
+    let inside: BTreeSet<u32> = tasks_in(writer.files, &to)
         .map_err(|e| Error::file("read", &to, None, e))?
         .into_iter()
         .collect();
@@ -389,21 +404,21 @@ pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) ->
     for process in processes {
         let before = entries.len();
         let tids = match place.hierarchy.version {
-            Version::V1 => procfs::threads(hands.files, process.id.pid)?,
+            Version::V1 => procfs::threads(writer.files, process.id.pid)?,
             Version::V2 => vec![process.id.pid],
         };
         for tid in tids.into_iter().filter(|t| !inside.contains(t)) {
-            let Some(stat) = procfs::stat(hands.files, tid)?.filter(|s| !s.leaving()) else {
+            let Some(stat) = procfs::stat(writer.files, tid)?.filter(|s| !s.leaving()) else {
                 continue;
             };
             let Some(from) = place
                 .hierarchy
-                .dir_of(hands.files, tid)?
+                .dir_of(writer.files, tid)?
                 .filter(|f| *f != to && (place.ours || *f == place.dir))
             else {
                 continue;
             };
-            let affinity = || custom_affinity(hands.files, &place.hierarchy, &from, stat.id);
+            let affinity = || custom_affinity(writer.files, &place.hierarchy, &from, stat.id);
             // Within a cgroup it stays as it is.
             entries.extend(place.ours.then(affinity).flatten());
             entries.push(Undo::Move {
@@ -419,10 +434,10 @@ pub(crate) fn enter(hands: &mut Hands<'_>, place: &Place, processes: &[Stat]) ->
     if moving.is_empty() {
         return Ok(0);
     }
-    hands.journal.record_all(&entries)?;
+    writer.journal.record_all(&entries)?;
     let door = format!("{to}/cgroup.procs");
     for task in &moving {
-        match hands.files.write(&door, &task.pid.to_string()) {
+        match writer.files.write(&door, &task.pid.to_string()) {
             Ok(()) => fault::boundary(),
             Err(e) if gone(&e) => {}
             Err(e) => return Err(Error::file("write", &door, Some(&task.pid.to_string()), e)),
