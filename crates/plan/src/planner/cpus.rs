@@ -12,6 +12,8 @@ use quell_types::refusal::{Cause, Refusal, Remedy};
 
 use crate::inventory::Inventory;
 
+use super::words::on;
+
 /// One group's part.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
@@ -236,15 +238,6 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
     }
     division.free = free;
     division
-}
-
-/// `CPU 3`, `CPUs 2-3`.
-pub(super) fn on(cpus: &CpuSet) -> String {
-    format!(
-        "CPU{} {}",
-        if cpus.len() > 1 { "s" } else { "" },
-        cpus.brief()
-    )
 }
 
 /// The cores with a free CPU, each by its highest.

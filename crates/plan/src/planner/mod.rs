@@ -3,23 +3,28 @@
 //! [`draft`] is the plan under construction, [`wanted`] and [`parts`] what is wanted: every other part reads these three.
 //!
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
-//! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
-//! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
-//! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's
-//! percentages, [`quota`] into CPU time, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around targets,
-//! [`weight`] gives best-effort groups their weight, [`brake`] tells whether the brake can hold a budget and makes its step,
-//! [`sharing`] what shares a cache; [`io`] reads what is wanted of disks; [`memory`] plans which groups keep memory, are limited and steer.
+//! the reason; nothing is dropped. The parts:
+//! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, [`sharing`] tells who shares a cache;
+//! - [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps
+//!   and promises of it;
+//! - [`rates`] reads what is wanted of bandwidth, [`bandwidth`] limits it, [`caps`] are the budgets, [`directions`] tells
+//!   whether reads and writes can have one each, [`pooling`] lets budgets go together;
+//! - [`brake`], [`quota`] and [`mba`] are what holds a limit, [`reserves`] judges what is promised from limits;
+//! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight, [`io`] reads what is
+//!   wanted of disks, [`memory`] plans which groups keep memory, are limited and steer;
+//! - [`words`] has the sentences.
 
 mod allot;
 mod amounts;
-mod apart;
 mod assumed;
 mod bandwidth;
 mod brake;
+mod caps;
 mod claims;
 mod codedata;
 mod cpus;
 mod deadline;
+mod directions;
 mod draft;
 mod following;
 mod io;
@@ -37,6 +42,7 @@ mod reserves;
 mod sharing;
 mod wanted;
 mod weight;
+mod words;
 
 use quell_policy::{CpusWanted, Group, Irqs, Policy, Role};
 use quell_types::cpuset::CpuSet;
@@ -301,7 +307,7 @@ impl Draft<'_> {
             } else {
                 format!(
                     "others run on {}, {} (SMT): what is inside a core is shared",
-                    cpus::on(&beside),
+                    words::on(&beside),
                     if beside.len() > 1 {
                         "threads of the same cores"
                     } else {
@@ -399,15 +405,6 @@ impl Draft<'_> {
              the other nodes have",
             if own.len() > 1 { "s" } else { "" }
         ));
-    }
-
-    fn nodes_of(&self, cpus: &CpuSet) -> CpuSet {
-        self.machine
-            .cpus
-            .iter()
-            .filter(|c| cpus.contains(c.id))
-            .map(|c| c.node)
-            .collect()
     }
 
     /// A promise below the policy's `require` refuses the plan.

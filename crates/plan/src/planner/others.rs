@@ -6,7 +6,8 @@ use quell_types::refusal::{Refusal, Remedy};
 
 use crate::inventory::Inventory;
 
-use super::cpus::{Division, Part, on};
+use super::cpus::{Division, Part};
+use super::words::on;
 
 /// Gives every group without exclusive CPUs its part, and `rest` its own.
 pub(super) fn divide(

@@ -12,8 +12,9 @@ use quell_types::partition::Divides;
 use crate::inventory::Measured;
 use crate::plan::Promise;
 
-use super::cpus::{Part, on};
+use super::cpus::Part;
 use super::draft::Draft;
+use super::words::on;
 
 /// Notes on the caches that the critical groups share with others.
 pub(super) fn notes(draft: &mut Draft<'_>) {

@@ -9,11 +9,11 @@ use crate::inventory::{
 };
 use std::collections::BTreeMap;
 
-mod apart;
 mod assumed;
 mod boards;
 mod codedata;
 mod deadline;
+mod directions;
 mod following;
 mod mba;
 mod measured;
