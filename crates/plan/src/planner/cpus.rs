@@ -12,7 +12,7 @@ use quell_types::refusal::{Cause, Refusal, Remedy};
 
 use crate::inventory::Inventory;
 
-use super::words::on;
+use super::words::{cores as words, on};
 
 /// One group's part.
 #[derive(Clone, Debug, Default)]
@@ -151,11 +151,13 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
                 };
                 let n = (units / 2 / undecided.max(1)).max(1);
                 let cpus = choose(machine, &free, n, group.smt);
-                division.notes.push(format!(
-                    "group {name}: cpus = \"auto\" came to {}, of the {units} {} there were; give a number to change it",
-                    cpus.brief(),
-                    if group.smt == Smt::Shared { "CPUs" } else { "cores" }
-                ));
+                let what = if group.smt == Smt::Shared {
+                    "CPUs"
+                } else {
+                    "cores"
+                };
+                let note = words::auto_came_to(name, &cpus.brief(), units, what);
+                division.notes.push(note);
                 cpus
             }
         };
@@ -169,23 +171,16 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
             refuse(
                 name,
                 Cause::Policy,
-                format!(
-                    "CPU {missing} does not exist here or is not ours to use; usable are {all}"
-                ),
+                words::do_not_exist(&missing, &all),
                 &auto,
             );
         } else if !taken.is_empty() {
-            refuse(
-                name,
-                Cause::Policy,
-                format!("CPU {taken} belongs to another critical group already"),
-                &auto,
-            );
+            refuse(name, Cause::Policy, words::are_taken(&taken), &auto);
         } else if cpus.len() < wanted || wanted == 0 {
             refuse(
                 name,
                 Cause::Machine,
-                format!("{wanted} CPUs are wanted and {} are left", free.len()),
+                words::too_few(wanted, free.len()),
                 &any,
             );
         }
@@ -195,11 +190,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
             .filter(|c| kind(*c) > cpus.iter().map(kind).min().flatten())
             .collect();
         if !slower.is_empty() {
-            division.notes.push(format!(
-                "group {name}: {} {} of a slower kind than its others",
-                on(&slower),
-                if slower.len() > 1 { "are" } else { "is" }
-            ));
+            division.notes.push(words::slower_kind(name, &slower));
         }
         let blocked = block(
             machine,
@@ -229,10 +220,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
         refuse(
             names.first().unwrap_or(&""),
             Cause::Machine,
-            format!(
-                "the critical groups ({}) would take every CPU ({all}), and nothing is left for anybody else",
-                names.join(", ")
-            ),
+            words::nothing_is_left(&names.join(", "), &all),
             &any,
         );
     }
@@ -332,21 +320,9 @@ fn block(
     }
     let leaves_a_core = !free.difference(&whole).is_empty();
     if smt == Smt::Alone || leaves_a_core {
-        notes.push(format!(
-            "group {name} is alone on its cores: {}, the other {} there, stay{} idle",
-            on(&siblings),
-            if siblings.len() > 1 {
-                "threads"
-            } else {
-                "thread"
-            },
-            if siblings.len() > 1 { "" } else { "s" },
-        ));
+        notes.push(words::siblings_stay_idle(name, &siblings));
         return whole;
     }
-    notes.push(format!(
-        "group {name} shares its cores with {}: no core would be left for the others",
-        on(&siblings)
-    ));
+    notes.push(words::shares_its_cores(name, &on(&siblings)));
     cpus.clone()
 }

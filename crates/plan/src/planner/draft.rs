@@ -194,10 +194,3 @@ impl<const N: usize> Remedies for [Remedy; N] {
         self.into()
     }
 }
-
-/// A sentence.
-impl Remedies for Option<String> {
-    fn list(self) -> Vec<Remedy> {
-        self.into_iter().map(Remedy::from).collect()
-    }
-}

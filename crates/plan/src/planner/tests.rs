@@ -1,4 +1,5 @@
 use crate::inventory::Availability;
+use crate::plan::Held;
 use quell_control::config::Meter;
 use quell_types::partition::Partitions;
 use quell_types::units::{Bytes, Lines, Nanos, Rate, Share};

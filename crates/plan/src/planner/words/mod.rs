@@ -13,9 +13,11 @@ macro_rules! sentences {
 
 pub mod assumed;
 pub mod bandwidth;
+pub mod cores;
 pub mod deadline;
 pub mod directions;
 pub mod mba;
+pub mod memory;
 pub mod pooling;
 pub mod reserves;
 
