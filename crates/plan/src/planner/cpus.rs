@@ -67,6 +67,32 @@ impl Division {
             .any(|p| p.exclusive && p.cpus.contains(cpu))
     }
 
+    /// What a group with these CPUs takes from the others.
+    fn block(
+        &mut self,
+        machine: &Inventory,
+        free: &CpuSet,
+        cpus: &CpuSet,
+        name: &str,
+        smt: Smt,
+    ) -> CpuSet {
+        let own = machine.cpus.iter().filter(|c| cpus.contains(c.id));
+        let whole = own.fold(CpuSet::new(), |all, c| all.union(&c.siblings));
+        let whole = whole.intersection(&machine.cpu_set()).union(cpus);
+        let siblings = whole.difference(cpus);
+        if siblings.is_empty() || smt == Smt::Shared {
+            return cpus.clone();
+        }
+        let leaves_a_core = !free.difference(&whole).is_empty();
+        if smt == Smt::Alone || leaves_a_core {
+            self.notes.push(words::siblings_stay_idle(name, &siblings));
+            return whole;
+        }
+        let note = words::shares_its_cores(name, &on(&siblings));
+        self.notes.push(note);
+        cpus.clone()
+    }
+
     /// Whether any CPU is exclusive to a group.
     pub fn partitioned(&self) -> bool {
         self.parts.values().any(|p| p.exclusive)
@@ -111,17 +137,16 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
     let all = machine.cpu_set();
     let mut division = Division::default();
     let mut free = all.clone();
-    let mut refuse = |name: &str, cause, why: String, remedy: &dyn Fn(String) -> Remedy| {
+    let mut refuse = |name: &str, cause, why: String, instead: &str| {
         let key = format!("group.{name}.cpus");
+        let remedies = vec![Remedy::set_text(key.clone(), instead)];
         refusals.push(Refusal {
-            key: key.clone(),
+            key,
             why,
             cause,
-            remedies: vec![remedy(key)],
+            remedies,
         });
     };
-    let auto = |key| Remedy::set_text(key, "auto");
-    let any = |key| Remedy::set_text(key, "any");
     let wants_exclusive = |group: &Group| {
         group.role == Role::Critical && !matches!(group.cpus_wanted(), CpusWanted::Any)
     };
@@ -172,16 +197,16 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
                 name,
                 Cause::Policy,
                 words::do_not_exist(&missing, &all),
-                &auto,
+                "auto",
             );
         } else if !taken.is_empty() {
-            refuse(name, Cause::Policy, words::are_taken(&taken), &auto);
+            refuse(name, Cause::Policy, words::are_taken(&taken), "auto");
         } else if cpus.len() < wanted || wanted == 0 {
             refuse(
                 name,
                 Cause::Machine,
                 words::too_few(wanted, free.len()),
-                &any,
+                "any",
             );
         }
         let kind = |cpu: CpuId| machine.cpus.iter().find(|c| c.id == cpu).map(|c| c.tier);
@@ -192,15 +217,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
         if !slower.is_empty() {
             division.notes.push(words::slower_kind(name, &slower));
         }
-        let blocked = block(
-            machine,
-            &all,
-            &free,
-            &cpus,
-            name,
-            group.smt,
-            &mut division.notes,
-        );
+        let blocked = division.block(machine, &free, &cpus, name, group.smt);
         free = free.difference(&blocked);
         division.parts.insert(
             name.clone(),
@@ -221,7 +238,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
             names.first().unwrap_or(&""),
             Cause::Machine,
             words::nothing_is_left(&names.join(", "), &all),
-            &any,
+            "any",
         );
     }
     division.free = free;
@@ -294,35 +311,4 @@ fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
         }
     }
     cpus
-}
-
-/// What a group with these CPUs takes from the others.
-fn block(
-    machine: &Inventory,
-    all: &CpuSet,
-    free: &CpuSet,
-    cpus: &CpuSet,
-    name: &str,
-    smt: Smt,
-    notes: &mut Vec<String>,
-) -> CpuSet {
-    let whole: CpuSet = machine
-        .cpus
-        .iter()
-        .filter(|c| cpus.contains(c.id))
-        .flat_map(|c| c.siblings.iter().collect::<Vec<CpuId>>())
-        .collect::<CpuSet>()
-        .intersection(all)
-        .union(cpus);
-    let siblings = whole.difference(cpus);
-    if siblings.is_empty() || smt == Smt::Shared {
-        return cpus.clone();
-    }
-    let leaves_a_core = !free.difference(&whole).is_empty();
-    if smt == Smt::Alone || leaves_a_core {
-        notes.push(words::siblings_stay_idle(name, &siblings));
-        return whole;
-    }
-    notes.push(words::shares_its_cores(name, &on(&siblings)));
-    cpus.clone()
 }

@@ -299,38 +299,34 @@ impl Draft<'_> {
 
     /// Interrupts away from the exclusive CPUs of the groups that want it, unbound kernel work away from all of them.
     fn quiet(&mut self, free: &CpuSet) -> (Option<StepId>, Option<StepId>) {
-        let from: CpuSet = self
-            .policy
-            .groups
-            .iter()
-            .filter(|(name, group)| {
-                group.irqs_wanted() == Irqs::Away && self.division.of(name).exclusive
-            })
-            .flat_map(|(name, _)| self.division.of(name).blocked.iter().collect::<Vec<_>>())
-            .collect();
+        let away = self.policy.groups.iter().filter(|(name, group)| {
+            group.irqs_wanted() == Irqs::Away && self.division.of(name).exclusive
+        });
+        let from = away.fold(CpuSet::new(), |all, (name, _)| {
+            all.union(&self.division.of(name).blocked)
+        });
         let means = &self.machine.means;
-        let (movable, fixed, workqueue) =
-            (means.movable_irqs, means.fixed_irqs, means.workqueue_mask);
         let wanted = !from.is_empty();
-        let interrupts = (wanted && movable > 0).then(|| {
+        let interrupts = (wanted && means.movable_irqs > 0).then(|| {
             let set = Setting::MoveIrqs {
                 from,
                 to: free.clone(),
             };
-            let because = match fixed {
+            let because = match means.fixed_irqs {
                 0 => cores::DEVICES_INTERRUPT_OTHERS_IF_MOVED,
                 _ => cores::DEVICES_INTERRUPT_OTHERS,
             };
             self.step(None, Mechanism::Cores, set, because)
         });
-        if wanted && fixed > 0 {
-            self.notes.push(cores::fixed_interrupts(fixed));
+        if wanted && means.fixed_irqs > 0 {
+            let note = cores::fixed_interrupts(means.fixed_irqs);
+            self.notes.push(note);
         }
-        let work = workqueue.then(|| {
+        let work = means.workqueue_mask.then(|| {
             let set = Setting::WorkqueueMask { cpus: free.clone() };
             self.step(None, Mechanism::Cores, set, cores::KERNEL_WORK_STAYS_OFF)
         });
-        if !workqueue {
+        if work.is_none() {
             self.notes.push(cores::KERNEL_WORK_MAY_RUN.to_owned());
         }
         (interrupts, work)

@@ -18,6 +18,7 @@ pub mod deadline;
 pub mod directions;
 pub mod mba;
 pub mod memory;
+pub mod parts;
 pub mod pooling;
 pub mod reserves;
 
