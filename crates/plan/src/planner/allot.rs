@@ -115,15 +115,11 @@ fn choose(free: &CpuSet, n: usize, sparse: bool, top: bool) -> Option<CpuSet> {
         if top {
             runs.reverse();
         }
-        let fitting = runs.into_iter().filter(|run| run.len() >= n);
-        if top {
-            {
-                let mut fitting = fitting;
-                fitting.next()
-            }
-        } else {
-            fitting.min_by_key(CpuSet::len)
-        }?
+        let mut fitting = runs.into_iter().filter(|run| run.len() >= n);
+        match top {
+            true => fitting.next()?,
+            false => fitting.min_by_key(CpuSet::len)?,
+        }
     };
     let part: CpuSet = if top {
         pool.iter().rev().take(n).collect()

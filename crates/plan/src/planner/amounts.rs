@@ -12,6 +12,7 @@ use super::allot::{Want, runs};
 use super::codedata as apart;
 use super::draft::Draft;
 use super::parts::{Ask, Kind, Refused};
+use super::words::parts as words;
 
 pub(super) fn at_level(
     wanted: &CacheWanted,
@@ -20,7 +21,7 @@ pub(super) fn at_level(
 ) -> Result<(), Refused> {
     match (wanted.level, level) {
         (Some(asked), Some(level)) if u32::from(asked) != level => Err((
-            format!("{what} in L{level} on this machine, not in L{asked}"),
+            words::another_level(what, level, asked),
             vec![Remedy::from(format!(
                 "write level = \"L{level}\" in the value"
             ))],
@@ -37,25 +38,14 @@ pub(super) fn cache(
     kind: Kind,
 ) -> Result<Want, Refused> {
     let Some(whole) = kind.whole(&draft.machine.partitions) else {
-        let levels: Vec<String> = draft
-            .machine
-            .partitions
-            .ways
-            .iter()
-            .map(|w| format!("L{}", w.level))
-            .collect();
-        return Err((
-            format!(
-                "no {} can be given here, those of {} can",
-                kind.name(),
-                levels.join(", ")
-            ),
-            vec![Remedy::from("leave the level out")],
-        ));
+        let ways = draft.machine.partitions.ways.iter();
+        let levels: Vec<String> = ways.map(|w| format!("L{}", w.level)).collect();
+        let why = words::no_level(&kind.name(), &levels.join(", "));
+        return Err((why, vec![Remedy::from("leave the level out")]));
     };
     let counted = |n: u32| {
         if n < whole.least {
-            let why = format!("a part has at least {} {} here", whole.least, kind.name());
+            let why = words::at_least(whole.least, &kind.name());
             return Err((why, vec![Remedy::from(format!("write {}", whole.least))]));
         }
         Ok(Want::Count(n))
@@ -72,13 +62,9 @@ pub(super) fn cache(
             let ways = ways_of(Mask(*mask));
             let ways = exist(draft, kind, &ways)?;
             if !whole.sparse && runs(&ways).len() > 1 {
-                return Err((
-                    format!(
-                        "the mask {mask:#x} has holes, and the {} are given in one piece here",
-                        kind.name()
-                    ),
-                    vec![Remedy::from("name ways that follow each other")],
-                ));
+                let why = words::has_holes(*mask, &kind.name());
+                let remedy = Remedy::from("name ways that follow each other");
+                return Err((why, vec![remedy]));
             }
             counted(mask.count_ones())?;
             Ok(Want::Named(ways))
@@ -106,12 +92,9 @@ pub(super) fn cache(
 fn rounded(draft: &mut Draft<'_>, ask: &Ask<'_>, kind: Kind, what: &str, n: u32) -> Want {
     let each = size_of(draft, ask.group, kind);
     let of = kind.whole(&draft.machine.partitions).map_or(0, |w| w.count);
-    draft.notes.push(format!(
-        "group {}: {} {what} comes to {n} of the {of} {}, {each} each",
-        ask.group,
-        ask.name(),
-        kind.name()
-    ));
+    let asked = format!("{} {what}", ask.name());
+    let note = words::comes_to(ask.group, &asked, n, of, &kind.name(), each);
+    draft.notes.push(note);
     Want::Count(n)
 }
 
@@ -122,18 +105,9 @@ pub(super) fn exist(draft: &Draft<'_>, kind: Kind, list: &CpuSet) -> Result<CpuS
     if missing.is_empty() {
         return Ok(list.clone());
     }
-    Err((
-        format!(
-            "{} {} not here: there are {count} {}",
-            missing.brief(),
-            if missing.len() == 1 { "is" } else { "are" },
-            kind.name()
-        ),
-        vec![Remedy::from(format!(
-            "name some of 0-{}",
-            count.saturating_sub(1)
-        ))],
-    ))
+    let last = count.saturating_sub(1);
+    let remedy = Remedy::from(format!("name some of 0-{last}"));
+    Err((words::not_here(&missing, count, &kind.name()), vec![remedy]))
 }
 
 /// The bytes of cache that one way or colour stands for.

@@ -8,7 +8,8 @@ use quell_types::units::Rate;
 use crate::plan::{AssumedRates, Held, Promise, Setting};
 
 use super::draft::{Draft, Remedies};
-use super::wanted::{limit_held, rounded};
+use super::wanted::{Wanted, Worth, rounded};
+use super::words::assumed::{self as words, refused_by_run};
 
 impl Draft<'_> {
     /// Whether rates are assumed.
@@ -34,24 +35,21 @@ impl Draft<'_> {
     /// Refuses a limit that the rates make impossible. Where they are assumed the plan goes on without it, and says so.
     pub(super) fn refuse_by_rates(
         &mut self,
-        (group, key, rate): (&str, String, Rate),
+        wanted: &Wanted,
+        rate: Rate,
         why: String,
         remedies: impl Remedies,
     ) {
+        let key = wanted.key();
         if self.assumes() {
             self.acts.push(refused_by_run(&format!("{key}: {why}")));
-            let weakest = format!("at assumed rates {why}");
-            let held = limit_held(group, rate, Level::None, None, Some(weakest));
-            self.promises.push(held);
+            let worth = Worth::of(Level::None, words::at_assumed_rates(&why));
+            let promise = Promise::LimitBandwidth { rate };
+            self.promise(&wanted.group, promise, worth, None);
         } else {
             self.refuse(key, why, remedies);
         }
     }
-}
-
-/// What assumed rates cannot decide.
-pub(super) fn refused_by_run(what: &str) -> String {
-    format!("{what}. `quell run` refuses this if the measured rates are no better")
 }
 
 /// Promises below the level that the policy requires, which measured rates may lift: said, not refused.
@@ -59,20 +57,9 @@ pub(super) fn below(draft: &mut Draft<'_>, require: Level) {
     if !draft.assumes() {
         return;
     }
-    let rests: Vec<&Held> = draft
-        .promises
-        .iter()
-        .filter(|held| held.level < require && rests(draft, held))
-        .collect();
-    let said: Vec<String> = rests
-        .iter()
-        .map(|held| {
-            refused_by_run(&format!(
-                "group {}: at assumed rates {} is at level {}, and the policy requires {require}",
-                held.group, held.promise, held.level
-            ))
-        })
-        .collect();
+    let below = draft.promises.iter();
+    let below = below.filter(|held| held.level < require && rests(draft, held));
+    let said: Vec<String> = below.map(|held| words::is_below(held, require)).collect();
     draft.acts.extend(said);
 }
 
@@ -124,14 +111,7 @@ pub(super) fn mark(draft: &mut Draft<'_>) -> Option<AssumedRates> {
             step.assumed |= held.held_by.contains(&step.id);
         }
     }
-    draft.acts.insert(
-        0,
-        format!(
-            "rates are assumed ({} for a CPU, {} in all): `quell run` measures first, `quell plan --measure` \
-             measures now",
-            rounded(rates.peak_cpu),
-            rounded(rates.sustainable)
-        ),
-    );
+    let (one, all) = (rounded(rates.peak_cpu), rounded(rates.sustainable));
+    draft.acts.insert(0, words::rates_are_assumed(one, all));
     Some(rates)
 }

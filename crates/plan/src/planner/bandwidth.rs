@@ -1,45 +1,43 @@
-//! Rates into budgets: limits, by the regulator or the CPU-time quota.
+//! Limits of memory bandwidth: what holds each, its budgets, and what is promised of them.
 
-use quell_control::config::Meter;
-use quell_control::config::Regulation;
-use quell_policy::{Bandwidth, BandwidthMechanism, Group, Permission, Role};
-use quell_types::cpuset::CpuSet;
+use quell_control::config::{Meter, Regulation};
+use quell_policy::{BandwidthMechanism, Group, Permission, Role};
+use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::Split;
 use quell_types::refusal::{Cause, Remedy};
-use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate, Share};
+use quell_types::units::{Lines, Nanos, Rate, Share};
 
 use crate::inventory::{Measured, MeterKind};
 use crate::plan::{Setting, Step};
 
-use super::apart;
 use super::brake::{self, regulator};
-use super::cpus::on;
+use super::caps::{Limit, Limited};
 use super::deadline;
+use super::directions;
 use super::draft::Draft;
 use super::mba;
 use super::period;
 use super::pooling;
-use super::quota::{self, cpu_time, quota};
-use super::reserves::{judge_reserves, reserves, spare_of};
-use super::wanted::{Budget, LEAST, Limited, Wanted, about, limit_held};
-
-/// Why the CPU-time quota comes first.
-const QUOTA_FIRST: &str =
-    "the least that is enough: CPU time is counted, and cpu.max needs no helper";
+use super::quota;
+use super::rates;
+use super::reserves::{fit, judge_reserves, spare_of};
+use super::wanted::{Budget, LEAST, Wanted, Worth, about};
+use super::words::directions::{MAY_GO_UNCOUNTED, leaves_open};
+use super::words::{bandwidth as words, on};
 
 /// Below this period a sleep costs more than 2 us above the bare counter (bench `below_budget`).
 const DEAR_SLEEP: Nanos = Nanos::millis(1);
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
-    let mut limited: Vec<Limited> = Vec::new();
-    let reserved = reserves(draft);
-    let spare = spare_of(draft, &reserved);
+    let rates = rates::read(draft);
+    fit(draft, &rates);
+    let spare = spare_of(draft, &rates);
     let budgets: Vec<_> = policy
         .groups
         .iter()
-        .map(|(name, group)| pooling::budget(draft, name, group, spare.as_deref()))
+        .map(|(name, group)| pooling::budget(policy, name, group, &rates, spare.as_deref()))
         .collect();
     let neighbours = budgets.iter().flatten().filter(|wanted| {
         let of = policy.groups.get(&wanted.group);
@@ -48,15 +46,12 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     let together = Rate(neighbours.map(|wanted| wanted.rate.0).sum());
     let (period, why) = period::period(draft, together);
     draft.period = pooled_period(draft, budgets.iter().flatten(), period);
+    let mut limited: Vec<Limited> = Vec::new();
     for ((name, group), wanted) in policy.groups.iter().zip(budgets) {
         if let Some(share) = group.limit.cpu_time {
-            cpu_time(draft, name, share);
+            quota::cpu_time(draft, name, share);
         }
-        if let Some(wanted) = wanted
-            && let Some(done) = limit(draft, name, group, &wanted, group.limit.bandwidth)
-        {
-            limited.push(done);
-        }
+        limited.extend(wanted.and_then(|wanted| limit(draft, group, wanted)));
     }
     rest_allowed(draft);
     let regulated = |step: &Step| matches!(step.set, Setting::Regulate(_));
@@ -64,8 +59,8 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         draft.notes.extend(why);
     }
     pooling::notes(draft);
-    judge_reserves(draft, &reserved, &limited);
-    deadline::plan(draft, &reserved, &limited);
+    judge_reserves(draft, &rates, &limited);
+    deadline::plan(draft, &rates, &limited);
 }
 
 /// Budgets in one pool have one period: the longest that any of them needs.
@@ -91,10 +86,7 @@ fn pooled_period<'w>(
         .max();
     let held = needed.unwrap_or(period);
     if held > period {
-        draft.notes.push(format!(
-            "the period of the pooled budgets is {held} instead of {period}: the smallest of them would be worth less than five \
-             wake-ups of a brake"
-        ));
+        draft.notes.push(words::longer_for_the_pool(held, period));
     }
     held
 }
@@ -104,15 +96,15 @@ fn rest_allowed(draft: &mut Draft<'_>) {
     let allowed = draft.policy.rest.allow.contains(&Permission::Throttle);
     // One reason is enough.
     if allowed && !draft.division.rest.is_empty() && draft.refusals.is_empty() {
+        let remedies = [
+            Remedy::leave_out("rest.allow"),
+            Remedy::from("match the tasks that must be limited in a group of their own"),
+        ];
         draft.refuse_for(
             Cause::NotBuilt,
             "rest.allow",
-            "a limit counts and stops the tasks of its group only, and unmatched tasks are in no group that could be \
-             regulated",
-            [
-                Remedy::leave_out("rest.allow"),
-                Remedy::from("match the tasks that must be limited in a group of their own"),
-            ],
+            words::REST_IS_NO_GROUP,
+            remedies,
         );
     }
 }
@@ -126,292 +118,272 @@ pub(super) fn allowing(name: &str, group: &Group, what: Permission) -> Option<Re
     (group.role == Role::BestEffort).then(|| Remedy::set(format!("group.{name}.allow"), list))
 }
 
-fn limit(
-    draft: &mut Draft<'_>,
-    name: &str,
-    group: &Group,
-    wanted: &Wanted,
-    explicit: Option<Bandwidth>,
-) -> Option<Limited> {
-    let mechanism = draft.policy.mechanisms.bandwidth;
-    let rate = wanted.rate;
-    let key = wanted.key();
+/// Whether the group may be limited; if not, that is refused where it was asked for.
+fn permitted(draft: &mut Draft<'_>, group: &Group, wanted: &Wanted) -> bool {
     // `strict` is the permission to stop whoever has drawn its reserve, and who has no cap is never stopped.
     let allowed = match wanted.budget {
         Budget::Limit | Budget::Spare => group.allows(Permission::Throttle),
         Budget::Strict | Budget::Reserve => true,
     };
-    if group.role == Role::Exempt || !allowed {
-        if explicit.is_some() || group.role == Role::BestEffort {
-            let remedies = [
-                allowing(name, group, Permission::Throttle),
-                Some(wanted.without(draft.policy)),
-            ];
-            let remedies: Vec<Remedy> = remedies.into_iter().flatten().collect();
-            draft.refuse(
-                key,
-                format!("the group ({}) may not be throttled", group.role.name()),
-                remedies,
-            );
-        }
+    let permitted = allowed && group.role != Role::Exempt;
+    if !permitted && (wanted.budget == Budget::Limit || group.role == Role::BestEffort) {
+        let allow = allowing(&wanted.group, group, Permission::Throttle);
+        let remedies: Vec<Remedy> = allow
+            .into_iter()
+            .chain([wanted.without(draft.policy)])
+            .collect();
+        draft.refuse(
+            wanted.key(),
+            words::may_not_be_throttled(group.role.name()),
+            remedies,
+        );
+    }
+    permitted
+}
+
+/// Limits a group. `None`: not at all, or nothing that others' reserves could rest on.
+fn limit(draft: &mut Draft<'_>, group: &Group, wanted: Wanted) -> Option<Limited> {
+    let mechanism = draft.policy.mechanisms.bandwidth;
+    if !permitted(draft, group, &wanted) {
         return None;
     }
-    if let Some(both) = wanted.apart {
-        return apart::limit(draft, name, group, wanted, both);
+    let apart = wanted.apart.is_some();
+    if apart && !directions::possible(draft, group, &wanted) {
+        return None;
     }
-    if mechanism == BandwidthMechanism::Mba {
-        return mba::limit(draft, name, wanted, explicit);
+    if !apart && mechanism == BandwidthMechanism::Mba {
+        return mba::limit(draft, &wanted);
     }
-    let cpus = draft.division.of(name).cpus.clone();
-    let Some(peak) = draft.machine.measured.as_ref().map(|m| m.peak_cpu) else {
-        draft.refuse(
-            key,
-            "the peak rate of one CPU has not been measured on this machine",
-            Remedy::command("quell doctor --deep"),
-        );
+    let limit = sized(draft, group, wanted)?;
+    if !apart && limit.binding().next().is_none() {
+        let peak = draft.figure(limit.peak);
+        draft.notes.push(words::needs_no_step(&limit, &peak));
+        let worth = Worth::plain(Level::Estimated);
+        promise(draft, &limit, None, &worth);
+        return Some(Limited::of(limit, None, worth));
+    }
+    match holder(draft, group, &limit)? {
+        Holder::Quota(by) => quota::quota(draft, limit, &by),
+        Holder::Brake(by) => regulate(draft, limit, &by),
+    }
+}
+
+/// The limit on the CPUs of its group, where the rates are known.
+fn sized(draft: &mut Draft<'_>, group: &Group, mut wanted: Wanted) -> Option<Limit> {
+    let Some(measured) = draft.machine.measured.as_ref() else {
+        let remedy = Remedy::command("quell doctor --deep");
+        draft.refuse(wanted.key(), words::UNMEASURED_PEAK, remedy);
         return None;
     };
+    let cpus = draft.division.of(&wanted.group).cpus.clone();
     if cpus.is_empty() {
         // Refused for its CPUs already.
         return None;
     }
     let moves = deadline::moves(draft.policy, group);
-    // More than its CPUs draw would be a budget that moves without an effect.
-    let reach = peak.0.saturating_mul(cpus.len() as u64);
-    let rate = if moves { rate.min(Rate(reach)) } else { rate };
-    let wanted = &Wanted {
-        rate,
-        ..wanted.clone()
-    };
-    let each = Rate(rate.0 / cpus.len() as u64);
-    let share = Share::ratio(each.0, peak.0);
-    let pooled = pooling::is_pooled(&draft.policy.regulator, wanted.budget);
-    if share >= Share::WHOLE && !pooled && !moves {
-        draft.notes.push(format!(
-            "group {name}: the limit of {rate}{} needs no step: {} cannot draw more ({} for each CPU)",
-            wanted.origin,
-            on(&cpus),
-            draft.figure(peak)
-        ));
-        draft.promises.push(limit_held(
-            name,
-            rate,
-            Level::Estimated,
-            None,
-            Some(format!(
-                "the {} peak of its CPUs is its bound",
-                draft.known()
-            )),
-        ));
-        return Some(Limited {
-            group: name.to_owned(),
-            rate,
-            level: Level::Estimated,
-            by: None,
-            weakest: None,
-            cpus,
-        });
+    if moves {
+        // More than its CPUs draw would be a budget that moves without an effect.
+        let reach = measured.peak_cpu.0.saturating_mul(cpus.len() as u64);
+        wanted.rate = wanted.rate.min(Rate(reach));
     }
-    let held = match regulator(draft, name, group, wanted.budget) {
-        Ok(meter) => match quota::is_enough(draft, wanted, meter) {
-            Ok(period) => Err((period, QUOTA_FIRST.to_owned())),
-            Err(why) => Ok((meter, why)),
-        },
-        Err(why) if pooled => {
-            draft.refuse_for(
-                draft.lack(Mechanism::Bandwidth),
-                key,
-                format!("its budget cannot be pooled: {why}"),
-                Remedy::LeaveOut {
-                    keys: vec!["regulator.reclaim".to_owned(), "regulator.after".to_owned()],
-                },
-            );
-            return None;
+    let pooled = pooling::is_pooled(&draft.policy.regulator, wanted.budget);
+    Some(Limit::on(wanted, cpus, measured, moves || pooled))
+}
+
+/// What holds a limit, and why that.
+enum Holder {
+    Brake(ByBrake),
+    Quota(quota::ByQuota),
+}
+
+struct ByBrake {
+    meter: Meter,
+    why: &'static str,
+}
+
+/// Chooses between the CPU-time quota and the brake. `None` where neither can hold the limit: refused.
+fn holder(draft: &mut Draft<'_>, group: &Group, limit: &Limit) -> Option<Holder> {
+    let wanted = &limit.wanted;
+    let why = match regulator(draft, group, wanted) {
+        Ok(meter) => {
+            return Some(match quota::is_enough(draft, wanted, meter) {
+                Ok(period) => Holder::Quota(quota::ByQuota {
+                    period,
+                    why: words::QUOTA_FIRST.to_owned(),
+                }),
+                Err(why) => Holder::Brake(ByBrake { meter, why }),
+            });
         }
-        Err(why) if mechanism.insists() => {
-            let remedy = Remedy::set_text("mechanisms.bandwidth", "any");
-            draft.refuse_lacking(Mechanism::Bandwidth, key, why, remedy);
-            return None;
-        }
-        Err(why) => Err((quota::instead(draft), format!("no brake: {why}"))),
+        Err(why) => why,
     };
-    let (meter, why) = match held {
-        Ok(held) => held,
-        Err((period, why)) => return quota(draft, name, wanted, share, &cpus, (period, &why)),
-    };
-    let done = regulate(draft, name, wanted, each, peak, share, (meter, why), cpus)?;
-    if mechanism == BandwidthMechanism::MbaAndRegulator {
-        mba::beside(draft, name, wanted, &done);
+    if pooling::is_pooled(&draft.policy.regulator, wanted.budget) {
+        let keys = ["regulator.reclaim", "regulator.after"].map(str::to_owned);
+        let remedy = Remedy::LeaveOut { keys: keys.into() };
+        let cause = draft.lack(Mechanism::Bandwidth);
+        draft.refuse_for(cause, wanted.key(), words::cannot_be_pooled(&why), remedy);
+        return None;
+    }
+    if draft.policy.mechanisms.bandwidth.insists() {
+        let remedy = Remedy::set_text("mechanisms.bandwidth", "any");
+        draft.refuse_lacking(Mechanism::Bandwidth, wanted.key(), why, remedy);
+        return None;
+    }
+    Some(Holder::Quota(quota::ByQuota {
+        period: quota::instead(draft),
+        why: words::no_brake(&why),
+    }))
+}
+
+/// Holds the budgets of a limit with brakes. `None` where they are too small, or no cap.
+fn regulate(draft: &mut Draft<'_>, limit: Limit, by: &ByBrake) -> Option<Limited> {
+    let wanted = &limit.wanted;
+    let period = held_period(draft, &limit, by.meter)?;
+    if too_small(draft, &limit, period) {
+        return None;
+    }
+    let mut worth = worth(draft, by.meter, &limit);
+    let (mut step, mut pooled) = (None, false);
+    if let Some(regulation) = regulation(draft, &limit, by.meter, period) {
+        let peak = draft.figure(limit.peak);
+        let because = words::because(&limit, &regulation, &peak, by.why);
+        let pooling = regulation.pooling.as_ref();
+        worth.weakest = worth.weakest.or_else(|| pooling::weakest(pooling));
+        pooled = pooling.is_some();
+        step = Some(brake::regulate(draft, &wanted.group, regulation, because));
+    }
+    if wanted.budget == Budget::Reserve {
+        // No limit on this group, and none that others' reserves could rest on.
+        return None;
+    }
+    if period < DEAR_SLEEP && by.meter == Meter::Time {
+        draft.notes.push(words::dear_sleep(&wanted.group, period));
+    }
+    if pooled {
+        draft
+            .notes
+            .push(words::draws_more(&wanted.group, wanted.rate));
+    } else {
+        promise(draft, &limit, step, &worth);
+    }
+    let open = limit.open();
+    if let Some(open) = open {
+        // What others' reserves rest on: a direction that is left open bounds nothing.
+        worth = Worth::of(Level::None, leaves_open(open));
+    }
+    let done = Limited::of(limit, step, worth);
+    // The hardware knows no directions: a limit of one of them would hold the other, too.
+    if open.is_none() && draft.policy.mechanisms.bandwidth == BandwidthMechanism::MbaAndRegulator {
+        mba::beside(draft, &done);
     }
     Some(done)
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the arithmetic of one step, each value named once"
-)]
-fn regulate(
-    draft: &mut Draft<'_>,
-    name: &str,
-    wanted: &Wanted,
-    each: Rate,
-    peak: Rate,
-    share: Share,
-    (meter, why): (Meter, &str),
-    cpus: CpuSet,
-) -> Option<Limited> {
-    let rate = wanted.rate;
-    let capped = wanted.budget != Budget::Reserve;
-    let period = held_period(draft, name, wanted, share, meter)?;
-    let budget = Lines::at(each, period);
-    if budget.0 == 0 {
-        draft.refuse_by_rates(
-            (name, wanted.key(), rate),
-            format!(
-                "{rate} over {} CPUs is less than one line of {LINE_BYTES} bytes per {period}",
-                cpus.len()
-            ),
-            wanted.at(quota::rounded_up(draft, cpus.len(), rate), draft.policy),
-        );
-        return None;
-    }
-    let pooling = pooling::pooling(&draft.policy.regulator, wanted.budget, meter, peak);
-    let split = match cpus.len() {
+/// The budgets of a period, as the brakes are told. `None` where none is held.
+fn regulation(draft: &Draft<'_>, limit: &Limit, meter: Meter, period: Nanos) -> Option<Regulation> {
+    let keys = &draft.policy.regulator;
+    let wanted = &limit.wanted;
+    let (meter, budget) = limit.counted(meter, period)?;
+    let split = match limit.cpus.len() {
         1 => Split::Even,
-        _ => draft.policy.regulator.split,
+        _ if wanted.apart.is_some() => Split::Even,
+        _ => keys.split,
     };
-    let (mut level, mut weakest) = worth(draft, meter, &cpus);
-    let measured = draft.machine.measured.as_ref();
-    if let Some(doubt) = measured.and_then(Measured::doubt) {
-        level = Level::Estimated;
-        weakest = Some(weakest.map_or(doubt.clone(), |why| format!("{why}; {doubt}")));
-    }
-    let because = format!(
-        "{} {rate}{}{}: {} of one CPU's peak ({}){}{}",
-        if wanted.budget == Budget::Limit || wanted.budget == Budget::Spare {
-            "limit"
-        } else {
-            "reserve"
-        },
-        wanted.origin,
-        match split {
-            Split::Even if cpus.len() > 1 => ", split evenly",
-            Split::Even => "",
-            Split::Demand => ", split evenly at first",
-        },
-        about(share),
-        draft.figure(peak),
-        if capped {
-            format!("; by the brake, since {why}")
-        } else {
-            "; it is counted and never stopped".to_owned()
-        },
-        pooling::because(pooling.as_ref(), split),
-    );
-    if weakest.is_none() {
-        weakest = pooling::weakest(pooling.as_ref());
-    }
-    let shared = pooling.is_some();
-    let regulation = Regulation {
-        cpus: cpus.clone(),
+    Some(Regulation {
+        cpus: limit.cpus.clone(),
         budget,
         period,
         meter,
-        peak,
-        pooling,
+        peak: limit.peak,
+        pooling: pooling::pooling(keys, wanted.budget, meter, limit.peak),
         split,
         least: match split {
             Split::Even => Lines(0),
-            Split::Demand => Lines::at(peak.part(LEAST), period).min(budget),
+            Split::Demand => Lines::at(limit.peak.part(LEAST), period).min(budget),
         },
-    };
-    let id = brake::regulate(draft, name, regulation, because);
-    if !capped {
-        // No limit on this group, and none that others' reserves could rest on.
-        return None;
-    }
-    if period < DEAR_SLEEP && meter == Meter::Time {
-        draft.notes.push(format!(
-            "group {name}: at a period of {period}, counting costs a task each time that it goes to sleep: 18 us were measured in \
-             a virtual machine, 2.5 of them the brake's"
-        ));
-    }
-    if shared {
-        draft.notes.push(format!(
-            "group {name} draws more than {rate} where others leave what is theirs, or all have drawn all there is: \
-             so nothing is promised about its limit"
-        ));
-    } else {
-        draft
-            .promises
-            .push(limit_held(name, rate, level, Some(id), weakest.clone()));
-    }
-    Some(Limited {
-        group: name.to_owned(),
-        rate,
-        level,
-        by: Some(id),
-        weakest,
-        cpus,
     })
 }
 
-/// What a limit held by this meter on these CPUs is worth, and the weakest link.
-fn worth(draft: &Draft<'_>, meter: Meter, cpus: &CpuSet) -> (Level, Option<String>) {
-    let unseen = match (meter, &draft.machine.means.meter) {
-        (Meter::Time, _) => {
-            let why = "counts the group's CPU time at the peak rate: an upper bound; what others do on its CPUs is not counted";
-            return (Level::Estimated, Some(why.to_owned()));
-        }
-        (Meter::Hardware, MeterKind::Hardware { fills_only, .. }) => fills_only.intersection(cpus),
-        _ => CpuSet::EMPTY,
-    };
-    if unseen.is_empty() {
-        return (Level::Regulated, None);
+/// Promises what a step holds of a limit, and what its CPUs cannot exceed.
+fn promise(draft: &mut Draft<'_>, limit: &Limit, by: Option<StepId>, worth: &Worth) {
+    for cap in &limit.caps {
+        let worth = if cap.binds {
+            worth.clone()
+        } else {
+            let why = words::its_own_bound(cap, draft.known(), limit.peak);
+            Worth::of(Level::Estimated, why)
+        };
+        let by = by.filter(|_| cap.binds);
+        draft.promise(&limit.wanted.group, cap.promise(), worth, by);
     }
-    let why = format!(
-        "the counters of {} count the lines that come in, not those written back: who writes moves up to twice the limit, \
-         and stores past the caches are not counted at all",
-        on(&unseen)
-    );
-    (Level::Estimated, Some(why))
+}
+
+/// What a limit held by this meter is worth.
+fn worth(draft: &Draft<'_>, meter: Meter, limit: &Limit) -> Worth {
+    let mut worth = match (meter, &draft.machine.means.meter) {
+        (Meter::Time, _) => Worth::of(Level::Estimated, words::TIME_IS_A_BOUND),
+        (_, MeterKind::Hardware { .. }) if limit.wanted.apart.is_some() => Worth {
+            level: Level::Regulated,
+            weakest: draft
+                .machine
+                .simulated
+                .is_none()
+                .then(|| MAY_GO_UNCOUNTED.to_owned()),
+        },
+        (_, MeterKind::Hardware { fills_only, .. }) => {
+            let unseen = fills_only.intersection(&limit.cpus);
+            match unseen.is_empty() {
+                true => Worth::plain(Level::Regulated),
+                false => Worth::of(Level::Estimated, words::fills_only(&on(&unseen))),
+            }
+        }
+        _ => Worth::plain(Level::Regulated),
+    };
+    let measured = draft.machine.measured.as_ref();
+    if let Some(doubt) = measured.and_then(Measured::doubt) {
+        let why = worth.weakest.map(|why| format!("{why}; {doubt}"));
+        worth = Worth::of(Level::Estimated, why.unwrap_or(doubt));
+    }
+    worth
+}
+
+/// Refuses budgets of less than a line. Whether there was one.
+fn too_small(draft: &mut Draft<'_>, limit: &Limit, period: Nanos) -> bool {
+    let (wanted, cpus) = (&limit.wanted, limit.cpus.len());
+    let mut small = limit
+        .binding()
+        .filter(|cap| Lines::at(cap.each, period) == Lines(0))
+        .peekable();
+    let refused = small.peek().is_some();
+    for cap in small {
+        let raised = quota::rounded_up(draft, cpus, wanted.rate);
+        let remedy = wanted.at(raised, draft.policy);
+        let why = words::less_than_a_line(cap, cpus, period);
+        draft.refuse_by_rates(wanted, cap.rate, why, remedy);
+    }
+    refused
 }
 
 /// The period with which a budget can be held, said where it is not the one wanted. `None` where there is none: refused.
-fn held_period(
-    draft: &mut Draft<'_>,
-    name: &str,
-    wanted: &Wanted,
-    share: Share,
-    meter: Meter,
-) -> Option<Nanos> {
-    let period = draft.period;
+fn held_period(draft: &mut Draft<'_>, limit: &Limit, meter: Meter) -> Option<Nanos> {
+    let (wanted, period) = (&limit.wanted, draft.period);
     if wanted.budget == Budget::Reserve || meter != Meter::Time {
         return Some(period);
     }
+    let share = limit.share();
     let Some(held) = period::holding(draft, share, period) else {
-        draft.refuse_by_rates(
-            (name, wanted.key(), wanted.rate),
-            format!(
-                "{} is {} of a CPU's time: no period of a second or less makes a budget of it that a brake can hold",
-                wanted.rate,
-                about(share)
-            ),
-            [
-                wanted.at(
-                    quota::rounded_up(draft, draft.division.of(name).cpus.len(), wanted.rate),
-                    draft.policy,
-                ),
-                Remedy::from("run the group on fewer CPUs"),
-            ],
-        );
+        let raised = quota::rounded_up(draft, limit.cpus.len(), wanted.rate);
+        let remedies = [
+            wanted.at(raised, draft.policy),
+            Remedy::from("run the group on fewer CPUs"),
+        ];
+        let why = words::no_period(wanted.rate, about(share));
+        draft.refuse_by_rates(wanted, wanted.rate, why, remedies);
         return None;
     };
     if held > period {
-        draft.notes.push(format!(
-            "group {name}: the period is {held} instead of {period}: {} of {period} is less than five wake-ups of a brake",
-            about(share)
-        ));
+        draft
+            .notes
+            .push(words::longer(&wanted.group, held, period, about(share)));
     }
     Some(held)
 }

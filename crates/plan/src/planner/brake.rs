@@ -11,14 +11,14 @@ use crate::inventory::MeterKind;
 use crate::plan::Setting;
 
 use super::draft::Draft;
-use super::wanted::Budget;
+use super::wanted::{Budget, Wanted};
+use super::words::bandwidth as words;
 
 /// Whether the brake can hold a group's budget, and with which meter; or why not.
 pub(super) fn regulator(
     draft: &Draft<'_>,
-    name: &str,
     group: &Group,
-    budget: Budget,
+    wanted: &Wanted,
 ) -> Result<Meter, String> {
     if let Some(why) = draft.unavailable(Mechanism::Bandwidth) {
         return Err(why);
@@ -27,9 +27,9 @@ pub(super) fn regulator(
         return Err("the policy switches the regulator off".to_owned());
     }
     let means = &draft.machine.means;
-    if budget != Budget::Reserve {
+    if wanted.budget != Budget::Reserve {
         means.brake.clone()?;
-        in_place(draft, name, group)?;
+        in_place(draft, &wanted.group, group)?;
     }
     let time = || {
         if means.time_meter {
@@ -57,18 +57,14 @@ fn in_place(draft: &Draft<'_>, name: &str, group: &Group) -> Result<(), String> 
         return Ok(());
     }
     if !draft.policy.mechanisms.bandwidth.insists() {
-        return Err(format!(
-            "group {name} stays in its own cgroup, and its tasks cannot be put next to a brake there"
-        ));
+        return Err(words::not_next_to_a_brake(name));
     }
     if !tables.all(TaskMatch::in_place) {
-        return Err(format!(
-            "group {name} has tasks in its own cgroup and others elsewhere, and a brake holds one cgroup"
-        ));
+        return Err(words::more_than_one_cgroup(name));
     }
     let means = &draft.machine.means;
     let able = means.brake_in_place.clone();
-    able.map_err(|why| format!("group {name} stays in its own cgroup: {why}"))
+    able.map_err(|why| words::stays_where_it_is(name, &why))
 }
 
 /// The step of a budget: the brake holds it where it is a cap.
@@ -100,10 +96,7 @@ fn sibling_note(draft: &mut Draft<'_>, name: &str, cpus: &CpuSet) {
             .map(|c| c.id)
             .collect();
         if !beside.is_empty() {
-            draft.notes.push(format!(
-                "group {name} is throttled on CPU {beside}, SMT siblings of group {other}: while it is stopped, its brake uses a \
-                 little of the shared core"
-            ));
+            draft.notes.push(words::shares_a_core(name, &beside, other));
         }
     }
 }

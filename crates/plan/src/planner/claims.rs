@@ -16,6 +16,7 @@ use super::allot::Want;
 use super::amounts::{at_level, cache, exist, parts_of, size_of};
 use super::draft::Draft;
 use super::parts::{Ask, BOTH, Claim, Claims, Form, Kind, Refused, colouring};
+use super::words::parts as words;
 
 /// Reads what all groups want. What cannot be had is refused.
 pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
@@ -49,15 +50,13 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
         let Some(whole) = kind.whole(&draft.machine.partitions) else {
             continue;
         };
-        let claims = match all.iter_mut().position(|c| c.kind == kind) {
-            Some(at) => &mut all[at],
-            None => {
-                let list = Vec::new();
-                all.push(Claims { kind, whole, list });
-                let last = all.len() - 1;
-                &mut all[last]
-            }
-        };
+        let known = all.iter().position(|c| c.kind == kind);
+        let at = known.unwrap_or_else(|| {
+            let list = Vec::new();
+            all.push(Claims { kind, whole, list });
+            all.len() - 1
+        });
+        let claims = &mut all[at];
         let own = claims.list.iter_mut().find(|c| c.group == ask.group);
         let Some(own) = own else {
             claims.list.push(Claim {
@@ -73,19 +72,16 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
         own.key = BOTH;
         match both(&own.want, &want) {
             Some(both) => own.want = both,
-            None => draft.refuse(
-                format!("group.{}.reserve", ask.group),
-                format!(
-                    "cache sets and DRAM banks share address bits here, so that a group has the same joint colours of both, and \
-                     {} does not fit {}",
-                    in_words(&want),
-                    in_words(&own.want)
-                ),
-                [
-                    Remedy::set_text(format!("group.{}.reserve.banks", ask.group), "private"),
+            None => {
+                let banks = format!("group.{}.reserve.banks", ask.group);
+                let remedies = [
+                    Remedy::set_text(banks, "private"),
                     Remedy::from("write the same list twice"),
-                ],
-            ),
+                ];
+                let (banks, cache) = (words::as_written(&want), words::as_written(&own.want));
+                let why = words::joint_does_not_fit(&banks, &cache);
+                draft.refuse(format!("group.{}.reserve", ask.group), why, remedies);
+            }
         }
     }
     all.sort_by_key(|c| match c.kind {
@@ -95,14 +91,6 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
         Kind::Colours(_) => u32::MAX - 1,
     });
     all
-}
-
-fn in_words(want: &Want) -> String {
-    match want {
-        Want::Named(list) => format!("\"{list}\""),
-        Want::Count(n) | Want::Top(n) => n.to_string(),
-        Want::Even => "\"private\"".to_owned(),
-    }
 }
 
 /// One part that is what two keys want.
@@ -127,18 +115,16 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
         if group.role == Role::Exempt
             && (group.reserve.cache.is_some() || group.reserve.banks.is_some())
         {
-            draft.refuse(
-                format!("group.{name}.reserve"),
-                "an exempt group is never confined, so that no part can be its own",
-                Remedy::LeaveOut {
-                    keys: ["cache", "banks"]
-                        .map(|key| format!("group.{name}.reserve.{key}"))
-                        .to_vec(),
-                },
-            );
+            let keys = ["cache", "banks"].map(|key| format!("group.{name}.reserve.{key}"));
+            let remedy = Remedy::LeaveOut {
+                keys: keys.to_vec(),
+            };
+            let key = format!("group.{name}.reserve");
+            draft.refuse(key, words::EXEMPT_IS_NOT_CONFINED, remedy);
             continue;
         }
         if let Some(wanted) = &group.reserve.cache {
+            let key = format!("group.{name}.reserve.cache");
             let mechanism = match wanted.form {
                 CacheForm::Ways(_) | CacheForm::Apart { .. } | CacheForm::Mask(_) => {
                     Some(Mechanism::Ways)
@@ -153,27 +139,16 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
                 CacheMechanism::PseudoLock => Some(Mechanism::PseudoLock),
                 CacheMechanism::Any => mechanism,
                 CacheMechanism::None => {
-                    draft.refuse(
-                        format!("group.{name}.reserve.cache"),
-                        "the policy switches cache partition off (mechanisms.cache = \"none\")",
-                        [
-                            Remedy::leave_out("mechanisms.cache"),
-                            Remedy::leave_out(format!("group.{name}.reserve.cache")),
-                        ],
-                    );
+                    let remedies = ["mechanisms.cache", key.as_str()].map(Remedy::leave_out);
+                    draft.refuse(key, words::CACHE_IS_OFF, remedies);
                     continue;
                 }
             };
             if let (Some(form), Some(given)) = (mechanism, given)
                 && form != given
             {
-                draft.refuse(
-                    format!("group.{name}.reserve.cache"),
-                    format!(
-                        "it is written in terms of {form}, and mechanisms.cache is \"{given}\""
-                    ),
-                    Remedy::set_text("mechanisms.cache", "any"),
-                );
+                let remedy = Remedy::set_text("mechanisms.cache", "any");
+                draft.refuse(key, words::in_terms_of(form, given), remedy);
                 continue;
             }
             let ask = Ask {
@@ -198,11 +173,8 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
     if let Some(first) = open.first() {
         match strongest(draft, &asks) {
             Ok((mechanism, why)) => {
-                if let Some(why) = why {
-                    draft.notes.push(format!(
-                        "sizes and shares of the cache are given as {mechanism}: {why}"
-                    ));
-                }
+                let note = why.map(|why| words::given_as(mechanism, &why));
+                draft.notes.extend(note);
                 let open = open.into_iter().map(|ask| Ask { mechanism, ..ask });
                 asks.extend(open);
             }
@@ -227,15 +199,10 @@ fn strongest(draft: &Draft<'_>, asks: &[Ask<'_>]) -> Result<(Mechanism, Option<S
     let mut best: Option<(Level, Mechanism)> = None;
     for mechanism in [Mechanism::Ways, Mechanism::Sets] {
         let excluded = asks.iter().find_map(|ask| {
-            let why = draft
-                .machine
-                .partitions
-                .excluded(mechanism, ask.mechanism)?;
-            Some(format!(
-                "{mechanism} and {} ({}) cannot be had together on this machine: {why}",
-                ask.mechanism,
-                ask.key()
-            ))
+            let partitions = &draft.machine.partitions;
+            let why = partitions.excluded(mechanism, ask.mechanism)?;
+            let (other, key) = (ask.mechanism, ask.key());
+            Some(words::not_together(mechanism, other, &key, why))
         });
         match draft.unavailable(mechanism).or(excluded) {
             Some(why) => reasons.push(why),
@@ -279,12 +246,8 @@ fn exclusions(draft: &mut Draft<'_>, asks: &[Ask<'_>]) {
                 continue;
             }
             told.push(pair);
-            let why = format!(
-                "{} and {} (here and in {}) cannot be had together on this machine: {reason}",
-                one.mechanism,
-                other.mechanism,
-                other.key()
-            );
+            let at = format!("here and in {}", other.key());
+            let why = words::not_together(one.mechanism, other.mechanism, &at, reason);
             let beside = |m: Mechanism| {
                 draft.unavailable(m).is_none()
                     && asks
@@ -319,7 +282,7 @@ fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
     };
     let why = match draft.unavailable(ask.mechanism).or_else(masks) {
         Some(why) => why,
-        None if !there => format!("this machine does not tell what {} divide", ask.mechanism),
+        None if !there => words::does_not_tell(ask.mechanism),
         None => return None,
     };
     if let Form::Cache(CacheWanted {
@@ -349,15 +312,8 @@ fn joint_note(draft: &mut Draft<'_>) {
     let partitions = &draft.machine.partitions;
     let count = |divides| colouring(partitions, divides).map_or(0, Colouring::count);
     let bits = partitions.joint.as_ref().map_or(0, |j| j.functions.len());
-    let note = format!(
-        "cache sets and DRAM banks share {bits} address bit{}: divided together they come to {} joint colours, instead of {} colours \
-         of banks and {} of sets",
-        if bits == 1 { "" } else { "s" },
-        count(Divides::Joint),
-        count(Divides::Banks),
-        count(Divides::Sets),
-    );
-    draft.notes.push(note);
+    let [joint, banks, sets] = [Divides::Joint, Divides::Banks, Divides::Sets].map(count);
+    draft.notes.push(words::joint(bits, joint, banks, sets));
 }
 
 /// What one key comes to.

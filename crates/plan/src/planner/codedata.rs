@@ -3,31 +3,27 @@
 //! To everybody else such a part is one of as many ways: he fills none of them with anything. Inside it the lowest are for code. The
 //! kernel tells code from data only where resctrl is mounted so, for all groups at once; mounting it again changes no option.
 
+use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::{Apart, Mask};
 use quell_types::refusal::Remedy;
 
 use crate::plan::Setting;
 
-use quell_types::cpuset::CpuSet;
-
 use super::amounts::mask_of;
 use super::draft::Draft;
 use super::parts::{Claim, Divided, Kind, Refused};
+use super::words::parts as words;
 
 /// Whether ways of that kind can be had so.
 pub(super) fn possible(draft: &Draft<'_>, kind: Kind) -> Result<(), Refused> {
     let (why, remedy) = match at(draft, kind) {
         Apart::Now | Apart::OnceMounted { .. } => return Ok(()),
         Apart::Never => (
-            format!("the {} cannot be given to code and data apart here", kind.name()),
+            words::not_apart(&kind.name()),
             "say how many for both, as in { ways = 4 }",
         ),
-        Apart::MountedWithout => (
-            "resctrl is mounted without telling code from data, and mounting it again changes no option".to_owned(),
-            "unmount it when nobody needs it (umount /sys/fs/resctrl): it is then mounted so while the plan holds; or mount it so \
-             yourself (-o cdp, for L2 cdpl2)",
-        ),
+        Apart::MountedWithout => (words::MOUNTED_WITHOUT.to_owned(), words::UNMOUNT_IT),
     };
     Err((why, vec![Remedy::from(remedy)]))
 }
@@ -44,22 +40,13 @@ fn at(draft: &Draft<'_>, kind: Kind) -> Apart {
 /// What has to be mounted before anything else is set, and what cannot be had beside it.
 pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
     let apart = |one: &Divided| one.claims.iter().any(|c| c.code.is_some());
-    let locked = divided.iter().flat_map(|d| &d.claims);
-    if let Some(locked) = locked.clone().find(|c| c.locked.is_some())
-        && let Some(other) = divided
-            .iter()
-            .flat_map(|d| &d.claims)
-            .find(|c| c.code.is_some())
+    let mut claims = divided.iter().flat_map(|d| &d.claims);
+    if let Some(locked) = claims.clone().find(|c| c.locked.is_some())
+        && let Some(other) = claims.find(|c| c.code.is_some())
     {
-        let why = format!(
-            "nothing can be locked while code and data are apart ({})",
-            other.at()
-        );
-        let remedies = [
-            Remedy::leave_out(locked.at()),
-            Remedy::leave_out(other.at()),
-        ];
-        draft.refuse(locked.at(), why, remedies);
+        let (key, other) = (locked.at(), other.at());
+        let remedies = [&key, &other].map(|key| Remedy::leave_out(key.clone()));
+        draft.refuse(key, words::not_locked_beside(&other), remedies);
         return;
     }
     let mut levels = Vec::new();
@@ -71,7 +58,7 @@ pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
     if levels.is_empty() {
         return;
     }
-    let because = "nobody has mounted it; only so does the kernel tell code from data, and everybody else gets the same ways for both";
+    let because = words::NOBODY_MOUNTED_IT;
     let set = Setting::MountApart { levels };
     let id = draft.step(None, Mechanism::Ways, set, because);
     for one in divided.iter_mut().filter(|d| apart(d)) {

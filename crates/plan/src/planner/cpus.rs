@@ -12,6 +12,8 @@ use quell_types::refusal::{Cause, Refusal, Remedy};
 
 use crate::inventory::Inventory;
 
+use super::words::{cores as words, on};
+
 /// One group's part.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
@@ -65,6 +67,32 @@ impl Division {
             .any(|p| p.exclusive && p.cpus.contains(cpu))
     }
 
+    /// What a group with these CPUs takes from the others.
+    fn block(
+        &mut self,
+        machine: &Inventory,
+        free: &CpuSet,
+        cpus: &CpuSet,
+        name: &str,
+        smt: Smt,
+    ) -> CpuSet {
+        let own = machine.cpus.iter().filter(|c| cpus.contains(c.id));
+        let whole = own.fold(CpuSet::new(), |all, c| all.union(&c.siblings));
+        let whole = whole.intersection(&machine.cpu_set()).union(cpus);
+        let siblings = whole.difference(cpus);
+        if siblings.is_empty() || smt == Smt::Shared {
+            return cpus.clone();
+        }
+        let leaves_a_core = !free.difference(&whole).is_empty();
+        if smt == Smt::Alone || leaves_a_core {
+            self.notes.push(words::siblings_stay_idle(name, &siblings));
+            return whole;
+        }
+        let note = words::shares_its_cores(name, &on(&siblings));
+        self.notes.push(note);
+        cpus.clone()
+    }
+
     /// Whether any CPU is exclusive to a group.
     pub fn partitioned(&self) -> bool {
         self.parts.values().any(|p| p.exclusive)
@@ -109,17 +137,16 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
     let all = machine.cpu_set();
     let mut division = Division::default();
     let mut free = all.clone();
-    let mut refuse = |name: &str, cause, why: String, remedy: &dyn Fn(String) -> Remedy| {
+    let mut refuse = |name: &str, cause, why: String, instead: &str| {
         let key = format!("group.{name}.cpus");
+        let remedies = vec![Remedy::set_text(key.clone(), instead)];
         refusals.push(Refusal {
-            key: key.clone(),
+            key,
             why,
             cause,
-            remedies: vec![remedy(key)],
+            remedies,
         });
     };
-    let auto = |key| Remedy::set_text(key, "auto");
-    let any = |key| Remedy::set_text(key, "any");
     let wants_exclusive = |group: &Group| {
         group.role == Role::Critical && !matches!(group.cpus_wanted(), CpusWanted::Any)
     };
@@ -149,11 +176,13 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
                 };
                 let n = (units / 2 / undecided.max(1)).max(1);
                 let cpus = choose(machine, &free, n, group.smt);
-                division.notes.push(format!(
-                    "group {name}: cpus = \"auto\" came to {}, of the {units} {} there were; give a number to change it",
-                    cpus.brief(),
-                    if group.smt == Smt::Shared { "CPUs" } else { "cores" }
-                ));
+                let what = if group.smt == Smt::Shared {
+                    "CPUs"
+                } else {
+                    "cores"
+                };
+                let note = words::auto_came_to(name, &cpus.brief(), units, what);
+                division.notes.push(note);
                 cpus
             }
         };
@@ -167,24 +196,17 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
             refuse(
                 name,
                 Cause::Policy,
-                format!(
-                    "CPU {missing} does not exist here or is not ours to use; usable are {all}"
-                ),
-                &auto,
+                words::do_not_exist(&missing, &all),
+                "auto",
             );
         } else if !taken.is_empty() {
-            refuse(
-                name,
-                Cause::Policy,
-                format!("CPU {taken} belongs to another critical group already"),
-                &auto,
-            );
+            refuse(name, Cause::Policy, words::are_taken(&taken), "auto");
         } else if cpus.len() < wanted || wanted == 0 {
             refuse(
                 name,
                 Cause::Machine,
-                format!("{wanted} CPUs are wanted and {} are left", free.len()),
-                &any,
+                words::too_few(wanted, free.len()),
+                "any",
             );
         }
         let kind = |cpu: CpuId| machine.cpus.iter().find(|c| c.id == cpu).map(|c| c.tier);
@@ -193,21 +215,9 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
             .filter(|c| kind(*c) > cpus.iter().map(kind).min().flatten())
             .collect();
         if !slower.is_empty() {
-            division.notes.push(format!(
-                "group {name}: {} {} of a slower kind than its others",
-                on(&slower),
-                if slower.len() > 1 { "are" } else { "is" }
-            ));
+            division.notes.push(words::slower_kind(name, &slower));
         }
-        let blocked = block(
-            machine,
-            &all,
-            &free,
-            &cpus,
-            name,
-            group.smt,
-            &mut division.notes,
-        );
+        let blocked = division.block(machine, &free, &cpus, name, group.smt);
         free = free.difference(&blocked);
         division.parts.insert(
             name.clone(),
@@ -227,24 +237,12 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
         refuse(
             names.first().unwrap_or(&""),
             Cause::Machine,
-            format!(
-                "the critical groups ({}) would take every CPU ({all}), and nothing is left for anybody else",
-                names.join(", ")
-            ),
-            &any,
+            words::nothing_is_left(&names.join(", "), &all),
+            "any",
         );
     }
     division.free = free;
     division
-}
-
-/// `CPU 3`, `CPUs 2-3`.
-pub(super) fn on(cpus: &CpuSet) -> String {
-    format!(
-        "CPU{} {}",
-        if cpus.len() > 1 { "s" } else { "" },
-        cpus.brief()
-    )
 }
 
 /// The cores with a free CPU, each by its highest.
@@ -313,47 +311,4 @@ fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
         }
     }
     cpus
-}
-
-/// What a group with these CPUs takes from the others.
-fn block(
-    machine: &Inventory,
-    all: &CpuSet,
-    free: &CpuSet,
-    cpus: &CpuSet,
-    name: &str,
-    smt: Smt,
-    notes: &mut Vec<String>,
-) -> CpuSet {
-    let whole: CpuSet = machine
-        .cpus
-        .iter()
-        .filter(|c| cpus.contains(c.id))
-        .flat_map(|c| c.siblings.iter().collect::<Vec<CpuId>>())
-        .collect::<CpuSet>()
-        .intersection(all)
-        .union(cpus);
-    let siblings = whole.difference(cpus);
-    if siblings.is_empty() || smt == Smt::Shared {
-        return cpus.clone();
-    }
-    let leaves_a_core = !free.difference(&whole).is_empty();
-    if smt == Smt::Alone || leaves_a_core {
-        notes.push(format!(
-            "group {name} is alone on its cores: {}, the other {} there, stay{} idle",
-            on(&siblings),
-            if siblings.len() > 1 {
-                "threads"
-            } else {
-                "thread"
-            },
-            if siblings.len() > 1 { "" } else { "s" },
-        ));
-        return whole;
-    }
-    notes.push(format!(
-        "group {name} shares its cores with {}: no core would be left for the others",
-        on(&siblings)
-    ));
-    cpus.clone()
 }

@@ -7,17 +7,18 @@ use std::collections::BTreeMap;
 
 use quell_policy::{Adapt, Group, Permission, Policy, Role, Target};
 use quell_types::ids::GroupId;
-use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::refusal::Remedy;
 use quell_types::source::Source;
-use quell_types::units::{Nanos, Rate, Share};
+use quell_types::units::{Nanos, Rate};
 
 use crate::plan::{Adaptation, Headroom, Held, Lever, Observed, Promise, Setting, Step};
 
-use super::cpus::on;
+use super::caps::Limited;
 use super::draft::Draft;
-use super::wanted::{LEAST, Limited};
+use super::rates::Rates;
+use super::wanted::{LEAST, Worth};
+use super::words::{deadline as words, on, reserves::the_limit_of};
 
 /// Whether budgets move at all.
 pub(super) fn adapts(policy: &Policy) -> bool {
@@ -58,40 +59,30 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         };
         let runs = !group.matching.is_empty();
         if runs && matches!(source, Source::Pattern(_)) {
-            draft.refuse(
-                format!("group.{name}.target.source"),
-                "the output of programs that run already cannot be read along",
-                [
-                    Remedy::set_text(format!("group.{name}.target.source"), "client"),
-                    Remedy::from("let Quell launch the program"),
-                ],
-            );
+            let key = format!("group.{name}.target.source");
+            let remedies = [
+                Remedy::set_text(key.clone(), "client"),
+                Remedy::from("let Quell launch the program"),
+            ];
+            draft.refuse(key, words::OUTPUT_CANNOT_BE_READ, remedies);
         }
         if target.slowdown.is_none() {
             continue;
         }
         let known = draft.solos.get(name);
-        match known.map(|solo| (&solo.profile, &solo.took)) {
+        let why = match known.map(|solo| (&solo.profile, &solo.took)) {
             Some((profile, Ok(took))) => {
-                let deadline = draft.deadline_of(name, target).unwrap_or_default();
-                draft.notes.push(format!(
-                    "group {name}: alone {} of its units took {took} at most (profile {profile}): they may take {deadline}",
-                    target.share()
-                ));
+                let may = draft.deadline_of(name, target).unwrap_or_default();
+                let note = words::may_take(name, target.share(), *took, profile, may);
+                draft.notes.push(note);
+                continue;
             }
-            unknown => {
-                let why = match unknown {
-                    Some((_, Err(why))) => why.as_str(),
-                    _ => "no profile is at hand that tells what its units take alone",
-                };
-                let remedy = Remedy::command("quell profile -- PROGRAM");
-                draft.refuse(
-                    format!("group.{name}.target.slowdown"),
-                    why.to_owned(),
-                    remedy,
-                );
-            }
-        }
+            Some((_, Err(why))) => why.as_str(),
+            None => words::NO_PROFILE,
+        };
+        let key = format!("group.{name}.target.slowdown");
+        let remedy = Remedy::command("quell profile -- PROGRAM");
+        draft.refuse(key, why.to_owned(), remedy);
     }
 }
 
@@ -119,18 +110,15 @@ pub(super) fn notes(draft: &mut Draft<'_>) {
         let Some(target) = &group.target else {
             continue;
         };
-        let what = match source(target) {
-            None => "its target is a wish: nobody observes its units (source = \"none\")",
-            Some(_) => {
-                "its units are observed, and nothing holds them inside its target (regulator.adapt = \"deadline\" would)"
-            }
-        };
-        draft.acts.push(format!("group {name}: {what}"));
+        draft.acts.push(match source(target) {
+            None => words::is_a_wish(name),
+            Some(_) => words::is_only_observed(name),
+        });
     }
 }
 
 /// Plans the loop.
-pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: &[Limited]) {
+pub(super) fn plan(draft: &mut Draft<'_>, rates: &Rates, limited: &[Limited]) {
     // What was refused would be missing here: the reason has been told already.
     if !adapts(draft.policy) || !draft.refusals.is_empty() {
         return;
@@ -139,7 +127,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
     if aimed.is_empty() {
         return;
     }
-    let levers = levers(draft, reserved, limited);
+    let levers = levers(draft, rates, limited);
     let Some(sustainable) = draft.sustainable(&draft.machine.cpu_set()) else {
         return;
     };
@@ -151,46 +139,30 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
         return;
     }
     if levers.is_empty() {
-        draft.refuse_for(
-            draft.lack(Mechanism::Bandwidth),
-            "regulator.adapt",
-            "there is nobody whose budget could be moved: the regulator holds none of a best-effort group",
-            [
-                Remedy::set_text("regulator.adapt", "off"),
-                Remedy::from("add a best-effort group that may be throttled, and let the regulator hold its bandwidth"),
-            ],
-        );
+        let key = "regulator.adapt";
+        let remedies = [
+            Remedy::set_text(key, "off"),
+            Remedy::from(words::ADD_A_LEVER),
+        ];
+        let cause = draft.lack(Mechanism::Bandwidth);
+        draft.refuse_for(cause, key, words::NO_LEVER, remedies);
         return;
     }
     for (name, target) in &aimed {
-        let percentile = target.share();
-        let deadline = draft.deadline_of(name, target);
-        promise(draft, name, (deadline, percentile), &levers, limited);
+        let worth = worth(draft, &levers, limited);
+        let promise = Promise::Deadline {
+            deadline: draft.deadline_of(name, target),
+            percentile: target.share(),
+        };
+        draft.promise(name, promise, worth, levers.iter().map(|l| l.step));
     }
-    let named: Vec<String> = levers
-        .iter()
-        .map(|l| format!("{} (from {} down to {})", l.group, l.most, l.least))
-        .collect();
-    let headroom = headroom(draft, reserved);
+    let headroom = headroom(draft, rates);
     if !headroom.is_empty() {
-        let named: Vec<&str> = headroom.iter().map(|h| h.group.as_str()).collect();
-        draft.notes.push(format!(
-            "what the others are not left is headroom of {}: given to them while it draws nothing, and kept whole while it does",
-            named.join(", ")
-        ));
+        let of: Vec<&str> = headroom.iter().map(|h| h.group.as_str()).collect();
+        draft.notes.push(words::headroom(&of.join(", ")));
     }
     let groups: Vec<GroupId> = aimed.into_keys().collect();
-    draft.notes.push(match groups.as_slice() {
-        [one] => format!(
-            "as units of group {one} are late or in time, less or more is left to {}",
-            named.join(", ")
-        ),
-        several => format!(
-            "as units of the groups {} are late or in time, less or more is left to {}: what the one leaves that is worst off",
-            several.join(", "),
-            named.join(", ")
-        ),
-    });
+    draft.notes.push(words::follows(&groups, &levers));
     draft.loops.adapts = Some(Adaptation {
         groups,
         sustainable,
@@ -200,17 +172,16 @@ pub(super) fn plan(draft: &mut Draft<'_>, reserved: &[(String, Rate)], limited: 
 }
 
 /// The reserves that what the others are not left is added to.
-fn headroom(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Vec<Headroom> {
+fn headroom(draft: &Draft<'_>, rates: &Rates) -> Vec<Headroom> {
     let of = |step: &Step| {
         let (Setting::Regulate(regulation), Some(group)) = (&step.set, &step.group) else {
             return None;
         };
         regulation.pooling.as_ref().filter(|p| p.headroom)?;
-        let least = reserved.iter().find(|(name, _)| name == group)?.1;
         Some(Headroom {
             group: group.clone(),
             step: step.id,
-            least,
+            least: rates.reserve(group)?.rate,
         })
     };
     draft.steps.iter().filter_map(of).collect()
@@ -219,15 +190,10 @@ fn headroom(draft: &Draft<'_>, reserved: &[(String, Rate)]) -> Vec<Headroom> {
 /// The groups whose targets are followed; none where something is refused.
 fn aimed(draft: &mut Draft<'_>) -> BTreeMap<GroupId, Target> {
     let policy = draft.policy;
+    let key = "regulator.adapt";
     if policy.regulator.strict {
-        draft.refuse(
-            "regulator.adapt",
-            "with regulator.strict a critical group is stopped at its reserve, whatever is left to the others",
-            [
-                Remedy::leave_out("regulator.strict"),
-                Remedy::leave_out("regulator.adapt"),
-            ],
-        );
+        let remedies = ["regulator.strict", key].map(Remedy::leave_out);
+        draft.refuse(key, words::STRICT_STOPS_AT_THE_RESERVE, remedies);
         return BTreeMap::new();
     }
     let aim = |(name, group): (&String, &Group)| {
@@ -237,22 +203,20 @@ fn aimed(draft: &mut Draft<'_>) -> BTreeMap<GroupId, Target> {
     };
     let aimed: BTreeMap<_, _> = policy.groups.iter().filter_map(aim).collect();
     if aimed.is_empty() {
-        draft.refuse(
-            "regulator.adapt",
-            "no critical group has a target whose units are observed",
-            [
-                Remedy::set_text("regulator.adapt", "off"),
-                Remedy::from("give one a target, as in group.NAME.target.deadline = \"50ms\""),
-            ],
-        );
+        let remedies = [
+            Remedy::set_text(key, "off"),
+            Remedy::from(words::GIVE_A_TARGET),
+        ];
+        draft.refuse(key, words::NO_TARGET, remedies);
     }
     aimed
 }
 
-fn levers(draft: &Draft<'_>, reserved: &[(String, Rate)], limited: &[Limited]) -> Vec<Lever> {
+fn levers(draft: &Draft<'_>, rates: &Rates, limited: &[Limited]) -> Vec<Lever> {
     let mut levers: Vec<Lever> = Vec::new();
     for one in limited {
-        let group = draft.policy.groups.get(&one.group);
+        let wanted = &one.wanted;
+        let group = draft.policy.groups.get(&wanted.group);
         let Some(step) = one.by.filter(|step| {
             group.is_some_and(|g| moves(draft.policy, g)) && levers.iter().all(|l| l.step != *step)
         }) else {
@@ -262,65 +226,34 @@ fn levers(draft: &Draft<'_>, reserved: &[(String, Rate)], limited: &[Limited]) -
         let Some(Setting::Regulate(regulation)) = held else {
             continue;
         };
-        let least = regulation
-            .peak
-            .part(LEAST)
-            .0
-            .saturating_mul(one.cpus.len() as u64);
-        let own = reserved.iter().find(|(n, _)| *n == one.group);
+        let least = regulation.peak.part(LEAST).0;
+        let least = Rate(least.saturating_mul(one.cpus.len() as u64));
         levers.push(Lever {
-            group: one.group.clone(),
+            group: wanted.group.clone(),
             step,
-            least: Rate(least).max(own.map_or(Rate(0), |o| o.1)).min(one.rate),
-            most: one.rate,
+            least: least.max(rates.kept(&wanted.group)).min(wanted.rate),
+            most: wanted.rate,
         });
     }
     levers
 }
 
-/// What the target is worth: a loop holds it, as far as what it moves reaches.
-fn promise(
-    draft: &mut Draft<'_>,
-    name: &str,
-    (deadline, percentile): (Option<Nanos>, Share),
-    levers: &[Lever],
-    limited: &[Limited],
-) {
-    let mut level = Level::Regulated;
-    let mut weakest =
-        "whatever else makes its units late, the loop can only take from the others".to_owned();
-    let by: Vec<StepId> = levers.iter().map(|l| l.step).collect();
-    if let Some(worst) = limited
-        .iter()
-        .filter(|l| l.by.is_some_and(|s| by.contains(&s)))
-        .min_by_key(|l| l.level)
-        && worst.level < level
-    {
-        level = worst.level;
-        let why = worst
-            .weakest
-            .as_deref()
-            .unwrap_or("a loop holds it, after the fact");
-        weakest = format!("the limit of group {}: {why}", worst.group);
+/// What a target is worth: a loop holds it, as far as what it moves reaches.
+fn worth(draft: &Draft<'_>, levers: &[Lever], limited: &[Limited]) -> Worth {
+    let mut worth = Worth::of(Level::Regulated, words::TAKES_FROM_OTHERS_ONLY);
+    let moved = |l: &&Limited| {
+        l.by.is_some_and(|by| levers.iter().any(|lever| lever.step == by))
+    };
+    if let Some(worst) = limited.iter().filter(moved).min_by_key(|l| l.worth.level) {
+        let weakest = worst.worth.weakest.as_deref();
+        let why = the_limit_of(&worst.wanted.group, weakest);
+        worth.lower(Worth::of(worst.worth.level, why));
     }
-    if level > Level::Estimated && draft.rest_draws() {
-        level = Level::Estimated;
-        weakest = format!(
-            "unmatched tasks (group rest) have no limit on {}: what they draw is taken from the others",
-            on(&draft.division.rest)
-        );
+    if draft.rest_draws() {
+        let why = words::rest_takes(&on(&draft.division.rest));
+        worth.lower(Worth::of(Level::Estimated, why));
     }
-    draft.promises.push(Held {
-        group: name.to_owned(),
-        promise: Promise::Deadline {
-            deadline,
-            percentile,
-        },
-        level,
-        held_by: by,
-        weakest: Some(weakest),
-        assumed: false,
-    });
+    worth
 }
 
 /// So many times a time, to the microsecond.

@@ -10,9 +10,10 @@ use quell_types::refusal::{Cause, Refusal, Remedy};
 use quell_types::units::{Nanos, Rate};
 
 use crate::inventory::{Availability, Inventory};
-use crate::plan::{GroupPlan, Held, Loops, Setting, Step};
+use crate::plan::{GroupPlan, Held, Loops, Promise, Setting, Step};
 
 use super::cpus::Division;
+use super::wanted::Worth;
 
 /// What is known of a group's program when it runs alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +63,24 @@ impl Draft<'_> {
             assumed: false,
         });
         id
+    }
+
+    /// Promises something to or about a group, held by these steps.
+    pub(super) fn promise(
+        &mut self,
+        group: &str,
+        promise: Promise,
+        worth: Worth,
+        held_by: impl IntoIterator<Item = StepId>,
+    ) {
+        self.promises.push(Held {
+            group: group.to_owned(),
+            promise,
+            level: worth.level,
+            held_by: held_by.into_iter().collect(),
+            weakest: worth.weakest,
+            assumed: false,
+        });
     }
 
     pub(super) fn refuse(
@@ -144,6 +163,12 @@ impl Draft<'_> {
             Sustainable::Machine => self.machine.sustainable(&self.machine.cpu_set()),
         }
     }
+
+    /// The memory nodes of CPUs.
+    pub(super) fn nodes_of(&self, cpus: &CpuSet) -> CpuSet {
+        let own = self.machine.cpus.iter().filter(|c| cpus.contains(c.id));
+        own.map(|c| c.node).collect()
+    }
 }
 
 /// Anything that can be said to be the remedies of a refusal.
@@ -167,12 +192,5 @@ impl Remedies for Remedy {
 impl<const N: usize> Remedies for [Remedy; N] {
     fn list(self) -> Vec<Remedy> {
         self.into()
-    }
-}
-
-/// A sentence.
-impl Remedies for Option<String> {
-    fn list(self) -> Vec<Remedy> {
-        self.into_iter().map(Remedy::from).collect()
     }
 }

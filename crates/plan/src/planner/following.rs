@@ -12,6 +12,7 @@ use crate::plan::Following;
 use super::amounts::mask_of;
 use super::draft::Draft;
 use super::parts::{Claim, Divided, Kind};
+use super::words::parts as words;
 
 /// How much more a group may draw from memory than with all of its ways, for each of its CPUs: what takes a twentieth of a CPU's time
 /// if each line takes 100 ns and nothing else is done meanwhile.
@@ -42,25 +43,18 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
         };
         none = false;
         if let Some((other, _)) = claims.find(|(claim, _)| critical(claim)) {
-            let why = format!(
-                "groups {} and {} both reserve ways of L{level}, and only one line between a group and the others can move",
-                claim.group, other.group
-            );
+            let why = words::one_line_moves(&claim.group, &other.group, level);
             draft.refuse("mechanisms.ways", why, Remedy::leave_out("mechanisms.ways"));
             continue;
         }
         if claim.code.is_some() {
-            let why = "ways that follow what is missed are the same for code and data".to_owned();
-            draft.refuse(claim.at(), why, Remedy::leave_out("mechanisms.ways"));
+            let remedy = Remedy::leave_out("mechanisms.ways");
+            draft.refuse(claim.at(), words::SAME_FOR_CODE_AND_DATA, remedy);
             continue;
         }
         let (own, left) = (mask_of(part), mask_of(&one.allotted.left));
         if one.others.is_empty() || Boundary::between(own, left).is_none() {
-            let why = format!(
-                "the ways of group {} ({own} of L{level}) and those of the others ({left}) are not side by side, so that what it gives back \
-                 would leave a hole",
-                claim.group
-            );
+            let why = words::not_side_by_side(&claim.group, own, level, left);
             let remedies = [
                 Remedy::leave_out("mechanisms.ways"),
                 Remedy::from("say how many ways instead of which, and lock none"),
@@ -75,12 +69,9 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
             .map_or(1, |w| w.least);
         let simulated = draft.machine.simulated.is_some();
         let tolerated = Rate(TOLERATED.0 * cpus.len().max(1) as u64);
-        draft.notes.push(format!(
-            "group {}: its {own} of L{level} are what it has at first and at most; ways without which it draws at most {tolerated} more from \
-             memory are left to {}, and come back as soon as it draws more",
-            claim.group,
-            one.others.join(", ")
-        ));
+        let others = one.others.join(", ");
+        let note = words::at_first_and_at_most(&claim.group, own, level, tolerated, &others);
+        draft.notes.push(note);
         draft.loops.follows.push(Following {
             group: claim.group.clone(),
             level,
@@ -93,10 +84,8 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
         });
     }
     if none {
-        let why = match draft.unavailable(Mechanism::Ways) {
-            Some(why) => why,
-            None => "no critical group reserves ways of a cache".to_owned(),
-        };
+        let why = draft.unavailable(Mechanism::Ways);
+        let why = why.unwrap_or_else(|| words::NOBODY_RESERVES_WAYS.to_owned());
         let remedies = [
             Remedy::leave_out("mechanisms.ways"),
             Remedy::from("reserve some, as in group.NAME.reserve.cache = { ways = 4 }"),

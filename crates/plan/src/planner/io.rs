@@ -5,9 +5,10 @@ use quell_types::mechanism::{Level, Mechanism};
 use quell_types::refusal::Remedy;
 use quell_types::units::{Nanos, Rate};
 
-use crate::plan::{DiskRates, Held, Promise, Setting};
+use crate::plan::{DiskRates, Promise, Setting};
 
 use super::draft::Draft;
+use super::wanted::Worth;
 
 /// The weights that the kernel takes.
 const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=10_000;
@@ -20,92 +21,91 @@ pub(super) fn wanted(group: &Group) -> bool {
 /// Stands for the four limits of disks, which are held by one step.
 const DISK_LIMITS: &str = "limit.disk-*";
 
+/// What is counted as written, and when.
+const BY_FILE_SYSTEM: &str = "what is written through the page cache counts where the file system tells whose it is (ext4, \
+    xfs, btrfs, f2fs)";
+const AT_THE_MEAN: &str = "the kernel looks at the mean of half a second or so, and holds back what is below the same cgroup \
+    as the group";
+const A_PART_OF_LITTLE: &str = "a weight is a part of what the disk does, however little that is";
+
+/// A key about disks, its step and its promise.
+struct Key {
+    name: &'static str,
+    mechanism: Mechanism,
+    /// What is wrong with the value.
+    mistake: Option<&'static str>,
+    set: Setting,
+    promise: Promise,
+    worth: Worth,
+}
+
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
     for (name, group) in &policy.groups {
-        let limit = &group.limit;
-        let rates = DiskRates {
-            read: limit.disk_read,
-            write: limit.disk_write,
-            read_iops: limit.disk_read_iops,
-            write_iops: limit.disk_write_iops,
-        };
-        let nothing = [rates.read, rates.write].contains(&Some(Rate(0)))
-            || [rates.read_iops, rates.write_iops].contains(&Some(0));
-        if rates != DiskRates::default() {
-            let weakest = "what is written through the page cache counts where the file system tells whose it is (ext4, xfs, btrfs, f2fs)";
-            set(
-                draft,
-                (name, DISK_LIMITS),
-                Mechanism::IoMax,
-                nothing.then_some("a limit of nothing stops the group at its first request"),
-                Setting::IoMax(rates.clone()),
-                (Promise::LimitDisk(rates), Level::Enforced, weakest),
-            );
-        }
-        if let Some(target) = group.reserve.disk_latency {
-            let weakest = "the kernel looks at the mean of half a second or so, and holds back what is below the same cgroup as the group";
-            set(
-                draft,
-                (name, "reserve.disk-latency"),
-                Mechanism::IoLatency,
-                (target < Nanos::micros(1)).then_some("the kernel counts in whole microseconds"),
-                Setting::IoLatency { target },
-                (Promise::DiskLatency { target }, Level::Regulated, weakest),
-            );
-        }
-        if let Some(weight) = group.reserve.disk_weight {
-            let weakest = "a weight is a part of what the disk does, however little that is";
-            set(
-                draft,
-                (name, "reserve.disk-weight"),
-                Mechanism::IoWeight,
-                (!WEIGHTS.contains(&weight)).then_some("a weight is 1 to 10000"),
-                Setting::IoWeight { weight },
-                (Promise::DiskWeight { weight }, Level::Regulated, weakest),
-            );
+        for key in keys(group) {
+            set(draft, name, key);
         }
     }
 }
 
-/// The step and the promise of one key, or its refusal. `mistake`: what is wrong with the value.
-fn set(
-    draft: &mut Draft<'_>,
-    (name, key): (&str, &str),
-    mechanism: Mechanism,
-    mistake: Option<&str>,
-    set: Setting,
-    (promise, level, weakest): (Promise, Level, &str),
-) {
-    let at = format!("group.{name}.{key}");
-    let without = match key {
+/// What a group wants of disks.
+fn keys(group: &Group) -> Vec<Key> {
+    let limit = &group.limit;
+    let rates = DiskRates {
+        read: limit.disk_read,
+        write: limit.disk_write,
+        read_iops: limit.disk_read_iops,
+        write_iops: limit.disk_write_iops,
+    };
+    let nothing = [rates.read, rates.write].contains(&Some(Rate(0)))
+        || [rates.read_iops, rates.write_iops].contains(&Some(0));
+    let limits = (rates != DiskRates::default()).then(|| Key {
+        name: DISK_LIMITS,
+        mechanism: Mechanism::IoMax,
+        mistake: nothing.then_some("a limit of nothing stops the group at its first request"),
+        set: Setting::IoMax(rates.clone()),
+        promise: Promise::LimitDisk(rates),
+        worth: Worth::of(Level::Enforced, BY_FILE_SYSTEM),
+    });
+    let latency = group.reserve.disk_latency.map(|target| Key {
+        name: "reserve.disk-latency",
+        mechanism: Mechanism::IoLatency,
+        mistake: (target < Nanos::micros(1)).then_some("the kernel counts in whole microseconds"),
+        set: Setting::IoLatency { target },
+        promise: Promise::DiskLatency { target },
+        worth: Worth::of(Level::Regulated, AT_THE_MEAN),
+    });
+    let weight = group.reserve.disk_weight.map(|weight| Key {
+        name: "reserve.disk-weight",
+        mechanism: Mechanism::IoWeight,
+        mistake: (!WEIGHTS.contains(&weight)).then_some("a weight is 1 to 10000"),
+        set: Setting::IoWeight { weight },
+        promise: Promise::DiskWeight { weight },
+        worth: Worth::of(Level::Regulated, A_PART_OF_LITTLE),
+    });
+    [limits, latency, weight].into_iter().flatten().collect()
+}
+
+/// The step and the promise of one key, or its refusal.
+fn set(draft: &mut Draft<'_>, group: &str, key: Key) {
+    let at = format!("group.{group}.{}", key.name);
+    let without = match key.name {
         DISK_LIMITS => Remedy::LeaveOut {
-            keys: [
-                "disk-read",
-                "disk-write",
-                "disk-read-iops",
-                "disk-write-iops",
-            ]
-            .map(|key| format!("group.{name}.limit.{key}"))
-            .to_vec(),
+            keys: ["read", "write", "read-iops", "write-iops"]
+                .map(|key| format!("group.{group}.limit.disk-{key}"))
+                .to_vec(),
         },
         _ => Remedy::leave_out(at.clone()),
     };
-    if let Some(mistake) = mistake {
+    if let Some(mistake) = key.mistake {
         return draft.refuse(at, mistake, without);
     }
-    if let Some(why) = draft.unavailable(mechanism) {
-        return draft.refuse_lacking(mechanism, at, why, without);
+    if let Some(why) = draft.unavailable(key.mechanism) {
+        return draft.refuse_lacking(key.mechanism, at, why, without);
     }
-    let id = draft.step(Some(name), mechanism, set, format!("{key}, as written"));
-    draft.promises.push(Held {
-        group: name.to_owned(),
-        promise,
-        level,
-        held_by: vec![id],
-        weakest: Some(weakest.to_owned()),
-        assumed: false,
-    });
+    let because = format!("{}, as written", key.name);
+    let id = draft.step(Some(group), key.mechanism, key.set, because);
+    draft.promise(group, key.promise, key.worth, [id]);
 }
 
 #[cfg(test)]

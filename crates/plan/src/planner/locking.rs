@@ -11,6 +11,7 @@ use crate::plan::Setting;
 use super::amounts::mask_of;
 use super::draft::Draft;
 use super::parts::{Divided, Kind, domains};
+use super::words::parts as words;
 
 /// What is locked, after everybody has left its ways.
 pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {
@@ -26,7 +27,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {
         for (group, size, mask) in locks {
             one_cache(draft, &group, level);
             let set = Setting::Lock { level, mask, size };
-            let because = "reserve.cache: everybody's own ways leave these out, so that nothing is filled over what is locked";
+            let because = words::LOCKED_OUT_OF_ALL;
             let id = draft.step(Some(&group), Mechanism::PseudoLock, set, because);
             one.steps.push(id);
         }
@@ -43,19 +44,13 @@ fn one_cache(draft: &mut Draft<'_>, group: &str, level: u32) {
         .collect();
     if seen.len() > 1 {
         let sets: Vec<String> = seen.iter().map(|c| c.brief()).collect();
-        let why = format!(
-            "what is locked stays in one cache, and the group's CPUs have {} of L{level} (CPUs {})",
-            seen.len(),
-            sets.join(" | ")
-        );
-        draft.refuse(
-            format!("group.{group}.reserve.cache"),
-            why,
-            [
-                Remedy::leave_out(format!("group.{group}.reserve.cache")),
-                Remedy::from("give the group CPUs of one cache (`cpus`)"),
-            ],
-        );
+        let why = words::locked_in_one(seen.len(), level, &sets.join(" | "));
+        let key = format!("group.{group}.reserve.cache");
+        let remedies = [
+            Remedy::leave_out(key.clone()),
+            Remedy::from("give the group CPUs of one cache (`cpus`)"),
+        ];
+        draft.refuse(key, why, remedies);
     }
 }
 
@@ -66,20 +61,13 @@ fn one_each(draft: &mut Draft<'_>, locks: &[(String, Bytes, Mask)], level: u32) 
     }
     for cache in domains(draft, level) {
         let near = |group: &str| {
-            !draft
-                .division
-                .of(group)
-                .cpus
-                .intersection(&cache)
-                .is_empty()
+            let cpus = &draft.division.of(group).cpus;
+            !cpus.intersection(&cache).is_empty()
         };
         let mut inside = locks.iter().map(|(group, ..)| group).filter(|g| near(g));
         if let (Some(first), Some(second)) = (inside.next(), inside.next()) {
             let key = format!("group.{second}.reserve.cache");
-            let why = format!(
-                "the kernel locks one region in a cache, and that of CPUs {} has the one of group {first}",
-                cache.brief()
-            );
+            let why = words::one_region(&cache.brief(), first);
             let remedies = [
                 Remedy::leave_out(key.clone()),
                 Remedy::from("give one of them ways, or CPUs of another cache"),

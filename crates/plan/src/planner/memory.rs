@@ -3,8 +3,6 @@
 //! Protection comes with immunity from the OOM killer, always: pages that may not be reclaimed count for their program's
 //! score, so that without it the protected one is killed first (pressure.md 0.5).
 
-use std::collections::BTreeMap;
-
 use quell_control::config::Allows;
 use quell_policy::{Group, MemoryWanted, Permission, Policy, Pressure, Role};
 use quell_types::ids::StepId;
@@ -14,10 +12,12 @@ use quell_types::refusal::{Cause, Remedy};
 use quell_types::units::Bytes;
 
 use crate::inventory::{Inventory, MemoryControl};
-use crate::plan::{Held, Pressured, Promise, Setting, Steered, Watched};
+use crate::plan::{Pressured, Promise, Setting, Steered, Watched};
 
 use super::bandwidth::allowing;
 use super::draft::Draft;
+use super::wanted::Worth;
+use super::words::memory as words;
 
 /// Settings of the machine with `pressure.sysctls`, whoever controls. Writers wait earlier and for less, so that what
 /// waits to be written takes less of what could be reclaimed at once; what programs use is not swapped for files that
@@ -59,18 +59,17 @@ pub(super) fn bound(draft: &mut Draft<'_>) {
     let key = "bounds.memory";
     let total = total(draft.machine);
     if draft.machine.means.memory.control == MemoryControl::None {
-        let why = "no cgroup with a limit of memory can be made here: that takes root, and a hierarchy that carries the memory controller";
-        let remedy = "run it as root, or in the lab (--on lab)";
-        draft.refuse(key, why, Some(remedy.to_owned()));
+        let remedy = Remedy::from(words::RUN_AS_ROOT);
+        draft.refuse(key, words::NO_LIMIT_CAN_BE_MADE, remedy);
         return;
     }
     if total > Bytes(0) && most >= total {
-        let why = format!("{most} is no limit on a machine that has {total}");
-        draft.refuse(key, why, Some("give less".to_owned()));
+        let why = words::is_no_limit(most, total);
+        draft.refuse(key, why, Remedy::from("give less"));
         return;
     }
-    let because = "the experiment's: whatever runs in it has this memory and no more, and controllers take it for the machine's";
     let set = Setting::BoundMemory { most };
+    let because = words::BOUND_BY_THE_EXPERIMENT;
     draft.step(None, Mechanism::Memory, set, because);
 }
 
@@ -101,18 +100,13 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     let total = policy.bounds.memory.map_or(total, |most| most.0);
     // What a machine needs for itself is not known; that all of it cannot be kept is.
     if total > 0 && reserved > total / 10 * 9 {
-        draft.refuse(
-            first_key(policy),
-            format!(
-                "{} would be kept of the {} that there are, and the machine needs some for itself",
-                Bytes(reserved),
-                Bytes(total)
-            ),
-            [
-                Remedy::leave_out(first_key(policy)),
-                Remedy::from("reserve at most nine tenths"),
-            ],
-        );
+        let key = first_key(policy);
+        let why = words::too_much_kept(Bytes(reserved), Bytes(total));
+        let remedies = [
+            Remedy::leave_out(key.clone()),
+            Remedy::from("reserve at most nine tenths"),
+        ];
+        draft.refuse(key, why, remedies);
     }
     if let Some(section) = controlled(policy) {
         control(draft, &section);
@@ -135,20 +129,11 @@ fn memory_keys(policy: &Policy) -> Vec<String> {
     keys
 }
 
-/// The first key that asks for anything about memory.
+/// The first key of a group that asks for anything about memory.
 fn first_key(policy: &Policy) -> String {
-    for (name, group) in &policy.groups {
-        if group.reserve.memory.is_some() {
-            return format!("group.{name}.reserve.memory");
-        }
-        if !group.reserve.files.is_empty() {
-            return format!("group.{name}.reserve.files");
-        }
-        if group.limit.memory.is_some() {
-            return format!("group.{name}.limit.memory");
-        }
-    }
-    "pressure.controller".to_owned()
+    let first = memory_keys(policy).into_iter().next();
+    let of_group = first.filter(|key| key != "pressure");
+    of_group.unwrap_or_else(|| "pressure.controller".to_owned())
 }
 
 /// What a group is to keep. How much that is, as far as it is known.
@@ -160,25 +145,19 @@ fn protect(draft: &mut Draft<'_>, name: &str, group: &Group) -> u64 {
     let key = if memory.is_some() { "memory" } else { "files" };
     let key = format!("group.{name}.reserve.{key}");
     if group.role != Role::Critical {
-        let why = "only a critical group's memory is kept";
         let instead = Remedy::leave_out(key.clone());
-        draft.refuse_for(Cause::NotBuilt, key, why, instead);
+        draft.refuse_for(Cause::NotBuilt, key, words::ONLY_CRITICAL_IS_KEPT, instead);
         return 0;
     }
     let means = draft.machine.means.memory.clone();
     if let Err(why) = means.immunity {
-        let instead = Remedy::leave_out(key.clone());
-        draft.refuse_for(
-            Cause::Machine,
-            key,
-            format!(
-                "without immunity from the OOM killer the protected program would be killed first: {why}"
-            ),
-            [instead, Remedy::from("give CAP_SYS_RESOURCE")],
-        );
+        let without = Remedy::leave_out(key.clone());
+        let remedies = [without, Remedy::from("give CAP_SYS_RESOURCE")];
+        let why = words::killed_without_immunity(&why);
+        draft.refuse_for(Cause::Machine, key, why, remedies);
         return 0;
     }
-    let because = "what may not be reclaimed counts for its score: the kernel would kill it first";
+    let because = words::WOULD_BE_KILLED_FIRST;
     let immune = draft.step(Some(name), Mechanism::Memory, Setting::OomImmune, because);
     let mut known = 0;
     if let Some(memory) = memory {
@@ -190,16 +169,7 @@ fn protect(draft: &mut Draft<'_>, name: &str, group: &Group) -> u64 {
             known = size.map_or(0, |s| s.0);
             keep(draft, name, size, immune);
         } else {
-            let (why, remedy) = match means.control {
-                MemoryControl::V1 => (
-                    "the memory controller is on cgroup v1, which protects nothing",
-                    "boot with it on cgroup v2 (cgroup_no_v1=memory)",
-                ),
-                _ => (
-                    "no cgroup hierarchy carries the memory controller",
-                    "mount cgroup2 with it",
-                ),
-            };
+            let (why, remedy) = words::unprotected(&means.control);
             let key = format!("group.{name}.reserve.memory");
             let remedies = [Remedy::from(remedy), Remedy::leave_out(key.clone())];
             draft.refuse_for(Cause::Machine, key, why, remedies);
@@ -212,66 +182,38 @@ fn protect(draft: &mut Draft<'_>, name: &str, group: &Group) -> u64 {
 }
 
 fn keep(draft: &mut Draft<'_>, name: &str, size: Option<Bytes>, immune: StepId) {
-    let because = match size {
-        Some(_) => {
-            "memory.min on its cgroup and all above: the kernel reclaims from everybody else"
-        }
-        None => {
-            "memory.min on its cgroup and all above, as large as what it works on: measured while it runs, at once more when \
-             pages come back that were taken"
-        }
+    let (because, worth) = match size {
+        Some(_) => (
+            words::KEPT,
+            Worth::of(Level::Enforced, words::FILES_OF_OTHERS),
+        ),
+        None => (
+            words::KEPT_AS_MEASURED,
+            Worth::of(Level::Regulated, words::TAKEN_UP_AGAIN),
+        ),
     };
     let set = Setting::ProtectMemory { size };
     let step = draft.step(Some(name), Mechanism::Memory, set, because);
-    let (level, weakest) = match size {
-        Some(_) => (
-            Level::Enforced,
-            "pages of files that others read first are theirs (reserve.files reads them from inside)",
-        ),
-        None => (
-            Level::Regulated,
-            "what it has not used for a while, and takes up again, comes from the disk",
-        ),
-    };
-    draft.promises.push(Held {
-        group: name.to_owned(),
-        promise: Promise::ReserveMemory { size },
-        level,
-        held_by: vec![immune, step],
-        weakest: Some(weakest.to_owned()),
-        assumed: false,
-    });
+    draft.promise(name, Promise::ReserveMemory { size }, worth, [immune, step]);
 }
 
 fn lock(draft: &mut Draft<'_>, name: &str, files: &[String], immune: StepId) {
-    if let Err(why) = draft.machine.means.memory.lock.clone() {
-        draft.refuse(
-            format!("group.{name}.reserve.files"),
-            format!("files cannot be locked in memory: {why}"),
-            [
-                Remedy::from("give CAP_IPC_LOCK, or raise the limit of locked memory (ulimit -l)"),
-                Remedy::leave_out(format!("group.{name}.reserve.files")),
-            ],
-        );
+    if let Err(why) = &draft.machine.means.memory.lock {
+        let key = format!("group.{name}.reserve.files");
+        let remedies = [
+            Remedy::from(words::GIVE_IPC_LOCK),
+            Remedy::leave_out(key.clone()),
+        ];
+        draft.refuse(key, words::cannot_be_locked(why), remedies);
         return;
     }
+    let files = files.to_vec();
     let set = Setting::LockFiles {
-        files: files.to_vec(),
+        files: files.clone(),
     };
-    let because = "a small process in its cgroup maps and locks them: read from inside, they are charged to the group";
-    let step = draft.step(Some(name), Mechanism::Memory, set, because);
-    draft.promises.push(Held {
-        group: name.to_owned(),
-        promise: Promise::ReserveFiles {
-            files: files.to_vec(),
-        },
-        level: Level::Enforced,
-        held_by: vec![immune, step],
-        weakest: Some(
-            "a file that is replaced by another one is not the one that was locked".to_owned(),
-        ),
-        assumed: false,
-    });
+    let step = draft.step(Some(name), Mechanism::Memory, set, words::LOCKED);
+    let worth = Worth::of(Level::Enforced, words::REPLACED);
+    draft.promise(name, Promise::ReserveFiles { files }, worth, [immune, step]);
 }
 
 fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
@@ -287,14 +229,7 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
     };
     if group.role != Role::Critical && !group.allows(Permission::LimitMemory) {
         let remedies = allowed(Permission::LimitMemory);
-        draft.refuse(
-            key,
-            format!(
-                "the group ({}) may not be limited in memory",
-                group.role.name()
-            ),
-            remedies,
-        );
+        draft.refuse(key, words::may_not_be_limited(group.role.name()), remedies);
         return;
     }
     let kills = group.allows(Permission::Kill);
@@ -302,45 +237,25 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
     let because = match (control, kills) {
         (MemoryControl::None, _) => {
             let remedies = [Remedy::from("mount cgroup2 with it"), without];
-            let why = "no cgroup hierarchy carries the memory controller";
-            draft.refuse_for(Cause::Machine, key, why, remedies);
+            draft.refuse_for(Cause::Machine, key, words::NO_CONTROLLER, remedies);
             return;
         }
         (MemoryControl::V1, false) => {
             let remedies = allowed(Permission::Kill);
-            draft.refuse(
-                key,
-                "cgroup v1 kills in a group that exceeds its limit of memory, and the group may not be killed",
-                remedies,
-            );
+            draft.refuse(key, words::V1_KILLS, remedies);
             return;
         }
-        (MemoryControl::V1, true) => {
-            "memory.limit_in_bytes: what is beyond is reclaimed, or killed for"
-        }
-        (MemoryControl::V2, true) => {
-            "memory.max, and memory.high a sixteenth below, so that who grows slowly is slowed down first"
-        }
-        (MemoryControl::V2, false) => {
-            "memory.high, since the group may not be killed (allow = [\"kill\"]): who is beyond is slowed down"
-        }
+        (MemoryControl::V1, true) => words::LIMITED_BY_V1,
+        (MemoryControl::V2, true) => words::LIMITED_AND_KILLED,
+        (MemoryControl::V2, false) => words::LIMITED_AND_SLOWED,
     };
     let set = Setting::LimitMemory { most, kills };
     let step = draft.step(Some(name), Mechanism::Memory, set, because);
-    let (level, weakest) = if kills {
-        (Level::Enforced, None)
-    } else {
-        let text = "who is beyond sleeps up to 2 s at a time, and gets on slowly all the same";
-        (Level::Regulated, Some(text.to_owned()))
+    let worth = match kills {
+        true => Worth::plain(Level::Enforced),
+        false => Worth::of(Level::Regulated, words::SLEEPS),
     };
-    draft.promises.push(Held {
-        group: name.to_owned(),
-        promise: Promise::LimitMemory { most },
-        level,
-        held_by: vec![step],
-        weakest,
-        assumed: false,
-    });
+    draft.promise(name, Promise::LimitMemory { most }, worth, [step]);
 }
 
 /// What may be done to a group here.
@@ -371,16 +286,11 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
     let key = "pressure.controller";
     let means = draft.machine.means.memory.clone();
     if let Err(why) = &means.pressure {
-        missing(
-            draft,
-            written,
-            format!("how long tasks wait for memory is not told: {why}"),
-        );
+        missing(draft, written, words::pressure_is_not_told(why));
         return;
     }
     if !means.group_pressure && section.controller != PressureController::Latd {
-        let why = "how long one group waits for memory is not told: no cgroup v2 hierarchy with pressure files is mounted";
-        missing(draft, written, why.to_owned());
+        missing(draft, written, words::NO_GROUP_PRESSURE.to_owned());
         return;
     }
     let critical: Vec<String> = policy
@@ -389,7 +299,7 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
         .collect();
     if critical.is_empty() {
         let remedy = Remedy::set_text(key, "none");
-        draft.refuse(key, "there is no critical group to look after", remedy);
+        draft.refuse(key, words::NO_CRITICAL_GROUP, remedy);
         return;
     }
     let steered: Vec<(String, Allows)> = policy
@@ -398,32 +308,21 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
         .filter(|(_, allows)| !allows.is_none())
         .collect();
     if steered.is_empty() && written {
-        draft.refuse(
-            key,
-            "there is nobody who may be limited, frozen or killed here",
-            [
-                Remedy::set_text(key, "none"),
-                Remedy::from("name in a best-effort group's `allow` what may be done to it, as `escalate` does"),
-            ],
-        );
+        let none = Remedy::set_text(key, "none");
+        let remedies = [none, Remedy::from(words::NAME_WHAT_MAY_BE_DONE)];
+        draft.refuse(key, words::NOBODY_TO_STEER, remedies);
         return;
     }
     let mut held_by = Vec::new();
     if section.sysctls {
-        let values: BTreeMap<String, i64> =
-            SYSCTLS.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
-        let because = "pressure.sysctls: for everybody on the machine, until the end";
-        held_by.push(draft.step(
-            None,
-            Mechanism::Memory,
-            Setting::Sysctls { values },
-            because,
-        ));
+        let values = SYSCTLS.iter().map(|(n, v)| ((*n).to_owned(), *v));
+        let set = Setting::Sysctls {
+            values: values.collect(),
+        };
+        let because = words::SYSCTLS_FOR_EVERYBODY;
+        held_by.push(draft.step(None, Mechanism::Memory, set, because));
     } else if section.controller == PressureController::Latd {
-        draft.acts.push(
-            "the daemon described tunes sysctls, too: write pressure.sysctls = true for that"
-                .to_owned(),
-        );
+        draft.acts.push(words::WRITE_SYSCTLS.to_owned());
     }
     let mut watched = Vec::new();
     for name in critical {
@@ -432,7 +331,10 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
     for (name, allows) in &steered {
         held_by.push(steer(draft, name, *allows, section));
     }
-    promises(draft, section, &watched, &held_by, steered.is_empty());
+    // Nobody to steer: what the reserve promises is said with it.
+    if !steered.is_empty() {
+        promises(draft, section, &watched, &held_by);
+    }
     said(draft, section, &steered);
     draft.loops.pressure = Some(Pressured {
         controller: section.controller,
@@ -458,9 +360,7 @@ fn missing(draft: &mut Draft<'_>, written: bool, why: String) {
         ];
         draft.refuse_for(Cause::Machine, key, why, remedies);
     } else {
-        draft
-            .acts
-            .push(format!("nobody steers the others' memory: {why}"));
+        draft.acts.push(words::nobody_steers(&why));
     }
 }
 
@@ -471,10 +371,10 @@ fn watch(draft: &mut Draft<'_>, name: &str) -> Watched {
         .iter()
         .any(|s| own(s) && s.set == Setting::OomImmune);
     if !immune && draft.machine.means.memory.immunity.is_ok() {
-        let because = "it is to be the last that is killed for memory";
+        let because = words::KILLED_LAST;
         draft.step(Some(name), Mechanism::Memory, Setting::OomImmune, because);
     }
-    let because = "the time it waits for memory, and for disks that others use, tells when to act";
+    let because = words::TELLS_WHEN_TO_ACT;
     draft.step(Some(name), Mechanism::Memory, Setting::WatchMemory, because);
     let measured = Setting::ProtectMemory { size: None };
     Watched {
@@ -484,17 +384,7 @@ fn watch(draft: &mut Draft<'_>, name: &str) -> Watched {
 }
 
 fn steer(draft: &mut Draft<'_>, name: &str, allows: Allows, section: &Pressure) -> StepId {
-    let because = match section.controller {
-        PressureController::Latd => {
-            "the process with the highest oom_score is stopped while the machine's pressure is high, and killed at 0.1 % of memory"
-        }
-        PressureController::Cgroup => {
-            "its limit grows while it waits and the critical groups do not; else as the daemon described"
-        }
-        _ => {
-            "it may use what the critical groups and a reserve leave, and less while they wait; harsher steps come after `grace`"
-        }
-    };
+    let because = words::steered_by(section.controller);
     let v2 = draft.machine.means.memory.control == MemoryControl::V2;
     let set = Setting::SteerMemory {
         allows,
@@ -503,17 +393,7 @@ fn steer(draft: &mut Draft<'_>, name: &str, allows: Allows, section: &Pressure) 
     draft.step(Some(name), Mechanism::Memory, set, because)
 }
 
-fn promises(
-    draft: &mut Draft<'_>,
-    section: &Pressure,
-    watched: &[Watched],
-    held_by: &[StepId],
-    nobody: bool,
-) {
-    // Nobody to steer: what the reserve promises is said with it.
-    if nobody {
-        return;
-    }
+fn promises(draft: &mut Draft<'_>, section: &Pressure, watched: &[Watched], held_by: &[StepId]) {
     for one in watched {
         let kept = draft.promises.iter().find(|held| {
             held.group == one.group && matches!(held.promise, Promise::ReserveMemory { .. })
@@ -522,34 +402,17 @@ fn promises(
         let (level, weakest) = match (section.controller, kept) {
             (PressureController::Quell, Some(kept)) => {
                 by.splice(0..0, kept.held_by.iter().copied());
-                (
-                    Level::Regulated,
-                    "what others do to the disks it reads from is held back no further than their memory",
-                )
+                (Level::Regulated, words::DISKS_ARE_NOT_HELD_BACK)
             }
-            (PressureController::Quell, None) => (
-                Level::Estimated,
-                "tasks of no group may use any memory, and nothing of its own is kept (reserve.memory)",
-            ),
-            (PressureController::Latd, _) => (
-                Level::Estimated,
-                "an average of ten seconds is followed, and who is stopped gives nothing back",
-            ),
-            (PressureController::Cgroup | PressureController::None, _) => (
-                Level::Estimated,
-                "the first limit is a guess, and one that is too high is taken back by nobody",
-            ),
+            (PressureController::Quell, None) => (Level::Estimated, words::NOTHING_IS_KEPT),
+            (PressureController::Latd, _) => (Level::Estimated, words::AN_AVERAGE_IS_FOLLOWED),
+            (PressureController::Cgroup | PressureController::None, _) => {
+                (Level::Estimated, words::A_GUESS)
+            }
         };
-        draft.promises.push(Held {
-            group: one.group.clone(),
-            promise: Promise::MemoryStall {
-                share: section.start,
-            },
-            level,
-            held_by: by,
-            weakest: Some(weakest.to_owned()),
-            assumed: false,
-        });
+        let share = section.start;
+        let worth = Worth::of(level, weakest);
+        draft.promise(&one.group, Promise::MemoryStall { share }, worth, by);
     }
 }
 
@@ -557,23 +420,16 @@ fn promises(
 fn said(draft: &mut Draft<'_>, section: &Pressure, steered: &[(String, Allows)]) {
     let means = draft.machine.means.memory.clone();
     if means.control == MemoryControl::V1 {
-        draft.notes.push(
-            "the memory controller is on cgroup v1: nothing is protected, and a limit that moves is used only where a group may be killed"
-                .to_owned(),
-        );
+        draft.notes.push(words::V1_PROTECTS_NOTHING.to_owned());
     }
     if let Err(why) = means.immunity {
-        draft.notes.push(format!(
-            "the critical groups are not immune from the OOM killer: {why}"
-        ));
+        draft.notes.push(words::critical_are_not_immune(&why));
     }
     for (name, group) in draft.policy.with_role(Role::BestEffort) {
         let asked = |what| group.allows(what) && section.escalate.contains(&what);
         if steered.iter().any(|(n, _)| n == name) || !asked(Permission::LimitMemory) {
             continue;
         }
-        draft.notes.push(format!(
-            "group {name}: nothing that it allows can be done to its memory here"
-        ));
+        draft.notes.push(words::nothing_can_be_done(name));
     }
 }

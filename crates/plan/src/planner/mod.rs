@@ -3,23 +3,28 @@
 //! [`draft`] is the plan under construction, [`wanted`] and [`parts`] what is wanted: every other part reads these three.
 //!
 //! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
-//! the reason; nothing is dropped. The parts: [`cpus`] divides the CPUs, [`others`] what the critical groups leave,
-//! [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps and promises of it; [`bandwidth`]
-//! turns rates into budgets, [`apart`] into one for reads and one for writes, [`pooling`] lets them go together, [`mba`] into the hardware's
-//! percentages, [`quota`] into CPU time, [`reserves`] judges what is promised from them, [`deadline`] closes the loop around targets,
-//! [`weight`] gives best-effort groups their weight, [`brake`] tells whether the brake can hold a budget and makes its step,
-//! [`sharing`] what shares a cache; [`io`] reads what is wanted of disks; [`memory`] plans which groups keep memory, are limited and steer.
+//! the reason; nothing is dropped. The parts:
+//! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, [`sharing`] tells who shares a cache;
+//! - [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps
+//!   and promises of it;
+//! - [`rates`] reads what is wanted of bandwidth, [`bandwidth`] limits it, [`caps`] are the budgets, [`directions`] tells
+//!   whether reads and writes can have one each, [`pooling`] lets budgets go together;
+//! - [`brake`], [`quota`] and [`mba`] are what holds a limit, [`reserves`] judges what is promised from limits;
+//! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight, [`io`] reads what is
+//!   wanted of disks, [`memory`] plans which groups keep memory, are limited and steer;
+//! - [`words`] has the sentences.
 
 mod allot;
 mod amounts;
-mod apart;
 mod assumed;
 mod bandwidth;
 mod brake;
+mod caps;
 mod claims;
 mod codedata;
 mod cpus;
 mod deadline;
+mod directions;
 mod draft;
 mod following;
 mod io;
@@ -37,6 +42,7 @@ mod reserves;
 mod sharing;
 mod wanted;
 mod weight;
+mod words;
 
 use quell_policy::{CpusWanted, Group, Irqs, Policy, Role};
 use quell_types::cpuset::CpuSet;
@@ -48,9 +54,11 @@ use quell_types::task::TaskMatch;
 use quell_types::units::Nanos;
 
 use crate::inventory::{CpusetKind, Inventory};
-use crate::plan::{GroupPlan, Held, Loops, Plan, Promise, Setting, Step};
+use crate::plan::{GroupPlan, Loops, Plan, Promise, Setting, Step};
 use draft::Draft;
 pub use draft::{Solo, Solos};
+use wanted::Worth;
+use words::cores;
 
 /// Plans a policy for a machine.
 ///
@@ -137,19 +145,11 @@ impl Draft<'_> {
             if group.role == Role::Exempt || !self.touched(name, group) {
                 continue;
             }
-            let because = match (
-                group.matching.is_empty(),
-                group.matching.iter().any(|m| m.in_place()),
-            ) {
-                (true, _) => "what it starts stays in there".to_owned(),
-                (false, true) => {
-                    "it has a cgroup already: that one is changed in place, nothing is moved out of it"
-                        .to_owned()
-                }
-                (false, false) => {
-                    "its tasks, and the children they will have, leave their cgroups for this one until the end"
-                        .to_owned()
-                }
+            let mut tables = group.matching.iter();
+            let because = match tables.len() {
+                0 => cores::STAYS_IN,
+                _ if tables.any(TaskMatch::in_place) => cores::CHANGED_IN_PLACE,
+                _ => cores::LEAVES_FOR_THIS,
             };
             self.step(
                 Some(name),
@@ -183,11 +183,7 @@ impl Draft<'_> {
             };
             *braked = true;
             if matching.iter().any(TaskMatch::in_place) {
-                self.notes.push(format!(
-                    "group {name}: its cgroup has the threaded children work and stop until the \
-                     end: a program that enters it is limited within a second, and a cgroup that \
-                     is made in it takes no program"
-                ));
+                self.notes.push(cores::has_threaded_children(name));
             }
         }
     }
@@ -235,20 +231,9 @@ impl Draft<'_> {
         for name in &confined {
             let part = self.division.of(name).clone();
             let mems = self.nodes_of(&part.cpus);
-            let because = if part.exclusive {
-                match kind {
-                    CpusetKind::V2Partition => {
-                        "a partition root: the kernel takes its CPUs away from every other cgroup"
-                    }
-                    CpusetKind::V1 | CpusetKind::V2 => {
-                        "a cpuset of its own; the steps that follow narrow everybody else's"
-                    }
-                    CpusetKind::AffinityOnly => {
-                        "there is no cpuset controller: the affinity of every thread is set"
-                    }
-                }
-            } else {
-                "it runs on what the critical groups leave"
+            let because = match part.exclusive {
+                true => cores::alone_by(kind),
+                false => cores::RUNS_ON_THE_REST,
             };
             let set = Setting::Confine {
                 cpus: part.cpus.clone(),
@@ -266,9 +251,9 @@ impl Draft<'_> {
         }
         let rest = self.division.rest.clone();
         let because = if rest != free && self.policy.rest.cpus == CpusWanted::Remaining {
-            "tasks of no group, your shell included, stay off the critical CPUs and off those where a limit would stop them"
+            cores::REST_STAYS_OFF_LIMITS
         } else {
-            "tasks of no group stay off the critical CPUs, your shell included"
+            cores::REST_STAYS_OFF
         };
         // Nothing is free only where there is nobody else.
         let kept = (!free.is_empty()).then(|| {
@@ -282,47 +267,22 @@ impl Draft<'_> {
         for (name, id) in holders {
             let away = self.policy.groups.get(&name).map(Group::irqs_wanted) == Some(Irqs::Away);
             let (level, weakest) = match kind {
-                CpusetKind::AffinityOnly => (
-                    Level::Estimated,
-                    "a task can set its own affinity back, and tasks born elsewhere are not confined",
-                ),
-                _ if !away => (
-                    Level::Enforced,
-                    "interrupts come to it as before (irqs = \"leave\"), and kernel threads bound to a CPU stay on it",
-                ),
-                _ => (
-                    Level::Enforced,
-                    "kernel threads bound to a CPU stay on it (listed when applied)",
-                ),
+                CpusetKind::AffinityOnly => (Level::Estimated, cores::AFFINITY_IS_SET_BACK),
+                _ if !away => (Level::Enforced, cores::INTERRUPTS_COME),
+                _ => (Level::Enforced, cores::KERNEL_THREADS_STAY),
             };
             let beside = self.beside(&name);
-            let weakest = if beside.is_empty() {
-                weakest.to_owned()
-            } else {
-                format!(
-                    "others run on {}, {} (SMT): what is inside a core is shared",
-                    cpus::on(&beside),
-                    if beside.len() > 1 {
-                        "threads of the same cores"
-                    } else {
-                        "a thread of the same core"
-                    }
-                )
+            let weakest = match beside.is_empty() {
+                true => weakest.to_owned(),
+                false => cores::smt_beside(&beside),
             };
             let mut held_by = vec![id];
             held_by.extend(kept);
             held_by.extend(interrupts.filter(|_| away));
             held_by.extend(work);
-            self.promises.push(Held {
-                group: name.clone(),
-                promise: Promise::Cpus {
-                    cpus: self.division.of(&name).cpus.clone(),
-                },
-                level,
-                held_by,
-                weakest: Some(weakest),
-                assumed: false,
-            });
+            let cpus = self.division.of(&name).cpus.clone();
+            let worth = Worth::of(level, weakest);
+            self.promise(&name, Promise::Cpus { cpus }, worth, held_by);
         }
     }
 
@@ -339,51 +299,35 @@ impl Draft<'_> {
 
     /// Interrupts away from the exclusive CPUs of the groups that want it, unbound kernel work away from all of them.
     fn quiet(&mut self, free: &CpuSet) -> (Option<StepId>, Option<StepId>) {
-        let from: CpuSet = self
-            .policy
-            .groups
-            .iter()
-            .filter(|(name, group)| {
-                group.irqs_wanted() == Irqs::Away && self.division.of(name).exclusive
-            })
-            .flat_map(|(name, _)| self.division.of(name).blocked.iter().collect::<Vec<_>>())
-            .collect();
+        let away = self.policy.groups.iter().filter(|(name, group)| {
+            group.irqs_wanted() == Irqs::Away && self.division.of(name).exclusive
+        });
+        let from = away.fold(CpuSet::new(), |all, (name, _)| {
+            all.union(&self.division.of(name).blocked)
+        });
         let means = &self.machine.means;
-        let (movable, fixed, workqueue) =
-            (means.movable_irqs, means.fixed_irqs, means.workqueue_mask);
         let wanted = !from.is_empty();
-        let interrupts = (wanted && movable > 0).then(|| {
+        let interrupts = (wanted && means.movable_irqs > 0).then(|| {
             let set = Setting::MoveIrqs {
                 from,
                 to: free.clone(),
             };
-            // Before Linux 6.12 only trying tells.
-            let because = if fixed > 0 {
-                "devices interrupt the others instead"
-            } else {
-                "devices interrupt the others instead; those the kernel will not move are listed when applied"
+            let because = match means.fixed_irqs {
+                0 => cores::DEVICES_INTERRUPT_OTHERS_IF_MOVED,
+                _ => cores::DEVICES_INTERRUPT_OTHERS,
             };
             self.step(None, Mechanism::Cores, set, because)
         });
-        if wanted && fixed > 0 {
-            let (s, they) = if fixed == 1 {
-                ("", "it")
-            } else {
-                ("s", "they")
-            };
-            self.notes.push(format!("{fixed} interrupt{s} cannot be moved (the kernel refuses); {they} may still arrive on the critical CPUs"));
+        if wanted && means.fixed_irqs > 0 {
+            let note = cores::fixed_interrupts(means.fixed_irqs);
+            self.notes.push(note);
         }
-        let work = workqueue.then(|| {
+        let work = means.workqueue_mask.then(|| {
             let set = Setting::WorkqueueMask { cpus: free.clone() };
-            self.step(
-                None,
-                Mechanism::Cores,
-                set,
-                "kernel work that belongs to no CPU stays off the critical ones",
-            )
+            self.step(None, Mechanism::Cores, set, cores::KERNEL_WORK_STAYS_OFF)
         });
-        if !workqueue {
-            self.notes.push("the mask of unbound kernel work cannot be written here; some of it may run on the critical CPUs".to_owned());
+        if work.is_none() {
+            self.notes.push(cores::KERNEL_WORK_MAY_RUN.to_owned());
         }
         (interrupts, work)
     }
@@ -394,20 +338,7 @@ impl Draft<'_> {
         if own.is_empty() || own.len() >= self.nodes_of(&self.machine.cpu_set()).len() {
             return;
         }
-        self.notes.push(format!(
-            "group {name} gets memory from node{} {own} only, near its CPUs: when that is full it runs out of memory, whatever \
-             the other nodes have",
-            if own.len() > 1 { "s" } else { "" }
-        ));
-    }
-
-    fn nodes_of(&self, cpus: &CpuSet) -> CpuSet {
-        self.machine
-            .cpus
-            .iter()
-            .filter(|c| cpus.contains(c.id))
-            .map(|c| c.node)
-            .collect()
+        self.notes.push(cores::memory_of_nodes(name, &own));
     }
 
     /// A promise below the policy's `require` refuses the plan.
@@ -423,15 +354,7 @@ impl Draft<'_> {
             .filter(|held| held.level < require && !(assuming && assumed::rests(self, held)))
             .map(|held| Refusal {
                 key: format!("group.{}", held.group),
-                why: format!(
-                    "{} would be held at level {} only, and the policy requires {require}{}",
-                    held.promise,
-                    held.level,
-                    held.weakest
-                        .as_ref()
-                        .map(|w| format!(" (weakest link: {w})"))
-                        .unwrap_or_default()
-                ),
+                why: cores::below(held, require),
                 cause: Cause::Level,
                 remedies: vec![
                     Remedy::set_text("require", worst),

@@ -6,7 +6,8 @@ use quell_types::refusal::{Refusal, Remedy};
 
 use crate::inventory::Inventory;
 
-use super::cpus::{Division, Part, on};
+use super::cpus::{Division, Part};
+use super::words::{cores as words, on};
 
 /// Gives every group without exclusive CPUs its part, and `rest` its own.
 pub(super) fn divide(
@@ -77,10 +78,8 @@ pub(super) fn divide(
             remaining.clone()
         };
         if exempt {
-            division.notes.push(format!(
-                "group {name} is exempt from limits, but not from the partition: like every other task it stays off {}",
-                on(&others.all.difference(&cpus))
-            ));
+            let off = on(&others.all.difference(&cpus));
+            division.notes.push(words::exempt_stays_off(name, &off));
         }
         division.put(name, part(group, &cpus, &others.all));
     }
@@ -139,10 +138,7 @@ impl Others<'_> {
     fn exist(&mut self, group: &str, list: &CpuSet) {
         let outside = list.difference(self.free);
         if !outside.is_empty() || list.is_empty() {
-            let why = format!(
-                "CPU {outside} does not exist here or belongs to a critical group; free are {}",
-                self.free
-            );
+            let why = words::are_not_free(&outside, self.free);
             self.refuse(group, why, None);
         }
     }
@@ -155,7 +151,7 @@ impl Others<'_> {
         let cpus = lowest(self.machine, pool, n);
         // Where nothing is left at all, that has been told.
         if n == 0 || (cpus.len() < n && !self.free.is_empty()) {
-            let why = format!("{n} CPUs are wanted and {} are left", self.free.len());
+            let why = words::too_few(n, self.free.len());
             self.refuse(group, why, Some(self.free.len()));
         }
         cpus

@@ -13,13 +13,15 @@ use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{ColourChoice, Divides, Mask};
 use quell_types::refusal::Remedy;
 
-use crate::plan::{Held, Promise, Setting};
+use crate::plan::{Promise, Setting};
 
-use super::allot::{self, Allotted, Short, Want};
+use super::allot::{self, Short, Want};
 use super::amounts::mask_of;
 use super::claims::{self, best_of};
 use super::draft::Draft;
 use super::parts::{Claim, Claims, Divided, Kind, colouring, domains};
+use super::wanted::Worth;
+use super::words::{one_or, parts as words};
 use super::{codedata, following, locking};
 
 /// Adds the steps, promises and notes.
@@ -50,9 +52,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     if !divided.iter().any(coloured) {
         for (name, group) in &policy.groups {
             if group.coloured.is_some() {
-                draft.notes.push(format!(
-                    "group {name}: `coloured` changes nothing, since no page colours are chosen"
-                ));
+                draft.notes.push(words::coloured_changes_nothing(name));
             }
         }
     }
@@ -82,58 +82,32 @@ fn divide(draft: &mut Draft<'_>, claims: Claims) -> Option<Divided> {
         let nobody = others.len() == 1 && draft.machine.simulated.is_some();
         if !nobody {
             let key = list.first().map(Claim::at).unwrap_or_default();
-            let without = Remedy::leave_out(key.clone());
-            let names: Vec<String> = others.iter().map(|g| who(g)).collect();
-            draft.refuse(
-                key,
-                format!(
-                    "the reserves take {} of the {} {}, and {} left for {}",
-                    whole.count as usize - allotted.left.len() - allotted.idle.len(),
-                    whole.count,
-                    kind.name(),
-                    if allotted.left.is_empty() {
-                        "nothing is"
-                    } else {
-                        "too little is"
-                    },
-                    listed(&names)
-                ),
-                [
-                    without,
-                    Remedy::from(format!(
-                        "reserve less, so that at least {} {} left",
-                        whole.least,
-                        if whole.least == 1 { "is" } else { "are" }
-                    )),
-                ],
-            );
+            let (least, left) = (whole.least, &allotted.left);
+            let taken = whole.count as usize - left.len() - allotted.idle.len();
+            let nothing = left.is_empty();
+            let why = words::too_little_left(taken, whole.count, &kind.name(), nothing, &others);
+            let are = one_or(least as usize, "is", "are");
+            let remedies = [
+                Remedy::leave_out(key.clone()),
+                Remedy::from(format!("reserve less, so that at least {least} {are} left")),
+            ];
+            draft.refuse(key, why, remedies);
             return None;
         }
         others.clear();
-        draft.notes.push(format!(
-            "all {} {} are given away: beside the groups no task runs on a simulated machine",
-            whole.count,
-            kind.name()
-        ));
+        let note = words::all_are_given_away(whole.count, &kind.name());
+        draft.notes.push(note);
     }
-    if !allotted.idle.is_empty() {
-        draft.notes.push(format!(
-            "{} {} of L{} stay{} unused: a mask has no holes here",
-            if allotted.idle.len() == 1 {
-                "way"
-            } else {
-                "ways"
-            },
-            allotted.idle.brief(),
-            match kind {
-                Kind::Ways(level) => level,
-                Kind::Colours(_) => 0,
-            },
-            if allotted.idle.len() == 1 { "s" } else { "" },
-        ));
+    if let Kind::Ways(level) = kind
+        && !allotted.idle.is_empty()
+    {
+        draft.notes.push(words::stay_unused(&allotted.idle, level));
     }
-    if list.iter().any(|c| c.want == Want::Even) {
-        even_note(draft, kind, &list, &allotted);
+    for (claim, part) in list.iter().zip(&allotted.parts) {
+        if claim.want == Want::Even {
+            let note = words::private_came_to(&claim.group, &part.brief(), &kind.name());
+            draft.notes.push(note);
+        }
     }
     Some(Divided {
         kind,
@@ -146,52 +120,14 @@ fn divide(draft: &mut Draft<'_>, claims: Claims) -> Option<Divided> {
 
 fn too_much(draft: &mut Draft<'_>, kind: Kind, count: u32, list: &[Claim], short: &Short) {
     let claim = &list[short.which];
-    let row = if matches!(kind, Kind::Ways(_)) && short.left.len() >= short.wanted as usize {
-        ", not in one piece"
-    } else {
-        ""
-    };
-    let others: Vec<String> = list
-        .iter()
-        .filter(|c| c.group != claim.group)
-        .map(|c| match &c.want {
-            Want::Named(named) => format!("{} {}", c.group, named.brief()),
-            Want::Count(n) | Want::Top(n) => format!("{} {n}", c.group),
-            Want::Even => format!("{} private ones", c.group),
-        })
-        .collect();
-    let others = if others.is_empty() {
-        String::new()
-    } else {
-        format!(" (others: {})", others.join(", "))
-    };
-    draft.refuse(
-        claim.at(),
-        format!(
-            "it takes {} of the {count} {}, and {} left{row}{others}",
-            short.wanted,
-            kind.name(),
-            match short.left.len() {
-                0 => "none is".to_owned(),
-                1 => "1 is".to_owned(),
-                n => format!("{n} are"),
-            }
-        ),
-        [Remedy::leave_out(claim.at()), Remedy::from("ask for fewer")],
-    );
-}
-
-fn even_note(draft: &mut Draft<'_>, kind: Kind, list: &[Claim], allotted: &Allotted) {
-    for (claim, part) in list.iter().zip(&allotted.parts) {
-        if claim.want == Want::Even {
-            draft.notes.push(format!(
-                "group {}: \"private\" came to {} of the {}, as many as are left for everybody else; give a number to change it",
-                claim.group,
-                part.brief(),
-                kind.name()
-            ));
-        }
-    }
+    let (wanted, left) = (short.wanted, short.left.len());
+    let in_pieces = matches!(kind, Kind::Ways(_)) && left >= wanted as usize;
+    let others = list.iter().filter(|c| c.group != claim.group);
+    let others: Vec<String> = others.map(|c| words::has_of(&c.group, &c.want)).collect();
+    let takes = format!("{wanted} of the {count} {}", kind.name());
+    let why = words::takes_too_much(&takes, left, in_pieces, &others);
+    let remedies = [Remedy::leave_out(claim.at()), Remedy::from("ask for fewer")];
+    draft.refuse(claim.at(), why, remedies);
 }
 
 /// The steps that keep one group, or unmatched tasks, to their parts.
@@ -238,49 +174,15 @@ fn confine(draft: &mut Draft<'_>, name: &str, group: Option<&Group>, divided: &m
 }
 
 fn because(one: &Divided, name: &str, own: Option<&Claim>) -> String {
+    let kind = one.kind.name();
     let Some(claim) = own else {
-        let owners: Vec<String> = one
-            .owners()
-            .iter()
-            .filter(|o| **o != name)
-            .map(|o| (*o).to_owned())
-            .collect();
-        let whose = if owners.is_empty() {
-            "what is locked".to_owned()
-        } else {
-            format!("group {}", listed(&owners))
-        };
-        return format!(
-            "{}what {} of the {}",
-            if name == REST {
-                "tasks of no group, your shell included, keep to "
-            } else {
-                "it reserves none: "
-            },
-            if owners.is_empty() {
-                "is not locked".to_owned()
-            } else {
-                format!("{whose} leave{}", if owners.len() == 1 { "s" } else { "" })
-            },
-            one.kind.name()
-        );
+        let owners = one.owners().into_iter().filter(|owner| *owner != name);
+        let owners: Vec<String> = owners.map(str::to_owned).collect();
+        return words::keeps_to_the_rest(name, &owners, &kind);
     };
     let which = one.claims.iter().position(|c| c.group == claim.group);
     let shared = which.map(|w| one.shared_with(w)).unwrap_or_default();
-    if shared.is_empty() {
-        format!(
-            "{}: everybody else is kept to other {}",
-            claim.key,
-            one.kind.name()
-        )
-    } else {
-        format!(
-            "{}, of which the policy gives some to {}, too: everybody else is kept to other {}",
-            claim.key,
-            listed(&shared),
-            one.kind.name()
-        )
-    }
+    words::kept_to_others(claim.key, &shared, &kind)
 }
 
 fn promise(draft: &mut Draft<'_>, one: &Divided) {
@@ -303,18 +205,12 @@ fn promise(draft: &mut Draft<'_>, one: &Divided) {
                 shared_with: one.shared_with(which),
             },
         };
-        let (level, weakest) = match devices(draft, one.kind, part) {
-            Some(why) => (Level::None, why),
+        let worth = match devices(draft, one.kind, part) {
+            Some(why) => Worth::of(Level::None, why),
             None => worth(draft, one.kind, claim),
         };
-        draft.promises.push(Held {
-            group: claim.group.clone(),
-            promise,
-            level,
-            held_by: one.steps.clone(),
-            weakest: Some(weakest).filter(|w| !w.is_empty()),
-            assumed: false,
-        });
+        let held_by = one.steps.iter().copied();
+        draft.promise(&claim.group, promise, worth, held_by);
     }
 }
 
@@ -324,50 +220,34 @@ fn devices(draft: &Draft<'_>, kind: Kind, part: &CpuSet) -> Option<String> {
     let mut ways = draft.machine.partitions.ways.iter();
     let shareable = ways.find(|w| w.level == level)?.shareable;
     let common = Mask(mask_of(part).0 & shareable.0);
-    (!common.is_empty()).then(|| {
-        format!("devices fill {common} of L{level}, too, whatever masks say: name ways without {shareable}")
-    })
+    (!common.is_empty()).then(|| words::devices_fill(common, level, shareable))
 }
 
-/// What a part is worth, and the weakest link.
-fn worth(draft: &Draft<'_>, kind: Kind, claim: &Claim) -> (Level, String) {
-    let exempt = draft.policy.with_role(Role::Exempt).next();
-    if let Some((name, _)) = exempt {
-        let why = format!(
-            "group {name} is exempt, so it is not kept out: it uses all {}",
-            kind.name()
-        );
-        return (Level::None, why);
+/// What a part is worth.
+fn worth(draft: &Draft<'_>, kind: Kind, claim: &Claim) -> Worth {
+    if let Some((exempt, _)) = draft.policy.with_role(Role::Exempt).next() {
+        return Worth::of(Level::None, words::exempt_uses_all(exempt, &kind.name()));
     }
     if claim.locked.is_some() {
-        let level = best_of(draft, Mechanism::PseudoLock);
-        let why = match level {
-            Level::Enforced => "",
-            _ => {
-                "the kernel's word alone, until it has locked: then others' lines are swept through the cache, and the run is refused if what was locked is gone"
-            }
+        return match best_of(draft, Mechanism::PseudoLock) {
+            Level::Enforced => Worth::plain(Level::Enforced),
+            level => Worth::of(level, words::KERNELS_WORD),
         };
-        return (level, why.to_owned());
     }
     if draft.loops.follows.iter().any(|f| f.group == claim.group) {
         let level = best_of(draft, Mechanism::Ways).min(Level::Regulated);
-        let why = "what it does not need is left to the others, and taken back when it has missed already";
-        return (level, why.to_owned());
+        return Worth::of(level, words::LEFT_TO_OTHERS);
     }
     let level = kind.mechanisms().iter().map(|m| best_of(draft, *m)).min();
-    let spills = draft
-        .policy
-        .groups
-        .values()
-        .any(|g| g.coloured != Some(Coloured::Fail));
-    let weakest = match kind {
-        Kind::Ways(_) => "what others left there before stays until it is replaced",
-        Kind::Colours(_) if spills => {
-            "who has used up the pages of its colours gets others, reported (coloured = \"fail\" refuses them)"
+    let level = level.unwrap_or(Level::None);
+    let mut groups = draft.policy.groups.values();
+    match kind {
+        Kind::Ways(_) => Worth::of(level, words::STAYS_UNTIL_REPLACED),
+        Kind::Colours(_) if groups.any(|g| g.coloured != Some(Coloured::Fail)) => {
+            Worth::of(level, words::USED_UP)
         }
-        Kind::Colours(_) => "",
-    };
-    (level.unwrap_or(Level::None), weakest.to_owned())
+        Kind::Colours(_) => Worth::plain(level),
+    }
 }
 
 /// What a person should know of a kind of part.
@@ -377,12 +257,8 @@ fn notes(draft: &mut Draft<'_>, one: &Divided) {
             let domains = domains(draft, level);
             if domains.len() > 1 {
                 let sets: Vec<String> = domains.iter().map(CpuSet::brief).collect();
-                draft.notes.push(format!(
-                    "there are {} caches of L{level} (CPUs {}): the masks hold in each of them, and who runs on the CPUs of one fills \
-                     no other",
-                    domains.len(),
-                    sets.join(" | ")
-                ));
+                let note = words::several_caches(sets.len(), level, &sets.join(" | "));
+                draft.notes.push(note);
             }
         }
         Kind::Colours(divides) => {
@@ -392,15 +268,8 @@ fn notes(draft: &mut Draft<'_>, one: &Divided) {
             };
             let mut groups: Vec<String> = one.owners().iter().map(|o| (*o).to_owned()).collect();
             groups.extend(one.others.iter().cloned());
-            let names: Vec<String> = groups.iter().map(|g| who(g)).collect();
-            let large = format!(
-                "{} use{} pages of 4 KiB: large pages have {} of the {} {}",
-                listed(&names),
-                if names.len() == 1 { "s" } else { "" },
-                colours.count_large(),
-                colours.count(),
-                one.kind.name()
-            );
+            let (large, all) = (colours.count_large(), colours.count());
+            let large = words::large_pages(&groups, large, all, &one.kind.name());
             let narrowed = narrowed(draft, one, divides);
             draft.notes.push(large);
             draft.notes.extend(narrowed);
@@ -430,12 +299,9 @@ fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
         .filter_map(|(group, part)| {
             let (reached, of) = own.reach(part, joint);
             (reached < of).then(|| {
-                format!(
-                    "{}: {} {} leave {reached} of {of} parts of {what}, which share address bits with them",
-                    who(group),
-                    one.kind.name(),
-                    part.brief()
-                )
+                let (who, kind) = (words::who(group), one.kind.name());
+                let left = format!("{reached} of {of}");
+                words::leave_of_the_other(&who, &kind, &part.brief(), &left, what)
             })
         })
         .collect()
@@ -492,34 +358,14 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
             Some(held) => format!("group.{}.reserve.cache", held.group),
             None => "mechanisms.bandwidth".to_owned(),
         };
-        let without = key.clone();
+        let remedies = [
+            Remedy::leave_out(key.clone()),
+            Remedy::from("let groups share: name the same mask"),
+        ];
         draft.refuse(
             key,
-            format!(
-                "the plan takes {used} classes of service, that of unmatched tasks (group rest) included{}, and the hardware has {most}",
-                if locks > 0 { " and one to lock with" } else { "" }
-            ),
-            [
-                Remedy::leave_out(without),
-                Remedy::from("let groups share: name the same mask"),
-            ],
+            words::too_many_classes(used, locks > 0, most),
+            remedies,
         );
-    }
-}
-
-fn who(group: &str) -> String {
-    if group == REST {
-        "unmatched tasks (group rest)".to_owned()
-    } else {
-        format!("group {group}")
-    }
-}
-
-/// `a, b and c`.
-fn listed(names: &[String]) -> String {
-    match names {
-        [] => String::new(),
-        [one] => one.clone(),
-        [first @ .., last] => format!("{} and {last}", first.join(", ")),
     }
 }

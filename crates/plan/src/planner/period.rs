@@ -99,16 +99,14 @@ pub(super) fn holding(draft: &Draft<'_>, share: Share, wanted: Nanos) -> Option<
 
 /// The shortest deadline of a critical group.
 pub(super) fn deadline(draft: &Draft<'_>) -> Option<Nanos> {
-    let critical = draft.policy.groups.iter();
-    let critical = critical.filter(|(_, group)| group.role == Role::Critical);
+    let critical = draft.policy.with_role(Role::Critical);
     critical
         .filter_map(|(name, group)| draft.deadline_of(name, group.target.as_ref()?))
         .min()
 }
 
 fn room(draft: &Draft<'_>, together: Rate) -> Option<(Nanos, Bytes)> {
-    let critical = draft.policy.groups.iter();
-    let critical = critical.filter(|(_, group)| group.role == Role::Critical);
+    let critical = draft.policy.with_role(Role::Critical);
     let half = critical
         .filter(|(_, group)| group.reserve.cache.is_none())
         .flat_map(|(name, _)| draft.division.of(name).cpus.iter())

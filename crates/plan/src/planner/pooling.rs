@@ -4,21 +4,18 @@
 //! the best-effort groups, and with `strict` the reserves themselves, are budgets that can be pooled (MemGuard's dynamic modes,
 //! [`quell_control::pooled`]). A reserve that is no cap only gives: its CPUs are counted and never stopped.
 
-use quell_control::config::Meter;
-use quell_control::config::Pooling;
-use quell_control::config::Regulation;
-use quell_policy::{Adapt, Group, RegulatorKeys, Role};
+use quell_control::config::{Meter, Pooling, Regulation};
+use quell_policy::{Adapt, Group, Policy, RegulatorKeys, Role};
 use quell_types::cpuset::CpuSet;
 use quell_types::options::After;
-use quell_types::options::Split;
 use quell_types::units::{Bytes, LINE_BYTES, Lines, Nanos, Rate, Share};
 
 use crate::plan::Setting;
 
-use super::cpus::on;
 use super::draft::Draft;
-use super::rates::resolve;
+use super::rates::Rates;
 use super::wanted::{Budget, Wanted};
+use super::words::{on, pooling as words};
 
 const QUANTUM: Bytes = Bytes(64 << 10);
 
@@ -31,31 +28,26 @@ const PREDICTOR: f64 = 0.5;
 
 /// What a group's budget is to be, if it is to have one.
 pub(super) fn budget(
-    draft: &mut Draft<'_>,
+    policy: &Policy,
     name: &str,
     group: &Group,
+    rates: &Rates,
     spare: Option<&[Wanted]>,
 ) -> Option<Wanted> {
-    if let Some(cap) = draft.policy.cap(group) {
-        if group.limit.bandwidth.is_some() {
-            return resolve(draft, name, "limit.bandwidth", cap);
-        }
-        let wanted = resolve(draft, name, "reserve.bandwidth", cap)?;
-        let origin = format!("{}, which is its cap, too (strict)", wanted.origin);
-        let budget = Budget::Strict;
+    if group.limit.bandwidth.is_some() {
+        return rates.limit(name).cloned();
+    }
+    if policy.cap(group).is_some() {
+        let reserve = rates.reserve(name)?.clone();
         return Some(Wanted {
-            budget,
-            origin,
-            ..wanted
+            budget: Budget::Strict,
+            origin: format!("{}, which is its cap, too (strict)", reserve.origin),
+            ..reserve
         });
     }
-    if let Some(wanted) = group.reserve.bandwidth
-        && draft.policy.regulator.reclaim
-        && group.role == Role::Critical
+    if group.reserve.bandwidth.is_some() && policy.regulator.reclaim && group.role == Role::Critical
     {
-        let wanted = resolve(draft, name, "reserve.bandwidth", wanted)?;
-        let budget = Budget::Reserve;
-        return Some(Wanted { budget, ..wanted });
+        return rates.reserve(name).cloned();
     }
     spare?.iter().find(|w| w.group == *name).cloned()
 }
@@ -98,90 +90,33 @@ fn fraction(weight: f64) -> Share {
     Share((weight.clamp(0.0, 1.0) * Share::WHOLE.0 as f64).round() as u64)
 }
 
-/// What the step does besides holding a budget, for its `because`.
-pub(super) fn because(pooling: Option<&Pooling>, split: Split) -> String {
-    let mut text = String::new();
-    if split == Split::Demand {
-        text.push_str("; then again and again by what each CPU draws");
-    }
-    let Some(pooling) = pooling else {
-        return text;
-    };
-    if pooling.reclaim {
-        let kib = pooling.quantum.0 * LINE_BYTES / 1024;
-        text.push_str(&format!(
-            "; what a CPU is predicted not to draw (newest period weighs {}) goes to the others, {kib} KiB at a time, and comes back \
-             when it is needed",
-            pooling.predictor
-        ));
-    }
-    match pooling.after {
-        After::Wait => {}
-        After::Spare => {
-            text.push_str("; once all budgets are spent all run on until the period ends")
-        }
-        After::Proportional => {
-            text.push_str("; once all budgets are spent a new period begins at once");
-        }
-    }
-    text
-}
-
 /// What a reserve that rests on a pooled budget is exposed to.
 pub(super) fn weakest(pooling: Option<&Pooling>) -> Option<String> {
-    pooling.filter(|p| p.reclaim).map(|_| {
-        "a loop holds it, after the fact; what a group gave away may be in use for the rest of the period in which it wakes (a \
-         counted miss)"
-            .to_owned()
-    })
+    let given = pooling.filter(|p| p.reclaim);
+    given.map(|_| words::GIVEN_AWAY.to_owned())
 }
 
 /// Sharing that cannot begin, or that has nobody to give.
 pub(super) fn notes(draft: &mut Draft<'_>) {
     let keys = &draft.policy.regulator;
-    let pooled: Vec<&Regulation> = draft
-        .steps
-        .iter()
-        .filter_map(|step| match &step.set {
-            Setting::Regulate(regulation) => Some(regulation),
-            _ => None,
-        })
-        .filter(|regulation| regulation.pooling.is_some())
+    let regulations = draft.steps.iter().filter_map(|step| match &step.set {
+        Setting::Regulate(regulation) => Some(regulation),
+        _ => None,
+    });
+    let pooled: Vec<(&Regulation, &Pooling)> = regulations
+        .filter_map(|regulation| Some((regulation, regulation.pooling.as_ref()?)))
         .collect();
-    if let Some(one) = pooled.first() {
-        let cpus = pooled
-            .iter()
-            .fold(CpuSet::new(), |all, r| all.union(&r.cpus));
-        let idle = if pooled
-            .iter()
-            .all(|r| r.pooling.as_ref().is_some_and(|p| p.capped))
-        {
-            "idle or not"
-        } else {
-            "idle or not, the critical ones too"
-        };
-        let dear = if one.period < Nanos::millis(1) {
-            "; at such a period that alone may take tens of percent of a CPU"
-        } else {
-            ""
-        };
-        draft.notes.push(format!(
-            "the budgets of {} are pooled: each of these CPUs is interrupted at the start of every period ({}), {idle}{dear}",
-            on(&cpus),
-            one.period
-        ));
+    if let Some((one, _)) = pooled.first() {
+        let cpus = pooled.iter().map(|(r, _)| &r.cpus);
+        let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+        let capped = pooled.iter().all(|(_, p)| p.capped);
+        let note = words::interrupted(&on(&cpus), one.period, capped);
+        draft.notes.push(note);
     }
     let asked = keys.reclaim || keys.after != After::Wait;
     if asked && draft.refusals.is_empty() && pooled.is_empty() {
-        draft.acts.push(
-            "regulator.reclaim and regulator.after change nothing here: no group has a budget from reserves (limits that are written are \
-             held as written)"
-                .to_owned(),
-        );
+        draft.acts.push(words::CHANGES_NOTHING.to_owned());
     } else if keys.after != After::Wait && !keys.reclaim {
-        draft.notes.push(
-            "without reclaim nothing beyond the budgets is shared while any regulated CPU has some of its own left, idle ones included"
-                .to_owned(),
-        );
+        draft.notes.push(words::NOT_BEYOND_IDLE.to_owned());
     }
 }

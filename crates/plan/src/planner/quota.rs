@@ -6,17 +6,18 @@
 
 use quell_control::config::Meter;
 use quell_policy::Adapt;
-use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::Split;
 use quell_types::refusal::Remedy;
 use quell_types::units::{Nanos, Rate, Share};
 
-use crate::plan::{Held, Promise, Setting};
+use crate::plan::{Promise, Setting};
 
+use super::caps::{Limit, Limited};
 use super::draft::Draft;
 use super::period;
-use super::wanted::{Budget, Limited, Wanted, about, limit_held};
+use super::wanted::{Budget, Wanted, Worth, about};
+use super::words::bandwidth as words;
 
 /// Period of a limit of CPU time: the kernel's default (sched-bwc.rst).
 const USUAL: Nanos = Nanos::millis(100);
@@ -77,85 +78,48 @@ pub(super) fn cpu_time(draft: &mut Draft<'_>, name: &str, share: Share) {
         draft.refuse_lacking(Mechanism::CpuMax, key, why, instead);
         return;
     }
-    let set = Setting::CpuMax {
-        share,
-        period: USUAL,
-    };
-    let id = draft.step(
-        Some(name),
-        Mechanism::CpuMax,
-        set,
-        "limit.cpu-time: the kernel's own quota",
-    );
-    draft.promises.push(Held {
-        group: name.to_owned(),
-        promise: Promise::LimitCpuTime { share },
-        level: Level::Enforced,
-        held_by: vec![id],
-        weakest: None,
-        assumed: false,
-    });
+    let period = USUAL;
+    let set = Setting::CpuMax { share, period };
+    let because = "limit.cpu-time: the kernel's own quota";
+    let id = draft.step(Some(name), Mechanism::CpuMax, set, because);
+    let promise = Promise::LimitCpuTime { share };
+    draft.promise(name, promise, Worth::plain(Level::Enforced), [id]);
+}
+
+/// That the quota holds a limit of bandwidth.
+pub(super) struct ByQuota {
+    pub(super) period: Nanos,
+    pub(super) why: String,
 }
 
 /// Holds a limit of bandwidth by the CPU-time quota, over all CPUs of the group together.
-pub(super) fn quota(
-    draft: &mut Draft<'_>,
-    name: &str,
-    wanted: &Wanted,
-    share: Share,
-    cpus: &CpuSet,
-    (period, why): (Nanos, &str),
-) -> Option<Limited> {
-    let rate = wanted.rate;
+pub(super) fn quota(draft: &mut Draft<'_>, limit: Limit, by: &ByQuota) -> Option<Limited> {
+    let (wanted, cpus) = (&limit.wanted, limit.cpus.len());
     if let Some(not) = draft.unavailable(Mechanism::CpuMax) {
-        let why = if why == not {
-            format!("neither the regulator nor the CPU-time quota can hold it: {why}")
-        } else {
-            format!("the regulator cannot hold it ({why}), nor can the CPU-time quota ({not})")
-        };
-        let key = format!("group.{name}.limit.bandwidth");
+        let why = words::neither(&by.why, &not);
+        let key = format!("group.{}.limit.bandwidth", wanted.group);
         let instead = wanted.without(draft.policy);
         draft.refuse_lacking(Mechanism::CpuMax, key, why, instead);
         return None;
     }
-    let total = Share(share.0.saturating_mul(cpus.len() as u64));
     // As a person reads it.
-    let total = about(total);
-    if total < LEAST {
-        draft.refuse_by_rates(
-            (name, wanted.key(), rate),
-            format!("{rate} is less than {LEAST} of one CPU's time, which is the least that cpu.max can hold (1 ms of every second)"),
-            wanted.at(rounded_up(draft, cpus.len(), rate), draft.policy),
-        );
+    let share = about(Share(limit.share().0.saturating_mul(cpus as u64)));
+    if share < LEAST {
+        let raised = rounded_up(draft, cpus, wanted.rate);
+        let remedy = wanted.at(raised, draft.policy);
+        let why = words::less_than_the_quota(wanted.rate, LEAST);
+        draft.refuse_by_rates(wanted, wanted.rate, why, remedy);
         return None;
     }
-    let set = Setting::CpuMax {
-        share: total,
-        period,
-    };
-    let because = format!(
-        "limit {rate}{}, as CPU time at the peak rate; {why}",
-        wanted.origin
-    );
-    let id = draft.step(Some(name), Mechanism::CpuMax, set, because);
-    let weakest = Some(format!(
-        "CPU time stands for bytes, and a whole quota may run at once, every {period}"
-    ));
-    draft.promises.push(limit_held(
-        name,
-        rate,
-        Level::Estimated,
-        Some(id),
-        weakest.clone(),
-    ));
-    Some(Limited {
-        group: name.to_owned(),
-        rate,
-        level: Level::Estimated,
-        by: Some(id),
-        weakest,
-        cpus: cpus.clone(),
-    })
+    let period = by.period;
+    let set = Setting::CpuMax { share, period };
+    let because = words::as_cpu_time(wanted, &by.why);
+    let id = draft.step(Some(&wanted.group), Mechanism::CpuMax, set, because);
+    let worth = Worth::of(Level::Estimated, words::a_whole_quota_at_once(period));
+    let rate = wanted.rate;
+    let promise = Promise::LimitBandwidth { rate };
+    draft.promise(&wanted.group, promise, worth.clone(), [id]);
+    Some(Limited::of(limit, Some(id), worth))
 }
 
 /// The least rate, in whole MB/s, that the quota can hold.

@@ -1,71 +1,83 @@
-//! Rates that a policy asks for, in bytes per second.
+//! Rates that a policy asks for, in bytes per second: each share becomes a rate here, once.
 
 use quell_policy::{Bandwidth, Sustainable};
 use quell_types::refusal::Remedy;
-use quell_types::units::{Rate, Share};
+use quell_types::units::Rate;
 
-use super::cpus::on;
 use super::draft::Draft;
-use super::wanted::{Apart, Budget, Wanted, rounded};
+use super::wanted::{Apart, Budget, ShareOf, Wanted, rounded};
+use super::words::bandwidth as words;
 
-/// A bandwidth in bytes per second, and what it is a percentage of; both directions together. `Err`: the percentage,
-/// where that has not been measured.
-pub(super) fn in_bytes(
-    draft: &Draft<'_>,
-    name: &str,
-    wanted: Bandwidth,
-) -> Result<(Rate, Option<Rate>), Share> {
-    Ok(match wanted {
-        Bandwidth::Rate(rate) => (rate, None),
-        Bandwidth::ReadWrite { .. } => (Apart::of(wanted).map_or(Rate(0), Apart::sum), None),
-        Bandwidth::Share(share) => {
-            let of = draft.sustainable(&draft.division.of(name).cpus);
-            let of = of.ok_or(share)?;
-            (of.part(share), Some(of))
-        }
-    })
+/// What all groups ask for, in the order of the policy.
+#[derive(Default)]
+pub(super) struct Rates {
+    pub(super) limits: Vec<Wanted>,
+    pub(super) reserves: Vec<Wanted>,
 }
 
-/// What a key asks for, with percentages of what the group's CPUs can draw.
-pub(super) fn resolve(
-    draft: &mut Draft<'_>,
-    name: &str,
-    key: &str,
-    wanted: Bandwidth,
-) -> Option<Wanted> {
-    let asked = |rate, origin, of| Wanted {
-        group: name.to_owned(),
-        rate,
-        origin,
-        of,
-        budget: Budget::Limit,
-        apart: Apart::of(wanted),
-    };
-    match (wanted, in_bytes(draft, name, wanted)) {
-        (Bandwidth::Share(share), Ok((rate, Some(of)))) => {
-            let given = matches!(draft.policy.regulator.sustainable, Sustainable::Rate(_));
-            let total = if given {
-                rounded(of).to_string()
-            } else {
-                draft.figure(of)
-            };
-            let on = on(&draft.division.of(name).cpus);
-            let origin = match draft.policy.regulator.sustainable {
-                Sustainable::Machine => {
-                    format!(", {share} of the {total} that all CPUs can draw together")
-                }
-                _ => format!(", {share} of the {total} that {on} can draw"),
-            };
-            Some(asked(rounded(rate), origin, Some(of)))
+impl Rates {
+    /// The limit that a group states.
+    pub(super) fn limit(&self, group: &str) -> Option<&Wanted> {
+        self.limits.iter().find(|wanted| wanted.group == group)
+    }
+
+    /// The reserve that a group states.
+    pub(super) fn reserve(&self, group: &str) -> Option<&Wanted> {
+        self.reserves.iter().find(|wanted| wanted.group == group)
+    }
+
+    /// The rate of a group's reserve; nothing for a group without one.
+    pub(super) fn kept(&self, group: &str) -> Rate {
+        self.reserve(group).map_or(Rate(0), |wanted| wanted.rate)
+    }
+}
+
+/// Reads what all groups ask for. A share of what has not been measured is refused.
+pub(super) fn read(draft: &mut Draft<'_>) -> Rates {
+    let mut rates = Rates::default();
+    for (name, group) in &draft.policy.groups {
+        if let Some(asked) = group.reserve.bandwidth {
+            let wanted = resolve(draft, name, Budget::Reserve, asked);
+            rates.reserves.extend(wanted);
         }
-        (_, Ok((rate, _))) => Some(asked(rate, String::new(), None)),
-        (_, Err(share)) => {
-            draft.refuse(
-                format!("group.{name}.{key}"),
-                format!("{share} of a rate that has not been measured on this machine"),
-                Remedy::command("quell doctor --deep"),
-            );
-            None
+        if let Some(asked) = group.limit.bandwidth {
+            let wanted = resolve(draft, name, Budget::Limit, asked);
+            rates.limits.extend(wanted);
         }
     }
+    rates
+}
+
+/// What a key asks for. A share is one of what the group's CPUs can draw.
+fn resolve(draft: &mut Draft<'_>, name: &str, budget: Budget, asked: Bandwidth) -> Option<Wanted> {
+    let apart = Apart::of(asked);
+    let mut wanted = Wanted {
+        group: name.to_owned(),
+        rate: apart.map_or(Rate(0), Apart::sum),
+        origin: String::new(),
+        share: None,
+        budget,
+        apart,
+    };
+    match asked {
+        Bandwidth::Rate(rate) => wanted.rate = rate,
+        Bandwidth::ReadWrite { .. } => {}
+        Bandwidth::Share(share) => {
+            let cpus = &draft.division.of(name).cpus;
+            let Some(of) = draft.sustainable(cpus) else {
+                let remedy = Remedy::command("quell doctor --deep");
+                draft.refuse(wanted.key(), words::unmeasured_share(share), remedy);
+                return None;
+            };
+            let (total, by) = match draft.policy.regulator.sustainable {
+                Sustainable::Rate(_) => (rounded(of).to_string(), Some(cpus)),
+                Sustainable::Auto => (draft.figure(of), Some(cpus)),
+                Sustainable::Machine => (draft.figure(of), None),
+            };
+            wanted.origin = words::origin(share, &total, by);
+            wanted.share = Some(ShareOf { share, of });
+            wanted.rate = rounded(wanted.exact());
+        }
+    }
+    Some(wanted)
 }

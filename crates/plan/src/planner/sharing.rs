@@ -12,8 +12,9 @@ use quell_types::partition::Divides;
 use crate::inventory::Measured;
 use crate::plan::Promise;
 
-use super::cpus::{Part, on};
+use super::cpus::Part;
 use super::draft::Draft;
+use super::words::{cores as words, on};
 
 /// Notes on the caches that the critical groups share with others.
 pub(super) fn notes(draft: &mut Draft<'_>) {
@@ -43,37 +44,23 @@ fn of_group(draft: &Draft<'_>, name: &str, part: &Part) -> Vec<String> {
     let (near, far) = (found(true), found(false));
     let mut notes = Vec::new();
     if let Some(level) = level.filter(|_| !claimed.is_empty()) {
-        let what = if has_a_part(draft, name, level) {
-            "its part is divided, but hits, misses in flight and write-backs of the others use the same cache"
-        } else {
-            "CPUs are divided, caches are not"
+        let what = match has_a_part(draft, name, level) {
+            true => words::HITS_ARE_SHARED,
+            false => words::CACHES_ARE_NOT_DIVIDED,
         };
-        notes.push(format!(
-            "group {name} shares an L{level} cache with {}: {what}",
-            on(&claimed)
-        ));
+        notes.push(words::shares_a_cache(name, level, &on(&claimed), what));
     }
     let apart = far.difference(&near).intersection(&claimed);
     if !apart.is_empty() {
-        let changes = if machine.identity.hypervisor.is_some() {
-            "the host may change that at any moment, and nothing is promised from it"
-        } else {
-            "nothing is promised from it; `quell doctor --deep` looks again"
+        let changes = match machine.identity.hypervisor {
+            Some(_) => words::HOST_MAY_CHANGE,
+            None => words::DOCTOR_LOOKS_AGAIN,
         };
-        notes.push(format!(
-            "{} {} found not to share a cache with group {name} on {date}, though the kernel says so: {changes}",
-            on(&apart),
-            if apart.len() > 1 { "were" } else { "was" },
-        ));
+        notes.push(words::found_apart(name, &apart, &date, changes));
     }
     let hidden = near.difference(&claimed);
     if !hidden.is_empty() {
-        notes.push(format!(
-            "{} {} found to share a cache with group {name} on {date}, though the kernel does not say so: CPUs are divided, \
-             caches are not",
-            on(&hidden),
-            if hidden.len() > 1 { "were" } else { "was" },
-        ));
+        notes.push(words::found_sharing(name, &hidden, &date));
     }
     notes
 }

@@ -1,4 +1,5 @@
 use crate::inventory::Availability;
+use crate::plan::Held;
 use quell_control::config::Meter;
 use quell_types::partition::Partitions;
 use quell_types::units::{Bytes, Lines, Nanos, Rate, Share};
@@ -9,11 +10,11 @@ use crate::inventory::{
 };
 use std::collections::BTreeMap;
 
-mod apart;
 mod assumed;
 mod boards;
 mod codedata;
 mod deadline;
+mod directions;
 mod following;
 mod mba;
 mod measured;

@@ -1,13 +1,13 @@
 //! What is wanted of memory bandwidth, in bytes per second, and how it was limited.
 
+use std::fmt;
+
 use quell_policy::{Adapt, Bandwidth, Policy};
-use quell_types::cpuset::CpuSet;
-use quell_types::ids::StepId;
 use quell_types::mechanism::Level;
 use quell_types::refusal::Remedy;
 use quell_types::units::{Rate, Share};
 
-use crate::plan::{Direction, Held, Promise};
+use crate::plan::Direction;
 
 /// Why a group has a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,16 @@ pub(super) enum Budget {
     Strict,
     /// Its reserve is what it gives from; it is no cap.
     Reserve,
+}
+
+impl Budget {
+    /// The table of the group that has its key.
+    pub(super) const fn table(self) -> &'static str {
+        match self {
+            Self::Limit | Self::Spare => "limit",
+            Self::Strict | Self::Reserve => "reserve",
+        }
+    }
 }
 
 /// What is wanted of each direction.
@@ -40,11 +50,8 @@ impl Apart {
 
     /// Both together; what is not given counts for nothing.
     pub(super) fn sum(self) -> Rate {
-        Rate(
-            self.given()
-                .map(|(_, rate)| rate.0)
-                .fold(0, u64::saturating_add),
-        )
+        let rates = self.given().map(|(_, rate)| rate.0);
+        Rate(rates.fold(0, u64::saturating_add))
     }
 
     /// The directions that a rate is given for.
@@ -58,6 +65,23 @@ impl Apart {
 /// The share of a CPU that a loop or a split by demand leaves every CPU of a group: below, its programs stand still.
 pub(super) const LEAST: Share = Share::percent(5);
 
+/// How often the rate is kept for unmatched tasks that they were measured to draw: nothing stops them at it.
+pub(super) const MARGIN: u64 = 2;
+
+/// A share that a policy asks for, and the rate that it is a share of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShareOf {
+    pub(super) share: Share,
+    pub(super) of: Rate,
+}
+
+impl ShareOf {
+    /// What it comes to.
+    pub(super) fn rate(self) -> Rate {
+        self.of.part(self.share)
+    }
+}
+
 /// A rate for a group, and how it came about.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
@@ -65,25 +89,24 @@ pub(super) struct Wanted {
     pub(super) rate: Rate,
     /// As in "39.2GB/s, 20% of …"; empty for a rate that was given.
     pub(super) origin: String,
-    /// The rate that a percentage was given of.
-    pub(super) of: Option<Rate>,
+    /// What was given, where that was a share.
+    pub(super) share: Option<ShareOf>,
     pub(super) budget: Budget,
     /// The same by direction, where each is to have its own; then `rate` is the sum.
     pub(super) apart: Option<Apart>,
 }
 
 impl Wanted {
+    /// The rate before it was rounded.
+    pub(super) fn exact(&self) -> Rate {
+        self.share.map_or(self.rate, ShareOf::rate)
+    }
+
     /// The key that asks for it.
     pub(super) fn key(&self) -> String {
-        let key = match self.budget {
-            Budget::Limit | Budget::Spare => "limit",
-            Budget::Strict | Budget::Reserve => "reserve",
-        };
-        format!("group.{}.{key}.bandwidth", self.group)
+        format!("group.{}.{}.bandwidth", self.group, self.budget.table())
     }
-}
 
-impl Wanted {
     /// The keys without which there is no such budget.
     pub(super) fn without(&self, policy: &Policy) -> Remedy {
         if self.budget != Budget::Spare {
@@ -109,6 +132,12 @@ impl Wanted {
     }
 }
 
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.rate, self.origin)
+    }
+}
+
 /// A rate that was calculated, down to what a person reads: whole MB/s, below 1 GB/s whole kB/s.
 pub(super) fn rounded(rate: Rate) -> Rate {
     let unit = if rate.0 >= 1_000_000_000 {
@@ -124,30 +153,29 @@ pub(super) fn about(share: Share) -> Share {
     Share((share.0 + 500) / 1_000 * 1_000)
 }
 
-/// How a group's rate was limited.
-pub(super) struct Limited {
-    pub(super) group: String,
-    pub(super) rate: Rate,
+/// What a promise is worth, and what would break it first.
+#[derive(Clone, Debug)]
+pub(super) struct Worth {
     pub(super) level: Level,
-    pub(super) by: Option<StepId>,
     pub(super) weakest: Option<String>,
-    pub(super) cpus: CpuSet,
 }
 
-/// The promise of a limit.
-pub(super) fn limit_held(
-    name: &str,
-    rate: Rate,
-    level: Level,
-    by: Option<StepId>,
-    weakest: Option<String>,
-) -> Held {
-    Held {
-        group: name.to_owned(),
-        promise: Promise::LimitBandwidth { rate },
-        level,
-        held_by: by.into_iter().collect(),
-        weakest,
-        assumed: false,
+impl Worth {
+    pub(super) fn of(level: Level, weakest: impl Into<String>) -> Self {
+        let weakest = Some(weakest.into());
+        Self { level, weakest }
+    }
+
+    /// Without a link that is weaker than the others.
+    pub(super) const fn plain(level: Level) -> Self {
+        let weakest = None;
+        Self { level, weakest }
+    }
+
+    /// Lowers it to this one, if this one is worth less.
+    pub(super) fn lower(&mut self, to: Self) {
+        if to.level < self.level {
+            *self = to;
+        }
     }
 }

@@ -55,12 +55,8 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
                     "a best-effort group takes a fiftieth of a CPU from a busy program, and has all that no other program wants"
                 }
             };
-            draft.step(
-                Some(name),
-                Mechanism::Weight,
-                Setting::Weight { weight },
-                because,
-            );
+            let set = Setting::Weight { weight };
+            draft.step(Some(name), Mechanism::Weight, set, because);
         } else if group.cpu_weight.is_some()
             && let Some(why) = draft.unavailable(Mechanism::Weight)
         {

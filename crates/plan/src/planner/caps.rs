@@ -1,0 +1,161 @@
+//! What a limit comes to on each CPU: one budget for all traffic, or one for each direction.
+
+use std::fmt;
+
+use quell_control::config::Meter;
+use quell_types::cpuset::CpuSet;
+use quell_types::ids::StepId;
+use quell_types::units::{Lines, Nanos, Rate, Share};
+
+use crate::inventory::Measured;
+use crate::plan::{Direction, Promise};
+
+use super::wanted::{Wanted, Worth};
+
+/// A budget of each CPU.
+pub(super) struct Cap {
+    /// Absent: of all traffic together.
+    pub(super) direction: Option<Direction>,
+    /// Of the whole group.
+    pub(super) rate: Rate,
+    pub(super) each: Rate,
+    /// The most that one CPU was seen to move of it.
+    pub(super) peak: Rate,
+    /// The CPU can move more than that, or the budget is to move.
+    pub(super) binds: bool,
+}
+
+impl Cap {
+    /// What is promised of it.
+    pub(super) const fn promise(&self) -> Promise {
+        let rate = self.rate;
+        match self.direction {
+            None => Promise::LimitBandwidth { rate },
+            Some(direction) => Promise::LimitDirection { direction, rate },
+        }
+    }
+
+    /// Its share of what one CPU can.
+    pub(super) fn share(&self) -> Share {
+        Share::ratio(self.each.0, self.peak.0)
+    }
+}
+
+impl fmt::Display for Cap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.direction {
+            None => self.rate.fmt(f),
+            Some(direction) => write!(f, "{} {direction}", self.rate),
+        }
+    }
+}
+
+/// A limit, on the CPUs of its group.
+pub(super) struct Limit {
+    pub(super) wanted: Wanted,
+    pub(super) cpus: CpuSet,
+    /// What one CPU draws at most, in all.
+    pub(super) peak: Rate,
+    /// One of all traffic, or one or two of a direction each.
+    pub(super) caps: Vec<Cap>,
+}
+
+impl Limit {
+    /// `moves`: the budget is not only held, and is one whatever its CPUs can.
+    pub(super) fn on(wanted: Wanted, cpus: CpuSet, measured: &Measured, moves: bool) -> Self {
+        let cap = |direction, rate: Rate, peak| {
+            let each = Rate(rate.0 / cpus.len().max(1) as u64);
+            Cap {
+                direction,
+                rate,
+                each,
+                peak,
+                binds: moves || Share::ratio(each.0, measured.peak_cpu.0) < Share::WHOLE,
+            }
+        };
+        let caps = match wanted.apart {
+            None => vec![cap(None, wanted.rate, measured.peak_cpu)],
+            Some(apart) => apart
+                .given()
+                .map(|(direction, rate)| cap(Some(direction), rate, peak(measured, direction)))
+                .collect(),
+        };
+        Self {
+            wanted,
+            cpus,
+            peak: measured.peak_cpu,
+            caps,
+        }
+    }
+
+    /// Its share of the time of each CPU.
+    pub(super) fn share(&self) -> Share {
+        Share::ratio(
+            self.wanted.rate.0 / self.cpus.len().max(1) as u64,
+            self.peak.0,
+        )
+    }
+
+    /// The budgets that are held.
+    pub(super) fn binding(&self) -> impl Iterator<Item = &Cap> {
+        self.caps.iter().filter(|cap| cap.binds)
+    }
+
+    /// The direction that it leaves open.
+    pub(super) fn open(&self) -> Option<Direction> {
+        let apart = self.wanted.apart?;
+        let both = [Direction::Read, Direction::Write];
+        both.into_iter()
+            .find(|open| apart.given().all(|(given, _)| given != *open))
+    }
+
+    /// What is counted, with the budget of a period; `meter` counts all traffic. `None` where no budget is held.
+    pub(super) fn counted(&self, meter: Meter, period: Nanos) -> Option<(Meter, Lines)> {
+        let mut held = self
+            .binding()
+            .map(|cap| (cap.direction, Lines::at(cap.each, period)));
+        Some(match (held.next()?, held.next()) {
+            ((None, lines), _) => (meter, lines),
+            ((Some(Direction::Read), reads), Some((_, writes))) => (Meter::Apart { writes }, reads),
+            ((Some(Direction::Read), reads), None) => (Meter::Reads, reads),
+            ((Some(Direction::Write), writes), _) => (Meter::Writes, writes),
+        })
+    }
+}
+
+/// How a group's rate was limited.
+pub(super) struct Limited {
+    pub(super) wanted: Wanted,
+    pub(super) cpus: CpuSet,
+    pub(super) by: Option<StepId>,
+    pub(super) worth: Worth,
+}
+
+impl Limited {
+    pub(super) fn of(limit: Limit, by: Option<StepId>, worth: Worth) -> Self {
+        Self {
+            wanted: limit.wanted,
+            cpus: limit.cpus,
+            by,
+            worth,
+        }
+    }
+}
+
+/// The most that one CPU was seen to move in a direction: every line of a plain store comes in and is written back. A copy does
+/// one half of its bytes each. Where operations were not measured, it is what the CPU moved in all.
+fn peak(measured: &Measured, direction: Direction) -> Rate {
+    let of: &[(&str, u64)] = match direction {
+        Direction::Read => &[("read", 1), ("write", 1), ("copy", 1)],
+        Direction::Write => &[
+            ("write", 1),
+            ("non-temporal", 1),
+            ("copy", 2),
+            ("copy-non-temporal", 2),
+        ],
+    };
+    of.iter()
+        .filter_map(|(operation, part)| Some(Rate(measured.by_operation.get(*operation)?.0 / part)))
+        .max()
+        .unwrap_or(measured.peak_cpu)
+}
