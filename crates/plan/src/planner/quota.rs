@@ -6,6 +6,7 @@
 
 use quell_control::config::Meter;
 use quell_policy::Adapt;
+use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::Split;
 use quell_types::refusal::Remedy;
@@ -78,10 +79,8 @@ pub(super) fn cpu_time(draft: &mut Draft<'_>, name: &str, share: Share) {
         draft.refuse_lacking(Mechanism::CpuMax, key, why, instead);
         return;
     }
-    let period = USUAL;
-    let set = Setting::CpuMax { share, period };
     let because = "limit.cpu-time: the kernel's own quota";
-    let id = draft.step(Some(name), Mechanism::CpuMax, set, because);
+    let id = step(draft, name, (share, USUAL), because);
     let promise = Promise::LimitCpuTime { share };
     draft.promise(name, promise, Worth::plain(Level::Enforced), [id]);
 }
@@ -112,14 +111,32 @@ pub(super) fn quota(draft: &mut Draft<'_>, limit: Limit, by: &ByQuota) -> Option
         return None;
     }
     let period = by.period;
-    let set = Setting::CpuMax { share, period };
     let because = words::as_cpu_time(wanted, &by.why);
-    let id = draft.step(Some(&wanted.group), Mechanism::CpuMax, set, because);
+    let id = step(draft, &wanted.group, (share, period), &because);
     let worth = Worth::of(Level::Estimated, words::a_whole_quota_at_once(period));
     let rate = wanted.rate;
     let promise = Promise::LimitBandwidth { rate };
     draft.promise(&wanted.group, promise, worth.clone(), [id]);
     Some(Limited::of(limit, Some(id), worth))
+}
+
+/// The step of a quota. A group has one, which holds all its limits by the smallest share and the
+/// shortest period: a share of each 20 ms is the same share of each 100 ms.
+fn step(draft: &mut Draft<'_>, name: &str, quota: (Share, Nanos), because: &str) -> StepId {
+    let of_group = draft
+        .steps
+        .iter_mut()
+        .filter(|s| s.group.as_deref() == Some(name));
+    for step in of_group {
+        if let Setting::CpuMax { share, period } = &mut step.set {
+            (*share, *period) = ((*share).min(quota.0), (*period).min(quota.1));
+            step.because = format!("{}; {because}", step.because);
+            return step.id;
+        }
+    }
+    let (share, period) = quota;
+    let set = Setting::CpuMax { share, period };
+    draft.step(Some(name), Mechanism::CpuMax, set, because)
 }
 
 /// The least rate, in whole MB/s, that the quota can hold.

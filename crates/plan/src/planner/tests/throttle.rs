@@ -172,3 +172,33 @@ fn without_a_brake_the_quota_stands_in_and_says_so() {
     let text = format!("mechanisms.bandwidth = 'regulator'\n{PAIR}limit.bandwidth = '20%'\n");
     assert!(refused(&text, &machine).contains("cgroups cannot be idle"));
 }
+
+/// A second quota in the same cgroup would take the place of the first.
+#[test]
+fn one_quota_holds_a_limit_of_cpu_time_and_one_of_bandwidth() {
+    let machine = machine(4, 1);
+    for (cpu_time, bandwidth, tighter) in [("10%", "50%", 100_000), ("50%", "20%", 200_000)] {
+        let plan = planned(
+            &format!(
+                "[group.app]\nrole = \"critical\"\nmatch = [{{ comm = \"app\" }}]\ncpus = 1\n\
+                 [group.job]\nrole = \"best-effort\"\nmatch = [{{ comm = \"job\" }}]\ncpus = 1\n\
+                 limit.cpu-time = \"{cpu_time}\"\nlimit.bandwidth = \"{bandwidth}\"\n"
+            ),
+            &machine,
+        );
+        let quotas: Vec<_> = plan
+            .steps
+            .iter()
+            .filter_map(|step| match step.set {
+                Setting::CpuMax { share, period } => Some((step.id, share, period)),
+                _ => None,
+            })
+            .collect();
+        let [(id, share, period)] = quotas[..] else {
+            panic!("{quotas:?}");
+        };
+        assert_eq!((share, period), (Share(tighter), Nanos::millis(20)));
+        let held = plan.promises.iter().filter(|held| held.held_by == [id]);
+        assert_eq!(held.count(), 2, "{:?}", plan.promises);
+    }
+}
