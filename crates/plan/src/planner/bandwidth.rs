@@ -120,7 +120,7 @@ pub(super) fn allowing(name: &str, group: &Group, what: Permission) -> Option<Re
 
 /// Whether the group may be limited; if not, that is refused where it was asked for.
 fn permitted(draft: &mut Draft<'_>, group: &Group, wanted: &Wanted) -> bool {
-    // `strict` is the permission to stop whoever has drawn its reserve, and who has no cap is never stopped.
+    // `strict` permits to stop who has drawn its reserve, and who has no cap is never stopped.
     let allowed = match wanted.budget {
         Budget::Limit | Budget::Spare => group.allows(Permission::Throttle),
         Budget::Strict | Budget::Reserve => true,
@@ -201,7 +201,7 @@ struct ByBrake {
     why: &'static str,
 }
 
-/// Chooses between the CPU-time quota and the brake. `None` where neither can hold the limit: refused.
+/// Chooses between the CPU-time quota and the brake. `None`: refused, since neither can hold it.
 fn holder(draft: &mut Draft<'_>, group: &Group, limit: &Limit) -> Option<Holder> {
     let wanted = &limit.wanted;
     let why = match regulator(draft, group, wanted) {
@@ -363,7 +363,7 @@ fn too_small(draft: &mut Draft<'_>, limit: &Limit, period: Nanos) -> bool {
     refused
 }
 
-/// The period with which a budget can be held, said where it is not the one wanted. `None` where there is none: refused.
+/// The period with which a budget can be held. Another one than is wanted is said. `None`: refused.
 fn held_period(draft: &mut Draft<'_>, limit: &Limit, meter: Meter) -> Option<Nanos> {
     let (wanted, period) = (&limit.wanted, draft.period);
     if wanted.budget == Budget::Reserve || meter != Meter::Time {

@@ -109,7 +109,7 @@ impl Limit {
             .find(|open| apart.given().all(|(given, _)| given != *open))
     }
 
-    /// What is counted, with the budget of a period; `meter` counts all traffic. `None` where no budget is held.
+    /// The budget of a period and what counts it: `meter`, for all traffic. `None`: none is held.
     pub(super) fn counted(&self, meter: Meter, period: Nanos) -> Option<(Meter, Lines)> {
         let mut held = self
             .binding()
@@ -142,8 +142,9 @@ impl Limited {
     }
 }
 
-/// The most that one CPU was seen to move in a direction: every line of a plain store comes in and is written back. A copy does
-/// one half of its bytes each. Where operations were not measured, it is what the CPU moved in all.
+/// The most that one CPU was seen to move in a direction. Every line of a plain store comes in and
+/// is written back, and a copy does one half of its bytes each. Where no operation was measured, it
+/// is what the CPU moved in all.
 fn peak(measured: &Measured, direction: Direction) -> Rate {
     let of: &[(&str, u64)] = match direction {
         Direction::Read => &[("read", 1), ("write", 1), ("copy", 1)],

@@ -1,6 +1,6 @@
 //! Whether the lines that come in and those that are written back can have a budget each.
 //!
-//! Only counters tell the two apart. Nothing stands in for them: neither CPU time, nor the kernel's quota of it, nor the
+//! Only counters tell the two apart. Neither CPU time, nor the kernel's quota of it, nor the
 //! hardware's percentages know what a program does with its time.
 
 use quell_control::config::Meter;

@@ -44,7 +44,7 @@ pub(super) fn fit(draft: &mut Draft<'_>, rates: &Rates) {
     draft.refuse(key, why, remedy);
 }
 
-/// What the reserves of others leave, divided by weight among the best-effort groups without a limit of their own.
+/// What reserves leave, divided by weight among the best-effort groups without a limit.
 pub(super) fn spare_of(draft: &Draft<'_>, rates: &Rates) -> Option<Vec<Wanted>> {
     if rates.reserves.is_empty() && !deadline::adapts(draft.policy) {
         return None;
@@ -57,12 +57,12 @@ pub(super) fn spare_of(draft: &Draft<'_>, rates: &Rates) -> Option<Vec<Wanted>> 
         let limit = rates.limit(name).map_or(Rate(0), Wanted::exact);
         limit.max(rates.kept(name)).0
     });
-    // A reserve on some memory nodes is worth something only where all that others draw fits there, too.
+    // A reserve on some memory nodes is worth something only where the others fit there, too.
     let nodes = rates.reserves.iter();
     let nodes = nodes.filter_map(|wanted| Some(nodes_of(draft, &wanted.group)?.gives));
     let of = nodes.min().map_or(total, |gives| gives.min(total));
     let left = of.0.saturating_sub(fixed.sum());
-    // Not more than half: what they drew for a moment must not leave nothing to a group. The promise says what that is worth.
+    // Not more than half: what they drew for a moment must leave something to every group.
     let rest = draft.kept_for_rest().unwrap_or_default();
     let rest = Rate(rest.0.min(left / 2));
     let spare = left - rest.0;
@@ -85,7 +85,7 @@ pub(super) fn spare_of(draft: &Draft<'_>, rates: &Rates) -> Option<Vec<Wanted>> 
 }
 
 impl Draft<'_> {
-    /// What is kept for unmatched tasks, which nothing regulates. `None` where it has not been measured what they draw.
+    /// What is kept for unmatched tasks, which nothing regulates. `None`: it is unmeasured.
     fn kept_for_rest(&self) -> Option<Rate> {
         if self.division.rest.is_empty() {
             return Some(Rate(0));
@@ -100,7 +100,7 @@ impl Draft<'_> {
     }
 }
 
-/// What unmatched tasks, which nothing regulates, leave of a reserve's worth. `None` where they do not weaken it.
+/// What unmatched tasks leave of a reserve's worth. `None` where they do not weaken it.
 fn beside_rest(draft: &Draft<'_>, rates: &Rates, limited: &[Limited]) -> Option<Worth> {
     let Some(rest) = draft.kept_for_rest() else {
         return Some(Worth::of(Level::None, words::REST_IS_UNMEASURED));
@@ -156,8 +156,8 @@ fn nodes_of(draft: &Draft<'_>, name: &str) -> Option<Nodes> {
     Some(Nodes { own, gives })
 }
 
-/// The rate of the machine is that of all memory nodes together. A reserve lives in the nodes of its group, and the
-/// others may all draw from the same.
+/// What the nodes of a reserve's group leave of its worth: the others may all draw from the same.
+/// The rate of the machine is that of all memory nodes together.
 fn one_node(
     draft: &Draft<'_>,
     reserve: &Wanted,
@@ -192,13 +192,11 @@ struct OutOfReach {
     why: String,
 }
 
-/// Where a group has CPUs to itself, the others draw no more than their own CPUs can: where that leaves the reserve, it is
-/// held by the partition, limits or not.
+/// Others draw no more than their CPUs can. Where that leaves the reserve of a group that has CPUs
+/// to itself, the partition holds it, limits or not.
 fn out_of_reach(draft: &Draft<'_>, reserve: &Wanted) -> Option<OutOfReach> {
-    let partition = draft
-        .promises
-        .iter()
-        .find(|p| p.group == reserve.group && matches!(p.promise, Promise::Cpus { .. }))?;
+    let mut own = draft.promises.iter().filter(|p| p.group == reserve.group);
+    let partition = own.find(|p| matches!(p.promise, Promise::Cpus { .. }))?;
     let part = draft.division.of(&reserve.group);
     let others = draft.machine.cpu_set().difference(&part.blocked);
     // The rate of one node is not known well enough for this.
@@ -214,8 +212,8 @@ fn out_of_reach(draft: &Draft<'_>, reserve: &Wanted) -> Option<OutOfReach> {
     })
 }
 
-/// The sustainable rate is that of the operation which costs the least traffic per program byte. Reserves beyond what
-/// the dearest sustains are there for some programs and not for others: nothing is promised.
+/// The sustainable rate is that of the cheapest operation. Reserves beyond what the dearest
+/// sustains are there for some programs and not for others: nothing is promised.
 fn not_for_all(draft: &Draft<'_>, rates: &Rates) -> Option<String> {
     if let Sustainable::Rate(_) = draft.policy.regulator.sustainable {
         return None;
@@ -243,7 +241,7 @@ fn beside(draft: &Draft<'_>, other: &str, group: &Group, limited: Option<&Limite
     }
 }
 
-/// A reserve is worth what the weakest limit is worth on everything else that may draw: other groups and unmatched tasks.
+/// A reserve is worth what the weakest limit on other groups and unmatched tasks is worth.
 pub(super) fn judge_reserves(draft: &mut Draft<'_>, rates: &Rates, limited: &[Limited]) {
     let beyond = not_for_all(draft, rates);
     for reserve in &rates.reserves {

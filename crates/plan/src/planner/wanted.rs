@@ -62,10 +62,10 @@ impl Apart {
     }
 }
 
-/// The share of a CPU that a loop or a split by demand leaves every CPU of a group: below, its programs stand still.
+/// The share of a CPU that a loop or a split by demand leaves a group on it, so that it goes on.
 pub(super) const LEAST: Share = Share::percent(5);
 
-/// How often the rate is kept for unmatched tasks that they were measured to draw: nothing stops them at it.
+/// So many times what unmatched tasks were measured to draw is kept for them: nothing stops them.
 pub(super) const MARGIN: u64 = 2;
 
 /// A share that a policy asks for, and the rate that it is a share of.

@@ -1,6 +1,6 @@
 //! The planner's sentences, by mechanism: each is a function of the values that it names.
 //!
-//! Decisions are made elsewhere. What a sentence needs is handed to it, and none of these modules reads a plan.
+//! Decisions are made elsewhere. A sentence is handed what it needs: no module here reads a plan.
 
 /// Functions that put values into a sentence.
 macro_rules! sentences {
