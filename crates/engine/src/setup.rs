@@ -34,6 +34,17 @@ impl Prepared<'_> {
     }
 }
 
+/// How a subject takes part in a cell.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// The cell lasts until it is done.
+    decides: bool,
+    /// A command that ends before the cell does is started again.
+    again: bool,
+    /// Nothing else runs in the cell.
+    alone: bool,
+}
+
 /// The experiment on this machine.
 pub(crate) struct Setup<'e> {
     pub(crate) experiment: &'e Experiment,
@@ -128,23 +139,23 @@ impl<'e> Setup<'e> {
                 let again = instance.subject.command.is_some()
                     && alone.is_none()
                     && (until_all || !decides);
-                self.member(configuration, instance, (decides, again, alone.is_some()))
+                let turn = Turn {
+                    decides,
+                    again,
+                    alone: alone.is_some(),
+                };
+                self.member(configuration, instance, turn)
             })
             .collect()
     }
 
-    fn member(
-        &self,
-        configuration: &Configuration,
-        instance: &Instance<'_>,
-        (decides, again, alone): (bool, bool, bool),
-    ) -> Member {
+    fn member(&self, configuration: &Configuration, instance: &Instance<'_>, turn: Turn) -> Member {
         let subject = instance.subject;
         let program = match (configuration.run(instance), &subject.command) {
             (Some(run), _) => Program::Generator(run.clone()),
             (None, command) => Program::Command(command.clone().unwrap_or_default()),
         };
-        let after = subject.start.as_ref().filter(|_| !alone).map(|start| {
+        let after = subject.start.as_ref().filter(|_| !turn.alone).map(|start| {
             let first = start.after.as_deref().unwrap_or(&instance.name);
             // Of several copies, the first.
             let first = self
@@ -165,9 +176,9 @@ impl<'e> Setup<'e> {
                 env: accounted(configuration, instance).into_iter().collect(),
                 capture: true,
             },
-            decides,
+            decides: turn.decides,
             after: after.filter(|(first, _)| *first != instance.name),
-            again,
+            again: turn.again,
             extracts: subject
                 .metric
                 .iter()

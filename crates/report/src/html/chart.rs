@@ -250,6 +250,14 @@ pub(crate) struct Area {
     pub(crate) bottom: f64,
 }
 
+/// A panel with its two scales.
+#[derive(Clone, Copy)]
+pub(crate) struct Axes<'a> {
+    pub(crate) area: &'a Area,
+    pub(crate) x: &'a Scale,
+    pub(crate) y: &'a Scale,
+}
+
 impl Area {
     pub(crate) fn across(&self) -> (f64, f64) {
         (self.left, self.right)

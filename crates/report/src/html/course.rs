@@ -3,7 +3,7 @@
 
 use quell_record::events::{Course, Met};
 
-use super::chart::{Anchor, Area, Figure, Scale, Svg, Width};
+use super::chart::{Anchor, Area, Axes, Figure, Scale, Svg, Width};
 use super::envelope::envelope;
 use super::page::{Page, Section};
 use super::series::{buckets, whole};
@@ -119,22 +119,28 @@ fn draw(panels: &[Panel<'_>], width: Width) -> Svg {
         head(&mut svg, &resident, "resident, MB");
         let y = Scale::linear((0.0, most * 1.05), resident.up());
         svg.rows(&resident, &y, &y.ticks(4), first);
-        band(&mut svg, panel, |m| m.resident_mb, (&resident, &x, &y));
+        let axes = Axes {
+            area: &resident,
+            x: &x,
+            y: &y,
+        };
+        band(&mut svg, panel, |m| m.resident_mb, axes);
         head(&mut svg, &misses, "pages missed");
         let (y, ticks) = whole(&misses);
         svg.rows(&misses, &y, &ticks, first);
-        band(&mut svg, panel, |m| m.cache_misses, (&misses, &x, &y));
+        let axes = Axes {
+            area: &misses,
+            x: &x,
+            y: &y,
+        };
+        band(&mut svg, panel, |m| m.cache_misses, axes);
         svg.columns(&misses, &x, &x.ticks(if columns > 1 { 3 } else { 5 }), "s");
     }
     svg
 }
 
-fn band(
-    svg: &mut Svg,
-    panel: &Panel<'_>,
-    pick: fn(&Met) -> f64,
-    (area, x, y): (&Area, &Scale, &Scale),
-) {
+fn band(svg: &mut Svg, panel: &Panel<'_>, pick: fn(&Met) -> f64, axes: Axes<'_>) {
+    let Axes { area, x, y } = axes;
     let points = panel.points.iter().map(|m| (panel.seconds(m), pick(m)));
     let points: Vec<(f64, f64)> = points.collect();
     let end = panel.length();

@@ -5,7 +5,9 @@ use crate::text::percent;
 use crate::verdict::spoken_for;
 use crate::view::{Spread, View, median_kept, tail_kept};
 
-use super::chart::{Anchor, Area, Figure, Labels, Mark, Scale, Svg, Width, room, strong_room};
+use super::chart::{
+    Anchor, Area, Axes, Figure, Labels, Mark, Scale, Svg, Width, room, strong_room,
+};
 use super::page::{Look, Page, Section};
 
 /// Which figure of a point is drawn.
@@ -127,7 +129,12 @@ fn draw(page: &Page<'_>, data: &Data, panels: &[Panel<'_>], width: Width) -> Svg
         }
         let one = y.at(1.0);
         svg.line("one", &[(area.left, one), (area.right, one)]);
-        panel(&mut svg, page, data, (*pick, lone), (&area, &x, &y));
+        let axes = Axes {
+            area: &area,
+            x: &x,
+            y: &y,
+        };
+        panel(&mut svg, page, data, (*pick, lone), axes);
     }
     svg
 }
@@ -169,8 +176,9 @@ fn panel(
     page: &Page<'_>,
     data: &Data,
     (pick, lone): (Pick, &[(&Lone, Spread)]),
-    (area, x, y): (&Area, &Scale, &Scale),
+    axes: Axes<'_>,
 ) {
+    let Axes { area, x, y } = axes;
     let mut labels = Labels::default();
     let mut series: Vec<(&str, Look, Vec<Drawn<'_>>)> = Vec::new();
     for one in &data.series {
@@ -191,13 +199,13 @@ fn panel(
         };
         svg.line(&format!("line thin{dash} {}", look.class), &places);
         let drawn = points.into_iter().map(|(point, spread, at)| {
-            dot(
-                svg,
-                &mut labels,
-                look,
-                y,
-                (&point.name, point.kept, spread, at),
-            );
+            let dot = Dot {
+                name: &point.name,
+                kept: point.kept,
+                spread,
+                at,
+            };
+            dot.draw(svg, &mut labels, look, y);
             let label = &point.label;
             Drawn { at, look, label }
         });
@@ -206,13 +214,13 @@ fn panel(
     let mut alone = Vec::new();
     for (lone, spread) in lone {
         let at = (x.at(lone.kept), y.at(spread.value));
-        dot(
-            svg,
-            &mut labels,
-            lone.look,
-            y,
-            (&lone.name, lone.kept, *spread, at),
-        );
+        let dot = Dot {
+            name: &lone.name,
+            kept: lone.kept,
+            spread: *spread,
+            at,
+        };
+        dot.draw(svg, &mut labels, lone.look, y);
         alone.push(Drawn {
             at,
             look: lone.look,
@@ -254,15 +262,19 @@ fn panel(
 }
 
 /// A point with its whisker and its title.
-fn dot(
-    svg: &mut Svg,
-    labels: &mut Labels,
-    look: Look,
-    y: &Scale,
-    (name, kept, spread, at): (&str, f64, Spread, (f64, f64)),
-) {
-    whisker(svg, at.0, y, look.class, spread);
-    let title = format!("{name}: {:.2} at {} kept", spread.value, percent(kept));
-    svg.mark(look.mark, look.class, at, &title);
-    labels.mark(at);
+struct Dot<'d> {
+    name: &'d str,
+    kept: f64,
+    spread: Spread,
+    at: (f64, f64),
+}
+
+impl Dot<'_> {
+    fn draw(&self, svg: &mut Svg, labels: &mut Labels, look: Look, y: &Scale) {
+        whisker(svg, self.at.0, y, look.class, self.spread);
+        let kept = percent(self.kept);
+        let title = format!("{}: {:.2} at {kept} kept", self.name, self.spread.value);
+        svg.mark(look.mark, look.class, self.at, &title);
+        labels.mark(self.at);
+    }
 }

@@ -7,7 +7,7 @@ use quell_types::stats::{percentile, sorted};
 
 use crate::text::{thousands, unit};
 
-use super::chart::{Anchor, Area, Figure, Scale, Svg, Width, room, spread};
+use super::chart::{Anchor, Area, Axes, Figure, Scale, Svg, Width, room, spread};
 use super::page::{Page, Section};
 
 /// Points per curve.
@@ -196,12 +196,18 @@ fn draw(panels: &[Panel<'_>], most: f64, what: &str, width: Width) -> Svg {
         if column == 0 {
             svg.upright((area.left - 50.0, (area.top + area.bottom) / 2.0), what);
         }
-        curves(&mut svg, &panel.curves, (&area, &x, &y));
+        let axes = Axes {
+            area: &area,
+            x: &x,
+            y: &y,
+        };
+        curves(&mut svg, &panel.curves, axes);
     }
     svg
 }
 
-fn curves(svg: &mut Svg, curves: &[&Curve], (area, x, y): (&Area, &Scale, &Scale)) {
+fn curves(svg: &mut Svg, curves: &[&Curve], axes: Axes<'_>) {
+    let Axes { area, x, y } = axes;
     let strong = curves.iter().filter(|c| !c.reference).count().max(1) as f64;
     let mut ends = Vec::new();
     let mut nth = 0.0;
