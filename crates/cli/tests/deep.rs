@@ -133,7 +133,7 @@ fn a_machine_is_measured_remembered_captured_and_forgotten_when_it_changes() {
     for told in ["; measured ", "Measured", "cache sizes", "wake-ups"] {
         assert!(text.out.contains(told), "{told}: {}", text.out);
     }
-    let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/one-cpu.toml");
+    let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/cap-a-neighbour.toml");
     let policy = policy.to_str().unwrap();
     let (here, there) = (
         run(state.path(), &["plan", policy]),

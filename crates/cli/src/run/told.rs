@@ -27,6 +27,8 @@ pub struct Told<'p> {
     holding: bool,
     /// From the beginning of the undoing on, what is found is told at the end, once.
     undoing: bool,
+    /// What was found while the plan was applied: told below the line that it holds.
+    early: Vec<String>,
     late: Vec<String>,
     account: Account,
     /// The line for the moment when all steps are applied.
@@ -82,6 +84,7 @@ impl<'p> Told<'p> {
             plan,
             holding: false,
             undoing: false,
+            early: Vec::new(),
             late: Vec::new(),
             account: Account::new(plan, neighbours.map(|(name, _)| name)),
             holding_line: holding_line(plan, &critical(policy, subjects), ends(until)),
@@ -145,12 +148,16 @@ impl Sink for Told<'_> {
                 if self.holding && !self.quiet {
                     say(&self.holding_line);
                 }
+                for note in std::mem::take(&mut self.early) {
+                    self.say(&format!("note: {note}"));
+                }
                 if self.undoing {
                     self.live.clear();
                 }
             }
             Event::Finding { what, .. } if self.undoing => self.late.push(what.clone()),
-            Event::Finding { what, .. } if self.holding || !self.quiet => self.say(what),
+            Event::Finding { what, .. } if self.holding => self.say(what),
+            Event::Finding { what, .. } if !self.quiet => self.early.push(what.clone()),
             Event::Promise { id, level, because } => {
                 if let Some(held) = self.plan.promise(*id) {
                     let (group, promise) = (&held.group, &held.promise);
