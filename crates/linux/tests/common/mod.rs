@@ -99,7 +99,15 @@ impl Program {
             .stdout(Stdio::null());
         // SAFETY: between fork and exec nothing but one system call is made.
         unsafe { program.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
-        Self(program.spawn().unwrap())
+        loop {
+            match program.spawn() {
+                // A child that another test has just forked holds a copied program open for writing.
+                Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                done => return Self(done.unwrap()),
+            }
+        }
     }
 
     pub fn pid(&self) -> u32 {
