@@ -135,7 +135,7 @@ fn helps(remedy: &Remedy, options: bool) -> String {
     match remedy {
         Remedy::Set { key, value } if options => match option_of(key) {
             Some(option) => format!("{option} {}", value.trim_matches('"')),
-            None => format!("{remedy}, in the file that `--save FILE` writes"),
+            None => format!("{remedy}, in a policy file"),
         },
         Remedy::LeaveOut { keys } if options => {
             let named: Option<Vec<&str>> = keys.iter().map(|key| option_of(key)).collect();
@@ -223,6 +223,7 @@ pub fn run(args: &Plan) -> Result {
     let solos = crate::kept::solos(&policy, &machine, &args.on, &BTreeMap::new());
     let plan = quell_plan::planner::plan_beside(&policy, &machine, &solos)
         .map_err(|all| refused(&all, args.policy.as_deref(), args.all))?;
+    quell_kernel::signals::end_with_the_reader();
     if args.json {
         println!("{}", serde_json::to_string_pretty(&plan).map_err(failed)?);
     } else {

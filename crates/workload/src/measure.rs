@@ -3,7 +3,7 @@
 //!
 //! | figure | rule |
 //! |---|---|
-//! | rate of an operation on one CPU, per second of CPU time | the best of [`ROUNDS`] runs of [`RUN_NS`] per CPU, on up to [`MOST_CPUS`] CPUs spread over the set, one at a time, operations and CPUs interleaved so that a disturbance hits all alike; the best, because a disturbance only slows |
+//! | rate of an operation on a CPU, by its own time | the best of [`ROUNDS`] runs of [`RUN_NS`] per CPU, on up to [`MOST_CPUS`] CPUs spread over the set, one at a time, operations and CPUs interleaved so that a disturbance hits all alike; the best, because a disturbance only slows |
 //! | peak | the best of these; besides the experiments' operations a copy with stores past the caches is tried, since its program bytes cost the least traffic |
 //! | sustainable | the median of [`ROUNDS`] runs of [`TOGETHER_NS`] in which every CPU of the set streams in the peak's way at once: the median, because it must hold, not be reached once; at least the peak, which one CPU alone did reach |
 //!
