@@ -25,14 +25,17 @@ use std::path::PathBuf;
 /// `quell compare`
 #[derive(Debug, clap::Args)]
 pub struct Compare {
-    /// A built-in experiment by name (neighbour, webrtc, p4080-4core, …: a wrong name lists them), others by path
+    /// A built-in experiment by name (neighbour, webrtc, p4080-4core, …: a wrong name lists them),
+    /// others by path
     pub experiment: String,
-    /// The machine to run on: linux, a simulated one, sim (the experiment's, if it names one) or sim:PROFILE, or one of the lab, lab
-    /// or lab:PROFILE, which is booted for the run [default: the experiment's first]
+    /// The machine to run on: linux, a simulated one, sim (the experiment's, if it names one) or
+    /// sim:PROFILE, or one of the lab, lab or lab:PROFILE, which is booted for the run [default:
+    /// the experiment's first]
     #[arg(long, value_name = "BACKEND")]
     pub on: Option<On>,
-    /// With --on lab: what machine, over what the experiment says: KEY=VALUE with kernel, profile, cpus, sockets, smt, memory, swap,
-    /// swap-size, disk, disk-rate, lru, accelerator, append, with; repeat for more
+    /// With --on lab: what machine, over what the experiment says: KEY=VALUE with kernel, profile,
+    /// cpus, sockets, smt, memory, swap, swap-size, disk, disk-rate, lru, accelerator, append,
+    /// with; repeat for more
     #[arg(long, value_name = "KEY=VALUE")]
     pub lab: Vec<String>,
     /// Print the result as JSON
@@ -47,15 +50,16 @@ pub struct Compare {
     /// Rounds [default: the experiment's]
     #[arg(long)]
     pub rounds: Option<u32>,
-    /// Only these configurations, by name, by the part before @, or by a pattern (* ? {AXIS}); the baseline always comes
-    /// along
+    /// Only these configurations, by name, by the part before @, or by a pattern (* ? {AXIS}); the
+    /// baseline always comes along
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Go on with the record of an interrupted run: measure the cells that it lacks; seed, rounds and --only are the record's
+    /// Go on with the record of an interrupted run: measure the cells that it lacks; seed, rounds
+    /// and --only are the record's
     #[arg(long, value_name = "RECORD", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
-    /// On a simulated machine, so many cells at a time, each on a thread of its own; the result is the same for any number
-    /// [default: the CPUs there are]
+    /// On a simulated machine, so many cells at a time, each on a thread of its own; the result is
+    /// the same for any number [default: the CPUs there are]
     #[arg(long, value_name = "N", value_parser = jobs)]
     pub jobs: Option<NonZeroUsize>,
     /// Exit with 3 when an expectation of the experiment is not met
@@ -149,8 +153,8 @@ fn in_the_lab(experiment: &Experiment, profile: Option<&String>, args: &Compare)
     inside::call(&experiment.lab, profile, &args.lab, luggage)
 }
 
-/// The machine that is asked for, else the first that the experiment names. A bare `sim` is the simulated machine that the
-/// experiment names, if it does.
+/// The machine that is asked for, else the first that the experiment names. A bare `sim` is the
+/// simulated machine that the experiment names, if it does.
 fn machine_of(asked: Option<&On>, backends: &[String]) -> std::result::Result<On, String> {
     let named = match asked {
         None => backends.first(),
@@ -303,8 +307,8 @@ pub fn carry_out(
     Ok(comparison)
 }
 
-/// Says where the record is; an error when the result is not whole. `experiment`: what `quell compare` calls it, if
-/// it can go on with it.
+/// Says where the record is; an error when the result is not whole. `experiment`: what `quell
+/// compare` calls it, if it can go on with it.
 pub fn complete(comparison: &Comparison, experiment: Option<&str>) -> Result<()> {
     let result = &comparison.result;
     if let Some(folder) = &comparison.folder {

@@ -17,11 +17,13 @@ use std::path::PathBuf;
 /// `quell doctor`
 #[derive(Debug, clap::Args)]
 pub struct Doctor {
-    /// Measure the machine instead of believing it, about a minute of full memory load, and remember what was found: who
-    /// shares a cache in fact, rates, latency under load and against size, page size, wake-ups, counters
+    /// Measure the machine instead of believing it, about a minute of full memory load, and
+    /// remember what was found: who shares a cache in fact, rates, latency under load and against
+    /// size, page size, wake-ups, counters
     #[arg(long)]
     pub deep: bool,
-    /// Tell of another machine instead: a simulated one, sim or sim:PROFILE, or one of the lab, lab or lab:PROFILE
+    /// Tell of another machine instead: a simulated one, sim or sim:PROFILE, or one of the lab, lab
+    /// or lab:PROFILE
     #[arg(long, value_name = "BACKEND", default_value = "linux")]
     pub on: On,
     /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
@@ -33,8 +35,8 @@ pub struct Doctor {
     /// Print the inventory as JSON; `quell plan --machine` reads it
     #[arg(long)]
     pub json: bool,
-    /// Save the machine as text, host names removed: the kernel files that Quell reads, and what was tried and measured;
-    /// `quell plan --machine` reads it
+    /// Save the machine as text, host names removed: the kernel files that Quell reads, and what
+    /// was tried and measured; `quell plan --machine` reads it
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
 }

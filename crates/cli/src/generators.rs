@@ -74,8 +74,8 @@ pub enum Generator {
             conflicts_with = "bank_map"
         )]
         bank_mask: Option<String>,
-        /// A file with a line per bit of the bank's number, lowest first: the address bits whose exclusive or it is, as
-        /// "14 18" (needs CAP_SYS_ADMIN)
+        /// A file with a line per bit of the bank's number, lowest first: the address bits whose
+        /// exclusive or it is, as "14 18" (needs CAP_SYS_ADMIN)
         #[arg(long, value_name = "FILE", requires = "banks")]
         bank_map: Option<PathBuf>,
         /// Use only lines in these banks, as 0,3
@@ -85,7 +85,8 @@ pub enum Generator {
         #[command(flatten)]
         buffer: Buffer,
     },
-    /// Lines of a cache-sized buffer read, written, prefetched, flushed: lines × 64 bytes per second
+    /// Lines of a cache-sized buffer read, written, prefetched, flushed: lines × 64 bytes per
+    /// second
     CacheChurn {
         /// What is done, in turn, each to lines of its own
         #[arg(long, value_parser = word::<Touch>(), value_delimiter = ',', default_value = "read,write")]
@@ -121,7 +122,8 @@ pub enum Generator {
         #[command(flatten)]
         buffer: Buffer,
     },
-    /// A lattice-Boltzmann stream like SPEC's lbm, 19 arrays read and 19 written: program bytes per second
+    /// A lattice-Boltzmann stream like SPEC's lbm, 19 arrays read and 19 written: program bytes per
+    /// second
     Lattice {
         /// The size of both grids together
         #[arg(long, default_value_t = STREAM_SIZE)]
@@ -133,7 +135,8 @@ pub enum Generator {
         #[command(flatten)]
         buffer: Buffer,
     },
-    /// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up latency, misses)
+    /// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up
+    /// latency, misses)
     Periodic {
         /// The buffer's size, as 24MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'
         #[arg(long, default_value_t = TASK_SIZE)]
@@ -160,9 +163,11 @@ pub enum Generator {
         #[command(flatten)]
         buffer: Buffer,
     },
-    /// A stage of a video call: round-trip time, frame rate, media rate, demand. Two stages started by one shell find each other
+    /// A stage of a video call: round-trip time, frame rate, media rate, demand. Two stages started
+    /// by one shell find each other
     Frames {
-        /// The stage: `call` encodes and exchanges packets with a peer over loopback, `display` composes
+        /// The stage: `call` encodes and exchanges packets with a peer over loopback, `display`
+        /// composes
         #[arg(long, value_enum, default_value = "call")]
         stage: StageArg,
         /// Size of a raw frame (4:2:0)
@@ -189,7 +194,8 @@ pub enum Generator {
     Pressure(Pressure),
     /// A victim's percentiles against the rate of the aggressors beside it
     Ladder(Ladder),
-    /// GETs at a fixed rate from a server that speaks the redis protocol: latency from the intended start of each
+    /// GETs at a fixed rate from a server that speaks the redis protocol: latency from the intended
+    /// start of each
     OpenLoop(OpenLoop),
     /// Calls that wait for kernel work on every CPU: how long they take
     Flush {
@@ -223,7 +229,8 @@ pub enum Generator {
         #[arg(long)]
         json: bool,
     },
-    /// How often the probe for a shared cache is right: a pair of CPUs, and cases whose answer is known, round by round
+    /// How often the probe for a shared cache is right: a pair of CPUs, and cases whose answer is
+    /// known, round by round
     Canary {
         /// The two CPUs, as 0,1 [default: the first two]
         cpus: Option<CpuSet>,

@@ -1,5 +1,6 @@
-//! What a Quell in the lab knows of where it is and how it was called: a file says which machine of the lab this is, and the
-//! variables `QUELL_COMMAND_LINE`, `QUELL_TERMINAL` and `QUELL_STATE_DIR` what the caller had.
+//! What a Quell in the lab knows of where it is and how it was called: a file says which machine of
+//! the lab this is, and the variables `QUELL_COMMAND_LINE`, `QUELL_TERMINAL` and `QUELL_STATE_DIR`
+//! what the caller had.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -25,7 +26,8 @@ pub fn command_line() -> Option<String> {
     std::env::var(COMMAND_LINE).ok()
 }
 
-/// For standard output (0) and error (1): whether what we say ends on a terminal, elsewhere, and how wide it is (0: unknown).
+/// For standard output (0) and error (1): whether what we say ends on a terminal, elsewhere, and
+/// how wide it is (0: unknown).
 pub fn terminal(stream: usize) -> Option<usize> {
     let told = std::env::var(TERMINAL).ok()?;
     told.split(',').nth(stream)?.parse().ok()

@@ -4,7 +4,8 @@ use clap::{Command, CommandFactory};
 
 use crate::args::Args;
 
-/// Each group's title and its commands, in the order in which they are shown. A command that is in none is shown in the last.
+/// Each group's title and its commands, in the order in which they are shown. A command that is in
+/// none is shown in the last.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Protect a program", &["init", "plan", "run", "status"]),
     (

@@ -1,8 +1,9 @@
-//! `--on lab`: the command that was called is called inside a virtual machine, with `--on linux` instead. Files that it reads come
-//! along to the same places, files that it writes are brought back to the same places, what it says is said as it says it, and
-//! its status is ours.
+//! `--on lab`: the command that was called is called inside a virtual machine, with `--on linux`
+//! instead. Files that it reads come along to the same places, files that it writes are brought
+//! back to the same places, what it says is said as it says it, and its status is ours.
 //!
-//! A Quell inside knows by a file and three variables where it is and how it was called (module `guest`).
+//! A Quell inside knows by a file and three variables where it is and how it was called (module
+//! `guest`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -200,7 +201,8 @@ fn linux(words: &[String]) -> Vec<String> {
     there
 }
 
-/// What the guest's shell runs: the call, in a folder that is called as ours, and then what it wrote into `/out`, by number.
+/// What the guest's shell runs: the call, in a folder that is called as ours, and then what it
+/// wrote into `/out`, by number.
 fn script(words: &[String], back: &[PathBuf], state: Option<&Path>) -> Result<String> {
     let here = std::env::current_dir().map_err(failed)?;
     let here = crate::terminal::quoted(&here.display().to_string());

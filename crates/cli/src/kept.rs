@@ -72,7 +72,8 @@ pub fn stored(named: &str) -> Result<Profile> {
     serde_json::from_value(value).map_err(|e| wrong(&e))
 }
 
-/// What the profiles tell of the groups whose targets are slowdowns. `launched`: the programs that the command line names, by group.
+/// What the profiles tell of the groups whose targets are slowdowns. `launched`: the programs that
+/// the command line names, by group.
 pub fn solos(
     policy: &Policy,
     machine: &Inventory,

@@ -20,11 +20,12 @@ const NOT_HERE: i32 = 125;
 /// `quell lab`
 #[derive(Debug, clap::Args)]
 pub struct Lab {
-    /// The kernel: the beginning of a release of Debian's (6.12 is the stable one, newer ones are backports)
+    /// The kernel: the beginning of a release of Debian's (6.12 is the stable one, newer ones are
+    /// backports)
     #[arg(long, value_name = "RELEASE", default_value = "7.2")]
     pub kernel: String,
-    /// Emulate this processor, with cache and bandwidth allocation, monitoring and counters: icelake, goldmont, sparse, or a
-    /// file
+    /// Emulate this processor, with cache and bandwidth allocation, monitoring and counters:
+    /// icelake, goldmont, sparse, or a file
     #[arg(long, value_name = "PROFILE")]
     pub profile: Option<String>,
     /// Hardware threads
@@ -60,8 +61,9 @@ pub struct Lab {
     /// A word for the kernel's command line; repeat for more
     #[arg(long, value_name = "WORD")]
     pub append: Vec<String>,
-    /// A program, file or folder of this machine that the guest has at the same place, or at the one given; programs bring their
-    /// libraries; quell is this program, as /bin/quell; repeat for more
+    /// A program, file or folder of this machine that the guest has at the same place, or at the
+    /// one given; programs bring their libraries; quell is this program, as /bin/quell; repeat for
+    /// more
     #[arg(long, value_name = "PATH[=PLACE]")]
     pub with: Vec<String>,
     /// Gets what the command leaves in /out
@@ -131,7 +133,8 @@ fn packages() -> Result<Packages> {
     Packages::new(|line| eprintln!("{line}")).map_err(failure)
 }
 
-/// Boots a machine whose command talks to our standard output and error and gets the signals that end us.
+/// Boots a machine whose command talks to our standard output and error and gets the signals that
+/// end us.
 pub fn boot(lab: &vm::Lab) -> Result<Outcome> {
     let packages = packages()?;
     let mut signals = None;

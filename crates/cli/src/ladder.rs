@@ -1,6 +1,7 @@
-//! `quell bench ladder`: a victim's percentiles against a controlled rate of the aggressors beside it. The rungs are the
-//! configurations of an ordinary experiment written from the options, so that rounds interleave, intervals are over
-//! rounds, and a record can be kept; only the table is its own.
+//! `quell bench ladder`: a victim's percentiles against a controlled rate of the aggressors beside
+//! it. The rungs are the configurations of an ordinary experiment written from the options, so that
+//! rounds interleave, intervals are over rounds, and a record can be kept; only the table is its
+//! own.
 
 use std::fmt::{self, Write};
 use std::path::PathBuf;
@@ -34,8 +35,8 @@ pub struct Ladder {
         default_value = "bandwidth:write,size=4 LLC"
     )]
     pub aggressor: Workload,
-    /// The rungs: target rates of each aggressor in program bytes, a unit holds for the numbers before it; 0 is the victim
-    /// alone (always measured), max is no target
+    /// The rungs: target rates of each aggressor in program bytes, a unit holds for the numbers
+    /// before it; 0 is the victim alone (always measured), max is no target
     #[arg(long, value_name = "RATES", default_value = RATES)]
     pub rates: Rungs,
     /// The victim's CPU [default: chosen by the topology]

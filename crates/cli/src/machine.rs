@@ -1,4 +1,5 @@
-//! This machine, put together: the Linux backend with the generators, the probe and the measured rates.
+//! This machine, put together: the Linux backend with the generators, the probe and the measured
+//! rates.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -77,7 +78,8 @@ fn watcher(cpu: CpuId) -> Vec<String> {
         .collect()
 }
 
-/// The backend, and the machine as found by the fast probe, with what was measured on it before, as long as it holds.
+/// The backend, and the machine as found by the fast probe, with what was measured on it before, as
+/// long as it holds.
 pub fn linux() -> Result<(Linux, Inventory)> {
     let (backend, machine, changed) = found()?;
     if let Some(changed) = changed {
@@ -86,7 +88,8 @@ pub fn linux() -> Result<(Linux, Inventory)> {
     Ok((backend, machine))
 }
 
-/// The machine as a generator sees it. It may be confined to a part of it, for which nothing was measured.
+/// The machine as a generator sees it. It may be confined to a part of it, for which nothing was
+/// measured.
 pub fn confined() -> Result<Inventory> {
     Ok(found()?.1)
 }
@@ -184,8 +187,8 @@ pub fn measure(backend: &mut Linux) -> Result<Inventory> {
     Ok(machine)
 }
 
-/// Measures again what the tasks of no group draw, for a plan of this policy only: a second, where what the plan promises rests
-/// on it. Processes that the policy matches are left out.
+/// Measures again what the tasks of no group draw, for a plan of this policy only: a second, where
+/// what the plan promises rests on it. Processes that the policy matches are left out.
 pub fn measure_rest(policy: &Policy, machine: &mut Inventory) -> Result<()> {
     let reserves = policy
         .groups
@@ -209,7 +212,8 @@ pub fn measure_rest(policy: &Policy, machine: &mut Inventory) -> Result<()> {
     Ok(())
 }
 
-/// What all tasks draw whose processes are not in `members`; if it cannot be measured that is said, and nothing is known.
+/// What all tasks draw whose processes are not in `members`; if it cannot be measured that is said,
+/// and nothing is known.
 fn rest(members: &BTreeSet<u32>, peak: Rate) -> Option<Rate> {
     let measured =
         Kernel::new().and_then(|files| quell_linux::rest::measure(&files, members, peak));
@@ -293,7 +297,8 @@ impl Class for Throttled<'_> {
     }
 }
 
-/// What the percentages of bandwidth allocation come to; `None` where there are none. What it changes is held until the backend's end.
+/// What the percentages of bandwidth allocation come to; `None` where there are none. What it
+/// changes is held until the backend's end.
 fn curve(
     backend: &mut Linux,
     machine: &Inventory,
@@ -330,8 +335,9 @@ pub fn go_on(backend: &mut Linux, bar: &mut Bar, what: &str, percent: u32) -> bo
     waited.is_ok() && !seen.iter().any(|s| matches!(s, Seen::Stop(_)))
 }
 
-/// The machine with latency against size, measured if it has not been yet, or `again` (some seconds,
-/// said on stderr). Where it cannot be measured, caches count as large as the kernel reports them.
+/// The machine with latency against size, measured if it has not been yet, or `again` (some
+/// seconds, said on stderr). Where it cannot be measured, caches count as large as the kernel
+/// reports them.
 pub fn with_seen_cache(
     backend: &mut Linux,
     mut machine: Inventory,

@@ -1,4 +1,5 @@
-//! The command line of Quell: parses, calls, prints. Results go to stdout, everything else to stderr.
+//! The command line of Quell: parses, calls, prints. Results go to stdout, everything else to
+//! stderr.
 
 mod args;
 mod bench;

@@ -14,14 +14,15 @@ pub const BEST_EFFORT: &str = "best-effort";
 /// Groups by option.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Named {
-    /// Tasks to protect: KEY=VALUE[,KEY=VALUE…] with pid, exe, comm, arg, user, cgroup, unit, container; repeat for more
+    /// Tasks to protect: KEY=VALUE[,KEY=VALUE…] with pid, exe, comm, arg, user, cgroup, unit,
+    /// container; repeat for more
     #[arg(long, value_name = "MATCH")]
     pub critical: Vec<TaskMatch>,
     /// Tasks that may be slowed; written as for --critical
     #[arg(long, value_name = "MATCH")]
     pub best_effort: Vec<TaskMatch>,
-    /// At most this memory bandwidth for the best-effort tasks: part of what their CPUs can draw, or a rate [default: no limit;
-    /// a low weight lets others go first]
+    /// At most this memory bandwidth for the best-effort tasks: part of what their CPUs can draw,
+    /// or a rate [default: no limit; a low weight lets others go first]
     #[arg(long, value_name = "LIMIT")]
     pub limit: Option<Bandwidth>,
     /// How often the limit is a new one, 100us to 1s [default: the plan says which]

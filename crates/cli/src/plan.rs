@@ -23,19 +23,22 @@ use std::path::PathBuf;
 /// `quell plan`
 #[derive(Debug, clap::Args)]
 pub struct Plan {
-    /// The policy file; leave it out and name groups with --critical and --best-effort as for `quell run`
+    /// The policy file; leave it out and name groups with --critical and --best-effort as for
+    /// `quell run`
     #[arg(conflicts_with_all = ["critical", "best_effort", "limit", "period", "cpus"])]
     pub policy: Option<PathBuf>,
     #[command(flatten)]
     pub named: Named,
-    /// Measure this machine's memory rates first, where none are stored (a few seconds of full memory load). Without it the plan
-    /// assumes rates, and says so; `quell run` always measures
+    /// Measure this machine's memory rates first, where none are stored (a few seconds of full
+    /// memory load). Without it the plan assumes rates, and says so; `quell run` always measures
     #[arg(long, conflicts_with_all = ["machine", "on"])]
     pub measure: bool,
-    /// Plan for this machine (from `quell doctor --capture` or `--json`) instead of the one we run on
+    /// Plan for this machine (from `quell doctor --capture` or `--json`) instead of the one we run
+    /// on
     #[arg(long, value_name = "FILE", conflicts_with = "on")]
     pub machine: Option<PathBuf>,
-    /// Plan for another machine: a simulated one, sim or sim:PROFILE, or one of the lab, lab or lab:PROFILE
+    /// Plan for another machine: a simulated one, sim or sim:PROFILE, or one of the lab, lab or
+    /// lab:PROFILE
     #[arg(long, value_name = "BACKEND", default_value = "linux")]
     pub on: On,
     /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
@@ -52,7 +55,8 @@ pub struct Plan {
     pub json: bool,
 }
 
-/// Reads a policy file; `open` to a command from the command line, for which a group may be left without tasks.
+/// Reads a policy file; `open` to a command from the command line, for which a group may be left
+/// without tasks.
 pub fn policy(path: &Path, open: bool) -> Result<Policy> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path)
@@ -76,8 +80,8 @@ pub fn plan(
         .map_err(|all| refused(&all, path, path.is_none()))
 }
 
-/// Refusals in three lines each: what, why, and what helps. The first cause comes first: missing rights, then the order of the
-/// file. The others follow where `all` asks for them.
+/// Refusals in three lines each: what, why, and what helps. The first cause comes first: missing
+/// rights, then the order of the file. The others follow where `all` asks for them.
 pub fn refused(refusals: &[Refusal], path: Option<&Path>, all: bool) -> Failure {
     let text = path.and_then(|p| std::fs::read_to_string(p).ok());
     let place = |refusal: &Refusal| text.as_deref().and_then(|t| place_of(t, &refusal.key));

@@ -1,4 +1,5 @@
-//! `quell bench detector`, `anon-hog`, `file-hog`, `dirty-writer`, `requests`: generators that need a kernel.
+//! `quell bench detector`, `anon-hog`, `file-hog`, `dirty-writer`, `requests`: generators that need
+//! a kernel.
 
 use clap::Subcommand;
 use quell_policy::workload::{
@@ -11,8 +12,9 @@ use crate::options::{Common, word};
 /// The generators of memory pressure.
 #[derive(Debug, Subcommand)]
 pub enum Pressure {
-    /// An object detector: weights that stay mapped, an image read through the page cache for every frame. Its files, as those of
-    /// the next three, lie in the folder for temporary files (TMPDIR), which has to be on a disk
+    /// An object detector: weights that stay mapped, an image read through the page cache for every
+    /// frame. Its files, as those of the next three, lie in the folder for temporary files
+    /// (TMPDIR), which has to be on a disk
     Detector {
         /// The size of the weights
         #[arg(long, default_value = "256MiB")]
@@ -72,7 +74,8 @@ pub enum Pressure {
         #[command(flatten)]
         common: Common,
     },
-    /// A request server with a client that asks on a fixed schedule: latency from the intended start
+    /// A request server with a client that asks on a fixed schedule: latency from the intended
+    /// start
     Requests {
         /// Requests per second
         #[arg(long, default_value_t = 500)]

@@ -1,4 +1,5 @@
-//! `quell profile`: what a program asks of memory over time, kept as a file, and what follows from it.
+//! `quell profile`: what a program asks of memory over time, kept as a file, and what follows from
+//! it.
 
 pub mod args;
 pub mod probe;

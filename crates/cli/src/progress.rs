@@ -1,7 +1,8 @@
-//! A progress bar on stderr, for anything over two seconds when stderr is a terminal, and a line every minute at most where it is none.
+//! A progress bar on stderr, for anything over two seconds when stderr is a terminal, and a line
+//! every minute at most where it is none.
 //!
-//! It is drawn when a cell begins and when it ends, never in between: a thread that kept it moving would run on the very
-//! CPUs that are being measured.
+//! It is drawn when a cell begins and when it ends, never in between: a thread that kept it moving
+//! would run on the very CPUs that are being measured.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;

@@ -42,7 +42,8 @@ pub enum Format {
     Csv,
     /// The result as `quell compare --json` prints it
     Json,
-    /// The timeline, for ui.perfetto.dev or chrome://tracing: stages, throttled stretches, subjects, CPU time
+    /// The timeline, for ui.perfetto.dev or chrome://tracing: stages, throttled stretches,
+    /// subjects, CPU time
     Perfetto,
 }
 

@@ -33,10 +33,12 @@ pub struct Run {
     pub policy: Option<PathBuf>,
     #[command(flatten)]
     pub named: Named,
-    /// Wait until a process of every critical group runs, and change nothing before that; without it the run is refused
+    /// Wait until a process of every critical group runs, and change nothing before that; without
+    /// it the run is refused
     #[arg(long)]
     pub wait: bool,
-    /// The machine to run on: linux, or one of the lab, lab or lab:PROFILE, which is booted for the run
+    /// The machine to run on: linux, or one of the lab, lab or lab:PROFILE, which is booted for the
+    /// run
     #[arg(long, value_name = "BACKEND", default_value = "linux")]
     pub on: On,
     /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
@@ -51,8 +53,8 @@ pub struct Run {
     /// Say nothing but errors
     #[arg(long, short)]
     pub quiet: bool,
-    /// A command to launch: in the group that has neither `match` nor `command`; without a policy file it is the critical
-    /// one, or the best-effort one if --critical is given
+    /// A command to launch: in the group that has neither `match` nor `command`; without a policy
+    /// file it is the critical one, or the best-effort one if --critical is given
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<String>,
 }

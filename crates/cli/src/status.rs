@@ -166,8 +166,9 @@ fn show(run: &Run) {
     }
 }
 
-/// Before anything is planned: nobody else is at work, and what a dead run left is restored. Otherwise the plan would be
-/// made for what is left of the machine. Without root nothing can be applied, and nothing is done here.
+/// Before anything is planned: nobody else is at work, and what a dead run left is restored.
+/// Otherwise the plan would be made for what is left of the machine. Without root nothing can be
+/// applied, and nothing is done here.
 pub fn settle() -> Result<()> {
     if !quell_kernel::is_root() {
         return Ok(());

@@ -69,7 +69,8 @@ fn entries(path: &Path) -> Vec<Entry> {
     before.map(entry).into_iter().collect()
 }
 
-/// What `path` has for `machine`. Of several entries that hold it is the newest; where none holds, the closest one says why.
+/// What `path` has for `machine`. Of several entries that hold it is the newest; where none holds,
+/// the closest one says why.
 pub fn find(path: &Path, machine: &Fingerprint) -> Found {
     let all = entries(path);
     let holds = all

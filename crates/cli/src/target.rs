@@ -22,7 +22,8 @@ use crate::machine;
 pub enum On {
     /// This machine.
     Linux,
-    /// A simulated one: the name of its profile, or the path of one (with `/` or `.toml`); the usual one, where none is named.
+    /// A simulated one: the name of its profile, or the path of one (with `/` or `.toml`); the
+    /// usual one, where none is named.
     Sim(Option<String>),
     /// One of the lab: the processor's profile, as a name or a path; none where none is emulated.
     Lab(Option<String>),
@@ -56,7 +57,8 @@ impl On {
         }
     }
 
-    /// The machine, its rates measured; of a simulated one, `jobs` that are alike and draw what is random from `seed`.
+    /// The machine, its rates measured; of a simulated one, `jobs` that are alike and draw what is
+    /// random from `seed`.
     pub fn measured(&self, seed: u64, jobs: NonZeroUsize) -> Result<(Target, Inventory)> {
         match self {
             Self::Linux => {

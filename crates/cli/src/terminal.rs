@@ -38,8 +38,8 @@ pub fn error_style() -> Style {
 /// Narrower than this nothing can be laid out.
 const NARROWEST: usize = 40;
 
-/// The width of the terminal that a stream is (0: it does not know); none where it is no terminal. `number`: 0 for standard output, 1
-/// for error.
+/// The width of the terminal that a stream is (0: it does not know); none where it is no terminal.
+/// `number`: 0 for standard output, 1 for error.
 pub fn columns(stream: &(impl IsTerminal + AsFd), number: usize) -> Option<usize> {
     if let Some(told) = guest::terminal(number) {
         return Some(told);

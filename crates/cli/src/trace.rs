@@ -1,4 +1,5 @@
-//! `quell trace`: a real program's accesses, recorded by valgrind, for the simulated machine. `docs/traces.md` tells how.
+//! `quell trace`: a real program's accesses, recorded by valgrind, for the simulated machine.
+//! `docs/traces.md` tells how.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter};
@@ -53,7 +54,8 @@ pub fn run(args: &Trace) -> Result {
     }
 }
 
-/// The trace is written beside its place and moved there once it is whole: a failure leaves what was there before.
+/// The trace is written beside its place and moved there once it is whole: a failure leaves what
+/// was there before.
 fn import(lackey: &Path, output: &Path) -> Result {
     let name = lackey.display().to_string();
     let (from, name): (Box<dyn BufRead>, String) = if name == STDIN {

@@ -1,4 +1,5 @@
-//! `quell ways`: who may fill which ways of which cache, over time, whoever has set it. Nothing is changed.
+//! `quell ways`: who may fill which ways of which cache, over time, whoever has set it. Nothing is
+//! changed.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;

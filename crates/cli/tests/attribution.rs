@@ -1,6 +1,7 @@
-//! Late time on purpose: each test forces one cause and asks whether that is the one that is found. The cause itself is the
-//! witness. What other programs on the machine do meanwhile shows as other causes, measured by the kernel's clocks; so a
-//! share is judged among what the forced cause and memory have of the late time.
+//! Late time on purpose: each test forces one cause and asks whether that is the one that is found.
+//! The cause itself is the witness. What other programs on the machine do meanwhile shows as other
+//! causes, measured by the kernel's clocks; so a share is judged among what the forced cause and
+//! memory have of the late time.
 
 #![allow(
     clippy::unwrap_used,
@@ -116,7 +117,8 @@ fn a_stop_of_its_group_is_throttling_along() {
                   group.it.limit.bandwidth = \"20%\"\nmechanisms.bandwidth = \"regulator\"";
     let found = attributed(dir.path(), &experiment(beside, forced));
     assert!(against_memory(&found, "throttled-along") > 0.5, "{found:#}");
-    // Stopped for most of the time, the stream beside it gets little; what others on the machine take is preemption, too.
+    // Stopped for most of the time, the stream beside it gets little; what others on the machine
+    // take is preemption, too.
     let (along, preempted) = (ns(&found, "throttled-along"), ns(&found, "preemption"));
     assert!(along > preempted / 2.0, "{found:#}");
 }

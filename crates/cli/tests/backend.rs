@@ -1,4 +1,5 @@
-//! This machine keeps what every backend promises: the bodies of `quell-conformance`, with root; skipped aloud without.
+//! This machine keeps what every backend promises: the bodies of `quell-conformance`, with root;
+//! skipped aloud without.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -166,7 +167,8 @@ impl Arm for Live {
     }
 
     fn stream(&self) -> &'static str {
-        // Past the caches: what a large one holds of a buffer while it is streamed, others take while it is stopped.
+        // Past the caches: what a large one holds of a buffer while it is streamed, others take
+        // while it is stopped.
         "bandwidth:non-temporal,size=32MiB"
     }
 

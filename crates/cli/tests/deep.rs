@@ -1,5 +1,5 @@
-//! `doctor --deep` end to end: the shape of what it finds, what becomes of it, and what others say of the same machine.
-//! Speeds are not judged.
+//! `doctor --deep` end to end: the shape of what it finds, what becomes of it, and what others say
+//! of the same machine. Speeds are not judged.
 
 #![allow(
     clippy::unwrap_used,

@@ -167,7 +167,8 @@ fn a_signal_ends_it_and_leaves_nothing() {
     assert!(Path::new(&out).is_dir());
 }
 
-/// `make soak`: the same first place in nine of ten runs, and nothing hurts in nineteen of twenty controls.
+/// `make soak`: the same first place in nine of ten runs, and nothing hurts in nineteen of twenty
+/// controls.
 #[test]
 fn the_first_place_and_the_control_are_steady() {
     if std::env::var_os("QUELL_SOAK").is_none() {

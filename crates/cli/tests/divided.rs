@@ -1,6 +1,6 @@
-//! Parts of a cache under real kernels, in the lab: `quell plan` and `quell run` in a virtual machine with an emulated processor.
-//! Read by the kernel's own files, by Intel's `pqos` and by perf counters, never by Quell. The guest's programs are this one,
-//! in a role.
+//! Parts of a cache under real kernels, in the lab: `quell plan` and `quell run` in a virtual
+//! machine with an emulated processor. Read by the kernel's own files, by Intel's `pqos` and by
+//! perf counters, never by Quell. The guest's programs are this one, in a role.
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
@@ -283,8 +283,9 @@ fn guest() {
     }
 }
 
-/// Walks through lines in an order of no pattern, once to have them and then so many times: misses of the last level per access
-/// of those times, by this thread's counter. Before each, a stream beside it has gone through four times the cache.
+/// Walks through lines in an order of no pattern, once to have them and then so many times: misses
+/// of the last level per access of those times, by this thread's counter. Before each, a stream
+/// beside it has gone through four times the cache.
 fn list(size: usize, times: usize, beside: bool) {
     const CACHE_MISSES: u64 = 3;
     let memory = Memory::new(size);

@@ -1,6 +1,7 @@
-//! Ways that follow what a group misses under a real kernel, in the lab: a program that works on much, on little and on more again, beside a
-//! stream (what that does to a list without ways of its own is tried in `divided.rs`). Ways are read by the program from the kernel's
-//! own files, misses from its own counter.
+//! Ways that follow what a group misses under a real kernel, in the lab: a program that works on
+//! much, on little and on more again, beside a stream (what that does to a list without ways of its
+//! own is tried in `divided.rs`). Ways are read by the program from the kernel's own files, misses
+//! from its own counter.
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
@@ -17,8 +18,9 @@ mod guest;
 
 use guest::touch::{LINE, Memory, count, counter};
 
-/// What it works on: nine and a half ways of 512 KiB, what a core's own cache has, twelve and a half ways. So much that going through it
-/// once takes longer than it takes the stream to go through the other ways: what has lost its way is not kept by being used.
+/// What it works on: nine and a half ways of 512 KiB, what a core's own cache has, twelve and a
+/// half ways. So much that going through it once takes longer than it takes the stream to go
+/// through the other ways: what has lost its way is not kept by being used.
 const STAGES: &str = "4980736 65536 6553600";
 /// What it reserves, of sixteen ways.
 const MOST: u32 = 14;
@@ -133,7 +135,8 @@ fn ways_follow_what_a_program_misses_under_6_12() {
     assert!((10..MOST).contains(&much.last()), "{much:?}");
     assert!(little.last() <= FEW, "{little:?}");
     assert!((13..=MOST).contains(&more.last()), "{more:?}");
-    // At once: a few looks, of 100 ms each where the host is quick. Slowly: one way after the other.
+    // At once: a few looks, of 100 ms each where the host is quick. Slowly: one way after the
+    // other.
     let grown = more.ways.iter().find(|(_, ways)| *ways == MOST).unwrap();
     assert!(grown.0 < 5000, "{more:?}");
     for stage in &follows {
@@ -169,8 +172,8 @@ fn ways(class: &str) -> u64 {
     lines.map(|m| u64::from_str_radix(m, 16).unwrap()).sum()
 }
 
-/// Goes through so many bytes until its ways are settled, for so many seconds at most, and looks at the ways of its class and of the
-/// other one 50 times a second.
+/// Goes through so many bytes until its ways are settled, for so many seconds at most, and looks at
+/// the ways of its class and of the other one 50 times a second.
 fn works(size: usize, seconds: u64) {
     const CACHE_MISSES: u64 = 3;
     const LOOK: Duration = Duration::from_millis(20);

@@ -229,7 +229,8 @@ fn a_neighbour_that_gets_no_cpu_is_waited_for() {
         "quell = 1\n[group.app]\nrole = \"critical\"\ncpus = 1\ncommand = [\"sleep\", \"1\"]\n\
          [group.other]\nrole = \"best-effort\"\ncommand = [\"true\"]\n",
     );
-    // More than the kernel gives an idle group on their CPU; each in a session, and so an autogroup.
+    // More than the kernel gives an idle group on their CPU; each in a session, and so an
+    // autogroup.
     let hog = "{ echo -19 >/proc/self/autogroup; } 2>/dev/null; exec timeout 12 sh -c 'while :; do :; done'";
     let hogs: Vec<Program> = (0..4)
         .map(|_| Program::start(&["setsid", "sh", "-c", hog]))
@@ -312,7 +313,8 @@ fn a_holding_run_is_small_and_locked() {
     end(run);
 }
 
-/// A policy whose critical group sleeps: what it reserves goes to the neighbour, and beyond both budgets all is shared.
+/// A policy whose critical group sleeps: what it reserves goes to the neighbour, and beyond both
+/// budgets all is shared.
 #[test]
 fn what_a_sleeping_critical_program_reserves_its_neighbour_draws() {
     let Some(mut machine) = machine("pooled") else {
@@ -322,7 +324,8 @@ fn what_a_sleeping_critical_program_reserves_its_neighbour_draws() {
     machine.remember();
     let mut shares = Vec::new();
     for modes in ["", "reclaim = true\nafter = \"proportional\"\n"] {
-        // A tenth of the time of each CPU: beside other programs the neighbour gets no more than its part of what is left.
+        // A tenth of the time of each CPU: beside other programs the neighbour gets no more than
+        // its part of what is left.
         let policy = format!(
             "quell = 1\nname = \"pooled\"\nrequire = \"none\"\n\
              [regulator]\nmeter = \"time\"\nperiod = \"5ms\"\nstrict = true\n{modes}\

@@ -1,4 +1,5 @@
-//! Bad input and bad surroundings: an error that says what is wrong and what to do, exit 1 or 2, and nothing changed.
+//! Bad input and bad surroundings: an error that says what is wrong and what to do, exit 1 or 2,
+//! and nothing changed.
 
 #![allow(
     clippy::unwrap_used,
@@ -224,7 +225,8 @@ fn without_root_it_looks_but_does_not_touch() {
     assert_eq!(nobody(&["status"]).code, 0);
 }
 
-/// `quell ARGS` in a mount namespace of its own, after `prepare`; `None`, said aloud, where there is none to be had.
+/// `quell ARGS` in a mount namespace of its own, after `prepare`; `None`, said aloud, where there
+/// is none to be had.
 fn hidden(prepare: &str, args: &str) -> Option<Done> {
     let usable = Command::new("unshare").args(["-m", "true"]).status();
     if !usable.is_ok_and(|s| s.success()) {

@@ -1,4 +1,5 @@
-//! Deaths of `quell run`, of its watchdog, and of both, at any moment: every setting is back, and nobody stays throttled.
+//! Deaths of `quell run`, of its watchdog, and of both, at any moment: every setting is back, and
+//! nobody stays throttled.
 
 #![allow(
     clippy::unwrap_used,
@@ -40,8 +41,8 @@ impl Regulated {
         machine.remember();
         let run = Running::start(&mut hold(victim.pid(), other.pid(), &[]));
         eventually("it is throttled", || throttles() > 0);
-        // The least of a few spans: where a host takes the CPU away for a while, the kernel charges that time to whoever
-        // was running, and the regulator debits it only afterwards.
+        // The least of a few spans: where a host takes the CPU away for a while, the kernel charges
+        // that time to whoever was running, and the regulator debits it only afterwards.
         let spans = (0..5).map(|_| cpu_share(other.pid(), SPAN));
         let throttled = spans.fold(f64::INFINITY, f64::min);
         assert!(throttled < 0.5, "a fifth was asked for, it got {throttled}");
@@ -53,7 +54,8 @@ impl Regulated {
         }
     }
 
-    /// It gets most of a CPU again, far more than while throttled. Somebody else's load may take some of a moment.
+    /// It gets most of a CPU again, far more than while throttled. Somebody else's load may take
+    /// some of a moment.
     fn is_free(&self) {
         let mut best = 0.0_f64;
         eventually("the best-effort program runs freely", || {
@@ -116,7 +118,8 @@ fn a_stopped_run_holds_nobody() {
     machine.undone();
 }
 
-/// Holds up the main thread of a process, as a system call that waits for a busy disk does, and none of its other threads.
+/// Holds up the main thread of a process, as a system call that waits for a busy disk does, and
+/// none of its other threads.
 fn hold_up(pid: u32, span: Duration) {
     let pid = i32::try_from(pid).unwrap();
     let trace = |request| {

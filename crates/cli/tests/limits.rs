@@ -1,4 +1,5 @@
-//! Limits at their edges: tasks that no limit holds, limits that are very small or no limit, groups of many tasks.
+//! Limits at their edges: tasks that no limit holds, limits that are very small or no limit, groups
+//! of many tasks.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,8 +1,9 @@
-//! Memory locked in a cache under real kernels, in the lab: `quell run` in a virtual machine with the processor on which the kernel
-//! locks. What stays is told by perf counters of the program that has mapped it, beside an ordinary buffer of the same size.
+//! Memory locked in a cache under real kernels, in the lab: `quell run` in a virtual machine with
+//! the processor on which the kernel locks. What stays is told by perf counters of the program that
+//! has mapped it, beside an ordinary buffer of the same size.
 //!
-//! Linux 6.12 locks. Linux 7.2 says that it does and fills the memory with the default group's mask (its locking thread takes a
-//! class of service that nobody has set): Quell sees that and refuses.
+//! Linux 6.12 locks. Linux 7.2 says that it does and fills the memory with the default group's mask
+//! (its locking thread takes a class of service that nobody has set): Quell sees that and refuses.
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
@@ -168,8 +169,8 @@ fn guest() {
     }
 }
 
-/// Walks so many times through what is locked and through a buffer of the same size, each after the sweep has gone through four
-/// times the cache: misses per line.
+/// Walks so many times through what is locked and through a buffer of the same size, each after the
+/// sweep has gone through four times the cache: misses per line.
 fn walk(times: usize) {
     const CACHE_MISSES: u64 = 3;
     let locked = quell_client::locked().unwrap().unwrap();

@@ -42,7 +42,8 @@ fn doctor_names_every_mechanism_and_its_reason() {
         assert!(text.out.contains(mechanism), "{mechanism}: {}", text.out);
     }
     assert!(!machine["cpus"].as_array().unwrap().is_empty(), "{machine}");
-    // 100 ms are promised (docs/specification.md); a busy machine and an unoptimised build get five times that.
+    // 100 ms are promised (docs/specification.md); a busy machine and an unoptimised build get five
+    // times that.
     assert!(took < Duration::from_millis(500), "{took:?}");
 }
 
@@ -175,7 +176,8 @@ fn a_ladder_shows_the_victim_against_the_rate_that_the_aggressor_reached() {
         aggressor.unwrap()["value"].as_f64().unwrap()
     };
     assert_eq!(result["configurations"][1]["axes"]["rate"], "100MB/s");
-    // The machine may keep the aggressor from running, and what that cost it before the span it makes up for in it.
+    // The machine may keep the aggressor from running, and what that cost it before the span it
+    // makes up for in it.
     assert!((2.0..=300.0).contains(&rate(1)), "{}", rate(1));
     assert!(rate(2) > 2.0 * rate(1), "{} {}", rate(2), rate(1));
     let siz = ["bench", "ladder", "--victim", "latency:siz=1MiB"];

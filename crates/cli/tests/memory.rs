@@ -1,5 +1,6 @@
-//! Memory under pressure on this machine: two programs below one nested limit of memory, so that the rest of the machine
-//! notices nothing. Where the memory controller is on cgroup v1, as it was here, the plan says what is not to be had.
+//! Memory under pressure on this machine: two programs below one nested limit of memory, so that
+//! the rest of the machine notices nothing. Where the memory controller is on cgroup v1, as it was
+//! here, the plan says what is not to be had.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +28,8 @@ const MIB: usize = 1 << 20;
 /// Both programs together have this.
 const LIMIT: &str = "96M";
 
-/// What `quell run` has in memory while it looks after that of others, at most. A program that is not optimized is larger.
+/// What `quell run` has in memory while it looks after that of others, at most. A program that is
+/// not optimized is larger.
 const MOST: u64 = if cfg!(debug_assertions) { 12 } else { 8 } << 20;
 
 /// Cgroups of the test's in every hierarchy that matters, the memory of all below it limited.
@@ -150,7 +152,8 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
     let Some(nest) = Nest::new(&machine, test) else {
         return;
     };
-    // Frames that read 80 MiB, and somebody who reads 400 MiB again and again: both do not fit into 96.
+    // Frames that read 80 MiB, and somebody who reads 400 MiB again and again: both do not fit
+    // into 96.
     let app = nest.start(
         "app",
         &format!("while :; do cat {own} >/dev/null; sleep 0.02; done"),
@@ -194,7 +197,8 @@ fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is
     for act in ["\"act\":\"freeze\"", "\"act\":\"thaw\""] {
         assert!(told.contains(act), "{act}: {told}");
     }
-    // Killed while it is frozen, or limited: the watchdog lets it go on, and nothing else is left behind.
+    // Killed while it is frozen, or limited: the watchdog lets it go on, and nothing else is left
+    // behind.
     let text = fs::read_to_string(&policy).unwrap();
     let limiting = text
         .replace("[\"freeze\"]", "[\"limit-memory\", \"kill\"]")

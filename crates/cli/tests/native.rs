@@ -1,5 +1,5 @@
-//! Experiments with a limit of memory around all subjects (`[bounds]`), on this machine: at its speed, and without the rest of it
-//! noticing anything. At most some 450 MB are used.
+//! Experiments with a limit of memory around all subjects (`[bounds]`), on this machine: at its
+//! speed, and without the rest of it noticing anything. At most some 450 MB are used.
 
 #![allow(
     clippy::unwrap_used,
@@ -113,7 +113,8 @@ fn all_subjects_and_their_groups_are_below_one_limit_and_controllers_see_it_as_t
         std::thread::sleep(Duration::from_millis(20));
     }
     let done = run.wait();
-    // cgroup v1 protects nothing, and without immunity nothing is protected: then `kept` is refused, and the reason told.
+    // cgroup v1 protects nothing, and without immunity nothing is protected: then `kept` is
+    // refused, and the reason told.
     if memory.version == Version::V1 {
         let told = "kept is skipped: group.detector.reserve.memory";
         assert!(done.err.contains(told), "{}", done.err);
@@ -189,7 +190,8 @@ const SOON: Duration = Duration::from_millis(100);
 /// Less waiting than this in eight seconds is no reason to stop anybody.
 const HARDLY: Duration = Duration::from_millis(20);
 
-/// That it acts so soon, once in three tries: whoever looks is late, too, on a machine that others use.
+/// That it acts so soon, once in three tries: whoever looks is late, too, on a machine that others
+/// use.
 fn soon(test: &str, allow: &str) {
     let soon = (0..3).any(|_| cost_and_delay(test, allow) < SOON);
     assert!(soon, "{test}: it acted late three times");
@@ -275,7 +277,8 @@ fn cost_and_delay(test: &str, allow: &str) -> Duration {
             Some(Some(took)) => format!("within {} ms of waiting", took.as_millis() + 1),
         }
     );
-    // Hardly anybody waits where the host keeps in its memory what is read from the disk: nothing is to be done then.
+    // Hardly anybody waits where the host keeps in its memory what is read from the disk: nothing
+    // is to be done then.
     assert!(
         took.is_some() || waited_in_all(&events) < HARDLY,
         "{events:?}"
@@ -287,7 +290,8 @@ fn cost_and_delay(test: &str, allow: &str) -> Duration {
     took.flatten().unwrap_or_default()
 }
 
-/// How long the controller saw the group that it protects wait for memory or a disk, in the whole run.
+/// How long the controller saw the group that it protects wait for memory or a disk, in the whole
+/// run.
 fn waited_in_all(events: &[Value]) -> Duration {
     let waited = |e: &&Value| e["event"] == "waited";
     let ns = |e: &Value| e["memory_ns"].as_u64().unwrap() + e["io_ns"].as_u64().unwrap();

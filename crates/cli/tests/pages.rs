@@ -3,8 +3,8 @@
 //!
 //! What a page may contain:
 //! - A block `toml` whose first line is `# NAME.toml` is written to that file.
-//! - A block `sh` is run line by line, without `sudo`. Every command ends with status 0, or with the
-//!   one in its comment: `# exit 2`.
+//! - A block `sh` is run line by line, without `sudo`. Every command ends with status 0, or with
+//!   the one in its comment: `# exit 2`.
 //! - `quell run` goes on while the rest of its block runs. One that only a signal ends is
 //!   interrupted at the end of the block.
 //! - A block `text` is what the block `sh` before it prints. A line `…` stands for any lines.

@@ -1,4 +1,5 @@
-//! `quell profile` through the whole program: on the simulated machine, where what is found is known, and on this one.
+//! `quell profile` through the whole program: on the simulated machine, where what is found is
+//! known, and on this one.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,7 +31,8 @@ fn figure(profile: &Value, pointer: &str) -> f64 {
     found.unwrap_or_else(|| panic!("{pointer} is not in the profile"))
 }
 
-/// What the subject is made of: 342 MB/s read in the mean, 1247 at the peak, thirty frames a second, a quarter of the lines written.
+/// What the subject is made of: 342 MB/s read in the mean, 1247 at the peak, thirty frames a
+/// second, a quarter of the lines written.
 #[test]
 fn the_published_demand_of_the_call_is_found_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -116,8 +118,9 @@ fn a_stream_has_no_period_and_a_list_that_fits_draws_nothing() {
     assert_eq!(figure(&list, "/working_set/cached_bytes"), 65_536.0);
 }
 
-/// A task that works for some milliseconds every twenty. A busy machine, or a host that takes the CPU away in a rhythm of its own, makes some of
-/// its jobs differ from their neighbours, and the period may then be several of them.
+/// A task that works for some milliseconds every twenty. A busy machine, or a host that takes the
+/// CPU away in a rhythm of its own, makes some of its jobs differ from their neighbours, and the
+/// period may then be several of them.
 #[test]
 fn the_period_of_a_periodic_task_is_seen_in_its_cpu_time() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Machine profiles that are wrong, at the command line: every command that takes one exits with 2 and says where, why and what
-//! to do. No root.
+//! Machine profiles that are wrong, at the command line: every command that takes one exits with 2
+//! and says where, why and what to do. No root.
 
 #![allow(
     clippy::unwrap_used,

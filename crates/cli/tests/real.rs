@@ -1,4 +1,5 @@
-//! An unmodified service with its client next to an unmodified neighbour, by the file-less form of `quell run`.
+//! An unmodified service with its client next to an unmodified neighbour, by the file-less form of
+//! `quell run`.
 
 #![allow(
     clippy::unwrap_used,
@@ -42,7 +43,8 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The first command that a newcomer types once made redis slower than the neighbours did: its client was stopped with them.
+/// The first command that a newcomer types once made redis slower than the neighbours did: its
+/// client was stopped with them.
 #[test]
 fn redis_with_its_client_is_no_worse_off_than_with_nothing_done() {
     for program in [SERVER, CLIENT, NEIGHBOUR] {

@@ -25,7 +25,8 @@ command         = ["true"]
 limit.bandwidth = "20%"
 "#;
 
-/// A machine that is quick to simulate, because it does so little in its time: two cores of one miss at a time, small caches.
+/// A machine that is quick to simulate, because it does so little in its time: two cores of one
+/// miss at a time, small caches.
 fn tiny(dir: &Path) {
     let mut text = include_str!("../../sim/profiles/xeon-w3530.toml").to_owned();
     for (from, to) in [

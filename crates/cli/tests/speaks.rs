@@ -110,7 +110,8 @@ fn weight_before_cores_and_no_limit(plan: &serde_json::Value) {
     assert_eq!([at("regulate"), at("cpu-max")], [None, None], "{kinds:?}");
 }
 
-/// In a pipe: no control characters, no status, and the end tells what came of it. Nothing of that with `--quiet`.
+/// In a pipe: no control characters, no status, and the end tells what came of it. Nothing of that
+/// with `--quiet`.
 #[test]
 fn a_run_in_a_pipe_says_when_it_holds_and_how_it_went() {
     let Some(mut machine) = machine("speaks") else {

@@ -1,5 +1,5 @@
-//! Generators that keep time by themselves, as programs: a task that is held up, and the two stages of a call, killed and
-//! replaced. None of it needs root.
+//! Generators that keep time by themselves, as programs: a task that is held up, and the two stages
+//! of a call, killed and replaced. None of it needs root.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,6 +1,6 @@
-//! SIGKILL while a victim of memory pressure is stopped by a signal (SIGSTOP), as the described controllers do it: in the lab, where
-//! the disk is so slow that the machine's pressure rises over their threshold. What `quell` itself freezes and limits is killed
-//! natively (`memory.rs`).
+//! SIGKILL while a victim of memory pressure is stopped by a signal (SIGSTOP), as the described
+//! controllers do it: in the lab, where the disk is so slow that the machine's pressure rises over
+//! their threshold. What `quell` itself freezes and limits is killed natively (`memory.rs`).
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 

@@ -1,4 +1,5 @@
-//! The closed loop whole, on the simulated machine: what jobs report, the budgets that follow, and what is on record of it.
+//! The closed loop whole, on the simulated machine: what jobs report, the budgets that follow, and
+//! what is on record of it.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +12,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// A machine of so many cores with a small cache: alone a job takes 0.13 ms there, beside all of the stream 0.18.
+/// A machine of so many cores with a small cache: alone a job takes 0.13 ms there, beside all of
+/// the stream 0.18.
 fn little(dir: &Path, cores: u32) {
     let mut text = include_str!("../../sim/profiles/cortex-a72.toml").to_owned();
     for (from, to) in [
@@ -35,7 +37,8 @@ fn quell(dir: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Half of the stream is as much as the job bears. A tenth of the time that a machine with jobs of 10 ms has.
+/// Half of the stream is as much as the job bears. A tenth of the time that a machine with jobs of
+/// 10 ms has.
 const EXPERIMENT: &str = r#"
 quell    = 1
 name     = "deadline"
@@ -112,7 +115,8 @@ fn a_deadline_is_kept_from_a_cold_start_and_the_neighbour_has_the_rest() {
     assert!(why(moves[0]).contains("units took up to"), "{}", moves[0]);
     let units = sum(&cold, "units");
     assert!((800..=1_000).contains(&units), "{units}");
-    // What the job needs and what one neighbour draws are sustained together: what it says of itself takes nothing from it.
+    // What the job needs and what one neighbour draws are sustained together: what it says of
+    // itself takes nothing from it.
     let text = EXPERIMENT.replace(DUE, DECLARES);
     let said = events(dir.path(), &text);
     let declared = of(&said, "declared");

@@ -1,6 +1,7 @@
-//! Bandwidth allocation under a real kernel, in the lab: what its percentages come to is measured by `quell doctor --deep`, planned with and
-//! set by `quell run`, in a virtual machine whose emulated processor delays a class as it is told. Read by the kernel's own files,
-//! never by Quell. The guest's programs are this one, in a role.
+//! Bandwidth allocation under a real kernel, in the lab: what its percentages come to is measured
+//! by `quell doctor --deep`, planned with and set by `quell run`, in a virtual machine whose
+//! emulated processor delays a class as it is told. Read by the kernel's own files, never by Quell.
+//! The guest's programs are this one, in a role.
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
@@ -117,7 +118,8 @@ kill -KILL $deep; wait $deep
 within 30 gone; within 5 restored; tell killed
 "#;
 
-/// Somebody takes the counters before the brake has one. It is said, and CPU time is counted instead.
+/// Somebody takes the counters before the brake has one. It is said, and CPU time is counted
+/// instead.
 const TAKEN: &str = r#"
 policy regulator 30% '[regulator]
 meter = "hardware"' >/tmp/policy.toml
@@ -139,8 +141,8 @@ kill -TERM $run; wait $run; echo status taken $?; tell "restored taken"; said
 kill $taker
 "#;
 
-/// The kernel's watchdog for CPUs that hang takes a counter (the fixed one of cycles), first beside a brake that has its own,
-/// then before there is one. Neither loses what it has.
+/// The kernel's watchdog for CPUs that hang takes a counter (the fixed one of cycles), first beside
+/// a brake that has its own, then before there is one. Neither loses what it has.
 const WATCHDOG: &str = r#"
 watchdog() { echo $1 >/proc/sys/kernel/nmi_watchdog; }
 # How the fixed counters of CPU 1 are set: four bits each.
@@ -172,8 +174,8 @@ fn limits_are_held(kernel: &str) {
     let curve: MbaCurve = measured.mba.unwrap();
     let steps: Vec<u32> = curve.of(1).map(|p| p.percent).collect();
     assert_eq!(steps, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]);
-    // Emulated: only that it throttles, and that the same step is more for more CPUs, is to be seen. What two CPUs reach unthrottled
-    // depends on how many the host has to spare.
+    // Emulated: only that it throttles, and that the same step is more for more CPUs, is to be
+    // seen. What two CPUs reach unthrottled depends on how many the host has to spare.
     let at = |cpus, percent| {
         let mut points = curve.of(cpus).filter(|p| p.percent == percent);
         points.next().unwrap().mb_s.p50
@@ -217,8 +219,8 @@ fn limits_are_held(kernel: &str) {
     all_went_back(&said, &["mba", "both", "merged", "idle", "rate"]);
 }
 
-/// Two limits that call for a step each: a little above what one CPU reaches under the narrowest step, and half-way from there
-/// to what it reaches unthrottled; to the 0.1 MB/s.
+/// Two limits that call for a step each: a little above what one CPU reaches under the narrowest
+/// step, and half-way from there to what it reaches unthrottled; to the 0.1 MB/s.
 fn limits(curve: &MbaCurve) -> [Rate; 2] {
     let whole = curve.of(1).find(|p| p.percent == 100).unwrap().rate();
     let low = curve.least(1).unwrap().most().part(Share::percent(115));
@@ -293,7 +295,8 @@ fn guest() {
     }
 }
 
-/// Takes all general counters of a CPU as soon as a Quell holds the machine, by events that are always on it (`pinned`), and keeps them.
+/// Takes all general counters of a CPU as soon as a Quell holds the machine, by events that are
+/// always on it (`pinned`), and keeps them.
 fn take(cpu: i32) {
     const MISSES: u64 = 0x412e;
     const PINNED: u64 = 1 << 2;

@@ -1,5 +1,5 @@
-//! `quell trace`: lackey's output becomes a trace, a trace is told of, and what is wrong with either is named with file, place
-//! and remedy, and leaves nothing behind.
+//! `quell trace`: lackey's output becomes a trace, a trace is told of, and what is wrong with
+//! either is named with file, place and remedy, and leaves nothing behind.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,5 @@
-//! Units of work that launched programs tell of, in a session or in their output, and the budgets that follow them.
+//! Units of work that launched programs tell of, in a session or in their output, and the budgets
+//! that follow them.
 
 #![allow(
     clippy::unwrap_used,
@@ -51,7 +52,8 @@ fn times_in_the_output_are_read_and_it_is_passed_on_unchanged() {
         return;
     };
     machine.remember();
-    // Three in time, then three late; a line without a time, bytes that are no text, and no end of line at the end.
+    // Three in time, then three late; a line without a time, bytes that are no text, and no end of
+    // line at the end.
     let script = r#"printf "a\377\n"; for t in 3 4 5; do echo "took $t ms"; sleep 0.1; done; for t in 11 12 13; do echo "took $t ms"; sleep 0.1; done; cat; printf end; exit 3"#;
     let target = "{ deadline = '10ms', source = { pattern = 'took ([0-9.]+) ms', unit = 'ms' } }";
     let (file, out) = (machine.path("pattern.toml"), machine.path("pattern"));

@@ -1,6 +1,8 @@
-//! `quell ways` in the lab: caches divided wrongly on purpose (`tests/lab/ways.sh`), each told as what it is by looking alone.
+//! `quell ways` in the lab: caches divided wrongly on purpose (`tests/lab/ways.sh`), each told as
+//! what it is by looking alone.
 //!
-//! Skipped aloud where the lab cannot be had: no plugin beside the program, no `apt-get`, no mirror, another architecture.
+//! Skipped aloud where the lab cannot be had: no plugin beside the program, no `apt-get`, no
+//! mirror, another architecture.
 
 #![allow(
     clippy::unwrap_used,

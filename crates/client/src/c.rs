@@ -35,7 +35,8 @@ pub unsafe extern "C" fn quell_close(session: *mut Session) {
 /// [`Session::connected`]: 1 or 0.
 ///
 /// # Safety
-/// `session` is null or came from [`quell_open`], and no other thread uses it now. So in all that follow.
+/// `session` is null or came from [`quell_open`], and no other thread uses it now. So in all that
+/// follow.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_connected(session: *mut Session) -> libc::c_int {
     // SAFETY: as the caller promises.
@@ -143,8 +144,9 @@ pub unsafe extern "C" fn quell_beat(session: *mut Session) {
     }
 }
 
-/// [`locked::locked`](crate::locked()): its first byte, and its length in `*bytes`; null where nothing is locked for this program (`*bytes` is 0 then) or it
-/// could not be mapped (`*bytes` is not, and `errno` says why).
+/// [`locked::locked`](crate::locked()): its first byte, and its length in `*bytes`; null where
+/// nothing is locked for this program (`*bytes` is 0 then) or it could not be mapped (`*bytes` is
+/// not, and `errno` says why).
 ///
 /// # Safety
 /// `bytes` points to a number, or is null.

@@ -1,7 +1,9 @@
-//! How a program that Quell has not launched comes by a session: it asks at a Unix socket, and is sent one.
+//! How a program that Quell has not launched comes by a session: it asks at a Unix socket, and is
+//! sent one.
 //!
-//! Who asks is told by the kernel (`SO_PEERCRED`, unix(7)), so there is nothing to say. The answer is one message: [`layout::MAGIC`] and a code, and
-//! with code 0 the session's descriptor. Nothing here waits, but for [`Asked::wait`].
+//! Who asks is told by the kernel (`SO_PEERCRED`, unix(7)), so there is nothing to say. The answer
+//! is one message: [`layout::MAGIC`] and a code, and with code 0 the session's descriptor. Nothing
+//! here waits, but for [`Asked::wait`].
 
 use std::mem::{ManuallyDrop, offset_of, size_of, size_of_val};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -15,8 +17,8 @@ use crate::layout::{self, Refused};
 #[derive(Debug)]
 pub(crate) struct Asked {
     socket: ManuallyDrop<OwnedFd>,
-    /// Its device and number: a program that closes every descriptor there is (a daemon) may have another file under this one's by now,
-    /// which is neither to be read nor to be closed.
+    /// Its device and number: a program that closes every descriptor there is (a daemon) may have
+    /// another file under this one's by now, which is neither to be read nor to be closed.
     identity: (u64, u64),
 }
 

@@ -1,15 +1,19 @@
-//! The session byte by byte: the contract between the program, which writes, and Quell, which reads. `docs/client.md` is its
-//! description for others; this is the one place the code takes it from.
+//! The session byte by byte: the contract between the program, which writes, and Quell, which
+//! reads. `docs/client.md` is its description for others; this is the one place the code takes it
+//! from.
 //!
-//! A memory file of [`SIZE`] bytes, sealed against shrinking, growing and further seals, in the machine's byte order: a page with the header,
-//! then a ring of [`SLOTS`] slots of four 64-bit words. Everything a program writes is a 64-bit word at a multiple of eight.
+//! A memory file of [`SIZE`] bytes, sealed against shrinking, growing and further seals, in the
+//! machine's byte order: a page with the header, then a ring of [`SLOTS`] slots of four 64-bit
+//! words. Everything a program writes is a 64-bit word at a multiple of eight.
 
 /// The environment variable that names the session's file descriptor, in decimal.
 pub const VARIABLE: &str = "QUELL_SESSION";
-/// The environment variable that names the socket at which a program asks for a session, where it is not [`SOCKET`].
+/// The environment variable that names the socket at which a program asks for a session, where it
+/// is not [`SOCKET`].
 pub const SOCKET_VARIABLE: &str = "QUELL_SOCKET";
-/// The socket at which a program asks that was not launched by Quell: it connects, and gets one message of two words, [`MAGIC`] and a
-/// code, with the session's descriptor attached (`SCM_RIGHTS`) if the code is [`GRANTED`]. A folder of its own, which a container can be given.
+/// The socket at which a program asks that was not launched by Quell: it connects, and gets one
+/// message of two words, [`MAGIC`] and a code, with the session's descriptor attached
+/// (`SCM_RIGHTS`) if the code is [`GRANTED`]. A folder of its own, which a container can be given.
 pub const SOCKET: &str = "/run/quell/client/socket";
 /// The code of an answer that brings a session.
 pub const GRANTED: u64 = 0;
@@ -36,7 +40,8 @@ pub(crate) mod at {
     pub(crate) const LOOKS: usize = 24;
     /// The process that writes; 0: nobody yet, or it has closed the session.
     pub(crate) const OWNER: usize = 64;
-    /// What the program says of itself: bytes that a unit moves, bytes of its working set; 0: it does not say.
+    /// What the program says of itself: bytes that a unit moves, bytes of its working set; 0: it
+    /// does not say.
     pub(crate) const BYTES_PER_UNIT: usize = 72;
     pub(crate) const WORKING_SET: usize = 80;
     /// Units written so far.

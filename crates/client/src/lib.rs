@@ -1,5 +1,6 @@
-//! What an application links to say how its work is going: which time a unit of work is to take and which it took, frame by frame
-//! or beat by beat. Quell reads along and leaves the neighbours what the units can spare (`regulator.adapt = "deadline"`).
+//! What an application links to say how its work is going: which time a unit of work is to take and
+//! which it took, frame by frame or beat by beat. Quell reads along and leaves the neighbours what
+//! the units can spare (`regulator.adapt = "deadline"`).
 //!
 //! ```
 //! let mut session = quell_client::Session::open();
@@ -11,9 +12,10 @@
 //! }
 //! ```
 //!
-//! The session is shared memory ([`layout`]) that Quell hands to the programs it launches, and to others that ask at its socket: telling of a unit
-//! is a handful of stores and two looks at the clock, no system call. Without Quell a call looks at the clock and at most once a second
-//! whether Quell has come. `include/quell.h` is the same for C.
+//! The session is shared memory ([`layout`]) that Quell hands to the programs it launches, and to
+//! others that ask at its socket: telling of a unit is a handful of stores and two looks at the
+//! clock, no system call. Without Quell a call looks at the clock and at most once a second whether
+//! Quell has come. `include/quell.h` is the same for C.
 //!
 //! Memory that a policy has Quell lock in a cache is handed over here, too: [`locked()`].
 

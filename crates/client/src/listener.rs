@@ -1,5 +1,6 @@
-//! Quell's side of the door: programs that ask for a session, who they are, and the answer. Nothing here waits, and nobody who asks can
-//! make it: sockets do not block, a caller says nothing, and who does not take the answer does without.
+//! Quell's side of the door: programs that ask for a session, who they are, and the answer. Nothing
+//! here waits, and nobody who asks can make it: sockets do not block, a caller says nothing, and
+//! who does not take the answer does without.
 
 use std::fs;
 use std::io;
@@ -40,8 +41,9 @@ fn descriptor(answer: libc::c_int) -> io::Result<OwnedFd> {
 }
 
 impl Listener {
-    /// Listens at `path`, whose folder is made if it is missing, for programs of every user. What an earlier run left there is replaced in one
-    /// step: whoever calls this is the only one that may.
+    /// Listens at `path`, whose folder is made if it is missing, for programs of every user. What
+    /// an earlier run left there is replaced in one step: whoever calls this is the only one that
+    /// may.
     ///
     /// # Errors
     /// What the kernel answers; a path that is too long.
@@ -144,18 +146,21 @@ fn peer_process(socket: &OwnedFd) -> Option<OwnedFd> {
 }
 
 impl Caller {
-    /// The process that asks, in our numbering; 0 where it cannot be seen from here (another PID namespace).
+    /// The process that asks, in our numbering; 0 where it cannot be seen from here (another PID
+    /// namespace).
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// A pidfd of the process that asks: the one that connected, though its number may be another's by now. Once; nothing before Linux 6.5.
+    /// A pidfd of the process that asks: the one that connected, though its number may be another's
+    /// by now. Once; nothing before Linux 6.5.
     pub fn take_process(&mut self) -> Option<OwnedFd> {
         self.process.take()
     }
 
-    /// Whether whoever asks still has the socket: then its number has hardly been given to another process.
+    /// Whether whoever asks still has the socket: then its number has hardly been given to another
+    /// process.
     #[must_use]
     pub fn there(&self) -> bool {
         let mut watched = libc::pollfd {

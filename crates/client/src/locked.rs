@@ -1,8 +1,10 @@
-//! Memory that stays in a cache: what Quell has locked there for this program (`reserve.cache = { locked = … }`).
+//! Memory that stays in a cache: what Quell has locked there for this program (`reserve.cache = {
+//! locked = … }`).
 //!
-//! Quell has the kernel lock memory and hands its device to the program that it launches: the descriptor is inherited, and three
-//! variables of the environment tell of it. Mapping it is all there is to do. The kernel empties the memory whenever it is mapped,
-//! and maps it only for a thread whose CPUs are all of the cache it is in.
+//! Quell has the kernel lock memory and hands its device to the program that it launches: the
+//! descriptor is inherited, and three variables of the environment tell of it. Mapping it is all
+//! there is to do. The kernel empties the memory whenever it is mapped, and maps it only for a
+//! thread whose CPUs are all of the cache it is in.
 
 use std::fmt;
 use std::io;
@@ -34,7 +36,8 @@ impl Locked {
     /// Maps the first `len` bytes of a locked region's device.
     ///
     /// # Errors
-    /// The kernel's: EINVAL (this thread may run on CPUs of other caches), ENOSPC (the region is smaller), ENODEV (it is gone).
+    /// The kernel's: EINVAL (this thread may run on CPUs of other caches), ENOSPC (the region is
+    /// smaller), ENODEV (it is gone).
     pub fn map(device: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe { map(device, std::ptr::null_mut(), len, 0) }?;
@@ -57,7 +60,8 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `map` made; whoever was handed the pointer was told how long it is good for.
+        // SAFETY: the mapping that `map` made; whoever was handed the pointer was told how long it
+        // is good for.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }
@@ -130,8 +134,8 @@ impl std::error::Error for NotMapped {
 /// Mapped by this process already: a second mapping would empty it.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Maps what Quell has locked for this program. `None` where it has locked nothing, or this was mapped before. From then on what
-/// this process starts does not have it.
+/// Maps what Quell has locked for this program. `None` where it has locked nothing, or this was
+/// mapped before. From then on what this process starts does not have it.
 ///
 /// # Errors
 /// [`NotMapped`] says what to do.
@@ -139,8 +143,9 @@ pub fn locked() -> Result<Option<Locked>, NotMapped> {
     take(Locked::map)
 }
 
-/// Maps it over the beginning of memory of one's own, in whose place it is from then on: for programs that have their buffer
-/// already. How many bytes of `len` are locked then; 0 where [`locked`] says `None`. What was there is lost.
+/// Maps it over the beginning of memory of one's own, in whose place it is from then on: for
+/// programs that have their buffer already. How many bytes of `len` are locked then; 0 where
+/// [`locked`] says `None`. What was there is lost.
 ///
 /// # Safety
 /// `start` is aligned to pages and begins a mapping of `len` bytes, which nobody refers to.

@@ -17,7 +17,8 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps a file of at least [`SIZE`] bytes that cannot become shorter: touching it can then not fail.
+    /// Maps a file of at least [`SIZE`] bytes that cannot become shorter: touching it can then not
+    /// fail.
     pub(crate) fn new(file: BorrowedFd<'_>) -> io::Result<Self> {
         const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         // SAFETY: takes numbers only.
@@ -35,7 +36,8 @@ impl Map {
             return Err(io::Error::other("its size is not a session's"));
         }
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that is that long and stays so.
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that is that long
+        // and stays so.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -57,8 +59,8 @@ impl Map {
     /// The word at an offset: one of the layout's.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset + 8 <= SIZE);
-        // SAFETY: inside the mapping, which is aligned to pages, at a multiple of eight; others change it atomically only, and if
-        // they do not, a word is still some word.
+        // SAFETY: inside the mapping, which is aligned to pages, at a multiple of eight; others
+        // change it atomically only, and if they do not, a word is still some word.
         unsafe { self.0.add(offset).cast::<AtomicU64>().as_ref() }
     }
 }

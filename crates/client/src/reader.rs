@@ -1,5 +1,5 @@
-//! Quell's side. What is read was written by a program that may be wrong, or mean it: nothing of it is an index or a length,
-//! and nothing it says makes a reading longer than the ring.
+//! Quell's side. What is read was written by a program that may be wrong, or mean it: nothing of it
+//! is an index or a length, and nothing it says makes a reading longer than the ring.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -47,8 +47,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A new session, with what the policy wants of each unit. Its descriptor is closed on exec: who launches a program clears that
-    /// in the child alone.
+    /// A new session, with what the policy wants of each unit. Its descriptor is closed on exec:
+    /// who launches a program clears that in the child alone.
     ///
     /// # Errors
     /// When there is no memory for it.
@@ -106,8 +106,9 @@ impl Reader {
         }
     }
 
-    /// Adds the units that have ended since the last look, in order of time. A program that sees no look for two seconds gives the session up. `now` tells the same clock's time: what ends later than
-    /// the count of units was read cannot be, so it is asked for after that.
+    /// Adds the units that have ended since the last look, in order of time. A program that sees no
+    /// look for two seconds gives the session up. `now` tells the same clock's time: what ends
+    /// later than the count of units was read cannot be, so it is asked for after that.
     pub fn read(&mut self, now: impl FnOnce() -> u64, units: &mut Vec<Unit>) -> Seen {
         self.map.word(at::LOOKS).fetch_add(1, Relaxed);
         let mut seen = Seen::default();

@@ -17,10 +17,12 @@ const AGAIN: u64 = 1_000_000_000;
 const AGAIN_REFUSED: u64 = 10_000_000_000;
 /// How long a program that opens a session waits for the answer, if there is somebody to give one.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(300);
-/// Without a look of Quell's for so long it is gone: a run that hangs for a second has lost the machine.
+/// Without a look of Quell's for so long it is gone: a run that hangs for a second has lost the
+/// machine.
 const GONE_AFTER: u64 = 2_000_000_000;
 
-/// Times this process has forked, counted in the children: a session belongs to the process that opened it.
+/// Times this process has forked, counted in the children: a session belongs to the process that
+/// opened it.
 static FORKED: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn forked() {
@@ -44,8 +46,8 @@ pub struct Demand {
     pub working_set: u64,
 }
 
-/// A session with Quell, or the wish for one: without Quell a call looks at the clock, and once a second whether Quell has come. One per
-/// process; its units are told of by one thread.
+/// A session with Quell, or the wish for one: without Quell a call looks at the clock, and once a
+/// second whether Quell has come. One per process; its units are told of by one thread.
 #[derive(Debug)]
 pub struct Session {
     open: Option<Open>,
@@ -72,15 +74,17 @@ struct Open {
 }
 
 impl Session {
-    /// The session that Quell has left for this process, if it has and no other process uses it; else the one that it gives a process
-    /// that asks. Waits at most 0.3 s for an answer, and only if Quell is there. If it is not, or ends, and comes later, the session
-    /// begins with one of the first units told of then.
+    /// The session that Quell has left for this process, if it has and no other process uses it;
+    /// else the one that it gives a process that asks. Waits at most 0.3 s for an answer, and only
+    /// if Quell is there. If it is not, or ends, and comes later, the session begins with one of
+    /// the first units told of then.
     #[must_use]
     pub fn open() -> Self {
         let file = std::env::var(layout::VARIABLE).ok();
         let file = file.and_then(|number| number.parse::<RawFd>().ok());
         let inherited = file.filter(|number| *number > 2).and_then(|number| {
-            // SAFETY: used for this call only; what it names is asked of the kernel by calls that may fail.
+            // SAFETY: used for this call only; what it names is asked of the kernel by calls that
+            // may fail.
             take(unsafe { BorrowedFd::borrow_raw(number) })
         });
         let door = std::env::var_os(layout::SOCKET_VARIABLE);
@@ -143,7 +147,8 @@ impl Session {
         self.target = nanos(target);
     }
 
-    /// Says what a unit asks of the machine: best before the first, since that is when a guess is of use.
+    /// Says what a unit asks of the machine: best before the first, since that is when a guess is
+    /// of use.
     pub fn set_demand(&mut self, demand: Demand) {
         self.demand = demand;
         if let Some(open) = self.live() {
@@ -189,7 +194,8 @@ impl Session {
         let (map, unit) = (&open.map, open.written);
         let at_slot = slot_of(unit);
         let word = |offset: usize| map.word(at_slot + offset);
-        // As a sequence lock: who reads between the two stores of the number finds it changed (Boehm, MSPC 2012).
+        // As a sequence lock: who reads between the two stores of the number finds it changed
+        // (Boehm, MSPC 2012).
         word(slot::NUMBER).store(0, Relaxed);
         fence(Release);
         word(slot::ENDED).store(ended, Relaxed);
@@ -200,7 +206,8 @@ impl Session {
         open.written = unit.wrapping_add(1);
     }
 
-    /// Gives up a session that Quell has let go of, and looks for another one at most once a second.
+    /// Gives up a session that Quell has let go of, and looks for another one at most once a
+    /// second.
     #[inline]
     fn attend(&mut self, now: u64) {
         if self.open.as_mut().is_some_and(|open| open.held(now)) {

@@ -182,7 +182,8 @@ fn a_program_in_c_tells_of_its_units_and_its_forked_child_does_not() {
     assert_eq!((all[0].took_ns, all[3].took_ns), (1_000, 2_000));
     assert!(all.iter().all(|u| u.target_ns == Some(9_000_000)));
     assert_eq!(reader.demand().working_set, 1 << 20);
-    // The next one goes on where this one, which is gone, has ended; so does one that dies in the middle.
+    // The next one goes on where this one, which is gone, has ended; so does one that dies in the
+    // middle.
     assert_eq!(run(&program, "die", &reader).code(), Some(7));
     assert_eq!(units(&mut reader).len(), 4);
     assert!(run(&program, "", &reader).success());

@@ -1,4 +1,5 @@
-//! The bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves it so.
+//! The bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves it
+//! so.
 
 mod beside;
 mod divided;
@@ -40,8 +41,8 @@ const WORK: &str = "latency:size=16KiB";
 /// The same, with a rate that is in proportion to its CPU time.
 const BUSY: &str = "bandwidth:read,size=16KiB";
 
-/// It begins when told to, reports what it did in as long as it was asked to, goes on afterwards, can be measured again, and
-/// ends when told to.
+/// It begins when told to, reports what it did in as long as it was asked to, goes on afterwards,
+/// can be measured again, and ends when told to.
 pub fn subjects_start_are_measured_run_on_and_stop(arm: &mut dyn Arm) {
     let (first, _) = divided(arm);
     let (warmup, duration) = arm.spans();
@@ -196,8 +197,8 @@ pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
     );
 }
 
-/// Where the machine tells lines that come in from those written back, each is held to its budget, and one that is not drawn stops nobody;
-/// where it does not, such a regulation is refused.
+/// Where the machine tells lines that come in from those written back, each is held to its budget,
+/// and one that is not drawn stops nobody; where it does not, such a regulation is refused.
 pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
     if !offers(arm, Mechanism::Bandwidth) {
         return;
@@ -323,7 +324,8 @@ fn regulation(cpus: &CpuSet, meter: Meter, limit: Rate, peak: Rate) -> Regulatio
     }
 }
 
-/// A group that sleeps has a reserve; its neighbour draws what it leaves with reclaim, not without, and with sharing more than both.
+/// A group that sleeps has a reserve; its neighbour draws what it leaves with reclaim, not without,
+/// and with sharing more than both.
 pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
     let Some(meter) = arm.meter() else { return };
     if !offers(arm, Mechanism::Bandwidth) {
@@ -356,7 +358,8 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
         arm.backend().undo().unwrap();
         found
     };
-    // What a short budget yields may be far less than its part of a longer one: a burst begins with cold caches.
+    // What a short budget yields may be far less than its part of a longer one: a burst begins with
+    // cold caches.
     within(
         arm,
         "with reclaim, of its own",
@@ -381,7 +384,8 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
     }
 }
 
-/// One of a group's two CPUs draws, the other does not: split by demand it gets nearly all of the budget, split evenly half.
+/// One of a group's two CPUs draws, the other does not: split by demand it gets nearly all of the
+/// budget, split evenly half.
 pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
     let Some(meter) = arm.meter() else { return };
     if !offers(arm, Mechanism::Bandwidth) {

@@ -1,8 +1,9 @@
-//! What a [`Backend`] promises, as one test body each, run on every machine there is: an [`Arm`] puts a machine under the bodies and
-//! tells what the backend itself does not, seen from outside. [`conformance!`] makes a test of each body.
+//! What a [`Backend`] promises, as one test body each, run on every machine there is: an [`Arm`]
+//! puts a machine under the bodies and tells what the backend itself does not, seen from outside.
+//! [`conformance!`] makes a test of each body.
 //!
-//! A body looks at results, never at how a machine comes by them, and leaves bounds as wide as a busy real machine needs. What a
-//! machine does not offer (by its own inventory) is skipped aloud.
+//! A body looks at results, never at how a machine comes by them, and leaves bounds as wide as a
+//! busy real machine needs. What a machine does not offer (by its own inventory) is skipped aloud.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -33,26 +34,27 @@ pub trait Arm {
     fn backend(&mut self) -> &mut dyn Backend;
     /// The CPUs that a running subject may be found on, as told by something else than the backend.
     fn found_on(&mut self, subject: SubjectId) -> CpuSet;
-    /// How much a running subject has done or run so far, in any unit: it grows while the subject runs.
+    /// How much a running subject has done or run so far, in any unit: it grows while the subject
+    /// runs.
     fn progress(&mut self, subject: SubjectId) -> u64;
     /// Warm-up and measured span that are long enough here.
     fn spans(&self) -> (Nanos, Nanos);
     /// What meters a bandwidth limit here; `None`, said aloud by the arm, where nothing does.
     fn meter(&self) -> Option<Meter>;
-    /// Prefers what is gathered now over whatever else runs on the machine, which no mechanism under test does: what it reaches is
-    /// measured next. Undoing takes it back.
+    /// Prefers what is gathered now over whatever else runs on the machine, which no mechanism
+    /// under test does: what it reaches is measured next. Undoing takes it back.
     fn prefer(&mut self) {}
     /// A stream that draws from memory all it can, whether or not it was stopped a moment ago.
     fn stream(&self) -> &'static str {
         "bandwidth:write,size=32MiB"
     }
-    /// A plan of one promise that this machine can be made to lose, by [`Self::break_promise`]. `None`, said aloud, where there is
-    /// no such promise.
+    /// A plan of one promise that this machine can be made to lose, by [`Self::break_promise`].
+    /// `None`, said aloud, where there is no such promise.
     fn breakable(&mut self) -> Option<Plan>;
     /// Makes the machine lose the promise of [`Self::breakable`], whose steps are applied.
     fn break_promise(&mut self);
-    /// A plan of which somebody else can change a setting, by [`Self::meddle`]. `None`, said aloud, on a machine that has nobody
-    /// else.
+    /// A plan of which somebody else can change a setting, by [`Self::meddle`]. `None`, said aloud,
+    /// on a machine that has nobody else.
     fn meddled_with(&mut self) -> Option<Plan>;
     /// Changes a setting of [`Self::meddled_with`], as somebody else would.
     fn meddle(&mut self) {}
@@ -60,14 +62,15 @@ pub trait Arm {
     fn is_meddled(&mut self) -> bool {
         false
     }
-    /// By how much of itself a rate varies from one measurement to the next all the same, and how often one may be tried.
+    /// By how much of itself a rate varies from one measurement to the next all the same, and how
+    /// often one may be tried.
     fn noise(&self) -> (f64, u32) {
         (0.0, 1)
     }
 }
 
-/// A test of every body, on the machine that `$arm` makes: a function from the body's name to an `Option` of an [`Arm`], `None` where the
-/// machine is not to be had, which it says aloud.
+/// A test of every body, on the machine that `$arm` makes: a function from the body's name to an
+/// `Option` of an [`Arm`], `None` where the machine is not to be had, which it says aloud.
 #[macro_export]
 macro_rules! conformance {
     ($arm:path) => {
@@ -133,7 +136,8 @@ pub fn subject(name: &str, run: &str, cpus: Option<&CpuSet>) -> SubjectSpec {
     }
 }
 
-/// A plan of these steps, numbered in their order, and of one promise that rests on the last of them.
+/// A plan of these steps, numbered in their order, and of one promise that rests on the last of
+/// them.
 #[must_use]
 pub fn plan(steps: Vec<Step>, promise: Promise, level: Level) -> Plan {
     let numbered = (1..).map(StepId).zip(steps);
@@ -278,7 +282,8 @@ pub fn until<T>(arm: &mut dyn Arm, wanted: impl Fn(&Seen) -> Option<T>) -> T {
     }
 }
 
-/// Tries, as often as the arm's noise allows, whether what `find` measures lies within the bounds, made wider by that noise.
+/// Tries, as often as the arm's noise allows, whether what `find` measures lies within the bounds,
+/// made wider by that noise.
 pub fn within(
     arm: &mut dyn Arm,
     what: &str,

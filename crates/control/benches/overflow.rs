@@ -1,7 +1,8 @@
-//! What a regulator takes to decide after an overflow, in nanoseconds: `cargo bench -p quell-control --bench overflow [-- NAME]`.
+//! What a regulator takes to decide after an overflow, in nanoseconds: `cargo bench -p
+//! quell-control --bench overflow [-- NAME]`.
 //!
-//! The best and the median of some runs of one thread's CPU time. What surrounds it in a brake (the wake-up, reading and
-//! arming the counter) are system calls, and not in here.
+//! The best and the median of some runs of one thread's CPU time. What surrounds it in a brake (the
+//! wake-up, reading and arming the counter) are system calls, and not in here.
 
 use std::hint::black_box;
 use std::time::Instant;

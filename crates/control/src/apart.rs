@@ -1,10 +1,12 @@
 //! The fast controller of a CPU whose reads and writes have a budget each.
 //!
-//! Method: two counters, two budgets, as MemGuard has them since Bechtel and Yun, "Denial-of-Service Attacks on Shared Cache in
-//! Multicore: Analysis and Prevention" (RTAS 2019): lines that are written back hurt others far more than lines that come in, so that
-//! one budget for the sum is too large for who writes or too small for who reads. The group is stopped on that CPU when either is used up, and
-//! goes on when both allow it. Each is a [`CpuRegulator`] with its own lazily refreshed periods, and pays its own debts: what a stop for
-//! one direction leaves of the other's budget stays there, and a direction that is not drawn changes nothing.
+//! Method: two counters, two budgets, as MemGuard has them since Bechtel and Yun,
+//! "Denial-of-Service Attacks on Shared Cache in Multicore: Analysis and Prevention" (RTAS 2019):
+//! lines that are written back hurt others far more than lines that come in, so that one budget for
+//! the sum is too large for who writes or too small for who reads. The group is stopped on that CPU
+//! when either is used up, and goes on when both allow it. Each is a [`CpuRegulator`] with its own
+//! lazily refreshed periods, and pays its own debts: what a stop for one direction leaves of the
+//! other's budget stays there, and a direction that is not drawn changes nothing.
 //!
 //! No allocation, no clock, no system call: the caller brings the time and the counters' readings.
 
@@ -63,7 +65,8 @@ impl ApartRegulator {
         Lines(self.reads.forgiven().0 + self.writes.forgiven().0)
     }
 
-    /// A stop is over: the directions that asked for it pay. What came in meanwhile can stop it again at once.
+    /// A stop is over: the directions that asked for it pay. What came in meanwhile can stop it
+    /// again at once.
     pub fn begin(&mut self, now: Nanos, used: LineCounts) -> Verdict {
         let [reads, writes] = self.stopped;
         if reads {
@@ -75,7 +78,8 @@ impl ApartRegulator {
         self.overflow(now, used)
     }
 
-    /// Either counter overflowed at `now`. What may go on is told as the reads that are left; [`Self::left`] has both.
+    /// Either counter overflowed at `now`. What may go on is told as the reads that are left;
+    /// [`Self::left`] has both.
     pub fn overflow(&mut self, now: Nanos, used: LineCounts) -> Verdict {
         let reads = self.reads.overflow(now, used.lines);
         let writes = self.writes.overflow(now, used.writes);
@@ -130,7 +134,8 @@ mod tests {
             cpu.begin(Nanos(3_000), moved(30, 65)),
             Verdict::Rearm(Lines(70))
         );
-        // Five too many were written: fifteen are left. Nobody has paid for the reads, since nobody had to.
+        // Five too many were written: fifteen are left. Nobody has paid for the reads, since nobody
+        // had to.
         assert_eq!(cpu.left(moved(30, 65)), moved(70, 15));
     }
 
@@ -182,8 +187,8 @@ mod tests {
         used: LineCounts,
     }
 
-    /// One spell: idle for so long, then lines come in every `read` and are written back every `write` until a counter overflows and
-    /// `late` longer.
+    /// One spell: idle for so long, then lines come in every `read` and are written back every
+    /// `write` until a counter overflows and `late` longer.
     #[derive(Clone, Copy, Debug)]
     struct Spell {
         idle: u64,
@@ -241,8 +246,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the demand and the reaction time: by any time t no more has been moved in either direction than the budgets of
-        /// the periods begun, plus what one reaction lets through.
+        /// Whatever the demand and the reaction time: by any time t no more has been moved in
+        /// either direction than the budgets of the periods begun, plus what one reaction lets
+        /// through.
         #[test]
         fn the_average_of_neither_direction_exceeds_its_budget(
             spells in proptest::collection::vec(spell(), 1..200),
@@ -326,7 +332,8 @@ mod tests {
             }
         }
 
-        /// Who always wants more of both gets all of the budget that binds it (to within one reaction), and stops no longer.
+        /// Who always wants more of both gets all of the budget that binds it (to within one
+        /// reaction), and stops no longer.
         #[test]
         fn a_greedy_cpu_gets_the_rate_of_the_budget_that_binds(read in 1u64..5, write in 1u64..40, late in 0u64..40) {
             let mut cpu = Cpu::new(BUDGET);

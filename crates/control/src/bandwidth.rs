@@ -1,11 +1,14 @@
-//! The fast controller: one per regulated CPU, run inside the brake thread or the simulated overflow handler.
+//! The fast controller: one per regulated CPU, run inside the brake thread or the simulated
+//! overflow handler.
 //!
-//! Method: MemGuard's reservation (Yun et al., RTAS 2013, section III: a budget of memory transactions per CPU and
-//! period, the CPU stopped when it is spent) refreshed lazily, as a generic cell rate algorithm does (ITU-T I.371,
-//! annex A): nothing happens at the start of a period. Only when a budget has been used up is it asked whether that took
-//! at least a period; if so a new budget begins on the spot, if not the group is stopped there until the period is over. A CPU
-//! that stays below its budget is therefore never stopped, and looked at once per budget, not once per period. What ran past the budget before the stop took
-//! hold is debited from the periods that follow, so that the average holds whatever the reaction time.
+//! Method: MemGuard's reservation (Yun et al., RTAS 2013, section III: a budget of memory
+//! transactions per CPU and period, the CPU stopped when it is spent) refreshed lazily, as a
+//! generic cell rate algorithm does (ITU-T I.371, annex A): nothing happens at the start of a
+//! period. Only when a budget has been used up is it asked whether that took at least a period; if
+//! so a new budget begins on the spot, if not the group is stopped there until the period is over.
+//! A CPU that stays below its budget is therefore never stopped, and looked at once per budget, not
+//! once per period. What ran past the budget before the stop took hold is debited from the periods
+//! that follow, so that the average holds whatever the reaction time.
 //!
 //! No allocation, no clock, no system call: the caller brings the time and the counter's reading.
 
@@ -18,10 +21,12 @@ pub enum Verdict {
     Rearm(Lines),
     /// The budget lasted at least a period: a new one begins now, with so many lines.
     NewPeriod(Lines),
-    /// The budget went sooner than a period: stop the group on this CPU until then, and call [`CpuRegulator::begin`].
+    /// The budget went sooner than a period: stop the group on this CPU until then, and call
+    /// [`CpuRegulator::begin`].
     ThrottleUntil(Nanos),
-    /// All that may be drawn has been, by everybody in the pool, or this CPU has no cap: run on uncounted until then, and
-    /// call [`PooledRegulator::begin`](super::pooled::PooledRegulator::begin).
+    /// All that may be drawn has been, by everybody in the pool, or this CPU has no cap: run on
+    /// uncounted until then, and call
+    /// [`PooledRegulator::begin`](super::pooled::PooledRegulator::begin).
     RunFreeUntil(Nanos),
 }
 
@@ -43,8 +48,9 @@ impl Verdict {
     }
 }
 
-/// The longest time a debt may stop a group on a CPU. Beyond it (the brake itself was kept from running) the rest of the
-/// debt is forgiven and counted, so that one failure does not freeze a CPU for minutes.
+/// The longest time a debt may stop a group on a CPU. Beyond it (the brake itself was kept from
+/// running) the rest of the debt is forgiven and counted, so that one failure does not freeze a CPU
+/// for minutes.
 pub const LONGEST_DEBT: Nanos = Nanos::secs(1);
 
 /// The budget that a regulator is in, for a copy of it that decides elsewhere (in the counter's
@@ -72,7 +78,8 @@ pub struct CpuRegulator {
     most_periods: u64,
     /// When the current budget began.
     start: Nanos,
-    /// The counter's reading from which use is charged to the current budget: the reading when it began, less the debt.
+    /// The counter's reading from which use is charged to the current budget: the reading when it
+    /// began, less the debt.
     base: u64,
     forgiven: u64,
 }
@@ -104,7 +111,8 @@ impl CpuRegulator {
         )
     }
 
-    /// The budget from when the current one is used up: what was drawn until then is paid for by that.
+    /// The budget from when the current one is used up: what was drawn until then is paid for by
+    /// that.
     pub fn set_budget(&mut self, budget: Lines) {
         self.next_budget = budget.0.max(1);
     }
@@ -121,7 +129,8 @@ impl CpuRegulator {
         Lines(self.forgiven)
     }
 
-    /// A budget begins at `now`, with the counter at `used`, and nothing is owed: nobody counted until now.
+    /// A budget begins at `now`, with the counter at `used`, and nothing is owed: nobody counted
+    /// until now.
     pub fn restart(&mut self, now: Nanos, used: Lines) -> Lines {
         self.start = now;
         self.base = used.0;
@@ -147,8 +156,9 @@ impl CpuRegulator {
         self.base = base.0;
     }
 
-    /// After a throttle: pays for what was used with the periods that have passed, and returns what the counter is
-    /// armed with. The phase of the periods is kept, so that a CPU that always wants more gets exactly its rate.
+    /// After a throttle: pays for what was used with the periods that have passed, and returns what
+    /// the counter is armed with. The phase of the periods is kept, so that a CPU that always wants
+    /// more gets exactly its rate.
     pub fn begin(&mut self, now: Nanos, used: Lines) -> Lines {
         let spent = used.0.saturating_sub(self.base);
         let passed = now.since(self.start).0 / self.period;
@@ -191,7 +201,8 @@ mod tests {
     const PERIOD: Nanos = Nanos(1_000);
     const BUDGET: Lines = Lines(100);
 
-    /// A CPU that draws 25 budgets of what it is to have from now on pays for them as what they were: one.
+    /// A CPU that draws 25 budgets of what it is to have from now on pays for them as what they
+    /// were: one.
     #[test]
     fn what_was_drawn_is_paid_for_by_the_budget_that_it_was_drawn_from() {
         let mut cpu = CpuRegulator::new(Lines(2_500), PERIOD, Nanos(0), Lines(0));
@@ -300,16 +311,16 @@ mod tests {
         assert_eq!(first.account(), None);
     }
 
-    /// A CPU that draws one line per `gap` whenever it is not stopped, wants `idle` pauses, and is stopped only
-    /// `late` after the overflow.
+    /// A CPU that draws one line per `gap` whenever it is not stopped, wants `idle` pauses, and is
+    /// stopped only `late` after the overflow.
     struct Cpu {
         now: u64,
         used: u64,
     }
 
     proptest! {
-        /// Whatever the demand and the reaction time: by any time t no more has been used than the budgets of the
-        /// periods begun, plus what one reaction lets through.
+        /// Whatever the demand and the reaction time: by any time t no more has been used than the
+        /// budgets of the periods begun, plus what one reaction lets through.
         #[test]
         fn the_average_never_exceeds_the_budget(
             spells in proptest::collection::vec((1u64..50, 0u64..3_000, 0u64..400), 1..200),
@@ -338,7 +349,8 @@ mod tests {
             }
         }
 
-        /// A CPU that always wants more gets its whole budget in every period (to within one reaction).
+        /// A CPU that always wants more gets its whole budget in every period (to within one
+        /// reaction).
         #[test]
         fn a_greedy_cpu_gets_its_rate(late in 0u64..40, wake in 0u64..5) {
             let mut cpu = fresh();

@@ -20,15 +20,16 @@ pub enum Meter {
     Reads,
     /// Hardware events of lines that are written back.
     Writes,
-    /// Lines that come in and lines that are written back, each with a budget of its own: `budget` is that of the
-    /// lines that come in.
+    /// Lines that come in and lines that are written back, each with a budget of its own: `budget`
+    /// is that of the lines that come in.
     Apart {
         /// Lines that each CPU may write back per period.
         writes: Lines,
     },
 }
 
-/// The budgets of several CPUs in one pool, and periods that begin together. All regulations of a plan that are pooled share one pool.
+/// The budgets of several CPUs in one pool, and periods that begin together. All regulations of a
+/// plan that are pooled share one pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pooling {
@@ -40,9 +41,11 @@ pub struct Pooling {
     pub predictor: Share,
     /// How much is taken from the pool at a time.
     pub quantum: Lines,
-    /// The budget is a cap. If not, the group is never stopped: it only gives what it does not draw of the budget.
+    /// The budget is a cap. If not, the group is never stopped: it only gives what it does not draw
+    /// of the budget.
     pub capped: bool,
-    /// The budget is headroom: the group gives all of it while it draws nothing on any of its CPUs, and nothing while it draws.
+    /// The budget is headroom: the group gives all of it while it draws nothing on any of its CPUs,
+    /// and nothing while it draws.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub headroom: bool,
 }
@@ -61,13 +64,15 @@ pub struct Regulation {
     pub meter: Meter,
     /// For the time meter: the peak single-CPU rate.
     pub peak: Rate,
-    /// How its CPUs' budgets go together with those of others. Absent: each by itself, reservation only.
+    /// How its CPUs' budgets go together with those of others. Absent: each by itself, reservation
+    /// only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
     /// How the sum of the budgets is spread over the CPUs: by demand, again and again, or evenly.
     #[serde(default = "Split::even", skip_serializing_if = "Split::is_even")]
     pub split: Split,
-    /// Lines per period that every CPU keeps when the budget is split by demand: what can be held there.
+    /// Lines per period that every CPU keeps when the budget is split by demand: what can be held
+    /// there.
     #[serde(default, skip_serializing_if = "Lines::is_zero")]
     pub least: Lines,
 }
@@ -95,7 +100,8 @@ impl Regulation {
 /// Lines of a regulated CPU: what its counters read, or what it may move per period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineCounts {
-    /// What counts against [`Regulation::budget`]: lines that come in, where those written back have a budget of their own.
+    /// What counts against [`Regulation::budget`]: lines that come in, where those written back
+    /// have a budget of their own.
     pub lines: Lines,
     /// Lines written back, where they have; else none.
     pub writes: Lines,
@@ -116,7 +122,8 @@ impl From<Lines> for LineCounts {
     }
 }
 
-/// What may be done to a neighbour: what its `allow` names, `escalate` names too, and the machine can do.
+/// What may be done to a neighbour: what its `allow` names, `escalate` names too, and the machine
+/// can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Allows {
@@ -150,8 +157,8 @@ pub struct Boundary {
 }
 
 impl Boundary {
-    /// Of the group's ways at most, and the others' at least. `None` where what is given back could not be the others' without a
-    /// hole: the two have to be runs side by side.
+    /// Of the group's ways at most, and the others' at least. `None` where what is given back could
+    /// not be the others' without a hole: the two have to be runs side by side.
     #[must_use]
     pub fn between(own: Mask, others: Mask) -> Option<Self> {
         let run = |mask: Mask| {

@@ -1,26 +1,36 @@
-//! The slow controller behind `regulator.adapt = "deadline"`: what is left to the others follows how late the units of work
-//! of one group are, so that its percentile stays inside its target and the others get the rest.
+//! The slow controller behind `regulator.adapt = "deadline"`: what is left to the others follows
+//! how late the units of work of one group are, so that its percentile stays inside its target and
+//! the others get the rest.
 //!
-//! What acts is the others' budget: a critical group is never throttled, so what is reserved for it is what they may not draw.
+//! What acts is the others' budget: a critical group is never throttled, so what is reserved for it
+//! is what they may not draw.
 //!
-//! Method: every unit is late or in time, and the share of late ones is steered, not a duration: that needs no model of how
-//! durations follow the budget, and one stray late unit in a hundred is what a percentile of 99 allows. The level to which the
-//! share of late units settles is that of stochastic approximation of a quantile (Robbins and Monro 1951): a late unit takes
-//! [`FIRST_CUT`] away, and is owed as many units in time as the percentile asks for each late one, and as many again, before what was late is
-//! tried another time. Far from there that alone would be slow, so that
+//! Method: every unit is late or in time, and the share of late ones is steered, not a duration:
+//! that needs no model of how durations follow the budget, and one stray late unit in a hundred is
+//! what a percentile of 99 allows. The level to which the share of late units settles is that of
+//! stochastic approximation of a quantile (Robbins and Monro 1951): a late unit takes [`FIRST_CUT`]
+//! away, and is owed as many units in time as the percentile asks for each late one, and as many
+//! again, before what was late is tried another time. Far from there that alone would be slow, so
+//! that
 //!
-//! * late units that follow each other double the cut, up to half of everything: the reserve grows at once;
-//! * the way back is a search: half-way to where it was late last, again and again, each time after [`JUDGED`] units in time, as in
-//!   binary increase congestion control (Xu, Harfoush, Rhee, INFOCOM 2004), and no further than the durations seen at the last two
-//!   budgets, drawn on as a line, leave room for. A step that turns out late is taken back whole;
-//! * close to that ceiling, and beyond it, steps are small, and grow only as long as nothing is late.
+//! * late units that follow each other double the cut, up to half of everything: the reserve grows
+//!   at once;
+//! * the way back is a search: half-way to where it was late last, again and again, each time after
+//!   [`JUDGED`] units in time, as in binary increase congestion control (Xu, Harfoush, Rhee,
+//!   INFOCOM 2004), and no further than the durations seen at the last two budgets, drawn on as a
+//!   line, leave room for. A step that turns out late is taken back whole;
+//! * close to that ceiling, and beyond it, steps are small, and grow only as long as nothing is
+//!   late.
 //!
-//! Only units that began after a change has settled tell of it. Without units nothing is known, and nothing is changed.
+//! Only units that began after a change has settled tell of it. Without units nothing is known, and
+//! nothing is changed.
 //!
-//! Who says what its units move is believed once, before anything is known ([`Deadline::guess`]): the others then begin with what that leaves instead of
-//! with everything, and the first step from there is a small one, to learn how durations follow.
+//! Who says what its units move is believed once, before anything is known ([`Deadline::guess`]):
+//! the others then begin with what that leaves instead of with everything, and the first step from
+//! there is a small one, to learn how durations follow.
 //!
-//! Time is counted in units, not in seconds, so that frames of 16 ms and jobs of 1 ms settle alike in their own time.
+//! Time is counted in units, not in seconds, so that frames of 16 ms and jobs of 1 ms settle alike
+//! in their own time.
 
 use std::fmt;
 
@@ -51,10 +61,12 @@ const FIRST_STEP: Share = Share::percent(8);
 /// Units in time for each late one: at most, for percentiles next to 100.
 const LONGEST_PATIENCE: u64 = 20_000;
 
-/// Late units that are outweighed at most: what made more of them late in a row is over some day, and is not held against it.
+/// Late units that are outweighed at most: what made more of them late in a row is over some day,
+/// and is not held against it.
 const MOST_OWED: u64 = 4;
 
-/// How long nothing may come before it is told: this long, or this many times as long as between the last two.
+/// How long nothing may come before it is told: this long, or this many times as long as between
+/// the last two.
 const SILENT: Nanos = Nanos::secs(1);
 const SILENT_UNITS: u64 = 20;
 
@@ -219,13 +231,15 @@ pub struct Deadline {
     batch: Batch,
     /// Units in time since the last change or late unit.
     in_time: Durations,
-    /// What was given, in bytes per second, and what units took of their target then, on average, in millionths.
+    /// What was given, in bytes per second, and what units took of their target then, on average,
+    /// in millionths.
     learned: Option<(u64, u64)>,
     /// So much more given made units so much slower.
     slope: Option<(u64, u64)>,
     /// Units in time that late ones are still to be outweighed by.
     owed: u64,
-    /// Where units begin to be late is not known yet, or not any more: late ones are what it takes to find out.
+    /// Where units begin to be late is not known yet, or not any more: late ones are what it takes
+    /// to find out.
     searching: bool,
     /// What the next late unit takes away.
     cut: Share,
@@ -323,7 +337,8 @@ impl Deadline {
         }
     }
 
-    /// Leaves the others so much from now on, if less than before and nothing is known of units yet. Whether it did.
+    /// Leaves the others so much from now on, if less than before and nothing is known of units
+    /// yet. Whether it did.
     pub fn guess(&mut self, now: Nanos, left: Rate) -> bool {
         let left = left.clamp(self.aim.least, self.aim.most);
         let known = self.ceiling.is_some() || self.learned.is_some() || self.in_time.units > 0;
@@ -337,8 +352,9 @@ impl Deadline {
         true
     }
 
-    /// Decides by what was seen since the last step. `force` is what the others are left in fact: less than [`Self::given`] where somebody
-    /// else's units need it, and then only late ones tell anything.
+    /// Decides by what was seen since the last step. `force` is what the others are left in fact:
+    /// less than [`Self::given`] where somebody else's units need it, and then only late ones tell
+    /// anything.
     pub fn step(&mut self, now: Nanos, force: Rate) -> Option<Step> {
         self.stepped = now;
         let bounds = force >= self.given;
@@ -361,7 +377,8 @@ impl Deadline {
         if bounds { self.give_back(now) } else { None }
     }
 
-    /// The others have much less since somebody else's units were late: only what begins from now on tells of that.
+    /// The others have much less since somebody else's units were late: only what begins from now
+    /// on tells of that.
     pub(super) fn fell(&mut self, now: Nanos) {
         self.judged_from = now.plus(self.aim.settles);
     }
@@ -462,7 +479,8 @@ impl Deadline {
         })
     }
 
-    /// How much more can be given until units are late, if their durations go on rising as they did since what was learned last.
+    /// How much more can be given until units are late, if their durations go on rising as they did
+    /// since what was learned last.
     fn reach(&self) -> u64 {
         let Some((more, slower)) = self.slope else {
             return u64::MAX;
@@ -494,7 +512,8 @@ impl Deadline {
         self.owed.div_ceil(self.patience).max(1)
     }
 
-    /// What the first of late units that follow each other takes away: the more, the shorter ago the others.
+    /// What the first of late units that follow each other takes away: the more, the shorter ago
+    /// the others.
     fn first_cut(&self) -> Share {
         Share(FIRST_CUT.0 * self.often())
     }

@@ -1,4 +1,5 @@
-//! The controller against plants: a periodic job whose duration rises with what the others may draw.
+//! The controller against plants: a periodic job whose duration rises with what the others may
+//! draw.
 
 #![expect(clippy::cast_sign_loss, reason = "durations are positive")]
 

@@ -1,15 +1,18 @@
-//! Several groups with targets at once: each has its own [`Deadline`], and the others are left the least that any of them leaves. So the loop
-//! obeys the worst off, and what a group whose units are in time would leave is never less for it.
+//! Several groups with targets at once: each has its own [`Deadline`], and the others are left the
+//! least that any of them leaves. So the loop obeys the worst off, and what a group whose units are
+//! in time would leave is never less for it.
 //!
-//! What more one could leave while another needs it is not known, only what it left before: it stays there until late units tell otherwise, and
-//! is searched on from there once it is the least again.
+//! What more one could leave while another needs it is not known, only what it left before: it
+//! stays there until late units tell otherwise, and is searched on from there once it is the least
+//! again.
 
 use quell_types::units::{Nanos, Rate, Share};
 
 use super::deadline::{Aim, Deadline, Step, Unit, Why};
 
-/// What the others have falls by more than this: then units that began before say nothing of what they have now. Less is let pass, or long
-/// units beside short ones, which move it often, would never be judged.
+/// What the others have falls by more than this: then units that began before say nothing of what
+/// they have now. Less is let pass, or long units beside short ones, which move it often, would
+/// never be judged.
 const MUCH: Share = Share::percent(10);
 
 /// The controllers of several groups that share what the others are left.
@@ -62,8 +65,9 @@ impl Deadlines {
         }
     }
 
-    /// Units of that aim are said to draw `need`. Before any has been judged, the others are left what that and the needs of the other aims
-    /// leave of `sustainable`, if that is less than they have.
+    /// Units of that aim are said to draw `need`. Before any has been judged, the others are left
+    /// what that and the needs of the other aims leave of `sustainable`, if that is less than they
+    /// have.
     pub fn declared(
         &mut self,
         now: Nanos,
@@ -82,7 +86,8 @@ impl Deadlines {
         (to < from).then_some(Step::Change { from, to, why })
     }
 
-    /// Decides by what was seen since the last step. Every step names its aim; a change is what it comes to for the others, and at most one.
+    /// Decides by what was seen since the last step. Every step names its aim; a change is what it
+    /// comes to for the others, and at most one.
     pub fn step(&mut self, now: Nanos) -> Vec<(usize, Step)> {
         let from = self.given();
         let steps = self.each.iter_mut().map(|control| control.step(now, from));
@@ -94,7 +99,8 @@ impl Deadlines {
         if from.0.saturating_sub(to.0) > from.part(MUCH).0 {
             self.each.iter_mut().for_each(|control| control.fell(now));
         }
-        // Who has made it what it is: of what is less, the one that leaves least; of what is more, whoever gave in.
+        // Who has made it what it is: of what is less, the one that leaves least; of what is more,
+        // whoever gave in.
         let made_it = |n: usize, own: Rate| {
             let least = self.each.get(n).is_some_and(|c| c.given() == to);
             if to < from { least } else { own > from }

@@ -1,4 +1,5 @@
-//! Several controllers against several jobs on one machine, each slower the more the others may draw.
+//! Several controllers against several jobs on one machine, each slower the more the others may
+//! draw.
 
 #![expect(clippy::cast_sign_loss, reason = "durations are positive")]
 
@@ -13,7 +14,8 @@ const MOST: Rate = Rate(10_000_000_000);
 const LEAST: Rate = Rate(600_000_000);
 const SETTLED: Nanos = Nanos::secs(2);
 
-/// A periodic job: what a unit takes beside nobody, and what the others add to that at the most they may draw.
+/// A periodic job: what a unit takes beside nobody, and what the others add to that at the most
+/// they may draw.
 #[derive(Clone, Debug)]
 struct Job {
     period: Nanos,
@@ -47,7 +49,8 @@ fn aim(job: &Job) -> Aim {
     }
 }
 
-/// What came of it: of every unit its job, its end, whether it was late, and what the others were given.
+/// What came of it: of every unit its job, its end, whether it was late, and what the others were
+/// given.
 fn run(jobs: &[Job], until: Nanos, seed: u64) -> Vec<(usize, Nanos, bool, Rate)> {
     let mut control = Deadlines::new(jobs.iter().map(aim), Nanos(0));
     let mut rng = Rng::new(seed);
@@ -122,7 +125,8 @@ fn job() -> impl Strategy<Value = Job> {
 }
 
 proptest! {
-    // What is asserted of noise holds nearly always: of the same three hundred it can be counted on.
+    // What is asserted of noise holds nearly always: of the same three hundred it can be counted
+    // on.
     #![proptest_config(ProptestConfig { cases: 300, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
     #[test]
@@ -140,8 +144,8 @@ proptest! {
         let given: Vec<f64> = units.iter().filter(|u| u.1 >= SETTLED).map(|u| u.3.0 as f64).collect();
         let mean = given.iter().sum::<f64>() / given.len() as f64;
         prop_assert!(mean >= 0.85 * best, "{mean:e} of {best:e} on average");
-        // It stays where it is, to within a few hundredths, but for one way back: who was not the least when it gave in last, and is late
-        // later, goes back to what it left before that.
+        // It stays where it is, to within a few hundredths, but for one way back: who was not the
+        // least when it gave in last, and is late later, goes back to what it left before that.
         let low = given.iter().copied().fold(f64::MAX, f64::min);
         let high = given.iter().copied().fold(0.0, f64::max);
         prop_assert!(low >= 0.4 * best, "{low:e} of {best:e} at least");

@@ -23,8 +23,8 @@ use bandwidth::{CpuRegulator, Verdict};
 use pool::{Period, Pool};
 use pooled::PooledRegulator;
 
-/// The regulator of one CPU, as its [`Regulation`] wants it; whoever runs it brings the time, the counters' readings and the
-/// pool.
+/// The regulator of one CPU, as its [`Regulation`] wants it; whoever runs it brings the time, the
+/// counters' readings and the pool.
 #[derive(Clone, Debug)]
 pub enum Regulator {
     /// By itself, its periods beginning when it next overflows.
@@ -36,7 +36,8 @@ pub enum Regulator {
 }
 
 impl Regulator {
-    /// The regulator of each CPU of `regulation`, at `now` with the counters at `used`. [`Self::begin`] comes next.
+    /// The regulator of each CPU of `regulation`, at `now` with the counters at `used`.
+    /// [`Self::begin`] comes next.
     #[must_use]
     pub fn new(regulation: &Regulation, now: Nanos, used: LineCounts) -> Self {
         let (budget, period) = (regulation.budgets(), regulation.period);
@@ -67,8 +68,8 @@ impl Regulator {
         }
     }
 
-    /// With what the counters are armed when it said that `lines` may be moved: where reads and writes have a budget each, these are
-    /// the reads.
+    /// With what the counters are armed when it said that `lines` may be moved: where reads and
+    /// writes have a budget each, these are the reads.
     #[must_use]
     pub fn armed(&self, lines: Lines, used: LineCounts) -> LineCounts {
         match self {
@@ -86,7 +87,8 @@ impl Regulator {
         }
     }
 
-    /// The CPU was not counted until now: a budget of its own begins. Budgets in a pool are always counted.
+    /// The CPU was not counted until now: a budget of its own begins. Budgets in a pool are always
+    /// counted.
     pub fn restart(&mut self, now: Nanos, used: LineCounts) {
         if let Self::Alone(regulator) = self {
             regulator.restart(now, used.lines);
@@ -108,8 +110,8 @@ impl Regulator {
         }
     }
 
-    /// The period it shares with others, if it does, and when that ends: then [`Self::begin`] is due, whether it draws
-    /// anything or not.
+    /// The period it shares with others, if it does, and when that ends: then [`Self::begin`] is
+    /// due, whether it draws anything or not.
     #[must_use]
     pub fn period(&self) -> Option<(Period, Nanos)> {
         match self {

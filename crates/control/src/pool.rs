@@ -1,13 +1,15 @@
-//! The pool: what CPUs have given away of their budgets in the current period, which period that is, and how many of them
-//! have nothing left. Shared by the regulators of all CPUs, and the only thing that they share.
+//! The pool: what CPUs have given away of their budgets in the current period, which period that
+//! is, and how many of them have nothing left. Shared by the regulators of all CPUs, and the only
+//! thing that they share.
 //!
-//! Method: MemGuard's global budget (Yun et al., RTAS 2013, section III-C), kept without locks. What must be seen
-//! together lies in one word, changed by compare-and-exchange: a tag of the period, how many members have something left,
-//! and the lines to be had. So "everybody is out of budget and nothing is left" is one load of one word, and a CPU that is
-//! late and still in the last period can neither take from this one's lines nor lose any of its own in it unseen.
+//! Method: MemGuard's global budget (Yun et al., RTAS 2013, section III-C), kept without locks.
+//! What must be seen together lies in one word, changed by compare-and-exchange: a tag of the
+//! period, how many members have something left, and the lines to be had. So "everybody is out of
+//! budget and nothing is left" is one load of one word, and a CPU that is late and still in the
+//! last period can neither take from this one's lines nor lose any of its own in it unseen.
 //!
-//! Members come and go while the others run. Whoever does so may be counted once too often in the period in which it
-//! does, never once too little: sharing may begin later for it, not sooner.
+//! Members come and go while the others run. Whoever does so may be counted once too often in the
+//! period in which it does, never once too little: sharing may begin later for it, not sooner.
 
 #[cfg(all(loom, test))]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +23,8 @@ use quell_types::units::{Lines, Nanos};
 pub struct Period {
     /// When it began.
     pub start: Nanos,
-    /// It began before the last one was over, because all budgets were spent: what it grants is best effort.
+    /// It began before the last one was over, because all budgets were spent: what it grants is
+    /// best effort.
     pub early: bool,
 }
 
@@ -60,7 +63,8 @@ impl Period {
 pub trait Pool {
     /// The current period.
     fn period(&self) -> Period;
-    /// Begins the period `to` after `from`, unless somebody else was first. Returns the current one.
+    /// Begins the period `to` after `from`, unless somebody else was first. Returns the current
+    /// one.
     fn renew(&self, from: Period, to: Period) -> Period;
     /// A member more, with something left in every period until it says otherwise.
     fn join(&self);
@@ -68,7 +72,8 @@ pub trait Pool {
     fn leave(&self, period: Period, left: bool);
     /// A member has `lines` to give away.
     fn give(&self, period: Period, lines: Lines);
-    /// A member takes up to `want`. Whoever is counted as spent takes itself out of that count first ([`Pool::hold`]).
+    /// A member takes up to `want`. Whoever is counted as spent takes itself out of that count
+    /// first ([`Pool::hold`]).
     fn take(&self, period: Period, want: Lines) -> Lines;
     /// Whether there is anything to take.
     fn offers(&self, period: Period) -> bool;
@@ -82,7 +87,8 @@ pub trait Pool {
     fn set_free(&self, period: Period);
     /// Whether everybody may.
     fn is_free(&self, period: Period) -> bool;
-    /// A member whose budget is headroom ([`Pooling::headroom`](crate::config::Pooling::headroom)) draws in `period`.
+    /// A member whose budget is headroom ([`Pooling::headroom`](crate::config::Pooling::headroom))
+    /// draws in `period`.
     fn work(&self, period: Period);
     /// The start of the last period in which one did; zero if none has.
     fn worked(&self) -> Nanos;
@@ -97,8 +103,8 @@ const TAGS: u64 = (1 << (64 - LINES_BITS - COUNT_BITS)) - 1;
 /// So many members, or more, cannot be counted: then sharing what is left never begins.
 const TOO_MANY: u64 = COUNTS;
 
-/// The word: tag of the period, members that have something left, lines to be had (2^30 lines = 68 GB; what goes beyond
-/// expires).
+/// The word: tag of the period, members that have something left, lines to be had (2^30 lines = 68
+/// GB; what goes beyond expires).
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct State {
     tag: u64,
@@ -119,7 +125,8 @@ impl State {
         self.tag << (LINES_BITS + COUNT_BITS) | self.having << LINES_BITS | self.lines
     }
 
-    /// Whether it is of a period before that of `tag`. Tags wrap: the nearer way round tells which is the older.
+    /// Whether it is of a period before that of `tag`. Tags wrap: the nearer way round tells which
+    /// is the older.
     const fn before(self, tag: u64) -> bool {
         tag != self.tag && tag.wrapping_sub(self.tag) & TAGS <= TAGS / 2
     }
@@ -138,7 +145,8 @@ impl State {
     }
 }
 
-/// The pool of threads and of simulated cores alike. Fixed in size; nothing in it waits or allocates.
+/// The pool of threads and of simulated cores alike. Fixed in size; nothing in it waits or
+/// allocates.
 #[derive(Debug)]
 pub struct SharedPool {
     members: AtomicU64,
@@ -187,8 +195,8 @@ impl SharedPool {
         Lines(State::unpack(self.state.load(Ordering::Acquire)).lines)
     }
 
-    /// The word as a member sees it that is in `period`: an older one's is over, and leaves so many lines unused. `None`: the
-    /// member is late.
+    /// The word as a member sees it that is in `period`: an older one's is over, and leaves so many
+    /// lines unused. `None`: the member is late.
     fn seen_in(&self, period: Period, word: u64) -> Option<(State, u64)> {
         let (state, tag) = (State::unpack(word), period.tag());
         if state.tag == tag {
@@ -202,8 +210,9 @@ impl SharedPool {
         state.before(tag).then(|| (fresh(), state.lines))
     }
 
-    /// Changes the word as a member sees it that is in `period`; what its change leaves of an older period, or the change
-    /// itself says is too much, expires. `None`: the member is late, and nothing was changed.
+    /// Changes the word as a member sees it that is in `period`; what its change leaves of an older
+    /// period, or the change itself says is too much, expires. `None`: the member is late, and
+    /// nothing was changed.
     fn change(
         &self,
         period: Period,
@@ -248,8 +257,8 @@ impl Pool for SharedPool {
         }
     }
 
-    /// Counted among the members first: whoever begins the state of a period meanwhile counts it. In a state that was there
-    /// already it is counted here.
+    /// Counted among the members first: whoever begins the state of a period meanwhile counts it.
+    /// In a state that was there already it is counted here.
     fn join(&self) {
         self.members.fetch_add(1, Ordering::AcqRel);
         loop {
@@ -364,7 +373,8 @@ impl Pool for SharedPool {
 #[path = "pool_tests.rs"]
 mod tests;
 
-/// Every interleaving of two or three CPUs, by loom: `RUSTFLAGS="--cfg loom" cargo test -p quell-control --release --lib pool`.
+/// Every interleaving of two or three CPUs, by loom: `RUSTFLAGS="--cfg loom" cargo test -p
+/// quell-control --release --lib pool`.
 #[cfg(all(test, loom))]
 mod interleavings {
     use super::*;
@@ -407,8 +417,8 @@ mod interleavings {
         });
     }
 
-    /// Of two who are spent at the same time the last, at least, sees that all are, and nobody while lines are to be had or
-    /// held.
+    /// Of two who are spent at the same time the last, at least, sees that all are, and nobody
+    /// while lines are to be had or held.
     #[test]
     fn somebody_learns_that_all_are_spent() {
         loom::model(|| {
@@ -434,8 +444,9 @@ mod interleavings {
         });
     }
 
-    /// One leaves while the other spends all it has and the next period begins: it is never waited for afterwards for
-    /// longer than a period, and the other is never taken for spent while it is not.
+    /// One leaves while the other spends all it has and the next period begins: it is never waited
+    /// for afterwards for longer than a period, and the other is never taken for spent while it is
+    /// not.
     #[test]
     fn who_leaves_is_counted_no_longer() {
         loom::model(|| {
@@ -477,7 +488,8 @@ mod interleavings {
         });
     }
 
-    /// A CPU that gave everything away and wakes is never taken for spent while it holds what it took back.
+    /// A CPU that gave everything away and wakes is never taken for spent while it holds what it
+    /// took back.
     #[test]
     fn who_holds_lines_is_not_spent() {
         loom::model(|| {
@@ -500,7 +512,8 @@ mod interleavings {
         });
     }
 
-    /// One of two who would begin the next period at different times does; both are then in the same.
+    /// One of two who would begin the next period at different times does; both are then in the
+    /// same.
     #[test]
     fn one_period_begins() {
         loom::model(|| {

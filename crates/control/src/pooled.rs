@@ -1,39 +1,47 @@
-//! The fast controller of CPUs whose budgets are pooled: one per regulated CPU, run inside the brake thread or the
-//! simulated interrupt handler.
+//! The fast controller of CPUs whose budgets are pooled: one per regulated CPU, run inside the
+//! brake thread or the simulated interrupt handler.
 //!
-//! Method: MemGuard (Yun et al., RTAS 2013, section III, and IEEE Transactions on Computers 65(2), 2016). Per CPU a budget of
-//! memory transactions per regulation period.
+//! Method: MemGuard (Yun et al., RTAS 2013, section III, and IEEE Transactions on Computers 65(2),
+//! 2016). Per CPU a budget of memory transactions per regulation period.
 //!
-//! * *Reclaim*: at the start of a period a CPU keeps the smaller of its budget and its predicted use (a weighted mean of
-//!   what it drew in the past) and gives the rest to the [`Pool`]. Out of what it kept, it takes back what it gave, then
-//!   takes quanta of what others gave.
-//! * *Reservation miss*: what it gave is gone. It goes on up to its budget all the same; the miss is counted, the lines that
-//!   have so been granted twice are too (never more than it gave), and it keeps all of its next budget.
-//! * *After*: every CPU has drawn all it may, and the pool is empty, before the period is over. Then nobody's
-//!   reservation is touched by drawing more: all wait, or run freely until the period ends (*spare sharing*), or begin a new
-//!   period at once (*proportional sharing*). What that grants is best effort, and counted apart.
+//! * *Reclaim*: at the start of a period a CPU keeps the smaller of its budget and its predicted
+//!   use (a weighted mean of what it drew in the past) and gives the rest to the [`Pool`]. Out of
+//!   what it kept, it takes back what it gave, then takes quanta of what others gave.
+//! * *Reservation miss*: what it gave is gone. It goes on up to its budget all the same; the miss
+//!   is counted, the lines that have so been granted twice are too (never more than it gave), and
+//!   it keeps all of its next budget.
+//! * *After*: every CPU has drawn all it may, and the pool is empty, before the period is over.
+//!   Then nobody's reservation is touched by drawing more: all wait, or run freely until the period
+//!   ends (*spare sharing*), or begin a new period at once (*proportional sharing*). What that
+//!   grants is best effort, and counted apart.
 //!
-//! What is drawn beyond the grant before the stop takes hold is debited from the periods that follow.
+//! What is drawn beyond the grant before the stop takes hold is debited from the periods that
+//! follow.
 //!
-//! **Periods that begin together, and what they cost.** The lazily refreshed budgets of [`CpuRegulator`] begin whenever the CPU
-//! next overflows, and cost a CPU below its budget nothing. Here that cannot be: a gift is of use only while the period lasts
-//! for which the giver does without, so all members are in the same period, and each must be woken at its start to
-//! predict and give. That is an interrupt (on Linux: the waking of a thread) per member and period, whether or not it draws
-//! anything; so a regulation without reclaim and sharing stays lazy. Where a wake-up is late the CPU joins the current period
-//! whenever it is next looked at: budgets of the periods it missed pay its debt, and are not given.
+//! **Periods that begin together, and what they cost.** The lazily refreshed budgets of
+//! [`CpuRegulator`] begin whenever the CPU next overflows, and cost a CPU below its budget nothing.
+//! Here that cannot be: a gift is of use only while the period lasts for which the giver does
+//! without, so all members are in the same period, and each must be woken at its start to predict
+//! and give. That is an interrupt (on Linux: the waking of a thread) per member and period, whether
+//! or not it draws anything; so a regulation without reclaim and sharing stays lazy. Where a
+//! wake-up is late the CPU joins the current period whenever it is next looked at: budgets of the
+//! periods it missed pay its debt, and are not given.
 //!
-//! **Deviations from MemGuard.** After a miss it lifts the cap until the period ends; here it is lifted to the budget, so that
-//! what a miss grants twice is bounded. It leaves idle CPUs out when it asks whether all are exhausted; here an idle CPU
-//! counts as spent only when it has given all it had away, so that without reclaim nothing is shared while anybody has
-//! budget left. But no counter of an idle CPU stands still (interrupts, the brake's own waking), so "all" is all but
-//! [`NOISE`], which it keeps, and whose use wakes nobody. What is taken back grows with what has been drawn in the period (from a quantum up), so that
-//! a CPU that wakes for a moment leaves the others what they have. A CPU that is not capped (a critical group's by default) is
-//! never stopped: its reserve is what it gives from, and beyond it it runs on. Where the reserve follows a deadline it is *headroom*, room for a unit
-//! to be quick in, and what is drawn says nothing about how much of it may go: it is given while no such CPU draws anything, and kept whole as
+//! **Deviations from MemGuard.** After a miss it lifts the cap until the period ends; here it is
+//! lifted to the budget, so that what a miss grants twice is bounded. It leaves idle CPUs out when
+//! it asks whether all are exhausted; here an idle CPU counts as spent only when it has given all
+//! it had away, so that without reclaim nothing is shared while anybody has budget left. But no
+//! counter of an idle CPU stands still (interrupts, the brake's own waking), so "all" is all but
+//! [`NOISE`], which it keeps, and whose use wakes nobody. What is taken back grows with what has
+//! been drawn in the period (from a quantum up), so that a CPU that wakes for a moment leaves the
+//! others what they have. A CPU that is not capped (a critical group's by default) is never
+//! stopped: its reserve is what it gives from, and beyond it it runs on. Where the reserve follows
+//! a deadline it is *headroom*, room for a unit to be quick in, and what is drawn says nothing
+//! about how much of it may go: it is given while no such CPU draws anything, and kept whole as
 //! soon as one does.
 //!
-//! No allocation, no clock, no system call: the caller brings the time and the counter's reading, and has [`PooledRegulator::begin`] called
-//! on every member when a period begins.
+//! No allocation, no clock, no system call: the caller brings the time and the counter's reading,
+//! and has [`PooledRegulator::begin`] called on every member when a period begins.
 //!
 //! [`CpuRegulator`]: super::bandwidth::CpuRegulator
 
@@ -65,7 +73,8 @@ pub struct Pooled {
     pub missed: u64,
     /// Granted twice by that: at most what it had given.
     pub granted_twice: u64,
-    /// Had beyond all budgets: granted in periods that began early, or drawn freely once everybody had drawn all there was.
+    /// Had beyond all budgets: granted in periods that began early, or drawn freely once everybody
+    /// had drawn all there was.
     pub best_effort: u64,
 }
 
@@ -137,7 +146,8 @@ pub struct PooledRegulator {
     next_budget: u64,
     period: Option<Period>,
     budget: u64,
-    /// The counter's reading from which use is charged to this period: when it began, less the debt.
+    /// The counter's reading from which use is charged to this period: when it began, less the
+    /// debt.
     base: u64,
     /// What it may draw in this period, debt included: what it kept, took back and took.
     grant: u64,
@@ -156,8 +166,9 @@ pub struct PooledRegulator {
 }
 
 impl PooledRegulator {
-    /// A regulator with `budget` lines per `length`. It draws nothing until [`Self::begin`], with which it joins the pool.
-    /// Until it has been seen to draw less it is predicted to draw all of its budget.
+    /// A regulator with `budget` lines per `length`. It draws nothing until [`Self::begin`], with
+    /// which it joins the pool. Until it has been seen to draw less it is predicted to draw all of
+    /// its budget.
     #[must_use]
     pub fn new(rules: &Pooling, budget: Lines, length: Nanos) -> Self {
         let budget = budget.0.max(1);
@@ -222,8 +233,9 @@ impl PooledRegulator {
         self.period
     }
 
-    /// Of a CPU that is stopped: whether asking [`Self::overflow`] again may end its stop before its time, because another
-    /// period has begun, all may run, somebody who came late has given something, or all are spent.
+    /// Of a CPU that is stopped: whether asking [`Self::overflow`] again may end its stop before
+    /// its time, because another period has begun, all may run, somebody who came late has given
+    /// something, or all are spent.
     #[must_use]
     pub fn news(&self, pool: &impl Pool) -> bool {
         let Some(period) = self.period else {
@@ -235,7 +247,8 @@ impl PooledRegulator {
             || (self.rules.after != After::Wait && pool.all_spent(period))
     }
 
-    /// The CPU is regulated no more: it leaves the pool, with what of its gift is still there, and nobody waits for it any longer.
+    /// The CPU is regulated no more: it leaves the pool, with what of its gift is still there, and
+    /// nobody waits for it any longer.
     pub fn leave(&mut self, pool: &impl Pool) {
         if let Some(period) = self.period.take() {
             let back = pool.take(period, Lines(std::mem::take(&mut self.lent))).0;
@@ -244,7 +257,8 @@ impl PooledRegulator {
         }
     }
 
-    /// A period may have begun: joins the current one, or begins the next when it is time. In the same period nothing changes.
+    /// A period may have begun: joins the current one, or begins the next when it is time. In the
+    /// same period nothing changes.
     pub fn begin(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Verdict {
         if self.period.is_none() {
             pool.join();
@@ -289,7 +303,8 @@ impl PooledRegulator {
             return self.begin(now, used, pool);
         }
         match self.decide(used, pool) {
-            // Everybody has drawn all there was: whoever learns it first begins the next period for all.
+            // Everybody has drawn all there was: whoever learns it first begins the next period for
+            // all.
             Verdict::ThrottleUntil(_) | Verdict::RunFreeUntil(_) if self.renews(pool) => {
                 if let Some(period) = self.period {
                     pool.renew(period, period.early(now));
@@ -335,7 +350,8 @@ impl PooledRegulator {
         }
     }
 
-    /// The last period is over: learns from it, and returns the debt that goes into the one that begins.
+    /// The last period is over: learns from it, and returns the debt that goes into the one that
+    /// begins.
     fn close(&mut self, next: Period, used: Lines) -> u64 {
         let Some(last) = self.period else {
             return 0;
@@ -363,8 +379,9 @@ impl PooledRegulator {
         debt.min(most)
     }
 
-    /// The weighted mean of what was drawn, debts included: a CPU that is stopped for its debt would draw, if it could. No more
-    /// than the budget: what goes beyond says nothing about what to give away.
+    /// The weighted mean of what was drawn, debts included: a CPU that is stopped for its debt
+    /// would draw, if it could. No more than the budget: what goes beyond says nothing about what
+    /// to give away.
     fn predict(&mut self, drawn: u64) {
         let whole = u128::from(Share::WHOLE.0);
         let newest = u128::from(self.rules.predictor.0).min(whole);

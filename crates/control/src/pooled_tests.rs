@@ -141,7 +141,8 @@ impl Machine {
         }
     }
 
-    /// Seen from outside: nobody else has anything left that it could draw without asking, but for the noise.
+    /// Seen from outside: nobody else has anything left that it could draw without asking, but for
+    /// the noise.
     fn all_spent(&self, who: usize) -> bool {
         let noise = |cpu: &Cpu| (cpu.regulator.budget().0 / NOISE).clamp(1, QUANTUM);
         let idle = |cpu: &Cpu| {
@@ -154,7 +155,8 @@ impl Machine {
             .all(|(_, cpu)| cpu.gone || cpu.stopped || cpu.armed.is_none() || idle(cpu))
     }
 
-    /// A CPU's regulator ends, as when the CPU goes offline; whoever is stopped and sees that asks again.
+    /// A CPU's regulator ends, as when the CPU goes offline; whoever is stopped and sees that asks
+    /// again.
     fn leave(&mut self, which: usize) {
         let cpu = &mut self.cpus[which];
         if std::mem::replace(&mut cpu.gone, true) {
@@ -221,7 +223,8 @@ fn what_an_idle_cpu_gives_away_the_other_draws() {
         machine.pass(LENGTH.0);
         machine.draw(1, 1_000, 0);
     }
-    // It has been idle for ten periods and keeps nothing but what may be noise: a thirty-second part.
+    // It has been idle for ten periods and keeps nothing but what may be noise: a thirty-second
+    // part.
     assert_eq!(machine.cpus[1].drawn, 197);
     assert_eq!(machine.granted(), 200);
 }
@@ -318,7 +321,8 @@ fn headroom_is_kept_whole_while_any_of_its_cpus_draws_and_given_while_none_does(
     (room.capped, room.headroom) = (false, true);
     let other = rules(true, After::Proportional);
     let mut machine = Machine::new(&[room.clone(), room, other], &[1_000, 1_000, 100]);
-    // What the third one draws in a period in which the first draws so much, asked in four quarters.
+    // What the third one draws in a period in which the first draws so much, asked in four
+    // quarters.
     let mut period = |working: u64| {
         machine.pass(LENGTH.0);
         for _ in 0..4 {
@@ -331,7 +335,8 @@ fn headroom_is_kept_whole_while_any_of_its_cpus_draws_and_given_while_none_does(
         period(0);
     }
     assert!(period(0) > 1_900, "what both do not need");
-    // A unit of work begins: from the next period on, though it draws little of what it has, and the second nothing.
+    // A unit of work begins: from the next period on, though it draws little of what it has, and
+    // the second nothing.
     period(200);
     for _ in 0..5 {
         assert_eq!(period(200), 100);
@@ -398,7 +403,8 @@ fn what_comes_late_is_seen_by_those_that_are_stopped() {
     let r = rules(true, After::Wait);
     let mut machine = Machine::new(&[r.clone(), r], &[100, 100]);
     machine.pass(20 * LENGTH.0);
-    // The first is late: the second draws what it has, and is stopped, before the first has given anything.
+    // The first is late: the second draws what it has, and is stopped, before the first has given
+    // anything.
     machine.now += LENGTH.0;
     let [late, greedy] = &mut machine.cpus[..] else {
         unreachable!("two")
@@ -417,7 +423,8 @@ fn what_comes_late_is_seen_by_those_that_are_stopped() {
     assert!(greedy.regulator.news(pool));
 }
 
-/// Who does what for how long: the CPU, how many lines it wants, how late its stop is, and how much time passes then.
+/// Who does what for how long: the CPU, how many lines it wants, how late its stop is, and how much
+/// time passes then.
 fn demands() -> impl Strategy<Value = Vec<(usize, u64, u64, u64)>> {
     proptest::collection::vec((0usize..4, 0u64..400, 0u64..6, 0u64..900_000), 1..300)
 }
@@ -458,7 +465,8 @@ proptest! {
             }
             for (cpu, budget) in machine.cpus.iter().zip(BUDGETS) {
                 let regulator = &cpu.regulator;
-                // Nobody is stopped before it has drawn its reserve in this period or in advance; not even for a miss.
+                // Nobody is stopped before it has drawn its reserve in this period or in advance;
+                // not even for a miss.
                 if cpu.stopped && !cpu.gone {
                     prop_assert!(cpu.used - regulator.base >= budget, "{cpu:?}");
                 }
@@ -472,7 +480,8 @@ proptest! {
         let (left, expired) = (machine.pool.left().0, machine.pool.expired().0);
         prop_assert_eq!(did.donated, did.taken_back + did.reclaimed + left + expired);
         prop_assert!(did.granted_twice <= did.donated);
-        // Whatever was drawn is accounted for: within budgets, twice by a miss, beyond all budgets, or late.
+        // Whatever was drawn is accounted for: within budgets, twice by a miss, beyond all budgets,
+        // or late.
         machine.pass(LENGTH.0);
         let did = machine.did();
         let drawn: u64 = machine.cpus.iter().map(|cpu| cpu.used).sum();
@@ -480,7 +489,8 @@ proptest! {
         prop_assert!(after != After::Wait || (did.best_effort, machine.renewed, machine.freed) == (0, 0, 0));
     }
 
-    /// Noise is not demand: whatever an idle CPU's counter counts below it, the others have all else, and share it.
+    /// Noise is not demand: whatever an idle CPU's counter counts below it, the others have all
+    /// else, and share it.
     #[test]
     fn noise_keeps_nobody_waiting(budget in 1u64..10_000, parts in proptest::collection::vec(0u64..=100, 30..60)) {
         let r = rules(true, After::Proportional);
@@ -514,7 +524,8 @@ proptest! {
         }
     }
 
-    /// Whatever the mode and the lateness: without sharing nobody draws more in the long run than the budgets.
+    /// Whatever the mode and the lateness: without sharing nobody draws more in the long run than
+    /// the budgets.
     #[test]
     fn the_average_holds(lates in proptest::collection::vec(0u64..80, 2..60)) {
         let mut machine = Machine::new(&vec![rules(true, After::Wait); 2], &[120, 60]);

@@ -1,9 +1,11 @@
 //! A group's budget over its CPUs, by what each of them draws.
 //!
-//! Method: max-min fairness (Bertsekas and Gallager, "Data Networks", section 6.5.2): whoever draws less than its part
-//! keeps that and a margin, and those who want more share what is left evenly. A CPU that is stopped at its budget does not show how
-//! much more it wants, so that dividing in proportion to what was drawn would keep whatever division there is; evenness
-//! among the hungry does not. Every CPU keeps a least part, so that one that wakes is not stopped at its first lines.
+//! Method: max-min fairness (Bertsekas and Gallager, "Data Networks", section 6.5.2): whoever draws
+//! less than its part keeps that and a margin, and those who want more share what is left evenly. A
+//! CPU that is stopped at its budget does not show how much more it wants, so that dividing in
+//! proportion to what was drawn would keep whatever division there is; evenness among the hungry
+//! does not. Every CPU keeps a least part, so that one that wakes is not stopped at its first
+//! lines.
 
 use quell_types::units::{Lines, Nanos};
 
@@ -13,7 +15,8 @@ const HUNGRY: u64 = 15;
 /// What a CPU keeps beyond what it drew, in parts of it: a quarter.
 const MARGIN: u64 = 4;
 
-/// The least that every CPU keeps, in parts of an even share: an eighth, or what the plan says if that is more.
+/// The least that every CPU keeps, in parts of an even share: an eighth, or what the plan says if
+/// that is more.
 const LEAST: u64 = 8;
 
 /// How often a budget is split again: so many periods, and no less than [`SHORTEST`].
@@ -33,7 +36,8 @@ pub struct ByDemand {
 }
 
 impl ByDemand {
-    /// `total` lines per `period`, of CPUs whose counters read `used`, each of which keeps `least` at least.
+    /// `total` lines per `period`, of CPUs whose counters read `used`, each of which keeps `least`
+    /// at least.
     #[must_use]
     pub fn new(total: Lines, least: Lines, period: Nanos, now: Nanos, used: Vec<Lines>) -> Self {
         Self {
@@ -110,7 +114,8 @@ pub fn by_demand(total: Lines, least: Lines, drew: &[Drew]) -> Vec<Lines> {
             (!hungry).then_some(want.max(least.0))
         })
         .collect();
-    // Those who want least are served first; an even part of what is left goes to each that wants more.
+    // Those who want least are served first; an even part of what is left goes to each that wants
+    // more.
     let mut order: Vec<usize> = (0..drew.len()).collect();
     order.sort_by_key(|cpu| wants[*cpu].unwrap_or(u64::MAX));
     let mut parts = vec![Lines(0); drew.len()];

@@ -1,17 +1,21 @@
 //! How many ways of a cache a group gets, by what it misses.
 //!
-//! Method: what is known of a program's need is its miss curve, misses against ways, of which only the point it is at can be seen
-//! (without the shadow tags of UCP: Qureshi and Patt, "Utility-Based Cache Partitioning", MICRO 2006). So, as in dCat (Xu et al.,
-//! EuroSys 2018), ways are tried: when all is calm the group gives one back, and if its misses rise by more than what is
-//! tolerated it has it again at the next look. A rise that no trial explains means that it works on something else: it gets all
-//! it may have at once, what was known of its curve is forgotten, and ways are given back again one by one. Programs that
-//! miss alike with any number of ways (streams) come down to the least.
+//! Method: what is known of a program's need is its miss curve, misses against ways, of which only
+//! the point it is at can be seen (without the shadow tags of UCP: Qureshi and Patt, "Utility-Based
+//! Cache Partitioning", MICRO 2006). So, as in dCat (Xu et al., EuroSys 2018), ways are tried: when
+//! all is calm the group gives one back, and if its misses rise by more than what is tolerated it
+//! has it again at the next look. A rise that no trial explains means that it works on something
+//! else: it gets all it may have at once, what was known of its curve is forgotten, and ways are
+//! given back again one by one. Programs that miss alike with any number of ways (streams) come
+//! down to the least.
 //!
-//! What keeps it from swinging: misses are compared with the fewest seen since the program works on what it does, not with those before the
-//! last step, so that small rises do not add up; each failed trial doubles the time to the next one, as long as the program does not change; and
-//! after it got ways it is not judged until it has filled them.
+//! What keeps it from swinging: misses are compared with the fewest seen since the program works on
+//! what it does, not with those before the last step, so that small rises do not add up; each
+//! failed trial doubles the time to the next one, as long as the program does not change; and after
+//! it got ways it is not judged until it has filled them.
 //!
-//! [`Boundary`](crate::config::Boundary) makes masks of a number: what is given back lies at the side of those who get it, so that nobody's mask gets a hole.
+//! [`Boundary`](crate::config::Boundary) makes masks of a number: what is given back lies at the
+//! side of those who get it, so that nobody's mask gets a hole.
 
 use quell_types::units::{Nanos, Rate};
 

@@ -1,4 +1,5 @@
-//! Against a plant: a miss curve per stretch of time, what was lost coming back as misses, and noise.
+//! Against a plant: a miss curve per stretch of time, what was lost coming back as misses, and
+//! noise.
 
 use quell_types::partition::Mask;
 use quell_types::rng::Rng;

@@ -1,4 +1,5 @@
-//! Units of work while a plan holds: what is put on record of them, and the closed loop that moves budgets by them.
+//! Units of work while a plan holds: what is put on record of them, and the closed loop that moves
+//! budgets by them.
 //!
 //! What is decided is [`Deadlines`]'; here its word becomes budgets of CPUs, and events.
 
@@ -28,7 +29,8 @@ const TELL_EVERY: Nanos = Nanos::millis(100);
 /// So long after its first unit a group's target is to be met (`docs/specification.md`).
 const SETTLED: Nanos = Nanos::secs(2);
 
-/// How long a group's first unit is waited for until somebody is told that there is none: a program may load for a while.
+/// How long a group's first unit is waited for until somebody is told that there is none: a program
+/// may load for a while.
 const FIRST_WITHIN: Nanos = Nanos::secs(10);
 
 /// A group's units.
@@ -160,8 +162,8 @@ impl Budgets {
         self.plan.groups.iter().position(|g| g == group)
     }
 
-    /// The actions that leave so much to the others: each budget as far between its ends as the sum is, and what is left of all as headroom
-    /// to those who have a reserve, as it is large.
+    /// The actions that leave so much to the others: each budget as far between its ends as the sum
+    /// is, and what is left of all as headroom to those who have a reserve, as it is large.
     fn leave(&self, given: Rate) -> Vec<Action> {
         let sum = |of: fn(&Budget) -> Rate| self.budgets.iter().map(|b| of(b).0).sum::<u64>();
         let (least, most) = (sum(|b| b.least), sum(|b| b.most));
@@ -294,7 +296,8 @@ impl Adapt {
         }
     }
 
-    /// Takes in what a program of a group says of its units: on record, and a first guess for the loop, if its target is a time.
+    /// Takes in what a program of a group says of its units: on record, and a first guess for the
+    /// loop, if its target is a time.
     fn declared(
         &mut self,
         backend: &mut dyn Backend,

@@ -1,5 +1,5 @@
-//! From windows to figures: what a round says about a metric, and what the rounds together say. The rules are those of
-//! [`quell_record::result`]; everything here is a function of its arguments.
+//! From windows to figures: what a round says about a metric, and what the rounds together say. The
+//! rules are those of [`quell_record::result`]; everything here is a function of its arguments.
 
 use quell_record::result::Figures;
 use quell_types::stats::Better;
@@ -49,8 +49,8 @@ impl Round {
 }
 
 impl Round {
-    /// The round of something that goes no faster than `rate`, in the metric's unit. Only the mean of a rate means
-    /// anything then.
+    /// The round of something that goes no faster than `rate`, in the metric's unit. Only the mean
+    /// of a rate means anything then.
     #[must_use]
     pub fn at_most(&self, rate: f64) -> Self {
         Self {
@@ -71,8 +71,9 @@ pub struct Rules {
     pub seed: u64,
 }
 
-/// The figures over the rounds given; `baseline` holds the same metric of the same rounds under the baseline, place by
-/// place. Rounds that were not measured are `None`; figures that cannot be formed are absent.
+/// The figures over the rounds given; `baseline` holds the same metric of the same rounds under the
+/// baseline, place by place. Rounds that were not measured are `None`; figures that cannot be
+/// formed are absent.
 #[must_use]
 pub fn figures(rounds: &[Option<&Round>], baseline: &[Option<&Round>], rules: Rules) -> Figures {
     type Pick = fn(&Round) -> Option<f64>;
@@ -132,8 +133,8 @@ pub fn figures(rounds: &[Option<&Round>], baseline: &[Option<&Round>], rules: Ru
     }
 }
 
-/// Nine significant digits: more than any measurement has, and few enough that every reader of the file gets the same
-/// number back.
+/// Nine significant digits: more than any measurement has, and few enough that every reader of the
+/// file gets the same number back.
 #[must_use]
 pub fn tidy(value: f64) -> f64 {
     format!("{value:.8e}").parse().unwrap_or(value)

@@ -1,9 +1,10 @@
-//! Cells side by side: a thread per machine takes cells in their order, keeps what each puts on record, and hands it to the
-//! one that writes, which takes them in in the same order, as if each had begun when the one before had ended. So the
-//! record does not depend on how many machines there are, if what a machine does depends on the cell alone.
+//! Cells side by side: a thread per machine takes cells in their order, keeps what each puts on
+//! record, and hands it to the one that writes, which takes them in in the same order, as if each
+//! had begun when the one before had ended. So the record does not depend on how many machines
+//! there are, if what a machine does depends on the cell alone.
 //!
-//! No machine begins a cell further ahead than [`AHEAD`] per machine of the one that is to be written next: that bounds
-//! what is kept.
+//! No machine begins a cell further ahead than [`AHEAD`] per machine of the one that is to be
+//! written next: that bounds what is kept.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -99,8 +100,8 @@ struct Shared<'s> {
     stop: AtomicBool,
 }
 
-/// Runs the cells of `to_run` on the machines, side by side, while `take_in` takes them from the source it is given.
-/// `begun`: when the first of them begins on the record's clock.
+/// Runs the cells of `to_run` on the machines, side by side, while `take_in` takes them from the
+/// source it is given. `begun`: when the first of them begins on the record's clock.
 pub(crate) fn beside<T>(
     (setup, cells): (&Setup<'_>, &[Place]),
     machines: Vec<&mut (dyn Backend + Send)>,

@@ -1,9 +1,10 @@
 //! What a stop costs a group: CPU time of its budget in which it does not run.
 //!
-//! That is the interrupt at the end of a budget, the wake-up of the brake, and the switch back after the stop; on virtual machines
-//! their exits, too. The planner keeps periods long enough that it stays a small part of each budget. It is measured once per
-//! machine, on a program that does nothing but read the clock: how much shorter than the budget its runs are. Nine tenths of
-//! what nineteen runs of twenty lose are taken.
+//! That is the interrupt at the end of a budget, the wake-up of the brake, and the switch back
+//! after the stop; on virtual machines their exits, too. The planner keeps periods long enough that
+//! it stays a small part of each budget. It is measured once per machine, on a program that does
+//! nothing but read the clock: how much shorter than the budget its runs are. Nine tenths of what
+//! nineteen runs of twenty lose are taken.
 
 use quell_control::config::Meter;
 use quell_control::config::Regulation;
@@ -37,8 +38,9 @@ impl From<BackendError> for Unmeasured {
     }
 }
 
-/// Measures it; `None` where the regulator cannot run, or nothing could be told. `watch`: the command that watches for a
-/// second or so when a CPU runs it, and writes `runs.count` and `runs.p95_ns` as JSON (`quell bench overrun`).
+/// Measures it; `None` where the regulator cannot run, or nothing could be told. `watch`: the
+/// command that watches for a second or so when a CPU runs it, and writes `runs.count` and
+/// `runs.p95_ns` as JSON (`quell bench overrun`).
 ///
 /// # Errors
 /// What the backend answers, or a signal; everything is undone then, too.

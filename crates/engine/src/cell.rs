@@ -1,14 +1,14 @@
-//! One cell of an experiment: which subject starts when, what counts as its end, and what it measured. A pure state
-//! machine over what the backend sees; [`crate::drive`] runs it.
+//! One cell of an experiment: which subject starts when, what counts as its end, and what it
+//! measured. A pure state machine over what the backend sees; [`crate::drive`] runs it.
 //!
 //! Generators build their memory first; nothing is measured before all of them are ready. Then:
-//! - if the *deciding* subjects are generators, all generators measure the same span, and the cell ends when each has
-//!   reported;
-//! - if a deciding subject is a command, the generators beside it run as load, reporting span after span, until the
-//!   command has ended.
+//! - if the *deciding* subjects are generators, all generators measure the same span, and the cell
+//!   ends when each has reported;
+//! - if a deciding subject is a command, the generators beside it run as load, reporting span after
+//!   span, until the command has ended.
 //!
-//! Commands that do not decide are load: they start with the generators, are started again when they end early, and are
-//! stopped at the end.
+//! Commands that do not decide are load: they start with the generators, are started again when
+//! they end early, and are stopped at the end.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -413,7 +413,8 @@ impl Cell {
     }
 }
 
-/// Four times the span and ten seconds more: a generator that shares its CPU with others is slow, not lost.
+/// Four times the span and ten seconds more: a generator that shares its CPU with others is slow,
+/// not lost.
 fn report_by(now: Nanos, warmup: Nanos, duration: Nanos) -> Nanos {
     now.plus(warmup)
         .plus(Nanos(duration.0.saturating_mul(4)))

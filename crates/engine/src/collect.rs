@@ -191,7 +191,8 @@ impl<'s> Collected<'s> {
         }
     }
 
-    /// Rounds in which every cell of the configurations wanted shared a cache; `None` if no cell could tell.
+    /// Rounds in which every cell of the configurations wanted shared a cache; `None` if no cell
+    /// could tell.
     fn rounds_shared(&self, wanted: impl Fn(usize) -> bool) -> Option<u32> {
         let cells: Vec<&Vec<Option<Taken>>> = self
             .taken
@@ -295,8 +296,9 @@ impl<'s> Collected<'s> {
         let prepared = &self.setup.prepared;
         let runs = |c: usize| prepared.get(c).map(|p| p.configuration.run(instance));
         let named = prepared.iter().position(|p| Some(p.name()) == baseline);
-        // A subject that runs something else under the baseline has nothing to be compared with. The same in other pages is
-        // no other work; that it is to be compared the experiment says by naming its baseline.
+        // A subject that runs something else under the baseline has nothing to be compared with.
+        // The same in other pages is no other work; that it is to be compared the experiment says
+        // by naming its baseline.
         let stated = self.setup.experiment.measure.baseline.is_some();
         let work = |c: usize| {
             let run = runs(c)??;
@@ -444,14 +446,16 @@ impl<'s> Collected<'s> {
     }
 }
 
-/// What a configuration is worth: the least of its promises at their worst moments, `none` without promises.
+/// What a configuration is worth: the least of its promises at their worst moments, `none` without
+/// promises.
 fn guarantee(promises: &[PromiseResult]) -> Level {
     let least = promises.iter().map(PromiseResult::least).min();
     least.unwrap_or(Level::None)
 }
 
-/// The mechanisms a plan uses, in the order of the design. What an experiment puts around all its configurations is none of
-/// theirs, and a cgroup that tasks are gathered in restricts nothing by itself.
+/// The mechanisms a plan uses, in the order of the design. What an experiment puts around all its
+/// configurations is none of theirs, and a cgroup that tasks are gathered in restricts nothing by
+/// itself.
 fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
     let own = |s: &&Step| !matches!(s.set, Setting::BoundMemory { .. } | Setting::Gather { .. });
     let used = |m: &Mechanism| {
@@ -463,8 +467,9 @@ fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
     Mechanism::ALL.into_iter().filter(used).collect()
 }
 
-/// Group → bytes its generators moved ÷ what its limit grants, where all its members count their bytes. What is seen to come from
-/// memory counts before what a program moved: a buffer in a cache costs nobody bandwidth.
+/// Group → bytes its generators moved ÷ what its limit grants, where all its members count their
+/// bytes. What is seen to come from memory counts before what a program moved: a buffer in a cache
+/// costs nobody bandwidth.
 fn achieved(
     setup: &Setup<'_>,
     configuration: &Configuration,
@@ -496,8 +501,8 @@ fn achieved(
     all
 }
 
-/// The target, in 10^6 bytes per second, of a run that is another one's at a lower rate: there it would have reached
-/// that, or what it did reach where that is less.
+/// The target, in 10^6 bytes per second, of a run that is another one's at a lower rate: there it
+/// would have reached that, or what it did reach where that is less.
 fn slower(baseline: &Workload, run: &Workload) -> Option<f64> {
     let rate = run.rate()?;
     let same = baseline.clone().at(Some(rate)) == *run;

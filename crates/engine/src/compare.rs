@@ -1,5 +1,5 @@
-//! Running an experiment: what comes before its rounds ([`crate::rounds`]) and after them, the record included. A
-//! configuration that cannot be planned here is reported as refused and skipped.
+//! Running an experiment: what comes before its rounds ([`crate::rounds`]) and after them, the
+//! record included. A configuration that cannot be planned here is reported as refused and skipped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,10 +36,11 @@ pub struct Options<'a> {
     pub seed: Option<u64>,
     /// Instead of the experiment's rounds.
     pub rounds: Option<u32>,
-    /// Only these configurations, by name, by the part before `@`, or by a pattern (`*`, `?`, `{AXIS}`); the baseline
-    /// always comes along. Empty: all.
+    /// Only these configurations, by name, by the part before `@`, or by a pattern (`*`, `?`,
+    /// `{AXIS}`); the baseline always comes along. Empty: all.
     pub only: &'a [String],
-    /// The record of an interrupted run to go on with: seed, rounds and `only` are those of the record.
+    /// The record of an interrupted run to go on with: seed, rounds and `only` are those of the
+    /// record.
     pub resume: Option<&'a Path>,
     /// Why configurations that ask for huge pages are refused; absent: huge pages are to be had.
     pub no_huge_pages: Option<Refusal>,
@@ -71,8 +72,8 @@ pub trait Progress {
     fn enough(&mut self, _done: u32) -> bool {
         false
     }
-    /// The signal that wants the experiment to end, if there was one. Asked while cells run on machines that see no
-    /// signals themselves ([`Machines::Alike`]).
+    /// The signal that wants the experiment to end, if there was one. Asked while cells run on
+    /// machines that see no signals themselves ([`Machines::Alike`]).
     fn stop(&mut self) -> Option<i32> {
         None
     }
@@ -142,8 +143,9 @@ fn partial(folder: Option<&Path>) -> String {
     })
 }
 
-/// Runs `experiment` on `machines`. Blocks until it is over; a signal seen by the machine ends it after the current
-/// cell is undone, one seen by [`Progress::stop`] after the cells that have begun; the result is partial then.
+/// Runs `experiment` on `machines`. Blocks until it is over; a signal seen by the machine ends it
+/// after the current cell is undone, one seen by [`Progress::stop`] after the cells that have
+/// begun; the result is partial then.
 pub fn run(
     experiment: &Experiment,
     machines: Machines<'_>,

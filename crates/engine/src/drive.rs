@@ -1,8 +1,9 @@
-//! The only loop: applies a plan's steps, lets a script start subjects and react to what is seen, records every event,
-//! and undoes everything at the end, whatever happened in between.
+//! The only loop: applies a plan's steps, lets a script start subjects and react to what is seen,
+//! records every event, and undoes everything at the end, whatever happened in between.
 //!
-//! What differs between holding a policy and measuring a cell is the [`Script`]: a state machine that never touches the
-//! backend itself. So there is one place in which things are applied, and one in which they are undone.
+//! What differs between holding a policy and measuring a cell is the [`Script`]: a state machine
+//! that never touches the backend itself. So there is one place in which things are applied, and
+//! one in which they are undone.
 
 use quell_plan::Plan;
 use quell_record::about::About;
@@ -31,7 +32,8 @@ pub enum Order {
     Size(SubjectId),
 }
 
-/// What is done with the subjects while the plan holds. Its errors are sentences for a person, naming the subject.
+/// What is done with the subjects while the plan holds. Its errors are sentences for a person,
+/// naming the subject.
 pub trait Script {
     /// The plan is in force.
     fn begin(&mut self, now: Nanos, orders: &mut Vec<Order>) -> Result<(), String>;
@@ -95,7 +97,8 @@ pub enum DriveError {
     },
 }
 
-/// A wait is never longer than this, so that a script's new wish is seen and the backend's own chores get done.
+/// A wait is never longer than this, so that a script's new wish is seen and the backend's own
+/// chores get done.
 const LONGEST_WAIT: Nanos = Nanos::secs(1);
 /// How often the CPUs' times are read for the record: ten of the kernel's ticks.
 const ACCOUNT_EVERY: Nanos = Nanos::millis(100);

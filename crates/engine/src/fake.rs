@@ -1,5 +1,6 @@
-//! A scripted machine for the tests: subjects that behave as told, time that jumps to the next event, faults on
-//! demand. It refuses what a real backend would: acting on subjects that are not there, going before being ready.
+//! A scripted machine for the tests: subjects that behave as told, time that jumps to the next
+//! event, faults on demand. It refuses what a real backend would: acting on subjects that are not
+//! there, going before being ready.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,7 +26,8 @@ use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::Partitions;
 use quell_types::units::{Bytes, Nanos, Rate};
 
-/// What a generator reports: from (its name, the steps in force, the others running beside it, its span).
+/// What a generator reports: from (its name, the steps in force, the others running beside it, its
+/// span).
 pub type Behaviour = Box<dyn Fn(&Scene<'_>) -> Measurement + Send>;
 
 /// What a generator's report depends on.

@@ -1,6 +1,7 @@
-//! The record of a run: an append-only folder `NAME-YYYYMMDD-HHMMSS` (UTC). While the run lasts it is written under a
-//! name that begins with a dot and ends in `.partial`; it gets its name when it is complete, so a folder without that
-//! suffix is whole. Events and samples are appended as they come and survive a crash in the partial folder.
+//! The record of a run: an append-only folder `NAME-YYYYMMDD-HHMMSS` (UTC). While the run lasts it
+//! is written under a name that begins with a dot and ends in `.partial`; it gets its name when it
+//! is complete, so a folder without that suffix is whole. Events and samples are appended as they
+//! come and survive a crash in the partial folder.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,7 +23,8 @@ use sha2::{Digest, Sha256};
 use crate::resume::{self, Done};
 use crate::sink::Sink;
 
-/// The most decisions of one CPU that a record holds: what a quarter of an hour at 1 ms makes, some 60 MB.
+/// The most decisions of one CPU that a record holds: what a quarter of an hour at 1 ms makes, some
+/// 60 MB.
 const MOST_DECISIONS: u64 = 1_000_000;
 /// The most rows of `samples/machine.csv`: of 64 CPUs what half an hour makes, some 60 MB.
 const MOST_TIMES: u64 = 1_000_000;
@@ -67,8 +69,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Begins the record of `name` in `runs`, which is created if need be. `unix_s`: the time, for the name. `begun`:
-    /// the backend's time, from which events are counted.
+    /// Begins the record of `name` in `runs`, which is created if need be. `unix_s`: the time, for
+    /// the name. `begun`: the backend's time, from which events are counted.
     pub fn begin(runs: &Path, name: &str, unix_s: u64, begun: Nanos) -> Result<Self, FolderError> {
         let base = format!("{}-{}", plain(name), compact(unix_s));
         fs::create_dir_all(runs).map_err(|why| error(runs, why))?;
@@ -121,7 +123,8 @@ impl Folder {
         }
     }
 
-    /// Goes on with the record in `dir`, under its unfinished name. What can be made from its cells is taken out.
+    /// Goes on with the record in `dir`, under its unfinished name. What can be made from its cells
+    /// is taken out.
     pub(crate) fn resume(dir: &Path, begun: Nanos) -> Result<Self, FolderError> {
         let last = resume::last(dir);
         let partial = resume::partial(&last);
@@ -202,8 +205,8 @@ impl Folder {
         fs::write(&path, content).map_err(|why| error(&path, why))
     }
 
-    /// Appends one metric's windows of one round to `samples/CONFIGURATION--SUBJECT.csv`: round, window, when it began
-    /// on the record's clock (nothing where nobody knows) and value.
+    /// Appends one metric's windows of one round to `samples/CONFIGURATION--SUBJECT.csv`: round,
+    /// window, when it began on the record's clock (nothing where nobody knows) and value.
     pub fn samples(
         &self,
         configuration: &str,
@@ -226,8 +229,8 @@ impl Folder {
         self.append(&name, &format!("{SAMPLES_HEAD}{metric}\n"), &text)
     }
 
-    /// Appends what the units of one round met in memory to `samples/memory-CONFIGURATION--SUBJECT.csv`, if the subject tells and
-    /// its time is known.
+    /// Appends what the units of one round met in memory to
+    /// `samples/memory-CONFIGURATION--SUBJECT.csv`, if the subject tells and its time is known.
     pub fn course(
         &self,
         configuration: &str,
@@ -252,7 +255,8 @@ impl Folder {
         self.append(&name, &format!("{COURSE_HEAD}\n"), &text)
     }
 
-    /// Appends the units of one round to `samples/account-CONFIGURATION--SUBJECT.csv`: what attribution is made from.
+    /// Appends the units of one round to `samples/account-CONFIGURATION--SUBJECT.csv`: what
+    /// attribution is made from.
     pub fn units(
         &self,
         configuration: &str,
@@ -472,7 +476,8 @@ fn rows_of(path: &Path, head: &str) -> std::io::Result<(BufWriter<File>, u64)> {
     Ok((file, lines.saturating_sub(1)))
 }
 
-/// Cuts off what stands behind the last line break: it was being written when the run ended. Returns what is left.
+/// Cuts off what stands behind the last line break: it was being written when the run ended.
+/// Returns what is left.
 fn cut(path: &Path) -> Result<String, FolderError> {
     let bytes = fs::read(path).map_err(|why| error(path, why))?;
     let text = resume::whole_lines(&String::from_utf8_lossy(&bytes)).to_owned();
@@ -491,7 +496,8 @@ fn error(path: &Path, why: std::io::Error) -> FolderError {
     }
 }
 
-/// A name as a file name: everything but letters, digits and `@%+=._-` becomes `_`, a leading dot, too.
+/// A name as a file name: everything but letters, digits and `@%+=._-` becomes `_`, a leading dot,
+/// too.
 fn plain(name: &str) -> String {
     let text: String = name
         .chars()
@@ -516,8 +522,8 @@ fn compact(unix_s: u64) -> String {
         .replace(' ', "-")
 }
 
-/// A hash that is evidence of a text: nobody can make another text with the same one. It names its algorithm (`sha256:…`); records
-/// of versions before this have `fnv1a64:…`, which only identifies.
+/// A hash that is evidence of a text: nobody can make another text with the same one. It names its
+/// algorithm (`sha256:…`); records of versions before this have `fnv1a64:…`, which only identifies.
 #[must_use]
 pub fn hash(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
@@ -525,7 +531,8 @@ pub fn hash(text: &str) -> String {
     format!("sha256:{}", hex.collect::<String>())
 }
 
-/// A number that identifies a text and does not protect it: FNV-1a, 64 bits (Fowler, Noll and Vo; RFC 9923).
+/// A number that identifies a text and does not protect it: FNV-1a, 64 bits (Fowler, Noll and Vo;
+/// RFC 9923).
 pub(crate) fn fnv1a64(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,5 +1,5 @@
-//! Holding a plan for `quell run`: launches what the policy launches, holds until it ends or somebody wants it to end,
-//! and passes the exit status through.
+//! Holding a plan for `quell run`: launches what the policy launches, holds until it ends or
+//! somebody wants it to end, and passes the exit status through.
 
 use std::collections::BTreeMap;
 

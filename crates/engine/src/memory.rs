@@ -1,5 +1,5 @@
-//! The control of memory pressure while a plan holds: looks at the machine's memory, decisions as acts, and the record of
-//! both. What is decided is [`Controller`]'s.
+//! The control of memory pressure while a plan holds: looks at the machine's memory, decisions as
+//! acts, and the record of both. What is decided is [`Controller`]'s.
 
 use quell_control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
 use quell_plan::{Plan, Pressured};
@@ -27,7 +27,8 @@ pub(crate) struct Memory {
     control: Controller,
     look: Look,
     decisions: Vec<Decision>,
-    /// Processes that were stopped, and of which neighbour: when they go on they may be in none any more.
+    /// Processes that were stopped, and of which neighbour: when they go on they may be in none any
+    /// more.
     stopped: Vec<(TaskId, usize)>,
     /// When a unit of each critical group ended last.
     beats: Vec<Option<Nanos>>,
@@ -125,7 +126,8 @@ impl Memory {
                 }
                 self.control.step(now, &self.look, &mut self.decisions);
             }
-            // A file may read oddly once; what it holds goes on, and so does the run. The next look is an interval away.
+            // A file may read oddly once; what it holds goes on, and so does the run. The next look
+            // is an interval away.
             Err(e) => {
                 self.failed(now, &format!("memory could not be looked at: {e}"), sink);
                 self.retry = now.plus(self.plan.interval);

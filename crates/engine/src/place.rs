@@ -1,10 +1,11 @@
-//! Which subject runs on which CPUs. Chosen once per experiment, so that a configuration never changes where a subject
-//! runs, only what is done around it.
+//! Which subject runs on which CPUs. Chosen once per experiment, so that a configuration never
+//! changes where a subject runs, only what is done around it.
 //!
-//! Critical subjects choose first, from the lowest CPU up; then the others, as near to the first as they can be without
-//! sharing its core: another core below the same last-level cache, since that is where neighbours hurt. Only when the
-//! machine is too small do subjects that are not critical share CPUs with each other; and when it is too small even for
-//! that, critical subjects of one group share theirs.
+//! Critical subjects choose first, from the lowest CPU up; then the others, as near to the first as
+//! they can be without sharing its core: another core below the same last-level cache, since that
+//! is where neighbours hurt. Only when the machine is too small do subjects that are not critical
+//! share CPUs with each other; and when it is too small even for that, critical subjects of one
+//! group share theirs.
 
 use std::collections::BTreeMap;
 
@@ -115,7 +116,8 @@ fn place_all(
 ) -> Result<BTreeMap<String, CpuSet>, PlaceError> {
     let mut places: BTreeMap<String, CpuSet> = BTreeMap::new();
     let mut critical = CpuSet::new();
-    // Whoever names CPUs goes before whoever counts, critical before others; equal ones keep their order.
+    // Whoever names CPUs goes before whoever counts, critical before others; equal ones keep their
+    // order.
     let mut order: Vec<&Wish> = wishes.iter().collect();
     let rank = |wish: &Wish| match wish.cpus {
         Cpus::These(_) => 0,

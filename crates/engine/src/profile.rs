@@ -1,5 +1,6 @@
-//! What one subject draws over time, alone, on a machine that counts it by subject: started, warmed, and its counters read on a
-//! grid until the span is over. Nothing is applied and nobody else is started.
+//! What one subject draws over time, alone, on a machine that counts it by subject: started,
+//! warmed, and its counters read on a grid until the span is over. Nothing is applied and nobody
+//! else is started.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
-//! Reading a record back: from the folder alone, so that what a report shows is what the record holds. What a record
-//! may lack (samples of a run, times of an older version) is absent; what it has must be well formed.
+//! Reading a record back: from the folder alone, so that what a report shows is what the record
+//! holds. What a record may lack (samples of a run, times of an older version) is absent; what it
+//! has must be well formed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -98,7 +99,8 @@ struct Manifest {
 /// Reads the record in `folder`.
 ///
 /// # Errors
-/// When it is no record, is not whole, is malformed, or was written in a schema that this version does not know.
+/// When it is no record, is not whole, is malformed, or was written in a schema that this version
+/// does not know.
 pub fn read(folder: &Path) -> Result<Record, ReadError> {
     let path = folder.join("manifest.json");
     let manifest: Manifest = known(&path, &text(&path, NO_RECORD)?, MANIFEST_SCHEMA)?;

@@ -1,7 +1,9 @@
-//! Going on with an experiment that was interrupted. Every cell that was measured is kept in the record's `cells.jsonl`, a
-//! line each, until the experiment is whole; going on replays those lines in the seeded order and measures the rest, so
-//! that the result is the one an uninterrupted run would have had. It is refused where anything that decides about the
-//! result is another: the experiment, the version, the machine, the plans, the seed, the rounds, the configurations chosen.
+//! Going on with an experiment that was interrupted. Every cell that was measured is kept in the
+//! record's `cells.jsonl`, a line each, until the experiment is whole; going on replays those lines
+//! in the seeded order and measures the rest, so that the result is the one an uninterrupted run
+//! would have had. It is refused where anything that decides about the result is another: the
+//! experiment, the version, the machine, the plans, the seed, the rounds, the configurations
+//! chosen.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,7 +50,8 @@ pub(crate) struct Lost {
 }
 
 impl Done {
-    /// From times on the backend's clock to those of the record, which also hold in the run that goes on with it.
+    /// From times on the backend's clock to those of the record, which also hold in the run that
+    /// goes on with it.
     pub(crate) fn shift(&mut self, since: impl Fn(Nanos) -> u64) {
         shift(&mut self.measured, &mut self.throttling, since);
     }
@@ -167,8 +170,8 @@ impl Kept {
     }
 }
 
-/// What decides about the result: places in the manifest, and what they are called. Of the machine, what stays as it is
-/// from boot to boot; what else the plans depend on shows in the plans.
+/// What decides about the result: places in the manifest, and what they are called. Of the machine,
+/// what stays as it is from boot to boot; what else the plans depend on shows in the plans.
 const DECIDING: [(&str, &str); 12] = [
     ("version", "Quell's version"),
     ("experiment", "the experiment"),

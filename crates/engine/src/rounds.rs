@@ -1,9 +1,11 @@
-//! The rounds of an experiment, by the rules of fair comparison: every round runs every cell once, in an order shuffled
-//! from the seed, so that drift hits all configurations alike; whether the subjects' CPUs shared a cache is asked of the
-//! backend's own probe before and after each cell, never of the subjects.
+//! The rounds of an experiment, by the rules of fair comparison: every round runs every cell once,
+//! in an order shuffled from the seed, so that drift hits all configurations alike; whether the
+//! subjects' CPUs shared a cache is asked of the backend's own probe before and after each cell,
+//! never of the subjects.
 //!
-//! A cell that fails is tried once more, then noted as failed, and the experiment goes on. Whatever happens, each cell is
-//! undone before the next on the same machine. Cells are taken in and put on record in their order, wherever they ran.
+//! A cell that fails is tried once more, then noted as failed, and the experiment goes on. Whatever
+//! happens, each cell is undone before the next on the same machine. Cells are taken in and put on
+//! record in their order, wherever they ran.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +34,9 @@ const SHARED: f64 = 0.5;
 pub enum Machines<'m> {
     /// The one there is: cells run one after the other, and what is seen is recorded as it comes.
     One(&'m mut dyn Backend),
-    /// Several that are alike, on which a cell is a function of its number ([`Backend::begin`]): cells run side by side,
-    /// each machine on a thread of its own, and the record is the same however many machines there are. At least one.
+    /// Several that are alike, on which a cell is a function of its number ([`Backend::begin`]):
+    /// cells run side by side, each machine on a thread of its own, and the record is the same
+    /// however many machines there are. At least one.
     Alike(Vec<&'m mut (dyn Backend + Send)>),
 }
 
@@ -70,7 +73,8 @@ impl Place {
 
 /// Where the next cell's outcome comes from.
 pub(crate) trait Source {
-    /// Runs the `at`-th cell, or waits for it. Its times and those it put on record are of the record's clock.
+    /// Runs the `at`-th cell, or waits for it. Its times and those it put on record are of the
+    /// record's clock.
     fn next(
         &mut self,
         at: usize,

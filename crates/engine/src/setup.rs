@@ -1,5 +1,5 @@
-//! What an experiment comes down to on this machine, before anything runs: the configurations chosen, where each
-//! subject runs, and the plan of every configuration, or why there is none.
+//! What an experiment comes down to on this machine, before anything runs: the configurations
+//! chosen, where each subject runs, and the plan of every configuration, or why there is none.
 
 use std::collections::BTreeMap;
 
@@ -215,8 +215,8 @@ fn wish(instance: &Instance<'_>) -> Option<Wish> {
     })
 }
 
-/// A group that is confined at all is confined to where its subjects run: what a configuration takes away or grants
-/// must not depend on how many other CPUs the machine happens to have.
+/// A group that is confined at all is confined to where its subjects run: what a configuration
+/// takes away or grants must not depend on how many other CPUs the machine happens to have.
 fn confine(
     policy: &mut Policy,
     configuration: &Configuration,
@@ -234,7 +234,8 @@ fn confine(
         let here = match &group.cpus {
             Some(CpusWanted::Count(count)) => *count as usize == all.len(),
             Some(CpusWanted::Auto | CpusWanted::Remaining) => true,
-            // A limit is per CPU in the end; spread over CPUs on which nothing runs it would mean less than it says.
+            // A limit is per CPU in the end; spread over CPUs on which nothing runs it would mean
+            // less than it says.
             Some(CpusWanted::Any) | None => !group.limit.is_empty(),
             Some(CpusWanted::List(_)) => false,
         };
@@ -244,7 +245,8 @@ fn confine(
     }
 }
 
-/// The configurations asked for: by name, by family, or by a pattern; the baseline always comes along.
+/// The configurations asked for: by name, by family, or by a pattern; the baseline always comes
+/// along.
 fn chosen<'e>(
     experiment: &'e Experiment,
     only: &[String],
@@ -274,8 +276,8 @@ fn chosen<'e>(
         .collect())
 }
 
-/// Whether a name fits a pattern: `*` stands for any text, `?` for one character, and `{AXIS}`, as in the experiment's
-/// own `name`, for any value.
+/// Whether a name fits a pattern: `*` stands for any text, `?` for one character, and `{AXIS}`, as
+/// in the experiment's own `name`, for any value.
 fn fits(name: &str, pattern: &str) -> bool {
     let mut wanted = pattern.chars();
     match wanted.next() {

@@ -17,7 +17,8 @@ pub trait Sink {
     fn cpu_times(&mut self, _at: Nanos, _times: &[CpuTimes]) {}
     /// Time has passed: called after every wait while a plan is held, at least once a second.
     fn tick(&mut self, _now: Nanos) {}
-    /// Whether [`Self::cpu_times`] does anything with it: asking costs the kernel a walk over its counters.
+    /// Whether [`Self::cpu_times`] does anything with it: asking costs the kernel a walk over its
+    /// counters.
     fn wants_cpu_times(&self) -> bool {
         false
     }

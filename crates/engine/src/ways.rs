@@ -1,4 +1,5 @@
-//! Ways that follow what a group misses while a plan holds. What is decided is [`Sizer`]'s; here its word becomes masks, and events.
+//! Ways that follow what a group misses while a plan holds. What is decided is [`Sizer`]'s; here
+//! its word becomes masks, and events.
 
 use quell_control::config::Boundary;
 use quell_control::ways::{Rules, Sizer, Step};

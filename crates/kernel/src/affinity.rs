@@ -1,5 +1,5 @@
-//! The CPUs that threads may run on (sched_setaffinity(2)). The raw system calls: the C library's `cpu_set_t` ends at 1024 CPUs,
-//! and the kernel refuses a buffer that is shorter than its own.
+//! The CPUs that threads may run on (sched_setaffinity(2)). The raw system calls: the C library's
+//! `cpu_set_t` ends at 1024 CPUs, and the kernel refuses a buffer that is shorter than its own.
 
 use std::io;
 
@@ -35,7 +35,8 @@ pub fn of(tid: u32) -> io::Result<CpuSet> {
     Ok(bits.collect())
 }
 
-/// Sets them. The kernel leaves out those of other cpusets without a word, and refuses when none is left.
+/// Sets them. The kernel leaves out those of other cpusets without a word, and refuses when none is
+/// left.
 ///
 /// # Errors
 /// The kernel's; EINVAL for a CPU beyond [`MAX_CPU`].

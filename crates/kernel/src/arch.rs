@@ -1,5 +1,5 @@
-//! What depends on the processor's architecture and the kernel does not say. Calls of the kernel are
-//! not in here: `libc` has their numbers.
+//! What depends on the processor's architecture and the kernel does not say. Calls of the kernel
+//! are not in here: `libc` has their numbers.
 
 /// EAX, EBX, ECX, EDX.
 pub type Registers = [u32; 4];
@@ -7,8 +7,8 @@ pub type Registers = [u32; 4];
 /// What the processor says of itself: a leaf of CPUID and a part of it.
 ///
 /// Only x86-64 has the instruction. Elsewhere all is zero, which is what x86-64 answers where it
-/// knows nothing. Arm's counterpart (MPAM) has no instruction that a program may use: there only the
-/// kernel's resctrl can tell.
+/// knows nothing. Arm's counterpart (MPAM) has no instruction that a program may use: there only
+/// the kernel's resctrl can tell.
 #[cfg(target_arch = "x86_64")]
 pub fn cpuid(leaf: u32, part: u32) -> Registers {
     #[allow(

@@ -1,4 +1,5 @@
-//! Who is in a cgroup, and the cgroups below it: whoever runs in a group that is changed in place may have made cgroups of his own.
+//! Who is in a cgroup, and the cgroups below it: whoever runs in a group that is changed in place
+//! may have made cgroups of his own.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,7 +7,8 @@ use std::io;
 use crate::procfs;
 use crate::root::{Files, gone};
 
-/// Deeper, and more in all, than anybody has who does not mean harm: bounds, so that a hostile tree ends.
+/// Deeper, and more in all, than anybody has who does not mean harm: bounds, so that a hostile tree
+/// ends.
 const DEEPEST: usize = 16;
 const MOST: usize = 1024;
 
@@ -72,7 +74,8 @@ pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
     }
 }
 
-/// The tasks that a file lists. 0 stands for one of another PID namespace, which nobody here can name.
+/// The tasks that a file lists. 0 stands for one of another PID namespace, which nobody here can
+/// name.
 pub fn listed(text: &str) -> impl Iterator<Item = u32> {
     let numbers = text.split_ascii_whitespace().filter_map(|t| t.parse().ok());
     numbers.filter(|task| *task != 0)

@@ -1,4 +1,5 @@
-//! A kernel file that is read again and again while a loop holds: opened once, read into a buffer that stays.
+//! A kernel file that is read again and again while a loop holds: opened once, read into a buffer
+//! that stays.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -46,14 +47,14 @@ impl CachedFile {
         &self.path
     }
 
-    /// Whether it was opened anew since this was asked last: its cgroup was removed and made again, and knows nothing of what
-    /// was set.
+    /// Whether it was opened anew since this was asked last: its cgroup was removed and made again,
+    /// and knows nothing of what was set.
     pub fn renewed(&mut self) -> bool {
         std::mem::take(&mut self.renewed)
     }
 
-    /// What it says now, trimmed; `None` where it is gone (its cgroup was removed, and not made again). What goes beyond 16
-    /// KiB, and what follows bytes that are no text, is left out.
+    /// What it says now, trimmed; `None` where it is gone (its cgroup was removed, and not made
+    /// again). What goes beyond 16 KiB, and what follows bytes that are no text, is left out.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -89,8 +90,8 @@ impl CachedFile {
     }
 }
 
-/// Reads from the beginning, where the kernel makes the text of such a file anew, and in one piece (`single_open`): asked once more
-/// whether there is more, it would make all of it again.
+/// Reads from the beginning, where the kernel makes the text of such a file anew, and in one piece
+/// (`single_open`): asked once more whether there is more, it would make all of it again.
 fn fill(file: &File, buffer: &mut [u8]) -> std::io::Result<usize> {
     loop {
         match file.read_at(buffer, 0) {
@@ -100,7 +101,8 @@ fn fill(file: &File, buffer: &mut [u8]) -> std::io::Result<usize> {
     }
 }
 
-/// The number behind a key, in files of lines `KEY NUMBER` (`memory.stat`, `memory.events`, `/proc/vmstat`).
+/// The number behind a key, in files of lines `KEY NUMBER` (`memory.stat`, `memory.events`,
+/// `/proc/vmstat`).
 #[must_use]
 pub fn keyed(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
@@ -130,7 +132,8 @@ mod tests {
 
     #[test]
     fn a_file_that_was_removed_and_made_again_is_read() {
-        // An ended process stands in for a cgroup: its files stay open, and there is nothing in them.
+        // An ended process stands in for a cgroup: its files stay open, and there is nothing in
+        // them.
         let mut child = std::process::Command::new("sleep")
             .arg("100")
             .spawn()

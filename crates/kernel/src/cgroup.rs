@@ -1,8 +1,8 @@
 //! Which cgroup hierarchies there are, where they are mounted, and where we are in them.
 //!
-//! Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v2.rst; cgroups(7). A machine may run v1, v2 or both at once
-//! ("hybrid"): every controller is bound to exactly one hierarchy, except `perf_event`, which is on v2 implicitly
-//! unless a v1 hierarchy has it.
+//! Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v2.rst; cgroups(7). A machine may run
+//! v1, v2 or both at once ("hybrid"): every controller is bound to exactly one hierarchy, except
+//! `perf_event`, which is on v2 implicitly unless a v1 hierarchy has it.
 
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,8 @@ pub struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// The directory of a cgroup given by its path from the hierarchy's root; `None` where the mount does not show it.
+    /// The directory of a cgroup given by its path from the hierarchy's root; `None` where the
+    /// mount does not show it.
     #[must_use]
     pub fn dir(&self, path: &str) -> Option<String> {
         let below = if self.top == "/" {
@@ -296,8 +297,9 @@ pub fn populated(files: &dyn Files, dir: &str) -> Result<bool> {
     Ok(false)
 }
 
-/// Sends SIGKILL to every process in a cgroup of ours and below it, children born meanwhile included: by `cgroup.kill`
-/// (v2, Linux 5.14), else one by one until none is left or `patience` is over. Whether it is empty.
+/// Sends SIGKILL to every process in a cgroup of ours and below it, children born meanwhile
+/// included: by `cgroup.kill` (v2, Linux 5.14), else one by one until none is left or `patience` is
+/// over. Whether it is empty.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -328,7 +330,8 @@ fn kill_listed(files: &dyn Files, dir: &str) -> Result<()> {
         .split_ascii_whitespace()
         .filter_map(|t| t.parse().ok())
     {
-        // 0 is a process that this PID namespace cannot name; to kill(2) it would mean our own group.
+        // 0 is a process that this PID namespace cannot name; to kill(2) it would mean our own
+        // group.
         if let Some(pid) = rustix::process::Pid::from_raw(pid) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
@@ -401,7 +404,8 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Mount options name the controllers among other things; `/proc/cgroups` tells which words are controllers.
+/// Mount options name the controllers among other things; `/proc/cgroups` tells which words are
+/// controllers.
 fn v1_controllers(options: &str, known: &str) -> Vec<String> {
     options
         .split(',')
@@ -422,8 +426,8 @@ fn v2_controllers(files: &dyn Files, mount: &str) -> Result<Vec<String>> {
     Ok(text.split_ascii_whitespace().map(str::to_owned).collect())
 }
 
-/// The last column of `/proc/cgroups` is 0 for a controller switched off on the kernel's command line. The file is
-/// gone from kernels without v1; the controller is then taken to be there.
+/// The last column of `/proc/cgroups` is 0 for a controller switched off on the kernel's command
+/// line. The file is gone from kernels without v1; the controller is then taken to be there.
 fn enabled(known: &str, controller: &str) -> bool {
     known.is_empty()
         || known.lines().any(|l| {

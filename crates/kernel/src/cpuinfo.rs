@@ -1,4 +1,5 @@
-//! What the kernel says of the processor (`/proc/cpuinfo`, proc_cpuinfo(5)). Keys differ between architectures.
+//! What the kernel says of the processor (`/proc/cpuinfo`, proc_cpuinfo(5)). Keys differ between
+//! architectures.
 
 use crate::error::Result;
 use crate::root::Files;

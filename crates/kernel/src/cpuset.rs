@@ -17,7 +17,8 @@ pub fn kind(files: &dyn Files, cgroups: &Cgroups) -> Result<CpusetKind> {
     if hierarchy.version == Version::V1 {
         return Ok(CpusetKind::V1);
     }
-    // Only cgroups below the root have the file, and only once the controller is enabled: any of them will do.
+    // Only cgroups below the root have the file, and only once the controller is enabled: any of
+    // them will do.
     let below = files.names(&hierarchy.mount)?;
     let has = below
         .iter()

@@ -1,5 +1,5 @@
-//! What can go wrong with a kernel file, told so that a person can act on it: path, content tried, the kernel's
-//! reason, remedy.
+//! What can go wrong with a kernel file, told so that a person can act on it: path, content tried,
+//! the kernel's reason, remedy.
 
 use std::fmt;
 use std::io;

@@ -1,7 +1,9 @@
-//! What the kernel's fair scheduler does not schedule. A weight, `cpu.max` and `cpu.idle` do not hold that.
+//! What the kernel's fair scheduler does not schedule. A weight, `cpu.max` and `cpu.idle` do not
+//! hold that.
 //!
-//! Real-time and deadline tasks have schedulers of their own (sched(7)). Where a sched_ext scheduler is loaded, it schedules
-//! ordinary tasks, too (Documentation/scheduler/sched-ext.rst), and heeds these values or not.
+//! Real-time and deadline tasks have schedulers of their own (sched(7)). Where a sched_ext
+//! scheduler is loaded, it schedules ordinary tasks, too (Documentation/scheduler/sched-ext.rst),
+//! and heeds these values or not.
 
 use std::fmt;
 
@@ -10,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::procfs;
 use crate::root::Files;
 
-/// `SCHED_DEADLINE` and `SCHED_EXT`, which the C library's headers name only in part (linux/sched.h).
+/// `SCHED_DEADLINE` and `SCHED_EXT`, which the C library's headers name only in part
+/// (linux/sched.h).
 const DEADLINE: i32 = 6;
 const EXT: i32 = 7;
 

@@ -1,7 +1,8 @@
-//! Interrupt affinity: which CPUs take which interrupts. Documentation/core-api/irq/irq-affinity.rst.
+//! Interrupt affinity: which CPUs take which interrupts.
+//! Documentation/core-api/irq/irq-affinity.rst.
 //!
-//! Some interrupts cannot be moved: per-CPU ones, and those whose queues the kernel manages itself. The kernel answers EIO
-//! (or EPERM, since 6.10) then; they are counted and told.
+//! Some interrupts cannot be moved: per-CPU ones, and those whose queues the kernel manages itself.
+//! The kernel answers EIO (or EPERM, since 6.10) then; they are counted and told.
 
 use quell_types::cpuset::CpuId;
 
@@ -24,7 +25,8 @@ pub fn numbers(files: &dyn Files) -> Result<Vec<u32>> {
     Ok(found)
 }
 
-/// Interrupts of all kinds that a CPU has served since boot (`/proc/interrupts`). `None` without the file, or a column of the CPU.
+/// Interrupts of all kinds that a CPU has served since boot (`/proc/interrupts`). `None` without
+/// the file, or a column of the CPU.
 ///
 /// # Errors
 /// [`crate::error::Error::File`].
@@ -50,8 +52,8 @@ pub fn served(files: &dyn Files, cpu: CpuId) -> Result<Option<u64>> {
     Ok(Some(served.fold(0, u64::saturating_add)))
 }
 
-/// How many interrupts can be moved and how many not, as far as the files' permissions tell (kernels since 6.12 withhold
-/// the permission to write; on older ones only trying tells).
+/// How many interrupts can be moved and how many not, as far as the files' permissions tell
+/// (kernels since 6.12 withhold the permission to write; on older ones only trying tells).
 ///
 /// # Errors
 /// [`crate::error::Error::File`].

@@ -1,7 +1,8 @@
 //! The kernel's interfaces: one thin module each.
 //!
-//! Every reader and writer of kernel files takes its root ([`root::Files`]), so that captured machines and the model of the
-//! kernel (`fake`, for tests) stand where the kernel does. Nothing here decides, and nothing here knows how a change is undone.
+//! Every reader and writer of kernel files takes its root ([`root::Files`]), so that captured
+//! machines and the model of the kernel (`fake`, for tests) stand where the kernel does. Nothing
+//! here decides, and nothing here knows how a change is undone.
 
 pub mod affinity;
 mod arch;

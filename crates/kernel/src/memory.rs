@@ -1,11 +1,11 @@
 //! Memory of a cgroup: what it uses, what it is protected and limited by. cgroup-v2.rst ("Memory"),
 //! cgroup-v1/memory.rst.
 //!
-//! - `memory.min` is kept from reclaim whatever happens, `memory.low` as long as there is anything else; both only as
-//!   far as every ancestor has them, too.
-//! - Beyond `memory.high` (v2) whoever allocates reclaims and sleeps, up to two seconds at a time, and is never killed;
-//!   beyond `memory.max`, and beyond v1's `memory.limit_in_bytes`, the kernel kills in the cgroup when it finds nothing
-//!   to reclaim. v1 has no protection.
+//! - `memory.min` is kept from reclaim whatever happens, `memory.low` as long as there is anything
+//!   else; both only as far as every ancestor has them, too.
+//! - Beyond `memory.high` (v2) whoever allocates reclaims and sleeps, up to two seconds at a time,
+//!   and is never killed; beyond `memory.max`, and beyond v1's `memory.limit_in_bytes`, the kernel
+//!   kills in the cgroup when it finds nothing to reclaim. v1 has no protection.
 //! - A page of a file is charged to whoever touches it first.
 
 use quell_types::units::Bytes;
@@ -210,7 +210,8 @@ pub fn written(version: Version, limit: Option<Bytes>) -> String {
     }
 }
 
-/// Whether the memory controller's files are there at all: a v2 cgroup has them only where its parent hands them on.
+/// Whether the memory controller's files are there at all: a v2 cgroup has them only where its
+/// parent hands them on.
 #[must_use]
 pub fn has(files: &dyn Files, memory: &Memory) -> bool {
     files.exists(&memory.usage())

@@ -1,4 +1,5 @@
-//! Whom the kernel kills when memory runs out: `oom_score`, `oom_score_adj`. proc_pid_oom_score_adj(5), mm/oom_kill.c.
+//! Whom the kernel kills when memory runs out: `oom_score`, `oom_score_adj`.
+//! proc_pid_oom_score_adj(5), mm/oom_kill.c.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -46,8 +47,8 @@ pub fn may_be_immune() -> std::result::Result<(), String> {
 /// What was added to our own score before [`shelter`].
 static BEFORE: OnceLock<String> = OnceLock::new();
 
-/// We are not killed for memory while we hold something: what we steer would be without anybody. What we start is not to inherit it
-/// ([`unsheltered`]). Nothing happens where it is not allowed.
+/// We are not killed for memory while we hold something: what we steer would be without anybody.
+/// What we start is not to inherit it ([`unsheltered`]). Nothing happens where it is not allowed.
 pub fn shelter() {
     if BEFORE.get().is_some() {
         return;

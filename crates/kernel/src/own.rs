@@ -1,4 +1,5 @@
-//! What our own process takes: CPU time by its own clock, memory as `/proc/self/status` tells (proc_pid_status(5)).
+//! What our own process takes: CPU time by its own clock, memory as `/proc/self/status` tells
+//! (proc_pid_status(5)).
 
 use quell_record::backend::Own;
 use quell_types::units::Bytes;

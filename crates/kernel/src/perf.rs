@@ -1,10 +1,11 @@
 //! `perf_event_open(2)`: counters on one CPU that wake their reader on overflow.
 //!
-//! From the kernel's `include/uapi/linux/perf_event.h` and the manual page. Events are pinned (a counter that cannot be
-//! scheduled goes into an error state instead of silently sharing its time) and non-inherited; the overflow is seen by
-//! `poll(2)` on the descriptor, for which the kernel wants a ring buffer: one page, mapped read-only, so that the
-//! kernel overwrites it and nobody has to consume it. What it writes there, the time of the overflow and the mode it
-//! interrupted, is the kernel's own witness of how late its reader is.
+//! From the kernel's `include/uapi/linux/perf_event.h` and the manual page. Events are pinned (a
+//! counter that cannot be scheduled goes into an error state instead of silently sharing its time)
+//! and non-inherited; the overflow is seen by `poll(2)` on the descriptor, for which the kernel
+//! wants a ring buffer: one page, mapped read-only, so that the kernel overwrites it and nobody has
+//! to consume it. What it writes there, the time of the overflow and the mode it interrupted, is
+//! the kernel's own witness of how late its reader is.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -41,7 +42,8 @@ const RECORD_BYTES: u64 = 16;
 /// `PERF_RECORD_MISC_CPUMODE_MASK`, `PERF_RECORD_MISC_KERNEL`.
 const MISC_MODE: u16 = 7;
 const MISC_KERNEL: u16 = 1;
-/// `data_head` in `struct perf_event_mmap_page`: the control page's first 1024 bytes are kept free for what comes before.
+/// `data_head` in `struct perf_event_mmap_page`: the control page's first 1024 bytes are kept free
+/// for what comes before.
 const DATA_HEAD: usize = 1024;
 const OPEN_CLOEXEC: u64 = 1 << 3;
 const OPEN_PID_CGROUP: u64 = 1 << 2;
@@ -90,8 +92,8 @@ pub struct EventCode {
 pub enum Scope<'a> {
     /// Everything that runs on one CPU, kernel and interrupts included.
     Cpu(CpuId),
-    /// The tasks of one cgroup (and its children) while they run on one CPU. The directory is of the hierarchy that
-    /// carries `perf_event`.
+    /// The tasks of one cgroup (and its children) while they run on one CPU. The directory is of
+    /// the hierarchy that carries `perf_event`.
     Cgroup(BorrowedFd<'a>, CpuId),
     /// The calling thread, wherever it runs.
     ThisThread,
@@ -106,8 +108,8 @@ pub enum Scope<'a> {
 pub struct Reading {
     /// The count.
     pub value: u64,
-    /// Whether the counter was counting all the time it was enabled. A pinned event that lost its counter reads
-    /// as end-of-file and is reported as not running.
+    /// Whether the counter was counting all the time it was enabled. A pinned event that lost its
+    /// counter reads as end-of-file and is reported as not running.
     pub running: bool,
     /// How long it was counting.
     pub ran: Nanos,
@@ -151,14 +153,15 @@ struct Ring {
     length: usize,
 }
 
-// SAFETY: the mapping has one owner, who alone unmaps it; the kernel writes to it from anywhere, and it is only read.
+// SAFETY: the mapping has one owner, who alone unmaps it; the kernel writes to it from anywhere,
+// and it is only read.
 unsafe impl Send for Ring {}
 
 impl Ring {
     /// How much was recorded since the beginning, in bytes.
     fn head(&self) -> &AtomicU64 {
-        // SAFETY: the control page is mapped for as long as `self` lives, `DATA_HEAD` lies in it and is aligned; the
-        // kernel writes it whole.
+        // SAFETY: the control page is mapped for as long as `self` lives, `DATA_HEAD` lies in it
+        // and is aligned; the kernel writes it whole.
         unsafe { &*self.address.cast::<u8>().add(DATA_HEAD).cast::<AtomicU64>() }
     }
 
@@ -168,13 +171,14 @@ impl Ring {
         let end = head.load(Ordering::Acquire);
         let page = self.length as u64 / 2;
         let begin = usize::try_from(page + end.checked_sub(RECORD_BYTES)? % page).ok()?;
-        // Records are 16 bytes and the page is a multiple of that, so none is split, unless others stand between
-        // (throttling of the event by the kernel): then the header will not fit and nothing is said.
+        // Records are 16 bytes and the page is a multiple of that, so none is split, unless others
+        // stand between (throttling of the event by the kernel): then the header will not fit and
+        // nothing is said.
         if begin % 8 != 0 || begin + 16 > self.length {
             return None;
         }
-        // SAFETY: 16 bytes within the mapping, aligned to 8, as just checked. The kernel may write them at the same time;
-        // that is found out below and what was read is dropped.
+        // SAFETY: 16 bytes within the mapping, aligned to 8, as just checked. The kernel may write
+        // them at the same time; that is found out below and what was read is dropped.
         let [header, at] = unsafe {
             let words = self.address.cast::<u8>().add(begin).cast::<u64>();
             [words.read_volatile(), words.add(1).read_volatile()]
@@ -197,7 +201,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: address and length are those of a mapping made in `Event::open` that nobody else unmaps.
+        // SAFETY: address and length are those of a mapping made in `Event::open` that nobody else
+        // unmaps.
         unsafe {
             libc::munmap(self.address, self.length);
         }
@@ -217,8 +222,8 @@ impl Event {
             sample_type: if samples { SAMPLE_TIME } else { 0 },
             clockid: libc::CLOCK_MONOTONIC,
             read_format: FORMAT_TIMES,
-            // The kernel refuses `pinned` on task events that are not on every CPU's context; per-thread probes do
-            // without.
+            // The kernel refuses `pinned` on task events that are not on every CPU's context;
+            // per-thread probes do without.
             flags: FLAG_DISABLED
                 | FLAG_USE_CLOCKID
                 | match scope {
@@ -279,11 +284,12 @@ impl Event {
         }
     }
 
-    /// Wakes pollers after another `period` events, counted from now, whether or not it was armed and has not woken them yet.
+    /// Wakes pollers after another `period` events, counted from now, whether or not it was armed
+    /// and has not woken them yet.
     ///
-    /// One that wakes once is enabled for one overflow more each time it is refreshed, and so it is refreshed only after it
-    /// has overflowed: else it would ring again and again. What is asked of it and what it does must happen on its own CPU,
-    /// where neither can come between the other.
+    /// One that wakes once is enabled for one overflow more each time it is refreshed, and so it is
+    /// refreshed only after it has overflowed: else it would ring again and again. What is asked of
+    /// it and what it does must happen on its own CPU, where neither can come between the other.
     pub fn arm(&self, period: u64) -> io::Result<()> {
         let period = period.max(1);
         self.ioctl(IOC_PERIOD, &raw const period as u64)?;
@@ -344,7 +350,8 @@ impl AsFd for Event {
 
 fn map_ring(fd: &OwnedFd) -> io::Result<Ring> {
     let length = 2 * rustix::param::page_size();
-    // SAFETY: a fresh mapping of the event's control page and one data page, at an address the kernel chooses.
+    // SAFETY: a fresh mapping of the event's control page and one data page, at an address the
+    // kernel chooses.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),

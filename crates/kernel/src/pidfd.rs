@@ -1,4 +1,5 @@
-//! Signals to one process and to no later one of the same number. pidfd_open(2), pidfd_send_signal(2).
+//! Signals to one process and to no later one of the same number. pidfd_open(2),
+//! pidfd_send_signal(2).
 
 use std::io;
 

@@ -1,10 +1,11 @@
 //! Which hardware events count lines that cross to memory, per PMU, and whether they count here.
 //!
-//! Sources: Intel SDM volume 3B, chapter "Performance-Monitoring Events" (architectural event `LLC Misses`, 2EH/41H) and
-//! the core events `L2_LINES_IN.ALL` / `L2_LINES_OUT.NON_SILENT`; AMD PPR for family 17h-1Ah (`ls_any_fills_from_sys`,
-//! PMCx044); Arm ARM, PMUv3 (`L2D_CACHE_REFILL` 17H, `L2D_CACHE_WB` 18H). Hybrid processors have one PMU per kind of core, each
-//! with its own CPUs and table. None of these is trusted: an event is used only after it has been seen to count, and, once
-//! the machine has been measured, to count right beside traffic that is known ([`check`]).
+//! Sources: Intel SDM volume 3B, chapter "Performance-Monitoring Events" (architectural event `LLC
+//! Misses`, 2EH/41H) and the core events `L2_LINES_IN.ALL` / `L2_LINES_OUT.NON_SILENT`; AMD PPR for
+//! family 17h-1Ah (`ls_any_fills_from_sys`, PMCx044); Arm ARM, PMUv3 (`L2D_CACHE_REFILL` 17H,
+//! `L2D_CACHE_WB` 18H). Hybrid processors have one PMU per kind of core, each with its own CPUs and
+//! table. None of these is trusted: an event is used only after it has been seen to count, and,
+//! once the machine has been measured, to count right beside traffic that is known ([`check`]).
 
 use std::collections::BTreeMap;
 
@@ -169,7 +170,8 @@ impl Counting {
     }
 }
 
-/// What counts on every kind of core, or why nothing does. `counts` tries an event, and says why it is no good.
+/// What counts on every kind of core, or why nothing does. `counts` tries an event, and says why it
+/// is no good.
 ///
 /// # Errors
 /// A reason for a person.
@@ -290,14 +292,16 @@ fn moves(code: EventCode) -> bool {
 
 /// Makes a pass of traffic on the calling thread and tells how many lines it moved.
 pub type Traffic = Box<dyn FnMut() -> u64>;
-/// Prepares traffic on the calling thread: a stream that only reads, or one that only writes (`true`).
+/// Prepares traffic on the calling thread: a stream that only reads, or one that only writes
+/// (`true`).
 pub type MakeTraffic<'a> = &'a (dyn Fn(bool) -> std::io::Result<Traffic> + Sync);
 
 /// Passes of traffic an event is checked with.
 const PASSES: usize = 5;
 
-/// Every event of this machine's tables that counts, beside traffic that is known: reads beside a stream that reads,
-/// writes beside one that writes. Empty where no event counts. On each kind of core on its first CPU.
+/// Every event of this machine's tables that counts, beside traffic that is known: reads beside a
+/// stream that reads, writes beside one that writes. Empty where no event counts. On each kind of
+/// core on its first CPU.
 ///
 /// # Errors
 /// When a file makes no sense.
@@ -333,8 +337,8 @@ pub fn check(
     Ok(found)
 }
 
-/// The check itself, tried on an event that every kernel has and on traffic that needs no counter to be known: pages
-/// touched for the first time, each of which faults once.
+/// The check itself, tried on an event that every kernel has and on traffic that needs no counter
+/// to be known: pages touched for the first time, each of which faults once.
 ///
 /// # Errors
 /// When the kernel has no such event, or the memory is not to be had.
@@ -360,15 +364,16 @@ fn touch_pages() -> u64 {
     const PAGES: usize = 2048;
     let page = rustix::param::page_size();
     let length = PAGES * page;
-    // SAFETY: a fresh private mapping, written to page by page within its length, and unmapped before anything else
-    // could know it.
+    // SAFETY: a fresh private mapping, written to page by page within its length, and unmapped
+    // before anything else could know it.
     unsafe {
         let flags = rustix::mm::MapFlags::PRIVATE;
         let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
         let Ok(map) = rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, prot, flags) else {
             return 0;
         };
-        // Without base pages there would be a fault per huge page; a kernel that knows no huge pages refuses, and needs not.
+        // Without base pages there would be a fault per huge page; a kernel that knows no huge
+        // pages refuses, and needs not.
         let _ = rustix::mm::madvise(map, length, rustix::mm::Advice::LinuxNoHugepage);
         for offset in (0..length).step_by(page) {
             map.cast::<u8>().add(offset).write_volatile(1);
@@ -378,7 +383,8 @@ fn touch_pages() -> u64 {
     PAGES as u64
 }
 
-/// Counts an event on a thread of its own, on one of `cpus` if they are given, while that makes the traffic.
+/// Counts an event on a thread of its own, on one of `cpus` if they are given, while that makes the
+/// traffic.
 fn beside(
     code: EventCode,
     cpus: Option<&CpuSet>,

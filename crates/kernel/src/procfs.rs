@@ -1,5 +1,5 @@
-//! Processes and threads as `/proc` shows them (proc_pid_stat(5), proc_pid_cgroup(5)). A task that ends while it is
-//! being read is no error: the readers answer `None`.
+//! Processes and threads as `/proc` shows them (proc_pid_stat(5), proc_pid_cgroup(5)). A task that
+//! ends while it is being read is no error: the readers answer `None`.
 
 use std::collections::BTreeSet;
 
@@ -27,8 +27,8 @@ fn stat_at(files: &dyn Files, path: &str) -> Result<Option<Stat>> {
         .ok_or_else(|| Error::malformed(path, &text, "the stat of a process, see proc_pid_stat(5)"))
 }
 
-/// Nanoseconds that a thread ran, and that it was ready to run and did not. `None` when there is no such thread (any
-/// more), or the kernel does not tell.
+/// Nanoseconds that a thread ran, and that it was ready to run and did not. `None` when there is no
+/// such thread (any more), or the kernel does not tell.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -48,8 +48,8 @@ pub fn schedstat(files: &dyn Files, tid: u32) -> Result<Option<(u64, u64)>> {
     }
 }
 
-/// Bytes a process has had read from disks and written to them so far. `None` where there is no such process (any more),
-/// or the kernel keeps no account (CONFIG_TASK_IO_ACCOUNTING).
+/// Bytes a process has had read from disks and written to them so far. `None` where there is no
+/// such process (any more), or the kernel keeps no account (CONFIG_TASK_IO_ACCOUNTING).
 #[must_use]
 pub fn moved(files: &dyn Files, pid: u32) -> Option<u64> {
     let text = files.read(&format!("/proc/{pid}/io")).ok()?;
@@ -57,8 +57,9 @@ pub fn moved(files: &dyn Files, pid: u32) -> Option<u64> {
     Some(of("read_bytes:")?.saturating_add(of("write_bytes:")?))
 }
 
-/// How the time of every CPU that is on was spent since the start, from `/proc/stat` (proc_stat(5)). `ticks`: the
-/// kernel's clock ticks per second (`sysconf(_SC_CLK_TCK)`). `None` without the file.
+/// How the time of every CPU that is on was spent since the start, from `/proc/stat`
+/// (proc_stat(5)). `ticks`: the kernel's clock ticks per second (`sysconf(_SC_CLK_TCK)`). `None`
+/// without the file.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -77,8 +78,8 @@ pub fn cpu_times(files: &dyn Files, ticks: u64) -> Result<Option<Vec<CpuTimes>>>
         .ok_or_else(|| Error::malformed(path, &text, "lines `cpuN user nice system idle …`"))
 }
 
-/// `N user nice system idle iowait irq softirq steal guest guest_nice`, in ticks; old kernels end earlier. What a guest
-/// of this machine used is part of `user` already.
+/// `N user nice system idle iowait irq softirq steal guest guest_nice`, in ticks; old kernels end
+/// earlier. What a guest of this machine used is part of `user` already.
 fn parse_times(line: &str, ticks: u64) -> Option<CpuTimes> {
     let mut fields = line.split_ascii_whitespace();
     let cpu = fields.next()?.parse().ok()?;
@@ -183,7 +184,8 @@ pub fn arguments(files: &dyn Files, pid: u32) -> Result<Vec<String>> {
     Ok(text.split_terminator('\0').map(str::to_owned).collect())
 }
 
-/// The path of the program a process runs; `None` for kernel threads, the dead, and where it may not be read.
+/// The path of the program a process runs; `None` for kernel threads, the dead, and where it may
+/// not be read.
 #[must_use]
 pub fn executable(files: &dyn Files, pid: u32) -> Option<String> {
     let path = files.link(&format!("/proc/{pid}/exe")).ok()?;
@@ -270,10 +272,12 @@ pub fn ourselves(files: &dyn Files) -> Result<Stat> {
     })
 }
 
-/// Ancestors that are looked at: a chain is made as long as somebody likes, and may be anybody's who asks for something.
+/// Ancestors that are looked at: a chain is made as long as somebody likes, and may be anybody's
+/// who asks for something.
 const GENERATIONS: usize = 64;
 
-/// A process and its ancestors, itself first; of a chain longer than any that programs make, its beginning.
+/// A process and its ancestors, itself first; of a chain longer than any that programs make, its
+/// beginning.
 ///
 /// # Errors
 /// [`Error::File`].

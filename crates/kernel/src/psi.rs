@@ -1,9 +1,10 @@
-//! Pressure stall information: how long tasks waited because a resource was short, of the machine and of each v2 cgroup.
-//! Documentation/accounting/psi.rst, kernel/sched/psi.c.
+//! Pressure stall information: how long tasks waited because a resource was short, of the machine
+//! and of each v2 cgroup. Documentation/accounting/psi.rst, kernel/sched/psi.c.
 //!
-//! `total=` is computed anew at each read, while the averages move every two seconds: a loop takes differences of
-//! totals. A trigger makes the kernel wake whoever polls it; without CAP_SYS_RESOURCE its window is a multiple of two
-//! seconds, and before Linux 6.4 at least 500 ms and for the privileged only, so that reading has to do without one.
+//! `total=` is computed anew at each read, while the averages move every two seconds: a loop takes
+//! differences of totals. A trigger makes the kernel wake whoever polls it; without
+//! CAP_SYS_RESOURCE its window is a multiple of two seconds, and before Linux 6.4 at least 500 ms
+//! and for the privileged only, so that reading has to do without one.
 
 use quell_types::units::{Nanos, Share};
 
@@ -111,7 +112,8 @@ fn percent(text: &str) -> Option<Share> {
     whole.checked_add(part.checked_mul(100)?).map(Share)
 }
 
-/// The time some task waited so far: the figure that a loop takes differences of. Takes nothing but the text.
+/// The time some task waited so far: the figure that a loop takes differences of. Takes nothing but
+/// the text.
 ///
 /// # Errors
 /// [`Error::Malformed`].
@@ -123,8 +125,8 @@ pub fn some_total(path: &str, text: &str) -> Result<Nanos> {
     total.ok_or_else(|| Error::malformed(path, text, "a line `some … total=…`"))
 }
 
-/// Reads a pressure file. `None` where there is none: the kernel has no PSI (CONFIG_PSI), it is off (`psi=1` on the
-/// kernel's command line turns it on), or off for this cgroup (`cgroup.pressure`).
+/// Reads a pressure file. `None` where there is none: the kernel has no PSI (CONFIG_PSI), it is off
+/// (`psi=1` on the kernel's command line turns it on), or off for this cgroup (`cgroup.pressure`).
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].

@@ -1,4 +1,5 @@
-//! Who is left on a CPU that was meant for one group: what a core partition cannot move, told to a person.
+//! Who is left on a CPU that was meant for one group: what a core partition cannot move, told to a
+//! person.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +63,8 @@ fn few(names: &BTreeMap<String, u32>) -> String {
     }
 }
 
-/// Who may still run on `cpus`, other than the threads of `except` (processes of the groups that own them) and ourselves.
+/// Who may still run on `cpus`, other than the threads of `except` (processes of the groups that
+/// own them) and ourselves.
 ///
 /// # Errors
 /// [`crate::error::Error::File`], [`crate::error::Error::Malformed`].

@@ -1,8 +1,10 @@
-//! The one door to the kernel's files: a trait that reads, writes, lists, makes and removes below a root, and its
-//! production form, [`Kernel`]. A model of the kernel stands behind the same trait in tests.
+//! The one door to the kernel's files: a trait that reads, writes, lists, makes and removes below a
+//! root, and its production form, [`Kernel`]. A model of the kernel stands behind the same trait in
+//! tests.
 //!
-//! Paths are written as the kernel's own (`/sys/…`, `/proc/…`); the root is put in front here and nowhere else.
-//! CPU affinity is not a file, but belongs to the same seam: what is changed by the one is undone by the other.
+//! Paths are written as the kernel's own (`/sys/…`, `/proc/…`); the root is put in front here and
+//! nowhere else. CPU affinity is not a file, but belongs to the same seam: what is changed by the
+//! one is undone by the other.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -57,7 +59,8 @@ pub trait Files: Send + Sync {
     fn unmount(&self, _path: &str) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
-    /// The file itself, to be kept open and read or written again and again; `None` where files have no descriptors.
+    /// The file itself, to be kept open and read or written again and again; `None` where files
+    /// have no descriptors.
     fn open(&self, _path: &str, _how: Access) -> io::Result<Option<fs::File>> {
         Ok(None)
     }
@@ -72,7 +75,8 @@ pub enum Access {
     Write,
 }
 
-/// Whether an error means that the thing is simply not there (any more): a missing file, or a task that ended.
+/// Whether an error means that the thing is simply not there (any more): a missing file, or a task
+/// that ended.
 #[must_use]
 pub fn gone(error: &io::Error) -> bool {
     matches!(
@@ -170,7 +174,8 @@ impl Kernel {
         ] {
             let found = rustix::fs::statfs(path)
                 .map_err(|e| Error::file("inspect", path, None, e.into()))?;
-            // The field's width differs between architectures; both magics are positive and fit every one.
+            // The field's width differs between architectures; both magics are positive and fit
+            // every one.
             #[allow(
                 clippy::unnecessary_cast,
                 clippy::useless_conversion,
@@ -189,7 +194,8 @@ impl Kernel {
         })
     }
 
-    /// Files below `root`, which are taken for the kernel's without a check: captured machines, tests.
+    /// Files below `root`, which are taken for the kernel's without a check: captured machines,
+    /// tests.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
@@ -225,7 +231,8 @@ impl Files for Kernel {
     }
 
     fn write(&self, path: &str, text: &str) -> io::Result<()> {
-        // Kernel files take one write each; a zero-length write would be no write at all, hence the newline.
+        // Kernel files take one write each; a zero-length write would be no write at all, hence the
+        // newline.
         let mut bytes = text.as_bytes().to_vec();
         if bytes.last() != Some(&b'\n') {
             bytes.push(b'\n');
@@ -335,8 +342,9 @@ impl Files for Kernel {
     }
 }
 
-/// Reads a CPU mask as `smp_affinity` and `workqueue/cpumask` print it: 32-bit hexadecimal words, the highest first,
-/// separated by commas (`%*pb`, Documentation/core-api/printk-formats.rst). `None` where the text is none.
+/// Reads a CPU mask as `smp_affinity` and `workqueue/cpumask` print it: 32-bit hexadecimal words,
+/// the highest first, separated by commas (`%*pb`, Documentation/core-api/printk-formats.rst).
+/// `None` where the text is none.
 #[must_use]
 pub fn parse_mask(text: &str) -> Option<CpuSet> {
     let words: Vec<&str> = text.trim().split(',').collect();

@@ -1,8 +1,9 @@
-//! Real-time scheduling, pinning and memory locking of our own threads, and the instruction to wait with.
+//! Real-time scheduling, pinning and memory locking of our own threads, and the instruction to wait
+//! with.
 //!
-//! `sched(7)`, `mlock2(2)`; the hazards are those of a real-time thread in user space: it can be refused (a cgroup
-//! without real-time runtime, a container), it can find itself on another CPU (hot-unplug, a shrunk cpuset), and it can
-//! touch memory that is not there.
+//! `sched(7)`, `mlock2(2)`; the hazards are those of a real-time thread in user space: it can be
+//! refused (a cgroup without real-time runtime, a container), it can find itself on another CPU
+//! (hot-unplug, a shrunk cpuset), and it can touch memory that is not there.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,8 @@ use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::Nanos;
 use rustix::time::Timespec;
 
-/// The watchdog's priority: above ordinary real-time work's usual 1..50, below the kernel's watchdogs at 99.
+/// The watchdog's priority: above ordinary real-time work's usual 1..50, below the kernel's
+/// watchdogs at 99.
 pub const WATCHDOG_PRIORITY: i32 = 85;
 
 /// As the kernel takes times and spans.
@@ -70,7 +72,8 @@ pub fn clock(which: rustix::time::ClockId) -> Nanos {
     Nanos(part(t.tv_sec) * 1_000_000_000 + part(t.tv_nsec))
 }
 
-/// The kernel's clock ticks since it booted, in which it tells when tasks were born (`/proc/PID/stat`, field 22).
+/// The kernel's clock ticks since it booted, in which it tells when tasks were born
+/// (`/proc/PID/stat`, field 22).
 #[must_use]
 pub fn ticks_since_boot() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -82,8 +85,9 @@ pub fn ticks_since_boot() -> u64 {
 /// The stack of a brake: it calls nothing deep. Kept small because every page of it is locked.
 pub const STACK: usize = 64 << 10;
 
-/// Lets all threads of the process share one heap from now on: glibc reserves 64 MiB of addresses for each further one, all of
-/// which count as locked once memory is, against the limit of those who may not lock any amount (RLIMIT_MEMLOCK), too.
+/// Lets all threads of the process share one heap from now on: glibc reserves 64 MiB of addresses
+/// for each further one, all of which count as locked once memory is, against the limit of those
+/// who may not lock any amount (RLIMIT_MEMLOCK), too.
 pub fn one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no pointers.
@@ -92,9 +96,10 @@ pub fn one_heap() {
     }
 }
 
-/// Locks what is there and what is touched later (MCL_ONFAULT: pages become resident when first touched, not all at once: with 64
-/// threads that is 2 MB instead of 134). Of the program's code only what is run from now on: what was run before, to plan, is as
-/// much again. To be called when plans are made; again, it does nothing.
+/// Locks what is there and what is touched later (MCL_ONFAULT: pages become resident when first
+/// touched, not all at once: with 64 threads that is 2 MB instead of 134). Of the program's code
+/// only what is run from now on: what was run before, to plan, is as much again. To be called when
+/// plans are made; again, it does nothing.
 pub fn lock_memory() -> io::Result<()> {
     static LOCKED: AtomicBool = AtomicBool::new(false);
     if LOCKED.swap(true, Ordering::Relaxed) {
@@ -112,9 +117,10 @@ pub fn lock_memory() -> io::Result<()> {
     }
 }
 
-/// Unmaps the pages of the program's and its libraries' code and constants; what is run again is mapped again, from the page cache
-/// (madvise(2), MADV_DONTNEED). What was relocated, or has a debugger's breakpoint in it, is another page than the file's and stays, in
-/// memory or swapped out (proc_pid_smaps(5): `Anonymous`, and after it `Swap`).
+/// Unmaps the pages of the program's and its libraries' code and constants; what is run again is
+/// mapped again, from the page cache (madvise(2), MADV_DONTNEED). What was relocated, or has a
+/// debugger's breakpoint in it, is another page than the file's and stays, in memory or swapped out
+/// (proc_pid_smaps(5): `Anonymous`, and after it `Swap`).
 fn give_back_code() {
     let Ok(text) = std::fs::read_to_string("/proc/self/smaps") else {
         return;
@@ -134,8 +140,9 @@ fn give_back_code() {
                 if let Some((from, to)) = ends {
                     let begin = std::ptr::without_provenance_mut(from);
                     let drop = rustix::mm::Advice::LinuxDontNeed;
-                    // SAFETY: a private mapping of a file that nobody has written to, whole: it reads the same afterwards. Nobody
-                    // unmaps files meanwhile: what is mapped so are the program and its libraries.
+                    // SAFETY: a private mapping of a file that nobody has written to, whole: it
+                    // reads the same afterwards. Nobody unmaps files meanwhile: what is mapped so
+                    // are the program and its libraries.
                     let _ = unsafe { rustix::mm::madvise(begin, to - from, drop) };
                 }
             }
@@ -144,7 +151,8 @@ fn give_back_code() {
     }
 }
 
-/// Waits an instant without taking execution resources from the SMT sibling (`PAUSE`, on Arm `ISB`).
+/// Waits an instant without taking execution resources from the SMT sibling (`PAUSE`, on Arm
+/// `ISB`).
 #[inline]
 pub fn relax() {
     std::hint::spin_loop();

@@ -1,5 +1,5 @@
-//! The signals that end a run (SIGINT, SIGTERM, SIGHUP) as something to be read (signalfd(2)) instead of something that
-//! happens to a process.
+//! The signals that end a run (SIGINT, SIGTERM, SIGHUP) as something to be read (signalfd(2))
+//! instead of something that happens to a process.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,8 +22,9 @@ pub fn stop_signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Lets the next of them end this process as it would have without [`stop_signals`]: the kernel delivers it to this thread,
-/// whatever others, started in between, keep blocked. Allocates nothing, so that it may be called between fork and exec.
+/// Lets the next of them end this process as it would have without [`stop_signals`]: the kernel
+/// delivers it to this thread, whatever others, started in between, keep blocked. Allocates
+/// nothing, so that it may be called between fork and exec.
 ///
 /// # Errors
 /// As the kernel answers.
@@ -31,7 +32,8 @@ pub fn release_stop_signals() -> io::Result<()> {
     mask_stop_signals(libc::SIG_UNBLOCK).map(|_| ())
 }
 
-/// Does what takes long and changes nothing of the machine: the signals that end a run end this process at once meanwhile.
+/// Does what takes long and changes nothing of the machine: the signals that end a run end this
+/// process at once meanwhile.
 ///
 /// # Errors
 /// Its own, or as the kernel answers.
@@ -43,8 +45,8 @@ pub fn ended_by_any<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// From here on this process ends quietly when the reader of its output is gone, as any filter does.
-/// Not for one that has something to revert.
+/// From here on this process ends quietly when the reader of its output is gone, as any filter
+/// does. Not for one that has something to revert.
 pub fn end_with_the_reader() {
     // SAFETY: the default disposition installs no handler; the number is valid.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

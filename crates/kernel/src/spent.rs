@@ -1,8 +1,10 @@
-//! What the kernel accounts to the threads of a group, without their help: time run and time waited for a CPU
-//! (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst), page faults (`/proc/TID/stat`, proc_pid_stat(5)).
+//! What the kernel accounts to the threads of a group, without their help: time run and time waited
+//! for a CPU (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst), page faults
+//! (`/proc/TID/stat`, proc_pid_stat(5)).
 //!
-//! The kernel keeps these by thread and forgets them with it. A ledger looks at a group's threads from time to time and
-//! sums what was added since its last look: what lived between two looks is missing, and so is the end of every thread.
+//! The kernel keeps these by thread and forgets them with it. A ledger looks at a group's threads
+//! from time to time and sums what was added since its last look: what lived between two looks is
+//! missing, and so is the end of every thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +23,8 @@ const MOST: usize = 1_000;
 #[derive(Debug)]
 pub struct Ledger {
     known: BTreeMap<TaskId, Spent>,
-    /// Clock ticks since boot: threads born since then are counted from their birth, others from the first look at them.
+    /// Clock ticks since boot: threads born since then are counted from their birth, others from
+    /// the first look at them.
     since: u64,
 }
 
@@ -35,8 +38,9 @@ impl Ledger {
         }
     }
 
-    /// What the threads in these cgroups have spent since the last look. `None` where the kernel does not tell how long
-    /// threads wait (no CONFIG_SCHED_INFO), and for more than a thousand of them.
+    /// What the threads in these cgroups have spent since the last look. `None` where the kernel
+    /// does not tell how long threads wait (no CONFIG_SCHED_INFO), and for more than a thousand of
+    /// them.
     ///
     /// # Errors
     /// Files that cannot be read or make no sense.

@@ -27,11 +27,13 @@ pub struct Stat {
     pub threads: u32,
     /// The CPU it last ran on.
     pub last_cpu: u32,
-    /// Page faults without input or output; of a process those of all its threads, of a thread its own.
+    /// Page faults without input or output; of a process those of all its threads, of a thread its
+    /// own.
     pub minor_faults: u64,
     /// Page faults with.
     pub major_faults: u64,
-    /// Memory it has resident, pages of files included. The kernel rounds it by some tens of pages per thread.
+    /// Memory it has resident, pages of files included. The kernel rounds it by some tens of pages
+    /// per thread.
     pub resident: Bytes,
 }
 
@@ -54,8 +56,9 @@ impl Stat {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Dead, or on its way there: it runs no program any more. Asked to move such a task to another cgroup, the kernel
-    /// says yes and leaves it where it is (`cgroup_migrate_add_task`); giving much memory back takes it a while.
+    /// Dead, or on its way there: it runs no program any more. Asked to move such a task to another
+    /// cgroup, the kernel says yes and leaves it where it is (`cgroup_migrate_add_task`); giving
+    /// much memory back takes it a while.
     #[must_use]
     pub fn leaving(&self) -> bool {
         self.dead() || self.flags & PF_EXITING != 0
@@ -67,7 +70,8 @@ impl Stat {
         self.id.start == task.start && !self.dead()
     }
 
-    /// Reads one. The command name may itself contain spaces and parentheses: it ends at the *last* closing one.
+    /// Reads one. The command name may itself contain spaces and parentheses: it ends at the *last*
+    /// closing one.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (pid, rest) = text.split_once(" (")?;

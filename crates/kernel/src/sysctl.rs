@@ -1,5 +1,5 @@
-//! The machine-wide settings of memory management that a policy may have changed (`pressure.sysctls`).
-//! Documentation/admin-guide/sysctl/vm.rst.
+//! The machine-wide settings of memory management that a policy may have changed
+//! (`pressure.sysctls`). Documentation/admin-guide/sysctl/vm.rst.
 
 use crate::error::Result;
 use crate::root::Files;

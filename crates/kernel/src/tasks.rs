@@ -1,8 +1,8 @@
 //! Which tasks belong to which group.
 //!
-//! Rules: the keys of one table must all hold, one table suffices. A child follows its closest matched ancestor unless
-//! it is matched itself. A task that two groups match is an error. Kernel threads, ourselves, and those the caller
-//! names (the watchdog) are never matched.
+//! Rules: the keys of one table must all hold, one table suffices. A child follows its closest
+//! matched ancestor unless it is matched itself. A task that two groups match is an error. Kernel
+//! threads, ourselves, and those the caller names (the watchdog) are never matched.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,8 +39,9 @@ impl Matcher {
     /// Prepares a group's tables: regular expressions are compiled, users looked up.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a wrong expression, an unknown user, a container id that is too short, a table without
-    /// keys, and a table that joins a whole cgroup with keys that select single tasks.
+    /// [`Error::Refused`] for a wrong expression, an unknown user, a container id that is too
+    /// short, a table without keys, and a table that joins a whole cgroup with keys that select
+    /// single tasks.
     pub fn new(files: &dyn Files, group: &str, tables: &[TaskMatch]) -> Result<Self> {
         let tables = tables
             .iter()
@@ -63,8 +64,9 @@ impl Matcher {
         self.tables.iter().filter_map(|t| t.keys.pid)
     }
 
-    /// Whether a process of these matches by itself. `callers` are the ancestors of this process: an expression for arguments
-    /// is among theirs, because the user wrote it there (`sudo quell run --critical arg=…`), so that they do not count for it.
+    /// Whether a process of these matches by itself. `callers` are the ancestors of this process:
+    /// an expression for arguments is among theirs, because the user wrote it there (`sudo quell
+    /// run --critical arg=…`), so that they do not count for it.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -100,8 +102,8 @@ impl Matcher {
     }
 }
 
-/// A path with every symbolic link on it followed (`redis-server` is one to another name in Debian, `/bin` to
-/// `/usr/bin`), as far as it exists.
+/// A path with every symbolic link on it followed (`redis-server` is one to another name in Debian,
+/// `/bin` to `/usr/bin`), as far as it exists.
 fn resolved(files: &dyn Files, path: &str) -> String {
     /// As the kernel counts them (`MAXSYMLINKS`).
     const MOST_LINKS: u32 = 40;
@@ -248,7 +250,8 @@ fn is_container(part: &str, id: &str) -> bool {
     part.split(['-', ':']).any(|p| p.starts_with(id))
 }
 
-/// The cgroups (as paths from the hierarchy's root) that the in-place tables of a group name, as far as tasks live there.
+/// The cgroups (as paths from the hierarchy's root) that the in-place tables of a group name, as
+/// far as tasks live there.
 ///
 /// # Errors
 /// As [`procfs::memberships`].
@@ -271,7 +274,8 @@ pub fn cgroups_of(
     Ok(found)
 }
 
-/// The shortest beginning of `path` that the table still matches: the cgroup as a whole, not the child a task is in.
+/// The shortest beginning of `path` that the table still matches: the cgroup as a whole, not the
+/// child a task is in.
 fn topmost(keys: &TaskMatch, path: &str) -> String {
     path.char_indices()
         .skip(1)

@@ -1,7 +1,9 @@
-//! The machine's shape: CPUs, caches, memory nodes, identity, and what the kernel keeps for ordinary tasks.
+//! The machine's shape: CPUs, caches, memory nodes, identity, and what the kernel keeps for
+//! ordinary tasks.
 //!
-//! Documentation/admin-guide/cputopology.rst, Documentation/ABI/testing/sysfs-devices-system-cpu (caches),
-//! Documentation/scheduler/sched-rt-group.rst (real-time throttling), kernel/sched/debug.c (the fair server).
+//! Documentation/admin-guide/cputopology.rst, Documentation/ABI/testing/sysfs-devices-system-cpu
+//! (caches), Documentation/scheduler/sched-rt-group.rst (real-time throttling),
+//! kernel/sched/debug.c (the fair server).
 
 use std::collections::BTreeMap;
 
@@ -75,8 +77,9 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
     })
 }
 
-/// The CPUs of each kind of core, the fastest first; nothing where all are alike. Arm and RISC-V tell capacities
-/// (drivers/base/arch_topology.c); Intel's hybrid processors have a counter unit for each kind (arch/x86/events/intel).
+/// The CPUs of each kind of core, the fastest first; nothing where all are alike. Arm and RISC-V
+/// tell capacities (drivers/base/arch_topology.c); Intel's hybrid processors have a counter unit
+/// for each kind (arch/x86/events/intel).
 fn tiers(files: &dyn Files, online: &CpuSet) -> Result<Vec<CpuSet>> {
     let mut by_capacity: BTreeMap<u32, CpuSet> = BTreeMap::new();
     for cpu in online.iter() {
@@ -130,7 +133,8 @@ fn caches(files: &dyn Files, usable: &CpuSet) -> Result<Vec<Cache>> {
 /// The kernel's number of the cache of a level that holds a CPU's data: resctrl's domain.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::Malformed`]; [`Error::Refused`] where there is none, or it has no number.
+/// [`Error::File`], [`Error::Malformed`]; [`Error::Refused`] where there is none, or it has no
+/// number.
 pub fn cache_number(files: &dyn Files, cpu: CpuId, level: u32) -> Result<u32> {
     let dir = format!("{CPUS}/cpu{cpu}/cache");
     for index in files.names(&dir)?.iter().filter(|n| n.starts_with("index")) {
@@ -278,8 +282,8 @@ fn identity(files: &dyn Files) -> Result<Identity> {
 /// Where a machine of the lab says how it was booted.
 const LAB: &str = "/lab/guest.json";
 
-/// The processor's name. Some vendors' kernels for Arm print one that all processors have; a part number that we know
-/// tells more.
+/// The processor's name. Some vendors' kernels for Arm print one that all processors have; a part
+/// number that we know tells more.
 fn model(name: Option<String>, cpuinfo: &Cpuinfo) -> String {
     let cores = arm_cores(cpuinfo);
     match name {
@@ -323,7 +327,8 @@ const ARM_PARTS: [(&str, &str); 25] = [
     ("0xd8e", "Neoverse-N3"),
 ];
 
-/// The kinds of core by the part numbers that `/proc/cpuinfo` prints on Arm, in the order of the CPUs.
+/// The kinds of core by the part numbers that `/proc/cpuinfo` prints on Arm, in the order of the
+/// CPUs.
 fn arm_cores(cpuinfo: &Cpuinfo) -> String {
     let by_arm = cpuinfo.values("CPU implementer").any(|by| by == "0x41");
     let mut kinds: Vec<&str> = Vec::new();
@@ -339,16 +344,17 @@ fn arm_cores(cpuinfo: &Cpuinfo) -> String {
     kinds.join(" + ")
 }
 
-/// Clock sources that only a hypervisor's guests have (drivers in arch/x86/kernel/kvmclock.c, arch/x86/xen/time.c,
-/// drivers/clocksource/hyperv_timer.c).
+/// Clock sources that only a hypervisor's guests have (drivers in arch/x86/kernel/kvmclock.c,
+/// arch/x86/xen/time.c, drivers/clocksource/hyperv_timer.c).
 const GUEST_CLOCKS: [(&str, &str); 3] = [
     ("kvm-clock", "KVM"),
     ("hyperv_clocksource_tsc_page", "Hyper-V"),
     ("xen", "Xen"),
 ];
 
-/// The hypervisor: Xen's own file, else the firmware's vendor where the processor says it is virtual (x86) or the
-/// vendor is one that only makes virtual machines (Arm has no such flag), else what its clock is made for.
+/// The hypervisor: Xen's own file, else the firmware's vendor where the processor says it is
+/// virtual (x86) or the vendor is one that only makes virtual machines (Arm has no such flag), else
+/// what its clock is made for.
 fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
     if let Some(kind) = files.optional("/sys/hypervisor/type")? {
         return Ok(Some(kind));

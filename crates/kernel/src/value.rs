@@ -7,14 +7,16 @@ use quell_types::cpuset::CpuSet;
 use crate::resctrl::Schemata;
 use crate::root::parse_mask;
 
-/// Whether a file has a value for each of many things (resctrl's `schemata`), of which a write may name some.
+/// Whether a file has a value for each of many things (resctrl's `schemata`), of which a write may
+/// name some.
 #[must_use]
 pub fn divided(path: &str) -> bool {
     path.ends_with("/schemata")
 }
 
-/// Files with a line for each disk, which begins with its number, and what such a line says where nothing is set: then it is
-/// not shown (cgroup-v2.rst, "IO Interface Files"). A write names one disk.
+/// Files with a line for each disk, which begins with its number, and what such a line says where
+/// nothing is set: then it is not shown (cgroup-v2.rst, "IO Interface Files"). A write names one
+/// disk.
 const PER_DISK: [(&str, &str); 2] = [
     ("/io.max", "rbps=max wbps=max riops=max wiops=max"),
     ("/io.latency", "target=0"),
@@ -35,8 +37,9 @@ fn line_of(path: &str, text: &str, named: &str) -> Option<String> {
     Some(found.map_or_else(|| format!("{number} {unset}"), str::to_owned))
 }
 
-/// Of a file's text, what `named` has a value for, too; all of it where there is one value only. So of what was read what a write is to
-/// change, and of what was recorded what is there now: caches may have gone offline since.
+/// Of a file's text, what `named` has a value for, too; all of it where there is one value only. So
+/// of what was read what a write is to change, and of what was recorded what is there now: caches
+/// may have gone offline since.
 #[must_use]
 pub fn only<'a>(path: &str, text: &'a str, named: &str) -> Cow<'a, str> {
     if let Some(line) = line_of(path, text, named) {
@@ -58,7 +61,8 @@ pub fn covers(path: &str, later: &str, earlier: &str) -> bool {
     Schemata::parse(later).covers(&Schemata::parse(earlier))
 }
 
-/// Whether a file's content is the same value, however it is spelled. `a`: as read; `b`: as recorded.
+/// Whether a file's content is the same value, however it is spelled. `a`: as read; `b`: as
+/// recorded.
 #[must_use]
 pub fn same(path: &str, a: &str, b: &str) -> bool {
     let (a, b) = (a.trim(), b.trim());

@@ -1,5 +1,6 @@
-//! The machine's memory as a whole: `/proc/meminfo`, the watermarks of `/proc/zoneinfo`, refaults and scans of
-//! `/proc/vmstat`. proc(5), Documentation/admin-guide/sysctl/vm.rst (min_free_kbytes, watermark_scale_factor).
+//! The machine's memory as a whole: `/proc/meminfo`, the watermarks of `/proc/zoneinfo`, refaults
+//! and scans of `/proc/vmstat`. proc(5), Documentation/admin-guide/sysctl/vm.rst (min_free_kbytes,
+//! watermark_scale_factor).
 
 use quell_types::units::Bytes;
 
@@ -52,8 +53,8 @@ pub fn memory(files: &dyn Files) -> Result<Option<Meminfo>> {
     text.map(|text| meminfo(&text)).transpose()
 }
 
-/// The amount behind a key: `MemFree:  12 kB`, and in a node's own file `Node 0 MemFree:  12 kB`. `None` where no line has the
-/// key, or another unit.
+/// The amount behind a key: `MemFree: 12 kB`, and in a node's own file `Node 0 MemFree: 12 kB`.
+/// `None` where no line has the key, or another unit.
 #[must_use]
 pub fn amount(text: &str, key: &str) -> Option<Bytes> {
     let kib = text.lines().find_map(|line| {
@@ -65,7 +66,8 @@ pub fn amount(text: &str, key: &str) -> Option<Bytes> {
     number.parse::<u64>().ok()?.checked_mul(1024).map(Bytes)
 }
 
-/// How much of this process's mapping that holds an address lies in transparent huge pages; `None` where nothing is mapped.
+/// How much of this process's mapping that holds an address lies in transparent huge pages; `None`
+/// where nothing is mapped.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].

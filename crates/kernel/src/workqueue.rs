@@ -1,5 +1,5 @@
-//! Where unbound kernel work runs. Documentation/core-api/workqueue.rst ("Affinity Scopes"), and the mask in
-//! /sys/devices/virtual/workqueue.
+//! Where unbound kernel work runs. Documentation/core-api/workqueue.rst ("Affinity Scopes"), and
+//! the mask in /sys/devices/virtual/workqueue.
 
 use quell_types::cpuset::CpuSet;
 

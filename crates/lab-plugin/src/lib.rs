@@ -1,11 +1,13 @@
-//! QEMU's plugin: hands the guest's accesses, and the instructions that ask a processor what it is and what it may, to
-//! [`quell_lab::emul::Machine`]. Arguments, each `KEY=VALUE`: `profile` (a built-in one or a file), `sockets`, `cores`, `threads` (as
-//! in `-smp`), `qmp` (the monitor's socket, for counter interrupts), `report` (a file that gets what happened, as JSON).
+//! QEMU's plugin: hands the guest's accesses, and the instructions that ask a processor what it is
+//! and what it may, to [`quell_lab::emul::Machine`]. Arguments, each `KEY=VALUE`: `profile` (a
+//! built-in one or a file), `sockets`, `cores`, `threads` (as in `-smp`), `qmp` (the monitor's
+//! socket, for counter interrupts), `report` (a file that gets what happened, as JSON).
 //!
-//! How: of each block of code, when it is translated, the lines it lies in are noted, and its loads and stores are given a
-//! callback. `RDMSR`, `WRMSR` and `RDPMC` are carried out here and skipped; after `CPUID` the registers are changed
-//! before the next instruction. A counter's interrupt goes over QEMU's monitor (`inject-nmi`), from a thread of its own, since no
-//! plugin can raise one; it arrives on all CPUs, some tenths of a millisecond late.
+//! How: of each block of code, when it is translated, the lines it lies in are noted, and its loads
+//! and stores are given a callback. `RDMSR`, `WRMSR` and `RDPMC` are carried out here and skipped;
+//! after `CPUID` the registers are changed before the next instruction. A counter's interrupt goes
+//! over QEMU's monitor (`inject-nmi`), from a thread of its own, since no plugin can raise one; it
+//! arrives on all CPUs, some tenths of a millisecond late.
 
 #![allow(missing_docs, reason = "a shared library: its one user is QEMU")]
 
@@ -46,8 +48,8 @@ unsafe impl Sync for Plugin {}
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 
-/// The kernel proper has begun. What runs before it (firmware, and what unpacks the kernel) fills no cache: there is much of it,
-/// and nobody looks.
+/// The kernel proper has begun. What runs before it (firmware, and what unpacks the kernel) fills
+/// no cache: there is much of it, and nobody looks.
 static KERNEL: AtomicBool = AtomicBool::new(false);
 
 fn plugin() -> &'static Plugin {
@@ -91,7 +93,8 @@ pub unsafe extern "C" fn qemu_plugin_install(
             return 1;
         }
     }
-    // SAFETY: the callbacks have the types that the interface says, and live as long as the library, which is never unloaded.
+    // SAFETY: the callbacks have the types that the interface says, and live as long as the
+    // library, which is never unloaded.
     unsafe {
         qemu::qemu_plugin_register_vcpu_init_cb(id, on_cpu, std::ptr::null_mut());
         qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation, std::ptr::null_mut());
@@ -196,7 +199,8 @@ fn command(monitor: &mut BufReader<UnixStream>, name: &str) -> std::io::Result<(
 
 extern "C" fn on_cpu(_: c_uint, _: *mut c_void) {
     plugin().registers.get_or_init(|| {
-        // SAFETY: in the CPU's context, as the interface wants it. Elements may be longer than what is known of them.
+        // SAFETY: in the CPU's context, as the interface wants it. Elements may be longer than what
+        // is known of them.
         let (list, size) = unsafe {
             let list = qemu::qemu_plugin_get_registers();
             (&*list, qemu::g_array_get_element_size(list) as usize)
@@ -308,13 +312,15 @@ fn of_user(address: u64) -> bool {
     address >> 63 == 0
 }
 
-/// What is noted of a block of code, in the word that QEMU hands back: its first line, how many, how many instructions, whose.
+/// What is noted of a block of code, in the word that QEMU hands back: its first line, how many,
+/// how many instructions, whose.
 const LINES_AT: u32 = 1;
 const INSTRUCTIONS_AT: u32 = 8;
 const LINE_AT: u32 = 20;
 
 extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
-    // SAFETY: everything here is asked of a block that QEMU has just handed over, and of instructions within it.
+    // SAFETY: everything here is asked of a block that QEMU has just handed over, and of
+    // instructions within it.
     unsafe {
         let n = qemu::qemu_plugin_tb_n_insns(block);
         let start = qemu::qemu_plugin_tb_vaddr(block);
@@ -349,8 +355,8 @@ extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
                 Some(Special::ReadCounter) => Some(on_read_counter),
                 Some(Special::Identify | Special::Flush) | None => None,
             };
-            // Programs may not read or write registers. Their code lies at other addresses in other processes, so that `next` would be
-            // wrong for some.
+            // Programs may not read or write registers. Their code lies at other addresses in other
+            // processes, so that `next` would be wrong for some.
             if let Some(callback) = skipping.filter(|_| !user) {
                 qemu::qemu_plugin_register_vcpu_insn_exec_cb(
                     instruction,
@@ -479,7 +485,8 @@ extern "C" fn on_answer(cpu: c_uint, _: *mut c_void) {
     }
 }
 
-/// The instruction was carried out here: goes on after it. Does not return, so nothing may be held by who calls it.
+/// The instruction was carried out here: goes on after it. Does not return, so nothing may be held
+/// by who calls it.
 fn skip_to(next: *mut c_void) {
     // SAFETY: only in callbacks that may write the program counter.
     unsafe { qemu::qemu_plugin_set_pc(next as u64) }

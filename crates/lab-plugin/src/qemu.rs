@@ -1,5 +1,6 @@
-//! The part of QEMU's plugin interface that is used, version 7 (QEMU 11), and of GLib's byte arrays, in which registers come.
-//! Names and layouts are those of the interface; see QEMU's manual, "QEMU TCG Plugins".
+//! The part of QEMU's plugin interface that is used, version 7 (QEMU 11), and of GLib's byte
+//! arrays, in which registers come. Names and layouts are those of the interface; see QEMU's
+//! manual, "QEMU TCG Plugins".
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

@@ -1,5 +1,6 @@
-//! The lab, booted: Debian's kernels on the emulated processor. What is checked is what the guest's kernel and Intel's `pqos` say,
-//! never what the plugin says of itself. The guest's programs are this one, in another role (`roles`).
+//! The lab, booted: Debian's kernels on the emulated processor. What is checked is what the guest's
+//! kernel and Intel's `pqos` say, never what the plugin says of itself. The guest's programs are
+//! this one, in another role (`roles`).
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
@@ -23,7 +24,8 @@ use quell_lab::vm::{Lab, Outcome, Talk};
 use quell_policy::lab::{Accelerator, Guest, Lru, Swap};
 use quell_types::units::{Bytes, Rate};
 
-/// What the guest's shell scripts share: `role` runs this program in one of its roles, on `$ON`'s CPU.
+/// What the guest's shell scripts share: `role` runs this program in one of its roles, on `$ON`'s
+/// CPU.
 const WORDS: &str = r#"
 R=/sys/fs/resctrl
 role() { QUELL_LAB_ROLE="$*" $ON "$EXE" guest --exact --ignored --nocapture | sed -n 's/^.*ROLE //p'; }
@@ -394,7 +396,8 @@ fn linux_divides_and_counts_on_the_emulated_processor() {
         40_000_000.0,
         0.01,
     );
-    // As many overflows as are due; a few are late when it ends, and one interrupt may stand for two.
+    // As many overflows as are due; a few are late when it ends, and one interrupt may stand for
+    // two.
     let due = said.number("misses") / 20_000.0;
     assert!(due > 50.0, "{due} overflows are due");
     within("overflows", said.number("samples"), due, 0.1);

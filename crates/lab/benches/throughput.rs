@@ -1,5 +1,5 @@
-//! How many accesses per second the emulated processor takes in, without QEMU: `cargo bench -p quell-lab`. One thread, by where
-//! the lines are.
+//! How many accesses per second the emulated processor takes in, without QEMU: `cargo bench -p
+//! quell-lab`. One thread, by where the lines are.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,8 +1,10 @@
-//! One boot: QEMU from its start to its end, what the guest says passed on, what the host has to say to it.
+//! One boot: QEMU from its start to its end, what the guest says passed on, what the host has to
+//! say to it.
 //!
-//! Between guest and host are four ports (virtio-serial): the command's output, its errors, the files it left in `/out` (an
-//! archive as `tar` writes it), and control. There the guest tells `started`, `ended STATUS`, or `failed REASON`, and the host
-//! `stop SIGNAL`, which goes to the command and all it has started. When the host's end closes, the guest powers off.
+//! Between guest and host are four ports (virtio-serial): the command's output, its errors, the
+//! files it left in `/out` (an archive as `tar` writes it), and control. There the guest tells
+//! `started`, `ended STATUS`, or `failed REASON`, and the host `stop SIGNAL`, which goes to the
+//! command and all it has started. When the host's end closes, the guest powers off.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,18 +21,22 @@ use crate::Error;
 use crate::folder::{Folder, at};
 use crate::vm::{Lab, Talk};
 
-/// From QEMU's start to the command's: ten seconds where nothing is wrong, much longer on a busy host.
+/// From QEMU's start to the command's: ten seconds where nothing is wrong, much longer on a busy
+/// host.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// The CPU time that a boot may take, for each of the guest's CPUs: ten seconds of two where nothing is wrong.
+/// The CPU time that a boot may take, for each of the guest's CPUs: ten seconds of two where
+/// nothing is wrong.
 const BOOT_TIME: Duration = Duration::from_secs(30);
-/// A command that was told to stop has so long, to take back what it did and to write what it found.
+/// A command that was told to stop has so long, to take back what it did and to write what it
+/// found.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// How often it is looked whether the machine runs and whether to stop.
 const LOOK: Duration = Duration::from_millis(200);
 /// The ports, in the order of the module's head.
 pub(crate) const PORTS: [&str; 4] = ["control", "output", "errors", "files"];
 
-/// Why there is no outcome: before the command had started, when another accelerator may do better, or for good.
+/// Why there is no outcome: before the command had started, when another accelerator may do better,
+/// or for good.
 pub(crate) enum Stopped {
     Before(Error),
     For(Error),
@@ -116,7 +122,8 @@ impl Lab {
             errors,
             stop,
         } = talk;
-        // From here on signals are for the command: whoever tells of them has to begin before there are other threads, to which they would go.
+        // From here on signals are for the command: whoever tells of them has to begin before there
+        // are other threads, to which they would go.
         if let Some(signal) = stop() {
             return Err(Stopped::For(Error::Failed(format!(
                 "stopped by signal {signal}"
@@ -275,7 +282,8 @@ fn tell_to_stop(control: &mut UnixStream, signal: i32) -> (Instant, &'static str
     (Instant::now() + STOP_LIMIT, what, STOP_LIMIT)
 }
 
-/// Copies as it comes. A listener that has gone is told of once, and the rest read all the same, so that nobody waits.
+/// Copies as it comes. A listener that has gone is told of once, and the rest read all the same, so
+/// that nobody waits.
 fn pass_on(from: &mut UnixStream, to: &mut (dyn Write + Send), gone: Option<&Sender<Told>>) {
     let mut buffer = [0; 16 << 10];
     let mut listening = true;

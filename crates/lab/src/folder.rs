@@ -1,4 +1,5 @@
-//! A folder for one run, within another. It goes with the run; what a killed one left goes with the next.
+//! A folder for one run, within another. It goes with the run; what a killed one left goes with the
+//! next.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -19,7 +20,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// A new one in a folder that is there; `kind` is how its name begins, as do those of the killed runs that are removed.
+    /// A new one in a folder that is there; `kind` is how its name begins, as do those of the
+    /// killed runs that are removed.
     ///
     /// # Errors
     /// With the place.
@@ -64,7 +66,8 @@ impl Drop for Folder {
     }
 }
 
-/// Removes what runs left that were killed. In a folder that others write to, too, only what belongs to this user is looked into.
+/// Removes what runs left that were killed. In a folder that others write to, too, only what
+/// belongs to this user is looked into.
 fn sweep(within: &Path, kind: &str) {
     let beginning = format!("{kind}-");
     let entries = fs::read_dir(within).into_iter().flatten().flatten();

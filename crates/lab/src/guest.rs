@@ -1,5 +1,5 @@
-//! What the guest is made of: busybox, `pqos`, the modules and programs that are wanted, and the files by which the init
-//! (`guest/init.sh`) is told what to do.
+//! What the guest is made of: busybox, `pqos`, the modules and programs that are wanted, and the
+//! files by which the init (`guest/init.sh`) is told what to do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,8 @@ use crate::profile::Profile;
 use crate::vm::Lab;
 use crate::{Error, arch};
 
-/// The modules behind the ports, in the order they need each other; newer kernels have them built in.
+/// The modules behind the ports, in the order they need each other; newer kernels have them built
+/// in.
 const CHANNEL: [&str; 6] = [
     "virtio",
     "virtio_ring",
@@ -182,7 +183,8 @@ fn here(name: &str) -> Result<(PathBuf, String), Error> {
     Ok((found, place))
 }
 
-/// `pqos`, with the C library it was built with beside it: programs of this machine bring their own.
+/// `pqos`, with the C library it was built with beside it: programs of this machine bring their
+/// own.
 fn pqos(image: &mut Image, tools: &Path) -> Result<(), Error> {
     for (folder, name) in [
         ("usr/lib", "libpqos.so.6"),

@@ -1,5 +1,6 @@
-//! The guest's file system, held in its memory: an archive in the form that the kernel unpacks at its start ("newc"; the
-//! kernel's `early-userspace/buffer-format`), with busybox, the programs that were asked for and the libraries they name.
+//! The guest's file system, held in its memory: an archive in the form that the kernel unpacks at
+//! its start ("newc"; the kernel's `early-userspace/buffer-format`), with busybox, the programs
+//! that were asked for and the libraries they name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -80,8 +81,8 @@ impl Image {
         Ok(())
     }
 
-    /// A program of this machine with the libraries it names, to a path of the guest's; without what only debuggers read, which
-    /// would take the guest's memory.
+    /// A program of this machine with the libraries it names, to a path of the guest's; without
+    /// what only debuggers read, which would take the guest's memory.
     ///
     /// # Errors
     /// What cannot be read.
@@ -147,8 +148,9 @@ fn record(out: &mut Vec<u8>, inode: u32, mode: u32, path: &str, bytes: &[u8]) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
-/// Cuts a program off behind what is loaded of it (its segments; elf(5)): the sections behind are symbols and lines for debuggers.
-/// What is no 64-bit program of this byte order, or has something of its own behind its sections, stays as it is.
+/// Cuts a program off behind what is loaded of it (its segments; elf(5)): the sections behind are
+/// symbols and lines for debuggers. What is no 64-bit program of this byte order, or has something
+/// of its own behind its sections, stays as it is.
 fn keep_loaded(bytes: &mut Vec<u8>) {
     const IDENTITY: &[u8] = b"\x7fELF\x02\x01";
     let number = |at: usize, wide: usize| {
@@ -180,8 +182,8 @@ fn keep_loaded(bytes: &mut Vec<u8>) {
     }
 }
 
-/// The libraries a program of this machine names, its loader included, as `ldd` finds them; none for what is no such
-/// program.
+/// The libraries a program of this machine names, its loader included, as `ldd` finds them; none
+/// for what is no such program.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let Ok(said) = Command::new("ldd").arg(program).output() else {
         return Vec::new();

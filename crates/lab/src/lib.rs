@@ -1,6 +1,7 @@
-//! The lab: real Linux on a machine that is not there. [`vm`] boots Debian kernels under QEMU and runs a command in them;
-//! [`emul`] is the processor that QEMU's plugin (`quell-lab-plugin`) puts into that machine: resource control by
-//! `CPUID` and registers, the caches of `quell-model` behind it, performance counters. `docs/lab.md` is its manual.
+//! The lab: real Linux on a machine that is not there. [`vm`] boots Debian kernels under QEMU and
+//! runs a command in them; [`emul`] is the processor that QEMU's plugin (`quell-lab-plugin`) puts
+//! into that machine: resource control by `CPUID` and registers, the caches of `quell-model` behind
+//! it, performance counters. `docs/lab.md` is its manual.
 
 mod arch;
 mod boot;

@@ -1,6 +1,6 @@
-//! What the lab is made of, from Debian's packages: QEMU with its libraries, kernels, busybox, `pqos`. Downloaded by `apt-get` with
-//! lists and settings of its own, and unpacked into a cache; nothing of the system's is changed, nothing installed, and no rights
-//! are needed.
+//! What the lab is made of, from Debian's packages: QEMU with its libraries, kernels, busybox,
+//! `pqos`. Downloaded by `apt-get` with lists and settings of its own, and unpacked into a cache;
+//! nothing of the system's is changed, nothing installed, and no rights are needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,8 @@ pub struct Kernel {
     pub modules: PathBuf,
 }
 
-/// The folder that a lab's packages are kept in: `lab` in `$QUELL_CACHE`, else in `quell` in `$XDG_CACHE_HOME` or `~/.cache`.
+/// The folder that a lab's packages are kept in: `lab` in `$QUELL_CACHE`, else in `quell` in
+/// `$XDG_CACHE_HOME` or `~/.cache`.
 fn folder() -> Result<PathBuf, Error> {
     let var = |name| {
         std::env::var_os(name)

@@ -1,5 +1,5 @@
-//! The processor that the lab emulates, as data: its caches, what it lets be divided, what it counts. Written in TOML
-//! (`docs/lab.md` lists the keys); three come along, by name.
+//! The processor that the lab emulates, as data: its caches, what it lets be divided, what it
+//! counts. Written in TOML (`docs/lab.md` lists the keys); three come along, by name.
 
 use std::path::Path;
 
@@ -25,7 +25,8 @@ pub const BUILT_IN: [(&str, &str); 3] = [
 pub struct Profile {
     /// What it stands for, a sentence.
     pub about: String,
-    /// QEMU's `-cpu`: a model and its options. The kernel decides by family and model what it believes.
+    /// QEMU's `-cpu`: a model and its options. The kernel decides by family and model what it
+    /// believes.
     pub cpu: String,
     /// Each core's first-level data cache.
     pub l1d: Shape,
@@ -56,7 +57,8 @@ pub struct Shape {
     pub size: Bytes,
     /// Its ways. With `allocation` they are the bits of a mask.
     pub ways: u32,
-    /// How many cores share one (the second level only; the first is each core's own, the third each socket's).
+    /// How many cores share one (the second level only; the first is each core's own, the third
+    /// each socket's).
     #[serde(default = "one")]
     pub cores: u32,
     /// Its ways can be allocated.
@@ -106,7 +108,8 @@ pub struct Counters {
     pub general: u32,
 }
 
-/// Cycles of the model: one per instruction, and so many more for each access that went beyond the first level.
+/// Cycles of the model: one per instruction, and so many more for each access that went beyond the
+/// first level.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Cycles {
@@ -128,8 +131,9 @@ impl Default for Cycles {
     }
 }
 
-/// Banks of memory: functions of the physical address' bits (`12`, `"6-11"`, `[13, 17]` for their exclusive or) that tell where a line
-/// lies, and what an access adds to the cycle counters, instead of [`Cycles::memory`], by what it finds open in its bank.
+/// Banks of memory: functions of the physical address' bits (`12`, `"6-11"`, `[13, 17]` for their
+/// exclusive or) that tell where a line lies, and what an access adds to the cycle counters,
+/// instead of [`Cycles::memory`], by what it finds open in its bank.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Dram {

@@ -1,5 +1,5 @@
-//! The virtual machine: QEMU with a Debian kernel and an image made for the run, a command in it, what it says and leaves
-//! brought out.
+//! The virtual machine: QEMU with a Debian kernel and an image made for the run, a command in it,
+//! what it says and leaves brought out.
 
 use std::fs;
 use std::io::Write;
@@ -22,7 +22,8 @@ use crate::{Error, arch};
 /// A machine to be booted and what to do there.
 #[derive(Clone, Debug, Default)]
 pub struct Lab {
-    /// The machine. What it has `with` it is a path of this machine's, a program's name, or `quell`: this program, at `/bin/quell`.
+    /// The machine. What it has `with` it is a path of this machine's, a program's name, or
+    /// `quell`: this program, at `/bin/quell`.
     pub guest: Guest,
     /// Gets what the command leaves in `/out`.
     pub out: Option<PathBuf>,
@@ -40,7 +41,8 @@ pub struct Talk<'a> {
     pub output: &'a mut (dyn Write + Send),
     /// Gets its errors as they come.
     pub errors: &'a mut (dyn Write + Send),
-    /// Asked several times a second: the signal that it is to be sent. A second one ends the machine.
+    /// Asked several times a second: the signal that it is to be sent. A second one ends the
+    /// machine.
     pub stop: &'a mut dyn FnMut() -> Option<i32>,
 }
 
@@ -64,13 +66,14 @@ fn free_memory() -> Option<u64> {
 }
 
 const TCG: &str = "tcg,thread=multi";
-/// What takes emulated machines seconds and is of no use there: mitigations of Spectre, the kernel's tests of its own
-/// cryptography, certificates of modules.
+/// What takes emulated machines seconds and is of no use there: mitigations of Spectre, the
+/// kernel's tests of its own cryptography, certificates of modules.
 const QUICKER: &str = "mitigations=off cryptomgr.notests initcall_blacklist=jent_mod_init,crypto_kdf108_init,\
     load_system_certificate_list,bpf_tcp_ca_kfunc_init";
 
 impl Lab {
-    /// Boots, runs, and gathers what the command says; nobody stops it. Output and errors, as far as they are text.
+    /// Boots, runs, and gathers what the command says; nobody stops it. Output and errors, as far
+    /// as they are text.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -118,8 +121,8 @@ impl Lab {
     /// Boots, runs the command, and comes back when the machine is off.
     ///
     /// # Errors
-    /// Where the machine cannot be had, does not come to the command or does not come back from it; a command that fails is
-    /// no error.
+    /// Where the machine cannot be had, does not come to the command or does not come back from it;
+    /// a command that fails is no error.
     pub fn run(&self, packages: &Packages, mut talk: Talk<'_>) -> Result<Outcome, Error> {
         if let Some(fault) = self.guest.faults().first() {
             return Err(Error::Input(format!(
@@ -172,7 +175,8 @@ impl Lab {
         Err(last.unwrap_or_else(|| Error::Failed("no accelerator".to_owned())))
     }
 
-    /// In the order in which they are tried: a machine that does not come to its command is booted another way.
+    /// In the order in which they are tried: a machine that does not come to its command is booted
+    /// another way.
     fn accelerators(&self, emulated: bool) -> Vec<&'static str> {
         let bare = || {
             let cpu = Cpuinfo::read(&root::Kernel::at("/")).unwrap_or_default();
@@ -263,7 +267,8 @@ impl Lab {
             ));
         }
         let mut words = vec![
-            // The check of the timer counts interrupts against loops, and on a busy host finds none.
+            // The check of the timer counts interrupts against loops, and on a busy host finds
+            // none.
             "console=ttyS0 loglevel=4 panic=-1 psi=1 no_timer_check".to_owned(),
             QUICKER.to_owned(),
             // What the kernel does not know it hands to the init.

@@ -1,10 +1,12 @@
-//! Limits of memory above all groups that are looked at: of a slice, a container, an experiment. Whatever the machine has, they
-//! have what the tightest of them leaves, and run short when it does: for controllers it is the machine.
+//! Limits of memory above all groups that are looked at: of a slice, a container, an experiment.
+//! Whatever the machine has, they have what the tightest of them leaves, and run short when it
+//! does: for controllers it is the machine.
 //!
-//! - What could be had below a limit is what is unused of it and what can be reclaimed there, estimated as the kernel does for
-//!   the machine (`si_mem_available`, mm/show_mem.c).
-//! - The kernel reclaims below a limit once it is reached, and has no watermarks there. Those of a machine of that size stand in
-//!   (`calculate_min_free_kbytes`, mm/page_alloc.c): who grows gets so much between two looks.
+//! - What could be had below a limit is what is unused of it and what can be reclaimed there,
+//!   estimated as the kernel does for the machine (`si_mem_available`, mm/show_mem.c).
+//! - The kernel reclaims below a limit once it is reached, and has no watermarks there. Those of a
+//!   machine of that size stand in (`calculate_min_free_kbytes`, mm/page_alloc.c): who grows gets
+//!   so much between two looks.
 //! - v1 tells of no pressure: the v2 cgroup above all groups does, where there is one.
 
 use quell_control::pressure::Machine;
@@ -37,8 +39,8 @@ struct Level {
 }
 
 impl Above {
-    /// Those above all of `memory` (places in the hierarchy that has the controller), whose waiting is told, in v1, by the lowest
-    /// cgroup above all of `v2`.
+    /// Those above all of `memory` (places in the hierarchy that has the controller), whose waiting
+    /// is told, in v1, by the lowest cgroup above all of `v2`.
     ///
     /// # Errors
     /// [`quell_kernel::error::Error::File`].
@@ -142,7 +144,8 @@ impl Level {
     }
 }
 
-/// The share of the last ten seconds in which some task waited, in a pressure file; `None` where it is gone.
+/// The share of the last ten seconds in which some task waited, in a pressure file; `None` where it
+/// is gone.
 ///
 /// # Errors
 /// [`quell_kernel::error::Error::File`], [`quell_kernel::error::Error::Malformed`].
@@ -328,7 +331,8 @@ mod tests {
 
     #[test]
     fn marks_are_those_of_a_machine_of_that_size() {
-        // A machine of 512 MiB, as Linux 6.12 boots it: min_free_kbytes 2744 of 461 MiB that are managed.
+        // A machine of 512 MiB, as Linux 6.12 boots it: min_free_kbytes 2744 of 461 MiB that are
+        // managed.
         let (low, high) = watermarks(Bytes(461 << 20));
         assert!((2700 << 10..2800 << 10).contains(&(low.0 / 5 * 4)), "{low}");
         assert!(high > low);

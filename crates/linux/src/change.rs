@@ -1,4 +1,5 @@
-//! Changing the kernel's state so that it can be taken back: every change goes through here, recorded first.
+//! Changing the kernel's state so that it can be taken back: every change goes through here,
+//! recorded first.
 
 use std::time::Duration;
 
@@ -29,10 +30,11 @@ impl<'a> JournaledWriter<'a> {
         Self { files, journal }
     }
 
-    /// Writes a value. Nothing happens where the file already says so. Returns whether something was changed.
+    /// Writes a value. Nothing happens where the file already says so. Returns whether something
+    /// was changed.
     ///
-    /// What the kernel makes of the value is read back; where that is another value than the one written, it is recorded,
-    /// too, so that it can be told from somebody else's change.
+    /// What the kernel makes of the value is read back; where that is another value than the one
+    /// written, it is recorded, too, so that it can be told from somebody else's change.
     ///
     /// # Errors
     /// [`Error::File`]; nothing is changed then.
@@ -40,8 +42,8 @@ impl<'a> JournaledWriter<'a> {
         self.change(path, new, |files, _| files.put(path, new))
     }
 
-    /// The same for a value that the kernel may take seconds to accept (limits below what is used): the heart beats
-    /// meanwhile.
+    /// The same for a value that the kernel may take seconds to accept (limits below what is used):
+    /// the heart beats meanwhile.
     ///
     /// # Errors
     /// As [`Self::set`].
@@ -98,9 +100,10 @@ impl<'a> JournaledWriter<'a> {
         Ok(true)
     }
 
-    /// From here on a loop moves this file, which reads `old`. Recorded once for all its moves, so that whatever it reads
-    /// at the end, `old` comes back. In a cgroup of ours nothing has to be recorded, for it goes as a whole; unless a step
-    /// has set the file: then it is told from drift by this.
+    /// From here on a loop moves this file, which reads `old`. Recorded once for all its moves, so
+    /// that whatever it reads at the end, `old` comes back. In a cgroup of ours nothing has to be
+    /// recorded, for it goes as a whole; unless a step has set the file: then it is told from drift
+    /// by this.
     ///
     /// # Errors
     /// As [`Journal::record`].
@@ -133,13 +136,15 @@ impl<'a> JournaledWriter<'a> {
         self.journal.record(&Undo::Stop { what })
     }
 
-    /// Records that `what` was let go on (or was not stopped after all): found stopped later, it is not ours to continue.
+    /// Records that `what` was let go on (or was not stopped after all): found stopped later, it is
+    /// not ours to continue.
     ///
     /// # Errors
     /// As [`Journal::record`].
     pub fn resumed(&mut self, what: Stopped) -> Result<()> {
         let stop = Undo::Stop { what };
-        // Stops come and go for as long as a run holds: a pair leaves nothing behind where nothing came in between.
+        // Stops come and go for as long as a run holds: a pair leaves nothing behind where nothing
+        // came in between.
         if self.journal.retract_last(&stop)? {
             return Ok(());
         }
@@ -149,8 +154,8 @@ impl<'a> JournaledWriter<'a> {
         self.journal.record(&Undo::Resume { what })
     }
 
-    /// Makes a cgroup. Tasks that are in it at the end go to `heir`. Nothing happens (and nothing is recorded, so that it
-    /// is not removed) where it exists. Returns whether it was made.
+    /// Makes a cgroup. Tasks that are in it at the end go to `heir`. Nothing happens (and nothing
+    /// is recorded, so that it is not removed) where it exists. Returns whether it was made.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -213,7 +218,8 @@ impl<'a> JournaledWriter<'a> {
         Ok(true)
     }
 
-    /// Lets a thread run on `cpus` only. A thread that ended meanwhile is no error. Returns whether something was changed.
+    /// Lets a thread run on `cpus` only. A thread that ended meanwhile is no error. Returns whether
+    /// something was changed.
     ///
     /// # Errors
     /// [`Error::File`].

@@ -1,4 +1,5 @@
-//! The programs a run starts: born in their group's cgroups and on their CPUs, watched through pidfds and pipes.
+//! The programs a run starts: born in their group's cgroups and on their CPUs, watched through
+//! pidfds and pipes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -21,8 +22,8 @@ use crate::tee::Tee;
 const GRACE: Duration = Duration::from_secs(3);
 /// How long a generator is given: it looks for the word every millisecond.
 const GENERATOR_GRACE: Duration = Duration::from_millis(500);
-/// Who was killed while the kernel took memory from it or read for it, on a slow disk, may take seconds to be gone; who is not by
-/// then is left to the kernel.
+/// Who was killed while the kernel took memory from it or read for it, on a slow disk, may take
+/// seconds to be gone; who is not by then is left to the kernel.
 const DEATH: Duration = Duration::from_secs(20);
 /// The longest line kept of a program's output.
 const LONGEST_LINE: usize = 64 << 10;
@@ -97,7 +98,8 @@ impl Subject {
             command.process_group(0);
         }
         let inherits: Vec<RawFd> = birth.inherits.iter().map(AsRawFd::as_raw_fd).collect();
-        // SAFETY: between fork and exec only system calls on prepared values are made; nothing allocates.
+        // SAFETY: between fork and exec only system calls on prepared values are made; nothing
+        // allocates.
         unsafe {
             command.pre_exec(move || enter(&doors, pinned.then_some(&mask), leader, &inherits));
         }
@@ -261,8 +263,8 @@ impl Subject {
         false
     }
 
-    /// Signals the process, or its whole group where it leads one. A group outlives its leader, so that this also
-    /// reaches what an ended program has left behind.
+    /// Signals the process, or its whole group where it leads one. A group outlives its leader, so
+    /// that this also reaches what an ended program has left behind.
     fn signal(&self, signal: Signal) {
         let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else {
             return;
@@ -292,7 +294,8 @@ pub(crate) fn enter(
     inherits: &[RawFd],
 ) -> io::Result<()> {
     for file in inherits {
-        // SAFETY: the file is open: who starts the child has it, and the child has a copy of everything.
+        // SAFETY: the file is open: who starts the child has it, and the child has a copy of
+        // everything.
         let file = unsafe { BorrowedFd::borrow_raw(*file) };
         rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
     }

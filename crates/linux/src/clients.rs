@@ -1,8 +1,9 @@
-//! Programs that run already and tell of their units through quell-client: they ask for a session at a socket, and get one if they
-//! belong to a group whose units are told of so.
+//! Programs that run already and tell of their units through quell-client: they ask for a session
+//! at a socket, and get one if they belong to a group whose units are told of so.
 //!
-//! Nothing that a program does holds us up: who asks is looked at ten times a second and so many at a time, there are so many sessions
-//! and no more, and a session is read as any other ([`crate::units`]). Which process asks the kernel tells; it is watched by a pidfd, and its
+//! Nothing that a program does holds us up: who asks is looked at ten times a second and so many at
+//! a time, there are so many sessions and no more, and a session is read as any other
+//! ([`crate::units`]). Which process asks the kernel tells; it is watched by a pidfd, and its
 //! session ends with it, or when it closes it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +52,8 @@ pub(crate) struct Membership<'a> {
 }
 
 impl Membership<'_> {
-    /// The group of a process: the one that matches it, else the one whose cgroup it is in, else its closest matched ancestor's.
+    /// The group of a process: the one that matches it, else the one whose cgroup it is in, else
+    /// its closest matched ancestor's.
     fn of(&self, pid: u32) -> Result<Option<GroupId>> {
         let ourselves = std::process::id();
         for (n, at) in procfs::ancestry(self.files, pid)?.into_iter().enumerate() {
@@ -140,8 +142,8 @@ impl Clients {
         })
     }
 
-    /// Lets go who has ended, and answers who asks. `has` tells whether a process has a session that it was launched with; `membership` is
-    /// only asked for if somebody asks.
+    /// Lets go who has ended, and answers who asks. `has` tells whether a process has a session
+    /// that it was launched with; `membership` is only asked for if somebody asks.
     pub(crate) fn attend<'a>(
         &mut self,
         now: Nanos,

@@ -1,8 +1,10 @@
-//! The deputy: a thread that keeps the heart beating while the main thread is held up in the kernel. Where memory is short or a
-//! disk is busy, one fork, one move into a cgroup, one write of a record may take seconds, and that is just when a run must not be lost.
+//! The deputy: a thread that keeps the heart beating while the main thread is held up in the
+//! kernel. Where memory is short or a disk is busy, one fork, one move into a cgroup, one write of
+//! a record may take seconds, and that is just when a run must not be lost.
 //!
-//! A process that is stopped or frozen stops its deputy, too, and is noticed as soon as ever; for one whose main thread hangs the
-//! deputy beats no longer than [`lease::HELD_UP`](crate::lease::HELD_UP).
+//! A process that is stopped or frozen stops its deputy, too, and is noticed as soon as ever; for
+//! one whose main thread hangs the deputy beats no longer than
+//! [`lease::HELD_UP`](crate::lease::HELD_UP).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,5 +1,5 @@
-//! The disks, and what this machine can do to share them: `io.max`, `io.latency` and `io.weight` of cgroup v2. cgroup-v2.rst,
-//! "IO Interface Files".
+//! The disks, and what this machine can do to share them: `io.max`, `io.latency` and `io.weight` of
+//! cgroup v2. cgroup-v2.rst, "IO Interface Files".
 
 use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use quell_kernel::root::Files;
@@ -13,7 +13,8 @@ pub struct Disk {
     pub number: String,
 }
 
-/// Each device in `/sys/block` with hardware behind it, so that what a device mapper or a loop hands on is counted once.
+/// Each device in `/sys/block` with hardware behind it, so that what a device mapper or a loop
+/// hands on is counted once.
 pub fn disks(files: &dyn Files) -> Vec<Disk> {
     let names = files.list("/sys/block").unwrap_or_default();
     let disks = names.into_iter().filter_map(|name| {
@@ -93,7 +94,8 @@ fn shown(files: &dyn Files, hierarchy: &Hierarchy, mechanism: Mechanism) -> Opti
     Some(files.exists(&format!("{}/{one}/{name}", hierarchy.mount)))
 }
 
-/// Whether a disk is shared by weights: by its scheduler, or by the kernel's model of what a request costs.
+/// Whether a disk is shared by weights: by its scheduler, or by the kernel's model of what a
+/// request costs.
 fn weighs(files: &dyn Files, hierarchy: &Hierarchy, disk: &Disk) -> bool {
     let scheduler = files.text(&format!("/sys/block/{}/queue/scheduler", disk.name));
     let cost = files.text(&format!("{}/io.cost.qos", hierarchy.mount));

@@ -20,7 +20,8 @@ pub struct Drift {
 }
 
 /// Compares every value we wrote with what it reads now; sets it again if the policy says so.
-/// Before each value `held` is asked: once the run is revoked, what differs is what the watchdog has taken back.
+/// Before each value `held` is asked: once the run is revoked, what differs is what the watchdog
+/// has taken back.
 pub fn look(
     files: &dyn Files,
     changes: &[Undo],
@@ -35,7 +36,8 @@ pub fn look(
         let Undo::Write { path, new, .. } = change else {
             continue;
         };
-        // Only the newest value counts, and what the kernel made of ours comes as a later entry for the same file.
+        // Only the newest value counts, and what the kernel made of ours comes as a later entry for
+        // the same file.
         let superseded = changes[i + 1..]
             .iter()
             .any(|c| matches!(c, Undo::Write { path: p, new: later, .. } if p == path && covers(path, later, new)))

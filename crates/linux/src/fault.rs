@@ -1,5 +1,6 @@
-//! Fault points: the process kills itself at the N-th journal boundary, so that a test can enumerate every point at
-//! which a crash could come (before an entry is recorded, after, after the change itself, and at every step of undoing).
+//! Fault points: the process kills itself at the N-th journal boundary, so that a test can
+//! enumerate every point at which a crash could come (before an entry is recorded, after, after the
+//! change itself, and at every step of undoing).
 //!
 //! Unarmed, a boundary costs one relaxed load.
 
@@ -34,8 +35,8 @@ thread_local! {
     static UNWIND: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Unwinds the calling thread at its `n`-th boundary from now instead of killing the process, so that a model of the
-/// kernel in the same process outlives the "death"; 0 disarms.
+/// Unwinds the calling thread at its `n`-th boundary from now instead of killing the process, so
+/// that a model of the kernel in the same process outlives the "death"; 0 disarms.
 #[cfg(feature = "fake")]
 pub fn unwind_at(n: u64) {
     UNWIND.set(n);

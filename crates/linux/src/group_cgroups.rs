@@ -1,9 +1,10 @@
-//! Where a group's tasks live: cgroups of ours (`quell.slice/GROUP` in every hierarchy that is needed), or, for a group
-//! selected by cgroup, unit or container, the cgroups it lives in already.
+//! Where a group's tasks live: cgroups of ours (`quell.slice/GROUP` in every hierarchy that is
+//! needed), or, for a group selected by cgroup, unit or container, the cgroups it lives in already.
 //!
-//! Rules of the interfaces (cgroup-v1/cpusets.rst, cgroup-v2.rst): a v1 cpuset takes no task before it has CPUs and
-//! memory nodes; a v2 controller has to be enabled in every ancestor's `cgroup.subtree_control`, and a cgroup that does so
-//! (other than the root) can hold no process of its own. `quell.slice` therefore never holds any.
+//! Rules of the interfaces (cgroup-v1/cpusets.rst, cgroup-v2.rst): a v1 cpuset takes no task before
+//! it has CPUs and memory nodes; a v2 controller has to be enabled in every ancestor's
+//! `cgroup.subtree_control`, and a cgroup that does so (other than the root) can hold no process of
+//! its own. `quell.slice` therefore never holds any.
 
 use std::collections::BTreeSet;
 
@@ -23,15 +24,16 @@ use crate::fault;
 
 /// The cgroup above ours of a usual weight.
 pub const SLICE: &str = "quell.slice";
-/// The cgroup above those of groups with a low weight. It lies beside [`SLICE`]: the kernel weighs siblings, and in one slice
-/// with the critical groups a low weight would not count against programs outside.
+/// The cgroup above those of groups with a low weight. It lies beside [`SLICE`]: the kernel weighs
+/// siblings, and in one slice with the critical groups a low weight would not count against
+/// programs outside.
 pub const LOW_SLICE: &str = "quell-best-effort.slice";
 /// The cgroup of a braked group's tasks, below the group's own.
 pub const WORK: &str = "work";
 /// The cgroup of its brakes, next to them.
 pub const STOP: &str = "stop";
-/// How often newborn children are looked for again before giving up: each round finds at most those born during the
-/// last, so only a fork bomb gets here.
+/// How often newborn children are looked for again before giving up: each round finds at most those
+/// born during the last, so only a fork bomb gets here.
 const ROUNDS: u32 = 50;
 
 /// One cgroup of a group, in one hierarchy.
@@ -97,7 +99,8 @@ pub struct GroupCgroups {
 }
 
 impl GroupCgroups {
-    /// Makes the group's cgroups in the hierarchies of `controllers`. Controllers without a hierarchy are left out.
+    /// Makes the group's cgroups in the hierarchies of `controllers`. Controllers without a
+    /// hierarchy are left out.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Refused`] for a name that cannot be a directory.
@@ -116,7 +119,8 @@ impl GroupCgroups {
         )
     }
 
-    /// The same with a layout, below another group's home in the hierarchies that it is in, if one is given.
+    /// The same with a layout, below another group's home in the hierarchies that it is in, if one
+    /// is given.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -131,8 +135,8 @@ impl GroupCgroups {
         Self::build(writer, (cgroups, above), group, controllers, layout)
     }
 
-    /// Makes a cgroup of our own, for no group of a policy (the main process, the watchdog, what is around all groups); its
-    /// name begins with `_`, which no group's can.
+    /// Makes a cgroup of our own, for no group of a policy (the main process, the watchdog, what is
+    /// around all groups); its name begins with `_`, which no group's can.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -217,7 +221,8 @@ impl GroupCgroups {
             .filter(move |p| Some(&p.hierarchy.mount) == mount.as_ref())
     }
 
-    /// The files through which a child can enter the group's own cgroups before it executes (write `0`).
+    /// The files through which a child can enter the group's own cgroups before it executes (write
+    /// `0`).
     #[must_use]
     pub fn doors(&self) -> Vec<String> {
         self.places
@@ -233,7 +238,8 @@ impl GroupCgroups {
         self.places.iter().map(CgroupDir::tasks_dir).collect()
     }
 
-    /// The files through which a brake enters its cgroup (write `0`); none where the group has no room for brakes.
+    /// The files through which a brake enters its cgroup (write `0`); none where the group has no
+    /// room for brakes.
     #[must_use]
     pub fn stop_doors(&self) -> Vec<String> {
         let braked = self.places.iter().filter(|p| p.braked);
@@ -289,11 +295,13 @@ impl GroupCgroups {
         Ok(())
     }
 
-    /// Moves the processes that `find` finds into the group's own cgroups, again and again until none is found outside:
-    /// children born meanwhile are covered. Returns how many processes are inside at the end.
+    /// Moves the processes that `find` finds into the group's own cgroups, again and again until
+    /// none is found outside: children born meanwhile are covered. Returns how many processes are
+    /// inside at the end.
     ///
     /// # Errors
-    /// What `find` and the kernel answer; [`Error::Refused`] when children are born faster than they can be moved.
+    /// What `find` and the kernel answer; [`Error::Refused`] when children are born faster than
+    /// they can be moved.
     pub fn gather(
         &self,
         writer: &mut JournaledWriter<'_>,
@@ -446,9 +454,9 @@ pub(crate) fn enter(
     Ok(moving.len())
 }
 
-/// A v1 cpuset overwrites the affinity of a task that enters it. Kernels since 6.2 remember what the task itself asked
-/// for; older ones forget it. What it was is recorded in either case: it is set back if, after the move back, the task
-/// may run wherever the cgroup it came from may.
+/// A v1 cpuset overwrites the affinity of a task that enters it. Kernels since 6.2 remember what
+/// the task itself asked for; older ones forget it. What it was is recorded in either case: it is
+/// set back if, after the move back, the task may run wherever the cgroup it came from may.
 pub(crate) fn custom_affinity(
     files: &dyn Files,
     hierarchy: &Hierarchy,

@@ -1,11 +1,13 @@
-//! The undo journal: what has to be taken back, recorded before it is done, in a file that outlives the process.
+//! The undo journal: what has to be taken back, recorded before it is done, in a file that outlives
+//! the process.
 //!
-//! One JSON object per line, each with a checksum over its content. A header names the boot, the run and the main
-//! process. What is undone and how is [`crate::undo`]'s business.
+//! One JSON object per line, each with a checksum over its content. A header names the boot, the
+//! run and the main process. What is undone and how is [`crate::undo`]'s business.
 //!
-//! The journal has to survive the *process*, not the machine: kernel state dies with the boot, and so does the need to
-//! undo it. `write(2)` into the page cache therefore suffices; there is no `fsync`. Space is reserved up front, so that a
-//! full disk is noticed before anything has been changed.
+//! The journal has to survive the *process*, not the machine: kernel state dies with the boot, and
+//! so does the need to undo it. `write(2)` into the page cache therefore suffices; there is no
+//! `fsync`. Space is reserved up front, so that a full disk is noticed before anything has been
+//! changed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -64,7 +66,8 @@ impl Journal {
     /// Begins a journal in the run's folder `dir` (which has to exist).
     ///
     /// # Errors
-    /// [`Error::File`] when the file exists already, cannot be made, or its space cannot be reserved.
+    /// [`Error::File`] when the file exists already, cannot be made, or its space cannot be
+    /// reserved.
     pub fn create(dir: &Path, header: Header) -> Result<Self> {
         let path = dir.join(FILE);
         let failed = |action, e| Error::file(action, &path.to_string_lossy(), None, e);
@@ -94,9 +97,10 @@ impl Journal {
         Ok(journal)
     }
 
-    /// From now on nothing is recorded, and so nothing changed, once the lease is revoked: the watchdog has undone
-    /// everything, and a change made after that would stay. Until then every change made or taken back renews the
-    /// heartbeat: a process that gets on with its work does not hang, however slow the machine.
+    /// From now on nothing is recorded, and so nothing changed, once the lease is revoked: the
+    /// watchdog has undone everything, and a change made after that would stay. Until then every
+    /// change made or taken back renews the heartbeat: a process that gets on with its work does
+    /// not hang, however slow the machine.
     pub fn bind(&mut self, lease: Arc<Lease>) {
         self.lease = Some(lease);
     }
@@ -130,8 +134,8 @@ impl Journal {
     /// Records changes that are about to be made, with one write for all of them.
     ///
     /// # Errors
-    /// [`Error::File`] when they cannot be written, [`Error::Refused`] when the lease was revoked. None of the changes
-    /// may then be made.
+    /// [`Error::File`] when they cannot be written, [`Error::Refused`] when the lease was revoked.
+    /// None of the changes may then be made.
     pub fn record_all(&mut self, entries: &[Undo]) -> Result<()> {
         fault::boundary();
         if self.lease.as_ref().is_some_and(|l| l.is_revoked()) {
@@ -174,7 +178,8 @@ impl Journal {
         self.entries.get(mark.0..).unwrap_or_default()
     }
 
-    /// Forgets what was recorded since `mark` without taking it back: the kernel refused it, so it is not ours.
+    /// Forgets what was recorded since `mark` without taking it back: the kernel refused it, so it
+    /// is not ours.
     ///
     /// # Errors
     /// [`Error::File`] when the file cannot be shortened.
@@ -272,7 +277,8 @@ pub struct Found {
     pub header: Option<Header>,
     /// The readable entries, oldest first.
     pub entries: Vec<Undo>,
-    /// Lines that are damaged, each in a sentence. A torn last line is none: its change was never made.
+    /// Lines that are damaged, each in a sentence. A torn last line is none: its change was never
+    /// made.
     pub damaged: Vec<String>,
 }
 
@@ -386,7 +392,8 @@ pub(crate) mod tests {
             journal.record(&write(path, "1", "2")).unwrap();
         }
         let whole = std::fs::read(journal.path()).unwrap();
-        // Torn anywhere in its last line: the two entries before it are all there is, and nothing is reported.
+        // Torn anywhere in its last line: the two entries before it are all there is, and nothing
+        // is reported.
         let last = whole[..whole.len() - 1]
             .iter()
             .rposition(|b| *b == b'\n')
@@ -401,7 +408,8 @@ pub(crate) mod tests {
                 "torn at {end}"
             );
         }
-        // Any single damaged byte within the second entry: reported, and the others are still there.
+        // Any single damaged byte within the second entry: reported, and the others are still
+        // there.
         let second = whole
             .iter()
             .enumerate()
@@ -468,7 +476,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_full_disk_fails_before_the_change() {
-        // /dev/full answers every write with ENOSPC; the reservation is not supported there, the write is the check.
+        // /dev/full answers every write with ENOSPC; the reservation is not supported there, the
+        // write is the check.
         let Ok(file) = OpenOptions::new().write(true).open("/dev/full") else {
             return eprintln!("SKIPPED: no /dev/full");
         };

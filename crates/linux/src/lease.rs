@@ -1,11 +1,14 @@
-//! The lease: a page shared by the main process, its brakes and its watchdog, that says whether the run still holds.
+//! The lease: a page shared by the main process, its brakes and its watchdog, that says whether the
+//! run still holds.
 //!
-//! The main process holds the lease as long as it renews a heartbeat. When it does not for [`LAPSE`], nothing throttles any
-//! more (the brakes look before every throttle) and the watchdog revokes it and undoes everything. While its main thread is held
-//! up, another of its threads stands in for it ([`crate::deputy`]), for [`HELD_UP`] at most.
+//! The main process holds the lease as long as it renews a heartbeat. When it does not for
+//! [`LAPSE`], nothing throttles any more (the brakes look before every throttle) and the watchdog
+//! revokes it and undoes everything. While its main thread is held up, another of its threads
+//! stands in for it ([`crate::deputy`]), for [`HELD_UP`] at most.
 //!
-//! The page is anonymous memory (memfd), not a file: on a disk file system a write to a mapped page may wait for
-//! writeback, and a real-time thread must not. `RUN/lease` is a link to it, valid as long as the main process lives.
+//! The page is anonymous memory (memfd), not a file: on a disk file system a write to a mapped page
+//! may wait for writeback, and a real-time thread must not. `RUN/lease` is a link to it, valid as
+//! long as the main process lives.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd};
@@ -42,8 +45,8 @@ pub enum State {
     Released,
 }
 
-/// A regulated CPU's figures: what they mean is the brake's business. One cache line, so that CPUs do not disturb
-/// each other.
+/// A regulated CPU's figures: what they mean is the brake's business. One cache line, so that CPUs
+/// do not disturb each other.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Record(pub [AtomicU64; 8]);
@@ -73,14 +76,15 @@ pub struct Lease {
     _file: File,
 }
 
-// SAFETY: the memory is shared by design; it is only accessed through atomics, and unmapped only on drop.
+// SAFETY: the memory is shared by design; it is only accessed through atomics, and unmapped only on
+// drop.
 unsafe impl Send for Lease {}
 // SAFETY: as above.
 unsafe impl Sync for Lease {}
 
 impl Lease {
-    /// Makes the lease of this process, held from now on, with a record for each of `records` CPUs, and links it in the
-    /// run's folder.
+    /// Makes the lease of this process, held from now on, with a record for each of `records` CPUs,
+    /// and links it in the run's folder.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Refused`] for more than [`MOST_CPUS`].
@@ -159,7 +163,8 @@ impl Lease {
 
     fn map(file: File, bytes: usize, records: usize) -> std::io::Result<Self> {
         use rustix::mm::{MapFlags, ProtFlags};
-        // SAFETY: a fresh shared mapping of a file at least this long; the kernel chooses the address.
+        // SAFETY: a fresh shared mapping of a file at least this long; the kernel chooses the
+        // address.
         let memory = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -181,8 +186,8 @@ impl Lease {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: the mapping is page-aligned, at least as long as the head, lives as long as `self`, and every bit
-        // pattern is a valid head of atomics.
+        // SAFETY: the mapping is page-aligned, at least as long as the head, lives as long as
+        // `self`, and every bit pattern is a valid head of atomics.
         unsafe { self.memory.as_ref() }
     }
 
@@ -202,8 +207,8 @@ impl Lease {
         self.head().beat.store(now.0, Ordering::Release);
     }
 
-    /// The main thread waits until then at most, for a reason that it knows: its deputy stands in as
-    /// long. The next [`Self::beat`] ends that. A process that is stopped is noticed as ever.
+    /// The main thread waits until then at most, for a reason that it knows: its deputy stands in
+    /// as long. The next [`Self::beat`] ends that. A process that is stopped is noticed as ever.
     pub fn waits_until(&self, until: Nanos) {
         self.head().progress.store(until.0, Ordering::Relaxed);
     }
@@ -225,7 +230,8 @@ impl Lease {
         Nanos(self.head().beat.load(Ordering::Acquire))
     }
 
-    /// Whether what was applied still holds: not revoked, and the heartbeat is fresh. Two loads; for the brakes.
+    /// Whether what was applied still holds: not revoked, and the heartbeat is fresh. Two loads;
+    /// for the brakes.
     #[must_use]
     pub fn is_held(&self, now: Nanos) -> bool {
         self.head().state.load(Ordering::Acquire) == HELD && now.since(self.last_beat()) < LAPSE
@@ -271,8 +277,8 @@ impl Lease {
         if index >= self.records {
             return None;
         }
-        // SAFETY: the mapping holds `records` records after the head (both are multiples of 64 bytes), lives as long as
-        // `self`, and every bit pattern is a valid record of atomics.
+        // SAFETY: the mapping holds `records` records after the head (both are multiples of 64
+        // bytes), lives as long as `self`, and every bit pattern is a valid record of atomics.
         unsafe { Some(self.memory.add(1).cast::<Record>().add(index).as_ref()) }
     }
 }

@@ -1,5 +1,5 @@
-//! One Quell at a time: an exclusive `flock(2)` on `/run/quell/lock`. The watchdog inherits it, so that nobody starts
-//! while a dead run is still being undone.
+//! One Quell at a time: an exclusive `flock(2)` on `/run/quell/lock`. The watchdog inherits it, so
+//! that nobody starts while a dead run is still being undone.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -83,8 +83,8 @@ impl Lock {
         Ok(Self { file, path })
     }
 
-    /// The process that took the lock in `run_root` and still runs: a look that takes no lock, and so
-    /// keeps no other from it.
+    /// The process that took the lock in `run_root` and still runs: a look that takes no lock, and
+    /// so keeps no other from it.
     #[must_use]
     pub fn holder(run_root: &Path) -> Option<u32> {
         let text = fs::read_to_string(run_root.join(FILE)).ok()?;

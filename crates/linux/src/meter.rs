@@ -1,10 +1,12 @@
-//! Meters: what counts a regulated CPU's use of memory, behind one trait. Both count in cache lines.
+//! Meters: what counts a regulated CPU's use of memory, behind one trait. Both count in cache
+//! lines.
 //!
-//! The **time meter** counts the CPU time of the group's cgroup on that CPU (`cpu-clock`, a cgroup event) and takes every
-//! nanosecond for the machine's measured peak single-CPU rate: an upper bound of what the group can have moved, so
-//! promises held with it are `estimated`. The **event meter** counts hardware events of the group's cgroup on that CPU, what
-//! the kernel does on its account included; two of them count what comes in and what is written back. Both see what a brake
-//! stops, and nothing else.
+//! The **time meter** counts the CPU time of the group's cgroup on that CPU (`cpu-clock`, a cgroup
+//! event) and takes every nanosecond for the machine's measured peak single-CPU rate: an upper
+//! bound of what the group can have moved, so promises held with it are `estimated`. The **event
+//! meter** counts hardware events of the group's cgroup on that CPU, what the kernel does on its
+//! account included; two of them count what comes in and what is written back. Both see what a
+//! brake stops, and nothing else.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +21,8 @@ use quell_types::units::{Lines, Nanos, Rate};
 
 use crate::bpf::{Budget, Decider};
 
-/// The shortest time the kernel's clock events can be armed with (`perf_swevent_start_hrtimer`: 10 µs).
+/// The shortest time the kernel's clock events can be armed with (`perf_swevent_start_hrtimer`: 10
+/// µs).
 const SHORTEST: Nanos = Nanos::micros(10);
 
 /// The smallest budget of CPU time that is decided about in the interrupt: its alarm goes on
@@ -29,11 +32,12 @@ const SMALLEST: Nanos = Nanos::micros(50);
 /// Longer than any period.
 const NEVER: u64 = u64::MAX >> 2;
 
-/// The fewest events an event meter is armed with: it wakes repeatedly, and must not do so without end.
+/// The fewest events an event meter is armed with: it wakes repeatedly, and must not do so without
+/// end.
 const FEWEST: Lines = Lines(256);
 
-/// A counter of a whole CPU that has not been counting for so long has been taken away: the kernel tells how long it was, to the
-/// moment it is asked.
+/// A counter of a whole CPU that has not been counting for so long has been taken away: the kernel
+/// tells how long it was, to the moment it is asked.
 const STILL: Nanos = Nanos::millis(50);
 
 /// Something that counts lines on one CPU and wakes its reader.
@@ -78,9 +82,10 @@ pub trait Meter: Send {
     }
 }
 
-/// CPU time × peak single-CPU rate. Two events on the same clock: one counts for ever, the other wakes once each time
-/// it is armed. A clock event that wakes repeatedly would go on doing so every few microseconds while its reader is kept
-/// from running, and the interrupts alone can then fill the CPU (seen on a virtual machine, where one takes 10 µs).
+/// CPU time × peak single-CPU rate. Two events on the same clock: one counts for ever, the other
+/// wakes once each time it is armed. A clock event that wakes repeatedly would go on doing so every
+/// few microseconds while its reader is kept from running, and the interrupts alone can then fill
+/// the CPU (seen on a virtual machine, where one takes 10 µs).
 ///
 /// Where the interrupt decides, the first one does wake repeatedly, once per budget, and the other
 /// rests. Its count is what the program reads, so that both charge the same nanoseconds.
@@ -118,8 +123,8 @@ fn open_clock(group: &OwnedFd, cpu: CpuId, wake: Wake) -> io::Result<Event> {
     Event::open(code, Scope::Cgroup(group.as_fd(), cpu), wake)
 }
 
-/// All CPU time that the kernel charges the group counts, wake-ups of the brake included: so the limit holds by the kernel's own
-/// account, and by bytes it is an upper bound.
+/// All CPU time that the kernel charges the group counts, wake-ups of the brake included: so the
+/// limit holds by the kernel's own account, and by bytes it is an upper bound.
 impl Meter for TimeMeter {
     fn arm(&mut self, lines: LineCounts) -> io::Result<()> {
         let span = lines.lines.time_at(self.peak);
@@ -240,8 +245,8 @@ impl EventMeter {
 
 impl Meter for EventMeter {
     fn arm(&mut self, lines: LineCounts) -> io::Result<()> {
-        // With several events each is armed with its part: whichever comes first, the sum is looked at and, if it
-        // is not there yet, all are armed anew with what is left.
+        // With several events each is armed with its part: whichever comes first, the sum is looked
+        // at and, if it is not there yet, all are armed anew with what is left.
         let part = lines
             .lines
             .0
@@ -340,7 +345,8 @@ pub struct ApartMeter {
 }
 
 impl ApartMeter {
-    /// Counts lines that come in by the sum of `reads`, lines that are written back by the sum of `writes`, in `scope`.
+    /// Counts lines that come in by the sum of `reads`, lines that are written back by the sum of
+    /// `writes`, in `scope`.
     ///
     /// # Errors
     /// Where an event cannot be opened, or there are more than can be polled.
@@ -413,7 +419,8 @@ mod tests {
             std::thread::sleep(2 * std::time::Duration::from_nanos(STILL.0));
             assert!(meter.read().unwrap().1);
         }
-        // One that nobody has enabled, as one whose CPU has gone for a moment: all the time that it was enabled it was counting.
+        // One that nobody has enabled, as one whose CPU has gone for a moment: all the time that it
+        // was enabled it was counting.
         let mut meter = EventMeter::of(vec![off], false);
         assert!(meter.read().unwrap().1, "it is too early to tell");
         std::thread::sleep(2 * std::time::Duration::from_nanos(STILL.0));

@@ -1,8 +1,8 @@
 //! What the brakes of one hold share: the pool of budgets, and where each of them sleeps.
 //!
-//! Whoever is stopped sees what becomes of the pool while it spins, and whoever sleeps wakes when its period ends. A period
-//! that begins early must be told to those that sleep: by one write to the descriptor that they poll, and only to those that
-//! do not know yet.
+//! Whoever is stopped sees what becomes of the pool while it spins, and whoever sleeps wakes when
+//! its period ends. A period that begins early must be told to those that sleep: by one write to
+//! the descriptor that they poll, and only to those that do not know yet.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -45,8 +45,8 @@ impl ParkSlot {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
-    /// About to sleep in `period`. Whoever begins another one from here on will ring; whether one has begun already must be
-    /// looked at after this.
+    /// About to sleep in `period`. Whoever begins another one from here on will ring; whether one
+    /// has begun already must be looked at after this.
     pub fn parks(&self, period: Period) {
         self.sleeps_in.store(period.start.0, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -66,7 +66,8 @@ pub struct Pool {
     slots: Box<[OnceLock<Arc<ParkSlot>>]>,
 }
 
-/// The most brakes of a hold on each of its CPUs, on average: as many groups may be regulated there.
+/// The most brakes of a hold on each of its CPUs, on average: as many groups may be regulated
+/// there.
 const PER_CPU: usize = 16;
 
 impl Pool {

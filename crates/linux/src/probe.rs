@@ -1,6 +1,6 @@
-//! What this machine offers: each mechanism available or not, why, and what would enable it. Cheap things are tried, not
-//! believed: a counter is opened and seen to count, real-time scheduling is asked for. What is dear was measured before:
-//! a counter that then counted wrongly is refused.
+//! What this machine offers: each mechanism available or not, why, and what would enable it. Cheap
+//! things are tried, not believed: a counter is opened and seen to count, real-time scheduling is
+//! asked for. What is dear was measured before: a counter that then counted wrongly is refused.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -25,7 +25,8 @@ use serde::{Deserialize, Serialize};
 use crate::disks;
 use crate::resident;
 
-/// What no file tells: it has to be tried. Answered by the machine we run on ([`Live`]) or by a capture ([`Tried`]).
+/// What no file tells: it has to be tried. Answered by the machine we run on ([`Live`]) or by a
+/// capture ([`Tried`]).
 pub trait Trials {
     /// Whether we may change the machine.
     fn root(&self) -> bool;
@@ -278,7 +279,8 @@ fn brake(
         .ok_or("no cgroup hierarchy carries the cpu controller")?;
     let release = files.optional("/proc/sys/kernel/osrelease");
     let release = release.ok().flatten().unwrap_or_default();
-    // A distribution may have brought it to an older kernel; v2 has no such file in the root cgroup.
+    // A distribution may have brought it to an older kernel; v2 has no such file in the root
+    // cgroup.
     let there = files.exists(&format!("{}/cpu.idle", hierarchy.own_dir()));
     let new = topology::release_number(&release).is_some_and(|r| r >= IDLE_SINCE);
     if !there && !new {

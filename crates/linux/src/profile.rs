@@ -1,8 +1,10 @@
-//! What running programs use over time, for `quell profile`. Nothing of the machine is changed: a program is started as a shell
-//! would, or found as a policy's group finds its tasks; then its counters are read ([`crate::sampler`]). One exception is told: to see which
-//! pages were touched, the marks that the kernel keeps of that are cleared once (`/proc/PID/clear_refs`, proc(5)).
+//! What running programs use over time, for `quell profile`. Nothing of the machine is changed: a
+//! program is started as a shell would, or found as a policy's group finds its tasks; then its
+//! counters are read ([`crate::sampler`]). One exception is told: to see which pages were touched,
+//! the marks that the kernel keeps of that are cleared once (`/proc/PID/clear_refs`, proc(5)).
 //!
-//! What is born of the program counts with it from its birth on; tasks that a match would select and that come later are not counted.
+//! What is born of the program counts with it from its birth on; tasks that a match would select
+//! and that come later are not counted.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -74,7 +76,8 @@ pub struct Watched {
     pub readings: Vec<(Nanos, [u64; 2])>,
     /// CPU time that reading took.
     pub cost: Nanos,
-    /// Nanoseconds that its units of work took, where it was started and tells of any through quell-client.
+    /// Nanoseconds that its units of work took, where it was started and tells of any through
+    /// quell-client.
     pub units_ns: Vec<u64>,
     /// What the program works on, where it could be told.
     pub working_set: Option<WorkingSet>,
@@ -82,8 +85,8 @@ pub struct Watched {
     pub notes: Vec<String>,
 }
 
-/// Watches a program. Blocks until the span is over, the program ends, or a signal comes. `told` is called with every line
-/// that a program writes, and `progress` with the percentage done.
+/// Watches a program. Blocks until the span is over, the program ends, or a signal comes. `told` is
+/// called with every line that a program writes, and `progress` with the percentage done.
 ///
 /// # Errors
 /// When the program cannot be started or is not there, and when it cannot be counted.
@@ -121,9 +124,10 @@ pub fn watch(
     let Wanted::Command(_) = options.wanted else {
         return follow(begin(options, &file, &signals)?, Vec::new());
     };
-    // Between the start of a program and the opening of its counters it may have had children (a shell has, within a tenth of a
-    // millisecond). So it is born of a thread that is counted, and counts from its birth on. The thread lives until
-    // the program has ended, which would otherwise be killed with it.
+    // Between the start of a program and the opening of its counters it may have had children (a
+    // shell has, within a tenth of a millisecond). So it is born of a thread that is counted, and
+    // counts from its birth on. The thread lives until the program has ended, which would otherwise
+    // be killed with it.
     std::thread::scope(|scope| {
         let (born, birth) = mpsc::channel();
         let (over, end) = mpsc::channel::<()>();
@@ -337,7 +341,8 @@ fn wait(signals: &OwnedFd, subject: Option<&Subject>, until: Nanos) -> Result<Op
     }
 }
 
-/// What counts for a thread and what is born of it: the events of every kind of core, of which it may use any, or its clock.
+/// What counts for a thread and what is born of it: the events of every kind of core, of which it
+/// may use any, or its clock.
 fn source(options: &Options<'_>, thread: u32) -> Result<Source> {
     let of = |counting: &Counting| -> Vec<(EventCode, bool)> {
         let writes = counting.events.iter().map(|e| e.write);
@@ -471,7 +476,8 @@ mod tests {
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        // From then on it touches nothing of its memory. Pages of files that others touch meanwhile count as touched.
+        // From then on it touches nothing of its memory. Pages of files that others touch meanwhile
+        // count as touched.
         let mut ready = [0u8; 6];
         child
             .stdout

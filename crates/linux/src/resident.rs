@@ -1,6 +1,7 @@
-//! Files that are kept in memory: mapped and locked (`mlock(2)`) by a small process of ours that lives in the group's
-//! cgroup. A page of a file is charged to whoever touches it first, so it is touched from in there; and it stays locked
-//! for as long as that process lives, which ends when its standard input does: with the run, however that ends.
+//! Files that are kept in memory: mapped and locked (`mlock(2)`) by a small process of ours that
+//! lives in the group's cgroup. A page of a file is charged to whoever touches it first, so it is
+//! touched from in there; and it stays locked for as long as that process lives, which ends when
+//! its standard input does: with the run, however that ends.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -63,8 +64,8 @@ impl Locked {
                 "name files, not folders or devices",
             ));
         }
-        // SAFETY: a fresh mapping at an address of the kernel's choice; nothing is ever read through it, so that a file
-        // cut short by somebody else cannot fault us.
+        // SAFETY: a fresh mapping at an address of the kernel's choice; nothing is ever read
+        // through it, so that a file cut short by somebody else cannot fault us.
         let memory = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -101,8 +102,8 @@ impl Drop for Locked {
     }
 }
 
-/// The keeper itself: the body of the hidden subcommand. Says `kept BYTES` once all is locked, and ends with its
-/// standard input.
+/// The keeper itself: the body of the hidden subcommand. Says `kept BYTES` once all is locked, and
+/// ends with its standard input.
 ///
 /// # Errors
 /// The first file that cannot be locked; nothing is kept then.
@@ -133,8 +134,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts one that enters these cgroups first (`cgroup.procs` files), and waits until all is in memory, however long
-    /// reading takes; `beat` is called meanwhile.
+    /// Starts one that enters these cgroups first (`cgroup.procs` files), and waits until all is in
+    /// memory, however long reading takes; `beat` is called meanwhile.
     ///
     /// # Errors
     /// What the keeper could not do, in its own words.
@@ -154,7 +155,8 @@ impl Keeper {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        // SAFETY: between fork and exec only system calls on prepared values are made; nothing allocates.
+        // SAFETY: between fork and exec only system calls on prepared values are made; nothing
+        // allocates.
         unsafe {
             start.pre_exec(move || children::enter(&doors, None, false, &[]));
         }

@@ -1,12 +1,15 @@
-//! How much the tasks of no group draw from memory: a reserve has to leave room for them, since nothing limits them.
+//! How much the tasks of no group draw from memory: a reserve has to leave room for them, since
+//! nothing limits them.
 //!
-//! Method: the CPU time of all threads that belong to no group (`/proc/TID/schedstat`, kernel threads included) is summed at
-//! the ends of short windows. The 99th percentile over the windows, at the highest rate of one CPU, is the rate.
+//! Method: the CPU time of all threads that belong to no group (`/proc/TID/schedstat`, kernel
+//! threads included) is summed at the ends of short windows. The 99th percentile over the windows,
+//! at the highest rate of one CPU, is the rate.
 //!
-//! Bounds: the rate is an upper bound for the tasks that run while it is measured, since few programs draw at the highest rate. A thread
-//! that begins and ends within one window is missing, and so is the last part of every thread that ends. The kernel updates
-//! the time of a running thread at its ticks, so one window may have up to a tick of another. Interrupts and devices
-//! are not in it.
+//! Bounds: the rate is an upper bound for the tasks that run while it is measured, since few
+//! programs draw at the highest rate. A thread that begins and ends within one window is missing,
+//! and so is the last part of every thread that ends. The kernel updates the time of a running
+//! thread at its ticks, so one window may have up to a tick of another. Interrupts and devices are
+//! not in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +35,8 @@ pub struct Window {
     pub length: Nanos,
 }
 
-/// The rate that 99 of 100 windows did not exceed, if a CPU draws `peak` all the time that it runs. `None` without windows.
+/// The rate that 99 of 100 windows did not exceed, if a CPU draws `peak` all the time that it runs.
+/// `None` without windows.
 #[must_use]
 pub fn percentile(windows: &[Window], peak: Rate) -> Option<Rate> {
     let rate = |window: &Window| {
@@ -47,8 +51,8 @@ pub fn percentile(windows: &[Window], peak: Rate) -> Option<Rate> {
     rates.get(rank.checked_sub(1)?).copied()
 }
 
-/// The CPU time in nanoseconds of every thread of a process that is neither in `members` nor this one, by thread number. `None`
-/// where the kernel does not keep it (no CONFIG_SCHED_INFO).
+/// The CPU time in nanoseconds of every thread of a process that is neither in `members` nor this
+/// one, by thread number. `None` where the kernel does not keep it (no CONFIG_SCHED_INFO).
 fn look(files: &dyn Files, members: &BTreeSet<u32>) -> Result<Option<BTreeMap<u32, u64>>> {
     let ourselves = std::process::id();
     let names = files
@@ -69,7 +73,8 @@ fn look(files: &dyn Files, members: &BTreeSet<u32>) -> Result<Option<BTreeMap<u3
     Ok((!found.is_empty() || members.contains(&1)).then_some(found))
 }
 
-/// What ran since the last look. A number that is new, or that ran less than before, is a new thread.
+/// What ran since the last look. A number that is new, or that ran less than before, is a new
+/// thread.
 fn since(before: &BTreeMap<u32, u64>, now: &BTreeMap<u32, u64>) -> Nanos {
     let ran = |(thread, ran): (&u32, &u64)| {
         let known = before.get(thread).copied().unwrap_or(0);
@@ -78,8 +83,8 @@ fn since(before: &BTreeMap<u32, u64>, now: &BTreeMap<u32, u64>) -> Nanos {
     Nanos(now.iter().map(ran).fold(0, u64::saturating_add))
 }
 
-/// Looks at the end of each of so many windows. `wait` returns the time when the next one is over; the first call begins
-/// the first window.
+/// Looks at the end of each of so many windows. `wait` returns the time when the next one is over;
+/// the first call begins the first window.
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.
@@ -108,8 +113,9 @@ pub fn windows(
     Ok(Some(all))
 }
 
-/// Measures for a second what the tasks draw whose processes are not in `members`; this process is left out, too. `peak`: the
-/// highest rate of one CPU. `None` where the kernel does not keep the CPU time of threads.
+/// Measures for a second what the tasks draw whose processes are not in `members`; this process is
+/// left out, too. `peak`: the highest rate of one CPU. `None` where the kernel does not keep the
+/// CPU time of threads.
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.

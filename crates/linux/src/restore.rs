@@ -1,4 +1,5 @@
-//! Undoing what an earlier run left: when both the main process and its watchdog died, or were never able to finish.
+//! Undoing what an earlier run left: when both the main process and its watchdog died, or were
+//! never able to finish.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ use crate::undo::{self, Outcome};
 /// The plan's name in a run's folder, for `quell status`.
 pub const PLAN: &str = "plan.json";
 
-/// What the plan's promises are worth now, in a run's folder, once that is something else than planned: for `quell status`.
+/// What the plan's promises are worth now, in a run's folder, once that is something else than
+/// planned: for `quell status`.
 pub const STANDING: &str = "standing.json";
 
 /// What programs say of their units, by group, in a run's folder: for `quell status`.
@@ -39,8 +41,8 @@ pub struct Restored {
 /// Undoes every run below `run_root` whose main process has ended, or hangs.
 ///
 /// # Errors
-/// [`Error::Refused`] when a run is alive and well: nothing of it is touched, and nothing of the others after it.
-/// [`Error::File`].
+/// [`Error::Refused`] when a run is alive and well: nothing of it is touched, and nothing of the
+/// others after it. [`Error::File`].
 pub fn restore(files: &dyn Files, run_root: &Path) -> Result<Vec<Restored>> {
     let boot = procfs::boot_id(files)?;
     let mut done = Vec::new();
@@ -128,8 +130,9 @@ fn restore_one(files: &dyn Files, dir: &Path, boot: &str) -> Result<Option<Resto
     Ok(Some(restored))
 }
 
-/// Whether a living main process has lost its run: revoked, or its heart does not beat (then it is revoked now). Without
-/// a lease it has not come far enough to have changed anything, or is about to end: it is left to itself.
+/// Whether a living main process has lost its run: revoked, or its heart does not beat (then it is
+/// revoked now). Without a lease it has not come far enough to have changed anything, or is about
+/// to end: it is left to itself.
 fn lost(dir: &Path) -> bool {
     let Ok(lease) = Lease::open(&dir.join(lease::FILE)) else {
         return false;
@@ -175,8 +178,8 @@ pub fn remove_folder(dir: &Path) -> Result<()> {
 /// # Errors
 /// [`Error::Refused`] while something is recorded, [`Error::File`].
 pub fn close(journal: Journal, dir: &Path) -> Result<()> {
-    // The journal goes before the folder, the rest before the journal: what is left by a death in between is either
-    // still found by it, or an empty folder.
+    // The journal goes before the folder, the rest before the journal: what is left by a death in
+    // between is either still found by it, or an empty folder.
     for name in [PLAN, STANDING, DECLARED, lease::FILE] {
         let _ = fs::remove_file(dir.join(name));
     }

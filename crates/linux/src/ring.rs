@@ -1,6 +1,6 @@
-//! The way of a brake's decisions into the record: a ring of fixed size per regulated CPU, made before the thread
-//! starts, written by it alone and emptied by the main process with every heartbeat. Writing takes a few stores and never
-//! waits; what does not fit is counted.
+//! The way of a brake's decisions into the record: a ring of fixed size per regulated CPU, made
+//! before the thread starts, written by it alone and emptied by the main process with every
+//! heartbeat. Writing takes a few stores and never waits; what does not fit is counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,8 @@ use quell_types::units::{Lines, Nanos};
 /// Decisions that fit: at the shortest period, 100 µs, those of a hundred milliseconds. 40 KiB.
 const SLOTS: usize = 1024;
 
-/// What a decision is: its kind in the lowest two bits, and whether the overflow's time and mode are known, and the mode.
+/// What a decision is: its kind in the lowest two bits, and whether the overflow's time and mode
+/// are known, and the mode.
 const KIND: u64 = 3;
 const SEEN: u64 = 4;
 const KERNEL: u64 = 8;

@@ -1,7 +1,9 @@
-//! A thread that reads what a program uses once a millisecond: perf events of its threads, of which each sums what was born of
-//! it. CPU time is such an event, too (the task clock): it is exact to the moment it is read, also of a thread that runs just then, where process
-//! clocks and `/proc/TID/schedstat` are old by up to a tick (seen: single threads with four milliseconds in one). To read an
-//! event of a thread that runs on another CPU the kernel interrupts that CPU. What reading takes of the reader's own CPU is measured and told.
+//! A thread that reads what a program uses once a millisecond: perf events of its threads, of which
+//! each sums what was born of it. CPU time is such an event, too (the task clock): it is exact to
+//! the moment it is read, also of a thread that runs just then, where process clocks and
+//! `/proc/TID/schedstat` are old by up to a tick (seen: single threads with four milliseconds in
+//! one). To read an event of a thread that runs on another CPU the kernel interrupts that CPU. What
+//! reading takes of the reader's own CPU is measured and told.
 
 use std::io;
 use std::sync::Arc;
@@ -18,10 +20,12 @@ use quell_kernel::rt;
 /// Above ordinary work, so that readings are on time.
 const PRIORITY: i32 = 40;
 
-/// A reading that took longer (something else ran in between) does not tell of a moment, and is left out.
+/// A reading that took longer (something else ran in between) does not tell of a moment, and is
+/// left out.
 const LONGEST: Nanos = Nanos::micros(200);
 
-/// What counts for one thread, in two sums: CPU time and nothing, or lines that come in and lines that are written back.
+/// What counts for one thread, in two sums: CPU time and nothing, or lines that come in and lines
+/// that are written back.
 #[derive(Debug, Default)]
 pub(crate) struct Source(pub(crate) [Vec<Event>; 2]);
 

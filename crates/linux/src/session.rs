@@ -1,5 +1,5 @@
-//! One hold on the machine: the lock, the run's folder with journal and lease, and the watchdog. Begun before the first
-//! change, ended after the last undo.
+//! One hold on the machine: the lock, the run's folder with journal and lease, and the watchdog.
+//! Begun before the first change, ended after the last undo.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -33,7 +33,8 @@ const REPLACEMENTS: u32 = 3;
 /// How long the heart may rest between two plans of one hold.
 const LONGEST_REST: Nanos = Nanos::secs(600);
 
-/// How the watchdog is started: a program that ends up in [`watchdog::run`] with the run's folder as last argument.
+/// How the watchdog is started: a program that ends up in [`watchdog::run`] with the run's folder
+/// as last argument.
 #[derive(Clone, Debug)]
 pub struct WatchdogCommand {
     /// The program.
@@ -58,11 +59,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Takes the lock, begins the journal and the lease, and starts the watchdog. What an earlier run left behind is
-    /// restored first. Returns what a person should know.
+    /// Takes the lock, begins the journal and the lease, and starts the watchdog. What an earlier
+    /// run left behind is restored first. Returns what a person should know.
     ///
     /// # Errors
-    /// When another run holds the machine, the disk is full, or the watchdog does not come up; nothing is changed then.
+    /// When another run holds the machine, the disk is full, or the watchdog does not come up;
+    /// nothing is changed then.
     pub fn begin(
         files: &dyn Files,
         cgroups: &Cgroups,
@@ -168,13 +170,15 @@ impl Session {
             .map_err(|e| Error::file("write", &path.to_string_lossy(), None, e))
     }
 
-    /// Leaves what its promises are worth now, for `quell status`, which takes the plan's word where it cannot be written.
+    /// Leaves what its promises are worth now, for `quell status`, which takes the plan's word
+    /// where it cannot be written.
     pub fn stands(&self, standing: &Standing) {
         let text = serde_json::to_string(standing).unwrap_or_default();
         let _ = std::fs::write(self.dir.join(STANDING), text);
     }
 
-    /// Leaves what programs say of their units in the run's folder, for `quell status`, which does without where it cannot be written.
+    /// Leaves what programs say of their units in the run's folder, for `quell status`, which does
+    /// without where it cannot be written.
     pub fn declared(&self, all: &BTreeMap<GroupId, Declared>) {
         let text = serde_json::to_string(all).unwrap_or_default();
         let _ = std::fs::write(self.dir.join(DECLARED), text);
@@ -191,14 +195,16 @@ impl Session {
         self.journal.entries()
     }
 
-    /// Puts the calling thread, which is the main one, and its deputy on these CPUs, as far as the kernel lets it.
+    /// Puts the calling thread, which is the main one, and its deputy on these CPUs, as far as the
+    /// kernel lets it.
     pub fn stay_on(&self, files: &dyn Files, cpus: &CpuSet) {
         for thread in [Some(0), self.deputy.thread()].into_iter().flatten() {
             let _ = files.set_affinity(thread, cpus);
         }
     }
 
-    /// Keeps every thread of this process off these CPUs that has others: brakes stay where they are.
+    /// Keeps every thread of this process off these CPUs that has others: brakes stay where they
+    /// are.
     pub fn keep_off(&self, files: &dyn Files, cpus: &CpuSet) {
         for thread in procfs::threads(files, std::process::id()).unwrap_or_default() {
             let Ok(has) = files.affinity(thread) else {
@@ -267,13 +273,14 @@ impl Session {
         self.journal.undo_to(files, self.base)
     }
 
-    /// Nothing is applied for the moment: the heart may rest, there is nothing that a late beat could endanger. The next
-    /// [`Self::beat`] ends the rest.
+    /// Nothing is applied for the moment: the heart may rest, there is nothing that a late beat
+    /// could endanger. The next [`Self::beat`] ends the rest.
     pub fn rest(&self, now: Nanos) {
         self.lease.beat(now.plus(LONGEST_REST));
     }
 
-    /// Ends the hold: everything is taken back, the watchdog goes, the folder is removed, the lock is free.
+    /// Ends the hold: everything is taken back, the watchdog goes, the folder is removed, the lock
+    /// is free.
     ///
     /// # Errors
     /// When something could not be taken back; the journal then stays for `quell restore`.

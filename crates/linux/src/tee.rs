@@ -1,5 +1,6 @@
-//! Reads along a program's output: what it writes goes on to our own standard output unchanged, and a copy to whoever looks for
-//! times in it. A thread of its own, since whoever reads our output may be slow, and the heartbeat must not wait for that.
+//! Reads along a program's output: what it writes goes on to our own standard output unchanged, and
+//! a copy to whoever looks for times in it. A thread of its own, since whoever reads our output may
+//! be slow, and the heartbeat must not wait for that.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,7 +13,8 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
 
-/// How long the program's last words are waited for once it has ended, while somebody else still has its output open.
+/// How long the program's last words are waited for once it has ended, while somebody else still
+/// has its output open.
 const LAST_WORDS: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,

@@ -1,11 +1,12 @@
-//! A thread of ours that is a process of its own: it shares memory and descriptors with this process, and can be in another
-//! cgroup.
+//! A thread of ours that is a process of its own: it shares memory and descriptors with this
+//! process, and can be in another cgroup.
 //!
-//! cgroup v2 keeps all threads of a process in one (domain) cgroup (cgroup-v2.rst, "Threads"); a brake has to be in its group's. So it
-//! is made by clone(2) with `CLONE_VM` and without `CLONE_THREAD`. It runs on a stack of its own and uses the thread-local
-//! storage of the thread that made it, as a child of vfork(2) does: that thread does nothing but wait for it, by a system call that touches
-//! neither memory nor `errno`. It dies with this process (`PR_SET_PDEATHSIG`), is not stopped or frozen with it, and leaves no
-//! zombie.
+//! cgroup v2 keeps all threads of a process in one (domain) cgroup (cgroup-v2.rst, "Threads"); a
+//! brake has to be in its group's. So it is made by clone(2) with `CLONE_VM` and without
+//! `CLONE_THREAD`. It runs on a stack of its own and uses the thread-local storage of the thread
+//! that made it, as a child of vfork(2) does: that thread does nothing but wait for it, by a system
+//! call that touches neither memory nor `errno`. It dies with this process (`PR_SET_PDEATHSIG`), is
+//! not stopped or frozen with it, and leaves no zombie.
 
 use std::ffi::CString;
 use std::io;
@@ -45,7 +46,8 @@ struct Start {
 }
 
 impl Twin {
-    /// Runs `body` in a process called `name`. `ended` is called when it has ended; `true`: it was killed.
+    /// Runs `body` in a process called `name`. `ended` is called when it has ended; `true`: it was
+    /// killed.
     ///
     /// # Errors
     /// When neither a thread nor a process can be had.
@@ -86,8 +88,8 @@ impl Twin {
         Pid::from_raw(self.pid.load(Ordering::Acquire))
     }
 
-    /// Waits for its end. One that has been told to end and does not (it is frozen with its cgroup, or never gets its CPU) is
-    /// killed.
+    /// Waits for its end. One that has been told to end and does not (it is frozen with its cgroup,
+    /// or never gets its CPU) is killed.
     pub fn end(self) {
         let mut waited = Duration::ZERO;
         while !self.waiter.is_finished() && waited < PATIENCE {
@@ -138,7 +140,8 @@ impl Drop for Stack {
     }
 }
 
-/// No handler may run on the waiting thread, whose storage is in use, nor in the process, which inherits the mask.
+/// No handler may run on the waiting thread, whose storage is in use, nor in the process, which
+/// inherits the mask.
 fn block_signals() {
     let mut all = std::mem::MaybeUninit::uninit();
     // SAFETY: sigfillset initializes the set, which outlives both calls.
@@ -148,8 +151,8 @@ fn block_signals() {
     }
 }
 
-/// Starts the process, whose number goes to `pid`, and waits for its end: whether it was killed. `None`: it was not started,
-/// which has been told.
+/// Starts the process, whose number goes to `pid`, and waits for its end: whether it was killed.
+/// `None`: it was not started, which has been told.
 fn clone_and_wait(start: Box<Start>, pid: &AtomicI32) -> Option<bool> {
     let stack = match Stack::new() {
         Ok(stack) => stack,
@@ -161,9 +164,10 @@ fn clone_and_wait(start: Box<Start>, pid: &AtomicI32) -> Option<bool> {
     block_signals();
     let argument = Box::into_raw(start);
     let flags = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_PARENT_SETTID;
-    // SAFETY: the stack is aligned to a page, outlives the process (this function waits for it) and is used by it alone; the
-    // argument is owned by it from here on; the kernel writes its number to `pid`. Thread-local storage is left to the process:
-    // until it has ended, this thread does nothing but the system call below, made without the C library.
+    // SAFETY: the stack is aligned to a page, outlives the process (this function waits for it) and
+    // is used by it alone; the argument is owned by it from here on; the kernel writes its number
+    // to `pid`. Thread-local storage is left to the process: until it has ended, this thread does
+    // nothing but the system call below, made without the C library.
     let child = unsafe { libc::clone(enter, stack.top(), flags, argument.cast(), pid.as_ptr()) };
     let Some(child) = Pid::from_raw(child).filter(|_| child > 0) else {
         let error = io::Error::last_os_error();

@@ -1,20 +1,25 @@
 //! Taking changes back: in reverse order, idempotent, and only what still carries our value.
 //!
 //! Rules:
-//! - A file is restored if it still reads as what was written (or as what the kernel makes of it: lists and masks are
-//!   compared as sets). If it reads as before, there is nothing to do. Anything else was set by somebody else since: it
-//!   is left, and named.
-//! - A task is moved back only if it is the same task (number and start time) and still where it was put.
-//! - A v2 cpuset that was not set cannot be unset while it has tasks: all that the machine can have stands in for it.
-//! - A cgroup of ours is emptied before it is removed: a task born in it goes where its process, or the closest
-//!   ancestor that was moved there, came from; else to the heir. What is inside a cgroup of ours goes with it.
+//! - A file is restored if it still reads as what was written (or as what the kernel makes of it:
+//!   lists and masks are compared as sets). If it reads as before, there is nothing to do. Anything
+//!   else was set by somebody else since: it is left, and named.
+//! - A task is moved back only if it is the same task (number and start time) and still where it
+//!   was put.
+//! - A v2 cpuset that was not set cannot be unset while it has tasks: all that the machine can have
+//!   stands in for it.
+//! - A cgroup of ours is emptied before it is removed: a task born in it goes where its process, or
+//!   the closest ancestor that was moved there, came from; else to the heir. What is inside a
+//!   cgroup of ours goes with it.
 //! - Of a `schemata` only the values that we wrote are compared and restored, each by itself.
 //! - A resctrl that we mounted goes, unless others have made groups in it.
-//! - What is locked in a cache stays, and the mount with it, while somebody has it open: worth another try later.
+//! - What is locked in a cache stays, and the mount with it, while somebody has it open: worth
+//!   another try later.
 //! - What a loop moved goes back to what it read before, whatever it reads.
-//! - Continued and thawed is only what we stopped and have not let go on since: what is found stopped else was stopped
-//!   by somebody else.
-//! - Who has an `oom_score_adj` of ours and is where its process was put gets the old one: children inherit it.
+//! - Continued and thawed is only what we stopped and have not let go on since: what is found
+//!   stopped else was stopped by somebody else.
+//! - Who has an `oom_score_adj` of ours and is where its process was put gets the old one: children
+//!   inherit it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -43,8 +48,8 @@ pub struct Outcome {
     pub failed: Vec<Undo>,
 }
 
-/// How often an occupied cgroup is tried again, and how long in between: together about a second. A task that is just
-/// ending keeps its cgroup busy for a moment.
+/// How often an occupied cgroup is tried again, and how long in between: together about a second. A
+/// task that is just ending keeps its cgroup busy for a moment.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -93,8 +98,9 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
 }
 
 impl Journal {
-    /// Takes back everything recorded since `mark`, latest first, and forgets it. What could not be taken back (not: what
-    /// somebody else has changed since) stays in the journal and is named in [`Undone::left`].
+    /// Takes back everything recorded since `mark`, latest first, and forgets it. What could not be
+    /// taken back (not: what somebody else has changed since) stays in the journal and is named in
+    /// [`Undone::left`].
     pub fn undo_to(&mut self, files: &dyn Files, mark: Mark) -> Undone {
         let mut outcome = undo_while(files, self.since(mark), &|| self.beat());
         fault::boundary();
@@ -161,8 +167,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Takes the lock that other tools take, too, before the first entry below resctrl. Somebody who keeps it does not keep us
-    /// from taking back what is ours.
+    /// Takes the lock that other tools take, too, before the first entry below resctrl. Somebody
+    /// who keeps it does not keep us from taking back what is ours.
     fn lock(&mut self, entry: &Undo) {
         let (Undo::Write { path, .. }
         | Undo::Steer { path, .. }
@@ -184,9 +190,10 @@ impl<'a> Work<'a> {
     }
 
     fn write(&mut self, path: &str, old: &str, new: &str) -> Step {
-        // A controller, though, cannot be taken from the parent while a cgroup of ours still hands it on; and a
-        // partition that is removed as it is may not give its CPUs back: one made invalid by a sibling (6.12), and a
-        // valid local one (6.1). A resctrl group that is exclusive keeps others from getting their ways back.
+        // A controller, though, cannot be taken from the parent while a cgroup of ours still hands
+        // it on; and a partition that is removed as it is may not give its CPUs back: one made
+        // invalid by a sibling (6.12), and a valid local one (6.1). A resctrl group that is
+        // exclusive keeps others from getting their ways back.
         let first = ["/cgroup.subtree_control", "/cpuset.cpus.partition", "/mode"];
         if !first.iter().any(|name| path.ends_with(name))
             && path
@@ -246,8 +253,9 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A v2 cpuset that has tasks takes CPUs and nodes but no longer none (ENOSPC). What stands in for a value that was
-    /// not set is everything the machine can have: it, too, leaves the cgroup what its parent has.
+    /// A v2 cpuset that has tasks takes CPUs and nodes but no longer none (ENOSPC). What stands in
+    /// for a value that was not set is everything the machine can have: it, too, leaves the cgroup
+    /// what its parent has.
     fn unset(&self, path: &str, old: &str) -> Option<String> {
         let possible = match path.rsplit('/').next() {
             _ if !old.trim().is_empty() => return None,
@@ -259,7 +267,8 @@ impl<'a> Work<'a> {
         (!all.is_empty()).then_some(all)
     }
 
-    /// Each value by itself: what somebody has changed since, or what is not there now, does not keep the others.
+    /// Each value by itself: what somebody has changed since, or what is not there now, does not
+    /// keep the others.
     fn divide_back(&mut self, path: &str, now: &str, old: &str, new: &str) -> Step {
         let (back, theirs) =
             Schemata::parse(now).back(&Schemata::parse(old), &Schemata::parse(new));
@@ -306,7 +315,8 @@ impl<'a> Work<'a> {
                 let Some(stat) = stat.filter(|s| s.id == *task) else {
                     return Ok(false);
                 };
-                // Who waits for a disk is stopped only when that has come: the signal takes a stop away that is still to be.
+                // Who waits for a disk is stopped only when that has come: the signal takes a stop
+                // away that is still to be.
                 let done = self.files.signal(*task, libc::SIGCONT);
                 if done.is_ok() && !pidfd::stopped(stat.state) {
                     return Ok(false);
@@ -355,14 +365,16 @@ impl<'a> Work<'a> {
         Ok(restored)
     }
 
-    /// Whether a process is this task, or a later one that may have its settings from it: a descendant, or an orphan. Who
-    /// was there before had its own, and so has who is set back by himself.
+    /// Whether a process is this task, or a later one that may have its settings from it: a
+    /// descendant, or an orphan. Who was there before had its own, and so has who is set back by
+    /// himself.
     fn inherits(&self, pid: u32, task: TaskId, new: i32) -> bool {
         match procfs::stat(self.files, pid) {
             Ok(Some(stat)) if stat.id == task => true,
             Ok(Some(stat)) if self.scored.contains(&stat.id) => false,
             Ok(Some(stat)) if pid != task.pid && stat.id.start >= task.start => {
-                // An orphan's parent, be it the first process or a subreaper, has not handed on what it does not have.
+                // An orphan's parent, be it the first process or a subreaper, has not handed on
+                // what it does not have.
                 stat.parent == 1
                     || !matches!(oom::adjustment(self.files, stat.parent), Ok(Some(own)) if own == new)
                     || procfs::ancestry(self.files, pid)
@@ -571,7 +583,8 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Where a task born in our cgroup belongs: where its process or the closest ancestor came from that was moved here.
+    /// Where a task born in our cgroup belongs: where its process or the closest ancestor came from
+    /// that was moved here.
     fn origin(&self, entry: usize, ours: &str, tid: u32) -> Option<&'a str> {
         let moved: BTreeMap<u32, &str> = self.entries[entry..]
             .iter()

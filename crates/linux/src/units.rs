@@ -39,7 +39,8 @@ enum From {
 }
 
 impl Units {
-    /// Those of a program that is launched as `id` in `group`, observed so; nothing where nobody observes it.
+    /// Those of a program that is launched as `id` in `group`, observed so; nothing where nobody
+    /// observes it.
     ///
     /// # Errors
     /// When there is no memory for its session.
@@ -93,7 +94,8 @@ impl Units {
         matches!(self.from, From::Lines(..))
     }
 
-    /// Tells the units that have ended since the last time; those in lines are of the subject's that were just `seen`.
+    /// Tells the units that have ended since the last time; those in lines are of the subject's
+    /// that were just `seen`.
     pub(crate) fn tell(&mut self, now: Nanos, seen: &mut Vec<Seen>) {
         let (mut units, mut lost, mut strange) = (Vec::new(), 0, 0);
         match &mut self.from {

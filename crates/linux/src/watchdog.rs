@@ -1,12 +1,15 @@
-//! The watchdog: a second process that undoes everything when the main process dies, hangs, is stopped or frozen.
+//! The watchdog: a second process that undoes everything when the main process dies, hangs, is
+//! stopped or frozen.
 //!
-//! It lives in cgroups of its own (so that what kills or freezes the main process's does not reach it), in a session of its
-//! own, with its memory locked and real-time priority where that can be had. It looks at the main process through a pidfd and
-//! at the lease's heartbeat. A heartbeat that stays the same over two looks and is older than [`lease::LAPSE`] is a hang:
-//! two looks, because after a pause of the whole machine both processes wake at once.
+//! It lives in cgroups of its own (so that what kills or freezes the main process's does not reach
+//! it), in a session of its own, with its memory locked and real-time priority where that can be
+//! had. It looks at the main process through a pidfd and at the lease's heartbeat. A heartbeat that
+//! stays the same over two looks and is older than [`lease::LAPSE`] is a hang: two looks, because
+//! after a pause of the whole machine both processes wake at once.
 //!
-//! After undoing for a process that hangs but lives, it stays: the process may wake in the middle of a change and then die.
-//! Only when the process has ended, or has released the lease itself, does the watchdog go.
+//! After undoing for a process that hangs but lives, it stays: the process may wake in the middle
+//! of a change and then die. Only when the process has ended, or has released the lease itself,
+//! does the watchdog go.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -67,8 +70,8 @@ pub struct Watchdog {
     pub notes: Vec<String>,
 }
 
-/// Starts the watchdog and waits until it is in place. Its cgroups are recorded in the journal; nothing else may have been
-/// changed before.
+/// Starts the watchdog and waits until it is in place. Its cgroups are recorded in the journal;
+/// nothing else may have been changed before.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Refused`] when it does not come up.
@@ -78,7 +81,8 @@ pub fn spawn(
     spec: &Spec<'_>,
 ) -> Result<Watchdog> {
     let mut notes = Vec::new();
-    // Freezer and v2 are what others stop or kill a whole cgroup by; the cpuset keeps it off the groups' CPUs.
+    // Freezer and v2 are what others stop or kill a whole cgroup by; the cpuset keeps it off the
+    // groups' CPUs.
     let home = match GroupCgroups::internal(
         writer,
         cgroups,
@@ -112,7 +116,8 @@ pub fn spawn(
         .spawn()
         .map_err(|e| Error::file("start", &program, None, e))?;
     for place in home.places.iter().filter(|p| p.ours) {
-        // It is moved whole and with the journal's knowledge: its cgroup's heir takes it at the end.
+        // It is moved whole and with the journal's knowledge: its cgroup's heir takes it at the
+        // end.
         let door = format!("{}/cgroup.procs", place.dir);
         if let Err(e) = writer.files.write(&door, &child.id().to_string()) {
             notes.push(format!(
@@ -135,7 +140,8 @@ pub fn spawn(
             );
             return Err(Error::refused(format!("the watchdog ({program}) {why}")));
         }
-        // Waiting for it is no hang: it must not find the heart still when it comes up, nor the brakes meanwhile.
+        // Waiting for it is no hang: it must not find the heart still when it comes up, nor the
+        // brakes meanwhile.
         spec.lease.beat(rt::now());
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -245,7 +251,8 @@ fn watch(kernel: &Kernel, dir: &Path, lease: &Lease, main: &rustix::fd::OwnedFd)
     loop {
         let mut fds = [PollFd::new(main, PollFlags::IN)];
         let ready = rustix::event::poll(&mut fds, Some(&look));
-        // A failing poll (out of kernel memory) must not become a busy loop, nor the end of watching.
+        // A failing poll (out of kernel memory) must not become a busy loop, nor the end of
+        // watching.
         let died = match ready {
             Ok(n) => n > 0,
             Err(_) => {
@@ -309,8 +316,8 @@ fn note(text: &str) {
     eprintln!("quell watchdog: {text}");
 }
 
-/// Own session, deaf to the terminal's signals, memory locked, real-time where it can be had, last to be killed for
-/// memory. None of it is vital: what is refused is done without.
+/// Own session, deaf to the terminal's signals, memory locked, real-time where it can be had, last
+/// to be killed for memory. None of it is vital: what is refused is done without.
 fn prepare() {
     let _ = rustix::process::setsid();
     for signal in [

@@ -1,11 +1,12 @@
-//! A thread that writes one group's limit of memory, and what is to be reclaimed from it: the kernel reclaims inside the
-//! write, for seconds where that is slow, and whoever watches must not wait for it. The newest order counts; what was
-//! overtaken is never written.
+//! A thread that writes one group's limit of memory, and what is to be reclaimed from it: the
+//! kernel reclaims inside the write, for seconds where that is slow, and whoever watches must not
+//! wait for it. The newest order counts; what was overtaken is never written.
 //!
-//! Nothing is written after the end: dropping the handle interrupts what is being written and waits for the thread, for some
-//! seconds: a write that hangs in the kernel must not keep everything else from being taken back. (v1 sets a limit only after it
-//! has reclaimed.) And nothing is written after the run was revoked. A write that comes back then, or after nobody waited for it
-//! any more, is followed by what the file read in the beginning.
+//! Nothing is written after the end: dropping the handle interrupts what is being written and waits
+//! for the thread, for some seconds: a write that hangs in the kernel must not keep everything else
+//! from being taken back. (v1 sets a limit only after it has reclaimed.) And nothing is written
+//! after the run was revoked. A write that comes back then, or after nobody waited for it any more,
+//! is followed by what the file read in the beginning.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -56,7 +57,8 @@ impl Mailbox {
     }
 }
 
-/// A file to be written to, kept open where the root has descriptors; its cgroup may be removed and made again.
+/// A file to be written to, kept open where the root has descriptors; its cgroup may be removed and
+/// made again.
 struct Door {
     path: String,
     file: Option<File>,
@@ -70,7 +72,8 @@ impl Door {
         Ok(Self { path, file })
     }
 
-    /// One write of a short text, made without allocating; into a cgroup that was made anew unless it is `over`.
+    /// One write of a short text, made without allocating; into a cgroup that was made anew unless
+    /// it is `over`.
     fn put(
         &mut self,
         files: &dyn Files,
@@ -118,7 +121,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Opens the files of a group and starts the thread. Whoever calls has recorded that the limit was `old`.
+    /// Opens the files of a group and starts the thread. Whoever calls has recorded that the limit
+    /// was `old`.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Refused`] where no thread can be made.
@@ -201,7 +205,8 @@ impl Drop for Writer {
     }
 }
 
-/// Interrupts a thread that was told to stop until it has ended, or for as long as there is patience.
+/// Interrupts a thread that was told to stop until it has ended, or for as long as there is
+/// patience.
 fn end(mailbox: &Mailbox, lease: &Lease, thread: JoinHandle<()>, patience: Duration) {
     let begun = Instant::now();
     while !thread.is_finished() {
@@ -213,8 +218,9 @@ fn end(mailbox: &Mailbox, lease: &Lease, thread: JoinHandle<()>, patience: Durat
         if !lease.is_revoked() {
             lease.beat(rt::now());
         }
-        // Reclaim ends at a signal; one that comes between two writes finds that there is nothing left to do.
-        // SAFETY: the thread is not joined yet, so that its handle is its own; the handler does nothing.
+        // Reclaim ends at a signal; one that comes between two writes finds that there is nothing
+        // left to do. SAFETY: the thread is not joined yet, so that its handle is its own; the
+        // handler does nothing.
         unsafe { libc::pthread_kill(thread.as_pthread_t(), INTERRUPT) };
         std::thread::sleep(AGAIN);
     }
@@ -226,8 +232,8 @@ fn interruptible() {
     extern "C" fn nothing(_: libc::c_int) {}
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: a plain structure for which zeros mean an empty mask and no flags (so that calls are not started again), and
-        // a handler that does nothing.
+        // SAFETY: a plain structure for which zeros mean an empty mask and no flags (so that calls
+        // are not started again), and a handler that does nothing.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -334,7 +340,8 @@ mod tests {
         let started = Instant::now();
         loop {
             let now = std::fs::read_to_string(path).unwrap();
-            // A folder's file keeps what a shorter text leaves of a longer one; the kernel's does not.
+            // A folder's file keeps what a shorter text leaves of a longer one; the kernel's does
+            // not.
             if now.starts_with(wanted) {
                 return;
             }

@@ -1,6 +1,7 @@
-//! Every parser of what the kernel and the user write, on damaged text: it reads it or refuses it; it does not panic,
-//! take memory without bound, or go on for ever. Real texts are damaged (captured machines, examples, experiments, lines
-//! of `/proc`), because random characters do not get past the first key.
+//! Every parser of what the kernel and the user write, on damaged text: it reads it or refuses it;
+//! it does not panic, take memory without bound, or go on for ever. Real texts are damaged
+//! (captured machines, examples, experiments, lines of `/proc`), because random characters do not
+//! get past the first key.
 //!
 //! A few hundred cases each in `make test`; minutes of each with `QUELL_SOAK=1`.
 
@@ -33,7 +34,8 @@ use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
 use quell_types::task::TaskId;
 
-/// Memory a thread holds and held at most, so that tests beside each other do not count for each other.
+/// Memory a thread holds and held at most, so that tests beside each other do not count for each
+/// other.
 struct Counting;
 
 thread_local! {
@@ -49,7 +51,8 @@ fn count(bytes: isize) {
     });
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting beside it allocates nothing.
+// SAFETY: every call goes to the system's allocator as it came; counting beside it allocates
+// nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
@@ -100,9 +103,11 @@ fn cases(few: u32) -> ProptestConfig {
     }
 }
 
-// --- Damage ----------------------------------------------------------------------------------------------------------
+// --- Damage
+// ----------------------------------------------------------------------------------------------------------
 
-/// What breaks parsers: numbers at and past their limits, lists without end, separators without anything between.
+/// What breaks parsers: numbers at and past their limits, lists without end, separators without
+/// anything between.
 const NASTY: &[&str] = &[
     "",
     " ",
@@ -221,7 +226,8 @@ fn damaged(text: &str, damages: &[Damage]) -> String {
     chars.into_iter().collect()
 }
 
-// --- What is damaged -------------------------------------------------------------------------------------------------
+// --- What is damaged
+// -------------------------------------------------------------------------------------------------
 
 fn texts(dir: &str) -> Vec<(String, String)> {
     let dir = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(dir);
@@ -416,7 +422,8 @@ fn real_journal(dir: &std::path::Path, lines: usize) -> String {
     std::fs::read_to_string(journal.path()).unwrap()
 }
 
-// --- The properties --------------------------------------------------------------------------------------------------
+// --- The properties
+// --------------------------------------------------------------------------------------------------
 
 proptest! {
     #![proptest_config(cases(200))]

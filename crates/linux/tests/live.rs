@@ -1,5 +1,5 @@
-//! Changes on the running kernel that no model can stand for: every task of the machine confined, processes killed by
-//! signal. What both can show is in `conformance`.
+//! Changes on the running kernel that no model can stand for: every task of the machine confined,
+//! processes killed by signal. What both can show is in `conformance`.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,7 +1,8 @@
-//! Crashes of the main process, of the watchdog and of both, at every boundary: the machine is as before afterwards.
+//! Crashes of the main process, of the watchdog and of both, at every boundary: the machine is as
+//! before afterwards.
 //!
-//! The program plays all three parts: without arguments it runs the tests; `main …` is a process that changes the machine
-//! and holds; `__watchdog DIR` is its watchdog.
+//! The program plays all three parts: without arguments it runs the tests; `main …` is a process
+//! that changes the machine and holds; `__watchdog DIR` is its watchdog.
 
 #![allow(
     clippy::unwrap_used,
@@ -116,8 +117,8 @@ fn run_tests(filter: Option<&str>) -> ExitCode {
     }
 }
 
-/// The main process: changes everything there is to change, holds while its input is open, undoes, ends.
-/// Says `holding`, `respawned`, `revoked` on its output.
+/// The main process: changes everything there is to change, holds while its input is open, undoes,
+/// ends. Says `holding`, `respawned`, `revoked` on its output.
 fn hold(run_root: &Path, subject: u32, with_rest: bool) {
     let kernel = Kernel::new().unwrap();
     let lock = Lock::acquire(run_root, "run test").unwrap();
@@ -337,7 +338,8 @@ fn stopped(kernel: &Kernel) {
     let mut run = Run::start("rest", &[]);
     let watchdog = run.hears("holding");
     run.signal(Signal::STOP);
-    // Still stopped, still alive, and nothing of it is left (but the watchdog's own cgroup may be gone, too).
+    // Still stopped, still alive, and nothing of it is left (but the watchdog's own cgroup may be
+    // gone, too).
     eventually("undone while stopped", || {
         before.differences(kernel).is_empty()
     });
@@ -456,8 +458,8 @@ fn cgroup_killed(kernel: &Kernel) {
     assert_eq!(before.differences(kernel), Vec::<String>::new());
 }
 
-/// SIGKILL at the first boundary, the second, … until a run survives. With `QUELL_SOAK` the rest is confined, too, which
-/// doubles the boundaries.
+/// SIGKILL at the first boundary, the second, … until a run survives. With `QUELL_SOAK` the rest is
+/// confined, too, which doubles the boundaries.
 fn every_boundary(kernel: &Kernel) {
     let what = if std::env::var_os("QUELL_SOAK").is_some() {
         "rest"
@@ -467,7 +469,8 @@ fn every_boundary(kernel: &Kernel) {
     let before = Picture::take(kernel);
     for n in 1.. {
         let mut run = Run::start(what, &[(fault::VARIABLE, n.to_string())]);
-        // At its boundary it dies, whether changing or undoing; `holding` is only said when all changes were survived.
+        // At its boundary it dies, whether changing or undoing; `holding` is only said when all
+        // changes were survived.
         drop(run.input.take());
         let mut said = String::new();
         let _ = run.output.read_to_string(&mut said);

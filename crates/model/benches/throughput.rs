@@ -1,6 +1,8 @@
-//! How many accesses and requests per second of this computer's time: `cargo bench -p quell-model [-- NAME]`.
+//! How many accesses and requests per second of this computer's time: `cargo bench -p quell-model
+//! [-- NAME]`.
 //!
-//! Each line is the best and the median of some runs on one thread. Everything is deterministic, so they differ in nothing but time.
+//! Each line is the best and the median of some runs on one thread. Everything is deterministic, so
+//! they differ in nothing but time.
 
 use std::hint::black_box;
 
@@ -45,7 +47,8 @@ fn caches() {
     let hashed = Geometry {
         line: 64,
         ways: 16,
-        // The two published slice functions of four-slice Intel processors (Maurice et al., RAID 2015).
+        // The two published slice functions of four-slice Intel processors (Maurice et al., RAID
+        // 2015).
         index: Index::Functions {
             set: bits(6, 16),
             slice: vec![0x1b_5f57_5440, 0x2e_b5fa_a880],

@@ -75,8 +75,8 @@ proptest! {
         }
     }
 
-    /// A colour is what decides which values of the functions a page can reach: pages of one colour reach the same, pages of
-    /// different colours have nothing in common.
+    /// A colour is what decides which values of the functions a page can reach: pages of one colour
+    /// reach the same, pages of different colours have nothing in common.
     #[test]
     fn colours_are_the_classes_of_what_a_page_reaches(functions in prop::collection::vec(0..1u64 << 12, 1..6), page_shift in 0..8u32) {
         let all = Functions::new(functions.clone());
@@ -136,8 +136,8 @@ fn channels_in_turn_are_evened_out_and_found_again() {
     );
 }
 
-/// The published case study: 8 MiB of 16 ways (8192 sets), banks by bits 12, 13, 19, 20 (PALLOC's map of that processor):
-/// sixteen bank partitions, but only four of bank and cache together.
+/// The published case study: 8 MiB of 16 ways (8192 sets), banks by bits 12, 13, 19, 20 (PALLOC's
+/// map of that processor): sixteen bank partitions, but only four of bank and cache together.
 #[test]
 fn two_bits_shared_by_banks_and_sets_leave_four_joint_partitions() {
     let banks = Colours::new(&[1 << 12, 1 << 13, 1 << 19, 1 << 20], 12);
@@ -149,7 +149,8 @@ fn two_bits_shared_by_banks_and_sets_leave_four_joint_partitions() {
     assert_eq!(joint.at_most, 16);
 }
 
-/// The published avionics machine: L3 sets by bits 15:7, L2 sets by 13:6. Colouring by 15:12 would shrink the L2, by 15:14 it does not.
+/// The published avionics machine: L3 sets by bits 15:7, L2 sets by 13:6. Colouring by 15:12 would
+/// shrink the L2, by 15:14 it does not.
 #[test]
 fn colours_that_spare_the_private_cache() {
     let (l3, l2) = (
@@ -159,7 +160,8 @@ fn colours_that_spare_the_private_cache() {
     assert_eq!((l3.count(), l2.count()), (16, 4));
     let sparing = l3.sparing(&l2);
     assert_eq!(sparing.functions(), bits(14, 15));
-    // Number of colours = size / (page size × ways): 2 MiB in two interleaved parts of 1 MiB of 32 ways.
+    // Number of colours = size / (page size × ways): 2 MiB in two interleaved parts of 1 MiB of 32
+    // ways.
     assert_eq!(l3.count(), (2 << 20) / (4096 * 32));
 }
 

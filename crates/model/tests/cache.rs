@@ -1,5 +1,5 @@
-//! Caches against a model that is as simple as it is slow, against laws that any right cache obeys, and, where it is
-//! installed, against cachegrind.
+//! Caches against a model that is as simple as it is slow, against laws that any right cache obeys,
+//! and, where it is installed, against cachegrind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -228,8 +228,8 @@ proptest! {
         }
     }
 
-    /// Inclusive levels hold all that is nearer, exclusive ones nothing of it; a line in no cache that is newer than memory
-    /// would be lost; and all is deterministic.
+    /// Inclusive levels hold all that is nearer, exclusive ones nothing of it; a line in no cache
+    /// that is newer than memory would be lost; and all is deterministic.
     #[test]
     fn hierarchies_keep_their_promise_and_lose_nothing(
         accesses in prop::collection::vec((0..2usize, 0..150u64, any::<bool>()), 1..800),
@@ -292,9 +292,10 @@ fn policies() -> impl Strategy<Value = Policy> {
     ]
 }
 
-/// A loop over twice the cache. Least recently used: nothing is ever found. Random: a line survives each of the misses until it is
-/// wanted again with 1 - 1/lines, of which there are twice the lines times the miss rate, so h = exp(-2 (1 - h)), 0.203.
-/// Bimodal insertion: all but one or two ways of a set keep what settled there, half of the loop.
+/// A loop over twice the cache. Least recently used: nothing is ever found. Random: a line survives
+/// each of the misses until it is wanted again with 1 - 1/lines, of which there are twice the lines
+/// times the miss rate, so h = exp(-2 (1 - h)), 0.203. Bimodal insertion: all but one or two ways
+/// of a set keep what settled there, half of the loop.
 #[test]
 fn a_loop_too_large_hits_as_often_as_each_policy_says() {
     let rate = |policy| {
@@ -436,8 +437,8 @@ fn misses_of_a_real_program_are_those_of_cachegrind() {
     compare_with_cachegrind(&["/bin/ls", "-l", "/"], 32768, 8);
 }
 
-/// The data references of a real program (valgrind's lackey records them) through our cache and through cachegrind's. The program's
-/// own output goes where the records do not.
+/// The data references of a real program (valgrind's lackey records them) through our cache and
+/// through cachegrind's. The program's own output goes where the records do not.
 #[expect(
     clippy::unwrap_used,
     clippy::panic,

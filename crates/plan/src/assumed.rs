@@ -1,8 +1,8 @@
 //! Rates that a plan assumes on a machine where none were measured.
 //!
-//! The rule: one CPU draws 10 GB/s. The CPUs of a memory node draw as much together as four of them,
-//! or as all of them where there are fewer. Unmatched tasks draw a hundredth of one CPU's rate.
-//! `quell run` never uses these figures: it measures first.
+//! The rule: one CPU draws 10 GB/s. The CPUs of a memory node draw as much together as four of
+//! them, or as all of them where there are fewer. Unmatched tasks draw a hundredth of one CPU's
+//! rate. `quell run` never uses these figures: it measures first.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What the machine is and offers. Filled by a backend, read by the planner; a value, so that plans can be made for a
-//! machine that is not here.
+//! What the machine is and offers. Filled by a backend, read by the planner; a value, so that plans
+//! can be made for a machine that is not here.
 
 use std::collections::BTreeMap;
 
@@ -139,7 +139,8 @@ pub enum CpusetKind {
     V1,
     /// The v2 hierarchy, without `cpuset.cpus.partition`.
     V2,
-    /// The v2 hierarchy with `cpuset.cpus.partition`: the kernel takes the CPUs away from everybody else.
+    /// The v2 hierarchy with `cpuset.cpus.partition`: the kernel takes the CPUs away from everybody
+    /// else.
     V2Partition,
     /// No usable controller: affinity of the matched tasks only.
     AffinityOnly,
@@ -153,10 +154,12 @@ pub enum MeterKind {
     Hardware {
         /// The events, as `pmu/event` names.
         events: Vec<String>,
-        /// CPUs whose events count the lines that come in only, not those written back: a proxy. Elsewhere both count.
+        /// CPUs whose events count the lines that come in only, not those written back: a proxy.
+        /// Elsewhere both count.
         #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
         fills_only: CpuSet,
-        /// CPUs whose events tell the lines that come in from those written back, so that each can have a budget.
+        /// CPUs whose events tell the lines that come in from those written back, so that each can
+        /// have a budget.
         #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
         apart: CpuSet,
     },
@@ -185,7 +188,8 @@ pub struct Means {
     pub meter: MeterKind,
     /// The time proxy can be had even where `meter` is hardware.
     pub time_meter: bool,
-    /// Whether a group can be stopped without stopping its CPU (`cpu.idle`, a cgroup's CPU clock); why not.
+    /// Whether a group can be stopped without stopping its CPU (`cpu.idle`, a cgroup's CPU clock);
+    /// why not.
     #[serde(default = "unknown_brake")]
     pub brake: Result<(), String>,
     /// Whether a group that stays in its own cgroup can be stopped there (threaded children of
@@ -275,29 +279,31 @@ pub struct Measured {
     pub sustainable: Rate,
     /// How many CPUs drew it.
     pub cpus: u32,
-    /// CPU time that each stop costs the group: the interrupt, the wake-up of the brake and the switch back, and on virtual
-    /// machines the exits they take.
+    /// CPU time that each stop costs the group: the interrupt, the wake-up of the brake and the
+    /// switch back, and on virtual machines the exits they take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_cost: Option<Nanos>,
     /// The same runs with their spread, each CPU alone and all together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub operations: Vec<OperationRates>,
-    /// Every event that could meter and was seen to count, beside known traffic, as `pmu/event`. One that is off, or is
-    /// not here, is no meter.
+    /// Every event that could meter and was seen to count, beside known traffic, as `pmu/event`.
+    /// One that is off, or is not here, is no meter.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, CounterCheck>,
     /// What the percentages of bandwidth allocation in hardware come to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mba: Option<MbaCurve>,
-    /// How much each CPU streamed through where memory was too short to go beyond the last-level cache: part of the
-    /// traffic stayed in it, and memory may sustain less than these rates.
+    /// How much each CPU streamed through where memory was too short to go beyond the last-level
+    /// cache: part of the traffic stayed in it, and memory may sustain less than these rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_cache: Option<Bytes>,
-    /// What the tasks of no group (`rest`) drew from memory, in bytes per second: the CPU time that they used in windows of
-    /// some 20 ms, 99th percentile over the windows, at the highest rate of one CPU. An upper bound. Absent: not measured.
+    /// What the tasks of no group (`rest`) drew from memory, in bytes per second: the CPU time that
+    /// they used in windows of some 20 ms, 99th percentile over the windows, at the highest rate of
+    /// one CPU. An upper bound. Absent: not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest: Option<Rate>,
-    /// Nothing was measured: the figures come from the rule in [`crate::assumed`]. Such figures are never stored.
+    /// Nothing was measured: the figures come from the rule in [`crate::assumed`]. Such figures are
+    /// never stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub assumed: bool,
     /// Latency against size, where it was measured after or without `quell doctor --deep`.
@@ -321,8 +327,8 @@ impl Measured {
         ))
     }
 
-    /// The operation that all CPUs together sustain least of, and its rate: what is there whatever a program does. Absent
-    /// where the operations were not measured together.
+    /// The operation that all CPUs together sustain least of, and its rate: what is there whatever
+    /// a program does. Absent where the operations were not measured together.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -338,7 +344,8 @@ impl Measured {
 }
 
 impl Measured {
-    /// The figures of all operations' streams on `cpus` CPUs, measured at `at_unix_s`; `None` without any operation.
+    /// The figures of all operations' streams on `cpus` CPUs, measured at `at_unix_s`; `None`
+    /// without any operation.
     #[must_use]
     pub fn of_streams(all: &[Streams], cpus: usize, at_unix_s: u64) -> Option<Self> {
         let (fastest, peak) = all
@@ -370,8 +377,9 @@ impl Measured {
 }
 
 impl Inventory {
-    /// What figures about this machine depend on. `boot` is `/proc/sys/kernel/random/boot_id`. A virtual machine's memory comes
-    /// and goes and does not count; its boot does, since it may be on another host.
+    /// What figures about this machine depend on. `boot` is `/proc/sys/kernel/random/boot_id`. A
+    /// virtual machine's memory comes and goes and does not count; its boot does, since it may be
+    /// on another host.
     #[must_use]
     pub fn fingerprint(&self, boot: Option<String>) -> Fingerprint {
         let guest = self.identity.hypervisor.is_some();
@@ -396,9 +404,10 @@ impl Inventory {
             .max_by_key(|c| c.level)
     }
 
-    /// The data caches seen from `cpu`. Levels the machine does not tell of are 32 KiB, 1 MiB and 32 MiB: more than some
-    /// have, less than others, and said by nobody. A last level that each of several cores has for itself is none: Arm's
-    /// servers have a cache behind it that is in no file of the kernel.
+    /// The data caches seen from `cpu`. Levels the machine does not tell of are 32 KiB, 1 MiB and
+    /// 32 MiB: more than some have, less than others, and said by nobody. A last level that each of
+    /// several cores has for itself is none: Arm's servers have a cache behind it that is in no
+    /// file of the kernel.
     #[must_use]
     pub fn data_caches(&self, cpu: CpuId) -> Caches {
         let level = |level| {
@@ -421,8 +430,8 @@ impl Inventory {
         }
     }
 
-    /// Where latency was measured to leave the plateau of the last cache that shows in it. Absent: it
-    /// was not measured, or no cache shows.
+    /// Where latency was measured to leave the plateau of the last cache that shows in it. Absent:
+    /// it was not measured, or no cache shows.
     #[must_use]
     pub fn seen_llc(&self) -> Option<Bytes> {
         self.cache_steps()?.seen_last()
@@ -442,8 +451,9 @@ impl Inventory {
         cache.level <= 2 && self.cpus.len() > cache.cpus.len() && self.cpus.iter().any(of_core)
     }
 
-    /// The rate the given CPUs can draw together: the sum of their single-CPU peaks, at most what all CPUs sustain.
-    /// Percentages of bandwidth in a policy refer to this rate for the CPUs of their group.
+    /// The rate the given CPUs can draw together: the sum of their single-CPU peaks, at most what
+    /// all CPUs sustain. Percentages of bandwidth in a policy refer to this rate for the CPUs of
+    /// their group.
     #[must_use]
     pub fn sustainable(&self, cpus: &CpuSet) -> Option<Rate> {
         let measured = self.measured.as_ref()?;

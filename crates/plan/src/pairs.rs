@@ -1,5 +1,6 @@
-//! Which pairs of CPUs to probe for a shared cache: all of them where there are few; else for every last-level cache its
-//! first CPU against its second (near), its last (far) and its first CPU's sibling, and against the next cache (across).
+//! Which pairs of CPUs to probe for a shared cache: all of them where there are few; else for every
+//! last-level cache its first CPU against its second (near), its last (far) and its first CPU's
+//! sibling, and against the next cache (across).
 
 use std::collections::BTreeSet;
 

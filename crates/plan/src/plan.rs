@@ -60,7 +60,8 @@ impl Step {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum Setting {
-    /// Collect the group's tasks (matched or launched) in a cgroup of ours, or find the cgroup they are changed in.
+    /// Collect the group's tasks (matched or launched) in a cgroup of ours, or find the cgroup they
+    /// are changed in.
     Gather {
         /// Which tasks belong to it; empty when its tasks are only launched.
         matching: Vec<TaskMatch>,
@@ -104,7 +105,8 @@ pub enum Setting {
     },
     /// Regulate the group's memory bandwidth in software.
     Regulate(Regulation),
-    /// Give the group at most `share` of each period as CPU time, over all its CPUs together (100 % = one CPU).
+    /// Give the group at most `share` of each period as CPU time, over all its CPUs together (100 %
+    /// = one CPU).
     CpuMax {
         /// CPU time per period, over all CPUs.
         share: Share,
@@ -113,7 +115,8 @@ pub enum Setting {
     },
     /// Let the group move at most so much to and from each disk.
     IoMax(DiskRates),
-    /// Hold other groups back where the group's requests to a disk take longer than this at the mean.
+    /// Hold other groups back where the group's requests to a disk take longer than this at the
+    /// mean.
     IoLatency {
         /// The time.
         target: Nanos,
@@ -130,12 +133,14 @@ pub enum Setting {
         /// The ways.
         mask: Mask,
     },
-    /// Mount resctrl with code and data of the caches of these levels apart, which nobody has done; until the end.
+    /// Mount resctrl with code and data of the caches of these levels apart, which nobody has done;
+    /// until the end.
     MountApart {
         /// Cache levels.
         levels: Vec<u32>,
     },
-    /// Let the group fill these ways of the caches of a level with code, and those with everything else.
+    /// Let the group fill these ways of the caches of a level with code, and those with everything
+    /// else.
     WaysApart {
         /// The cache level.
         level: u32,
@@ -148,11 +153,12 @@ pub enum Setting {
     Colour {
         /// What it is kept to.
         choices: Vec<ColourChoice>,
-        /// What happens when these colours are used up: others are taken and reported, or the allocation fails.
+        /// What happens when these colours are used up: others are taken and reported, or the
+        /// allocation fails.
         spill: bool,
     },
-    /// Pseudo-lock the first bytes of the group's memory in the caches of a level: others fill other ways, and what
-    /// is locked is not evicted.
+    /// Pseudo-lock the first bytes of the group's memory in the caches of a level: others fill
+    /// other ways, and what is locked is not evicted.
     Lock {
         /// The cache level.
         level: u32,
@@ -181,12 +187,14 @@ pub enum Setting {
         /// Beyond it the kernel kills in the group; else it only slows the group down.
         kills: bool,
     },
-    /// Let all groups, and programs of none, use at most so much memory together: their cgroups are made below one with this limit.
+    /// Let all groups, and programs of none, use at most so much memory together: their cgroups are
+    /// made below one with this limit.
     BoundMemory {
         /// How much.
         most: Bytes,
     },
-    /// Look at how long the group waits for memory, and at what it uses, for as long as the plan holds.
+    /// Look at how long the group waits for memory, and at what it uses, for as long as the plan
+    /// holds.
     WatchMemory,
     /// Steer the group's memory by how long the watched groups wait, as far as this is allowed.
     SteerMemory {
@@ -205,7 +213,8 @@ pub enum Setting {
         /// Percentage of an unthrottled core's requests, as resctrl's `MB` line.
         percent: u32,
     },
-    /// Let the kernel look for that percentage, so that the group keeps to a rate on each memory domain (resctrl mounted with `mba_MBps`).
+    /// Let the kernel look for that percentage, so that the group keeps to a rate on each memory
+    /// domain (resctrl mounted with `mba_MBps`).
     MbaRate {
         /// The rate in MiB/s, as resctrl's `MB` line.
         mib_s: u32,

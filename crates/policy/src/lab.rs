@@ -1,5 +1,5 @@
-//! The machine that the lab boots (`quell lab`, `--on lab`): what of it can be chosen, by the `[lab]` table of an experiment and
-//! by `--lab KEY=VALUE`, and which combinations cannot be.
+//! The machine that the lab boots (`quell lab`, `--on lab`): what of it can be chosen, by the
+//! `[lab]` table of an experiment and by `--lab KEY=VALUE`, and which combinations cannot be.
 
 use std::fmt;
 
@@ -46,7 +46,8 @@ const MOST_CPUS: u32 = 64;
 pub struct Guest {
     /// The beginning of a release of Debian's: 6.1, 6.12, 7.2.
     pub kernel: String,
-    /// The emulated processor: icelake, goldmont, sparse, or a file; without one there is nothing to divide or count.
+    /// The emulated processor: icelake, goldmont, sparse, or a file; without one there is nothing
+    /// to divide or count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// Hardware threads.
@@ -75,7 +76,8 @@ pub struct Guest {
     /// More words for the kernel's command line.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub append: Vec<String>,
-    /// Programs, files and folders of this machine that the guest has at the same places, or with "PATH=PLACE" there.
+    /// Programs, files and folders of this machine that the guest has at the same places, or with
+    /// "PATH=PLACE" there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub with: Vec<String>,
 }
@@ -199,8 +201,8 @@ impl Guest {
         list.get_or_insert_default().push(value.into());
         let text = changed(value.into());
         let (number, list) = (plain.map(changed), list.map(|l| changed(l.into())));
-        // As a text, as a number or truth, as one more of a list: a key takes one of them, and what is wrong with the text tells
-        // what the key wants.
+        // As a text, as a number or truth, as one more of a list: a key takes one of them, and what
+        // is wrong with the text tells what the key wants.
         match (text, number, list) {
             (Ok(done), ..) | (_, Some(Ok(done)), _) | (.., Some(Ok(done))) => Ok(done),
             (Err(why), ..) => Err(format!("{key}: {why}")),

@@ -1,5 +1,5 @@
-//! The generators' patterns as data: what a subject of kind `run` does. The programs are in `quell-workload`, the
-//! simulated ones in `quell-sim`.
+//! The generators' patterns as data: what a subject of kind `run` does. The programs are in
+//! `quell-workload`, the simulated ones in `quell-sim`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,13 +30,16 @@ pub use traffic::{Traffic, line_bytes};
 pub(crate) use words::words;
 pub use words::{Access, Operation, Order, Pages, Passes, Reading, Store, Touch, Word};
 
-/// The size of a list where none is given: it fits into the last-level cache, and a neighbour can take that away.
+/// The size of a list where none is given: it fits into the last-level cache, and a neighbour can
+/// take that away.
 pub const LIST_SIZE: Size = Size::Llc(0.5);
-/// The size of a stream's buffer, or of lists side by side, where none is given: far beyond the caches.
+/// The size of a stream's buffer, or of lists side by side, where none is given: far beyond the
+/// caches.
 pub const STREAM_SIZE: Size = Size::Llc(4.0);
 /// The size of a churned buffer where none is given: all of the last-level cache.
 pub const CHURN_SIZE: Size = Size::Llc(1.0);
-/// The size of a real-time task's buffer where none is given: the one of the cache-allocation study.
+/// The size of a real-time task's buffer where none is given: the one of the cache-allocation
+/// study.
 pub const TASK_SIZE: Size = Size::Bytes(Bytes(128 << 10));
 /// A word, as generators load and store it.
 pub const WORD_BYTES: u64 = 8;
@@ -74,7 +77,8 @@ pub enum Workload<S = Size> {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rate: Option<Rate>,
     },
-    /// Independent random lists, walked side by side (`latency_ns` per access, and `bandwidth_mb_s`).
+    /// Independent random lists, walked side by side (`latency_ns` per access, and
+    /// `bandwidth_mb_s`).
     ParallelLists {
         /// How many lists: 1 to 64.
         lists: u32,
@@ -90,8 +94,8 @@ pub enum Workload<S = Size> {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         banks: Option<Banks>,
     },
-    /// Line after line of a buffer as large as a cache is read, written, prefetched, flushed (`bandwidth_mb_s`, a line per
-    /// operation).
+    /// Line after line of a buffer as large as a cache is read, written, prefetched, flushed
+    /// (`bandwidth_mb_s`, a line per operation).
     CacheChurn {
         /// What is done, in turn, each to lines of its own.
         #[serde(default = "read_and_write")]
@@ -125,8 +129,9 @@ pub enum Workload<S = Size> {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rate: Option<Rate>,
     },
-    /// A lattice-Boltzmann stream like SPEC's lbm: of two grids of 19 distributions each, one is read and the other written,
-    /// line by line, then they change places (`bandwidth_mb_s`, program bytes).
+    /// A lattice-Boltzmann stream like SPEC's lbm: of two grids of 19 distributions each, one is
+    /// read and the other written, line by line, then they change places (`bandwidth_mb_s`, program
+    /// bytes).
     Lattice {
         /// The size of both grids together.
         size: S,
@@ -137,12 +142,14 @@ pub enum Workload<S = Size> {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rate: Option<Rate>,
     },
-    /// A recorded program, replayed again and again on the simulated machine (`accesses_per_s`, lines touched).
+    /// A recorded program, replayed again and again on the simulated machine (`accesses_per_s`,
+    /// lines touched).
     Trace {
         /// The trace, as `quell trace import` writes it; relative to the working directory.
         file: String,
     },
-    /// A real-time task: released at a fixed interval, each job passes over a buffer (`cycles` of a pass).
+    /// A real-time task: released at a fixed interval, each job passes over a buffer (`cycles` of a
+    /// pass).
     Periodic {
         /// The buffer's size.
         size: S,
@@ -168,8 +175,9 @@ pub enum Workload<S = Size> {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         declares: bool,
     },
-    /// The call stage of a frame pipeline: encodes frames, sends them as small packets to a peer that reflects them, and
-    /// decodes what comes back for the display stage beside it (`bandwidth_mb_s`, program bytes).
+    /// The call stage of a frame pipeline: encodes frames, sends them as small packets to a peer
+    /// that reflects them, and decodes what comes back for the display stage beside it
+    /// (`bandwidth_mb_s`, program bytes).
     FramesCall {
         /// A raw frame (4:2:0, so a byte and a half per pixel); 720p by default.
         #[serde(default = "frame_bytes")]
@@ -187,8 +195,8 @@ pub enum Workload<S = Size> {
         #[serde(default = "call_rate")]
         rate: Rate,
     },
-    /// The display stage: composes the call stage's frames into a framebuffer, or frames of its own while there is no
-    /// call stage (`bandwidth_mb_s`, program bytes).
+    /// The display stage: composes the call stage's frames into a framebuffer, or frames of its own
+    /// while there is no call stage (`bandwidth_mb_s`, program bytes).
     FramesDisplay {
         /// A raw frame, as the call stage's.
         #[serde(default = "frame_bytes")]
@@ -200,10 +208,11 @@ pub enum Workload<S = Size> {
         #[serde(default = "frame_ring")]
         ring: u32,
     },
-    /// An object detector: maps its weights, and reads an image of 100 to 200 KB through the page cache for every frame
-    /// (`frame_ms`).
+    /// An object detector: maps its weights, and reads an image of 100 to 200 KB through the page
+    /// cache for every frame (`frame_ms`).
     Detector(Detector),
-    /// Grows to a size in anonymous memory and keeps using it; started again when it is killed (`pages_per_s`).
+    /// Grows to a size in anonymous memory and keeps using it; started again when it is killed
+    /// (`pages_per_s`).
     AnonHog(AnonHog),
     /// Reads a file, once or again and again (`bandwidth_mb_s`).
     FileHog(FileHog),
@@ -248,7 +257,8 @@ const fn call_rate() -> Rate {
 
 /// Positions that a call stage compares each piece of a frame with, by default.
 pub const CALL_SEARCH: u32 = 4;
-/// The most media that a call stage sends, by default: about what the case study's call sent alone (4022 KB/s).
+/// The most media that a call stage sends, by default: about what the case study's call sent alone
+/// (4022 KB/s).
 pub const CALL_RATE: Rate = Rate(4_000_000);
 
 impl Workload {

@@ -486,7 +486,8 @@ proptest! {
         }
     }
 
-    /// The reference with pieces cut out and put in: closer to real mistakes than random characters are.
+    /// The reference with pieces cut out and put in: closer to real mistakes than random characters
+    /// are.
     #[test]
     fn any_damage_is_read_or_answered(at in 0usize..REFERENCE.len(), cut in 0usize..40, put in "[\\[\\]{}=\"'.,a-z0-9 \n]{0,12}") {
         let clean = |mut i: usize| { while !REFERENCE.is_char_boundary(i) { i += 1 } i };

@@ -1,4 +1,5 @@
-//! What a hold came to, kept by its events: how long, what each promise was worth when, what the neighbours got.
+//! What a hold came to, kept by its events: how long, what each promise was worth when, what the
+//! neighbours got.
 
 use std::collections::{BTreeMap, VecDeque};
 

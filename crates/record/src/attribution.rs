@@ -1,10 +1,10 @@
-//! Why a unit of work was late: which part of its delay was preemption, throttling along, steal, page faults or
-//! interrupts, by the kernel's own clocks, and what is left to memory.
+//! Why a unit of work was late: which part of its delay was preemption, throttling along, steal,
+//! page faults or interrupts, by the kernel's own clocks, and what is left to memory.
 //!
-//! A *unit* is what a generator times: a window, a job. It is *late* when its value is worse than [`LATE`] times the
-//! median unit of the same round's baseline ([`reference()`]), and its *late time* is what it took beyond that for the same
-//! work.
-//! The parts, in the order in which they are taken out of the late time (none takes more than is left of it):
+//! A *unit* is what a generator times: a window, a job. It is *late* when its value is worse than
+//! [`LATE`] times the median unit of the same round's baseline ([`reference()`]), and its *late
+//! time* is what it took beyond that for the same work. The parts, in the order in which they are
+//! taken out of the late time (none takes more than is left of it):
 //!
 //! | cause | from | how |
 //! |---|---|---|
@@ -17,8 +17,9 @@
 //! | standstill | a single step that took twenty times as long as meant, less all of the above: firmware, or a hypervisor that does not tell | measured |
 //! | memory | the rest | remainder |
 //!
-//! `run_delay` and the two clocks: kernel/sched/stats.h (`sched_info_arrive`) and kernel/sched/core.c
-//! (`update_rq_clock_task`). What a cache has lost to a preemption is refilled afterwards and counts as memory.
+//! `run_delay` and the two clocks: kernel/sched/stats.h (`sched_info_arrive`) and
+//! kernel/sched/core.c (`update_rq_clock_task`). What a cache has lost to a preemption is refilled
+//! afterwards and counts as memory.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +37,8 @@ pub const LATE: f64 = 1.25;
 /// Set in the environment of a generator that is to keep an [`Account`].
 pub const ACCOUNT_ENV: &str = "QUELL_ACCOUNT";
 
-/// [`Unit`] with its columns and its row, from one list: the order of the fields is that of the columns.
+/// [`Unit`] with its columns and its row, from one list: the order of the fields is that of the
+/// columns.
 macro_rules! unit {
     ($($(#[$about:meta])+ $field:ident: $column:literal,)+) => {
         /// What the kernel's clocks say of one unit. Times in nanoseconds.
@@ -123,7 +125,8 @@ pub struct Stop {
     pub until_ns: u64,
 }
 
-/// The median over the units of a baseline's `values`: a stall over many windows is one unit and moves it little.
+/// The median over the units of a baseline's `values`: a stall over many windows is one unit and
+/// moves it little.
 #[must_use]
 pub fn reference(values: &[f64], account: &Account) -> Option<f64> {
     let mut at = 0;
@@ -218,8 +221,8 @@ pub struct Part {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Attribution {
-    /// The rule: a unit is late when it takes more than this times the median unit of the same round's baseline for the
-    /// same work; its late time is what it took beyond that.
+    /// The rule: a unit is late when it takes more than this times the median unit of the same
+    /// round's baseline for the same work; its late time is what it took beyond that.
     pub late_above: f64,
     /// Units looked at.
     pub units: u64,
@@ -230,11 +233,12 @@ pub struct Attribution {
     /// Where it went, the causes that have a part in it alone. Shares sum to 1.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
-    /// Memory's share at least and at most: without the steal that `/proc/stat` shows and no unit accounts for; with
-    /// what was only counted. Absent where nothing was late.
+    /// Memory's share at least and at most: without the steal that `/proc/stat` shows and no unit
+    /// accounts for; with what was only counted. Absent where nothing was late.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<[f64; 2]>,
-    /// What reading the clocks took per unit, in nanoseconds. It lies between the units, not in them.
+    /// What reading the clocks took per unit, in nanoseconds. It lies between the units, not in
+    /// them.
     pub sample_ns: f64,
 }
 
@@ -281,7 +285,8 @@ fn stopped(unit: &Unit, stops: &[Stop]) -> u64 {
 }
 
 impl Sum {
-    /// Adds one span: the metric's `values`, the [`reference()`] of the same round's baseline, and the span's account.
+    /// Adds one span: the metric's `values`, the [`reference()`] of the same round's baseline, and
+    /// the span's account.
     pub fn add(
         &mut self,
         values: &[f64],

@@ -1,5 +1,5 @@
-//! What a machine must do for the engine: sense and act, nothing else. Implemented by the Linux backend and the
-//! simulated machine; the engine never knows which one it drives.
+//! What a machine must do for the engine: sense and act, nothing else. Implemented by the Linux
+//! backend and the simulated machine; the engine never knows which one it drives.
 
 use crate::measurement::Measurement;
 use std::collections::BTreeMap;
@@ -42,7 +42,8 @@ pub enum Program {
 pub struct SubjectSpec {
     /// Its name (`victim`, `db.2`).
     pub name: String,
-    /// The group it is born in, if the plan gathers one of that name; else where the backend itself runs.
+    /// The group it is born in, if the plan gathers one of that name; else where the backend itself
+    /// runs.
     pub group: GroupId,
     /// What it runs.
     pub program: Program,
@@ -61,7 +62,8 @@ pub struct SubjectId(pub u32);
 /// What was seen while waiting, in order of time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
-    /// A generator has built and warmed its memory and waits for [`Action::Go`]. Commands are never ready.
+    /// A generator has built and warmed its memory and waits for [`Action::Go`]. Commands are never
+    /// ready.
     Ready(SubjectId),
     /// A generator finished its measured span.
     Result(SubjectId, Measurement),
@@ -69,17 +71,21 @@ pub enum Seen {
     Line(SubjectId, String),
     /// A subject ended, with its status as a shell reports it and its run time.
     Exited(SubjectId, i32, Nanos),
-    /// Units of work of an observed group ended, in order of time; and how many more there were that nobody can tell of.
+    /// Units of work of an observed group ended, in order of time; and how many more there were
+    /// that nobody can tell of.
     Units(GroupId, Vec<Unit>, u64),
-    /// What the programs of an observed group say of their units, together, when they say it first and when that changes.
+    /// What the programs of an observed group say of their units, together, when they say it first
+    /// and when that changes.
     Declared(GroupId, Declared),
     /// Something for the record: throttling, findings.
     Event(Event),
-    /// What the regulator of a group decided on a CPU since the last time, and how many decisions were lost on the way.
+    /// What the regulator of a group decided on a CPU since the last time, and how many decisions
+    /// were lost on the way.
     Decisions(GroupId, CpuId, Vec<Decision>, u64),
     /// The user or the system wants the run to end (SIGINT, SIGTERM, SIGHUP): the signal's number.
     Stop(i32),
-    /// The backend's hold on the machine was revoked (its watchdog undid everything): nothing is held any more.
+    /// The backend's hold on the machine was revoked (its watchdog undid everything): nothing is
+    /// held any more.
     Revoked(String),
 }
 
@@ -89,7 +95,8 @@ pub type Observation = Vec<Seen>;
 /// What the engine asks of the backend besides steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// A ready generator runs `warmup`, then measures for `duration`, reports, and keeps its load up until stopped.
+    /// A ready generator runs `warmup`, then measures for `duration`, reports, and keeps its load
+    /// up until stopped.
     Go {
         /// Which.
         subject: SubjectId,
@@ -100,7 +107,8 @@ pub enum Action {
     },
     /// End a subject and everything it started, and reap it.
     Stop(SubjectId),
-    /// From now on the group, which is regulated on these CPUs, may move so many lines per period on each of them.
+    /// From now on the group, which is regulated on these CPUs, may move so many lines per period
+    /// on each of them.
     Budget {
         /// The group. Others may be regulated on the same CPUs.
         group: GroupId,
@@ -118,7 +126,8 @@ pub enum Action {
         /// The ways.
         mask: Mask,
     },
-    /// Memory is steered. Groups by their number in what was [watched](Backend::watch); who has ended meanwhile is no error.
+    /// Memory is steered. Groups by their number in what was [watched](Backend::watch); who has
+    /// ended meanwhile is no error.
     Memory(Act),
 }
 
@@ -160,18 +169,21 @@ pub trait Backend {
     fn inventory(&mut self, depth: Probe) -> Result<Inventory, BackendError>;
     /// The time, on the clock that [`Self::wait`] uses.
     fn now(&self) -> Nanos;
-    /// A cell of an experiment begins; nothing is applied and nobody runs. On a machine that draws what is random from a
-    /// seed, what happens from here on depends on that seed and the cell's number, not on what was before.
+    /// A cell of an experiment begins; nothing is applied and nobody runs. On a machine that draws
+    /// what is random from a seed, what happens from here on depends on that seed and the cell's
+    /// number, not on what was before.
     fn begin(&mut self, _cell: u64) -> Result<(), BackendError> {
         Ok(())
     }
-    /// A plan begins to be held; its steps are applied next, and nothing was started yet. From here on, until it is undone, units
-    /// of work of its observed groups are seen ([`Seen::Units`]), as far as their programs tell of any, and so is what its
-    /// promises are worth where that changes ([`Event::Promise`]).
+    /// A plan begins to be held; its steps are applied next, and nothing was started yet. From here
+    /// on, until it is undone, units of work of its observed groups are seen ([`Seen::Units`]), as
+    /// far as their programs tell of any, and so is what its promises are worth where that changes
+    /// ([`Event::Promise`]).
     fn hold(&mut self, plan: &Plan, how: HoldOptions) -> Result<(), BackendError>;
     /// What the plan's promises are worth now, for other programs that ask (`quell status`).
     fn stands(&mut self, _standing: &Standing) {}
-    /// Carries out one step, having recorded how to undo it. Returns what a person should know (who stayed on the CPU).
+    /// Carries out one step, having recorded how to undo it. Returns what a person should know (who
+    /// stayed on the CPU).
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError>;
     /// Takes back everything applied, in reverse, and ends every subject.
     fn undo(&mut self) -> Result<Undone, BackendError>;
@@ -179,14 +191,15 @@ pub trait Backend {
     fn start(&mut self, subject: &SubjectSpec) -> Result<SubjectId, BackendError>;
     /// Waits until `until` or until something was seen; returns the time.
     fn wait(&mut self, until: Nanos, seen: &mut Observation) -> Result<Nanos, BackendError>;
-    /// From here on, until it is undone, memory is looked at and steered ([`Self::memory`], [`Action::Memory`]). Once the
-    /// steps are applied.
+    /// From here on, until it is undone, memory is looked at and steered ([`Self::memory`],
+    /// [`Action::Memory`]). Once the steps are applied.
     fn watch(&mut self, _pressure: &Pressured) -> Result<(), BackendError> {
         Err(BackendError(
             "this machine does not tell of its memory".to_owned(),
         ))
     }
-    /// Memory as it is now, into a look that the caller keeps; `processes`: with those of the neighbours.
+    /// Memory as it is now, into a look that the caller keeps; `processes`: with those of the
+    /// neighbours.
     fn memory(&mut self, _processes: bool, _look: &mut Look) -> Result<(), BackendError> {
         Err(BackendError("memory is not watched".to_owned()))
     }
@@ -196,14 +209,16 @@ pub trait Backend {
     }
     /// Acts on a running subject.
     fn act(&mut self, action: &Action) -> Result<(), BackendError>;
-    /// Whether two CPUs share a cache right now, by a probe of the backend's own: 1 = a neighbour's line is as near as
-    /// one's own, 0 = as far as memory. `None` where it cannot be told.
+    /// Whether two CPUs share a cache right now, by a probe of the backend's own: 1 = a neighbour's
+    /// line is as near as one's own, 0 = as far as memory. `None` where it cannot be told.
     fn shared_cache(&mut self, a: CpuId, b: CpuId) -> Result<Option<f64>, BackendError>;
-    /// What a subject has drawn from memory since it was started. `None` on a machine that does not count that by subject.
+    /// What a subject has drawn from memory since it was started. `None` on a machine that does not
+    /// count that by subject.
     fn drawn(&mut self, _subject: SubjectId) -> Result<Option<Drawn>, BackendError> {
         Ok(None)
     }
-    /// Bytes that a group's tasks have drawn from memory so far, counted from no particular moment; `None` while that cannot be told.
+    /// Bytes that a group's tasks have drawn from memory so far, counted from no particular moment;
+    /// `None` while that cannot be told.
     fn drawn_by(&mut self, _group: &str) -> Result<Option<u64>, BackendError> {
         Err(BackendError(
             "this machine does not tell what a group draws from memory".to_owned(),
@@ -213,7 +228,8 @@ pub trait Backend {
     fn working_set(&mut self, _subject: SubjectId) -> Result<Option<WorkingSet>, BackendError> {
         Ok(None)
     }
-    /// How the time of every CPU was spent so far, for the record. `None` on a machine that keeps no account.
+    /// How the time of every CPU was spent so far, for the record. `None` on a machine that keeps
+    /// no account.
     fn cpu_times(&mut self) -> Result<Option<Vec<CpuTimes>>, BackendError> {
         Ok(None)
     }

@@ -1,8 +1,9 @@
-//! What hurts on a machine, and how much of it Quell takes away: the shape of `quell demo --json` (schema
-//! `quell.demo/1`), and the decisions about it. Pure functions of comparisons.
+//! What hurts on a machine, and how much of it Quell takes away: the shape of `quell demo --json`
+//! (schema `quell.demo/1`), and the decisions about it. Pure functions of comparisons.
 //!
-//! All ratios are at the 95th percentile: a ratio of 2 means that 95 % of the values lie below twice what
-//! they lie below alone. They are formed within each round, and intervals are over rounds.
+//! All ratios are at the 95th percentile: a ratio of 2 means that 95 % of the values lie below
+//! twice what they lie below alone. They are formed within each round, and intervals are over
+//! rounds.
 
 use quell_types::mechanism::Mechanism;
 use quell_types::refusal::Refusal;
@@ -207,7 +208,8 @@ pub fn hurts(ratio: Option<Interval>) -> bool {
     ratio.is_some_and(|interval| interval.low >= HURTS)
 }
 
-/// The part of the excess over 1 that is gone: 1 = as alone, 0 = as without Quell, negative = worse.
+/// The part of the excess over 1 that is gone: 1 = as alone, 0 = as without Quell, negative =
+/// worse.
 #[must_use]
 pub fn gone(none: f64, quell: f64) -> Option<f64> {
     let part = (none - quell) / (none - 1.0);

@@ -1,4 +1,5 @@
-//! What happened: the events of a run, in the order they enter `events.jsonl`, and a whole record as it is read back.
+//! What happened: the events of a run, in the order they enter `events.jsonl`, and a whole record
+//! as it is read back.
 
 use quell_control::pooled::Pooled;
 use std::collections::BTreeMap;
@@ -172,7 +173,8 @@ pub enum Event {
         /// Why, in a sentence.
         why: String,
     },
-    /// Who may fill which ways of a cache, and where threads are, has changed; or what was counted of a class.
+    /// Who may fill which ways of a cache, and where threads are, has changed; or what was counted
+    /// of a class.
     Ways {
         /// What.
         change: Change,
@@ -325,8 +327,8 @@ const fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// What the kernel accounts to threads. Seen by looking at them from time to time: what lived between two looks is
-/// missing, and so is the end of every thread.
+/// What the kernel accounts to threads. Seen by looking at them from time to time: what lived
+/// between two looks is missing, and so is the end of every thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Spent {
     /// Nanoseconds run.
@@ -372,8 +374,8 @@ pub struct Decision {
     pub used: Lines,
     /// What was decided.
     pub what: Verdict,
-    /// From the overflow to the decision, where the machine records overflows as they happen, and whether the overflow
-    /// came while the kernel ran (else a program).
+    /// From the overflow to the decision, where the machine records overflows as they happen, and
+    /// whether the overflow came while the kernel ran (else a program).
     pub reaction: Option<(Nanos, bool)>,
 }
 
@@ -387,8 +389,8 @@ pub struct Stamped {
     pub event: Event,
 }
 
-/// How one CPU's time was spent since the machine started, as the kernel accounts for it: in its clock ticks, often of
-/// 10 ms (proc_stat(5)). A row of `samples/machine.csv`.
+/// How one CPU's time was spent since the machine started, as the kernel accounts for it: in its
+/// clock ticks, often of 10 ms (proc_stat(5)). A row of `samples/machine.csv`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTimes {
     /// The CPU.
@@ -417,8 +419,8 @@ impl CpuTimes {
         })
     }
 
-    /// The part of the time between two readings that the host ran something else in, of the CPUs chosen, 0 to 1. `None` where
-    /// no time has passed.
+    /// The part of the time between two readings that the host ran something else in, of the CPUs
+    /// chosen, 0 to 1. `None` where no time has passed.
     #[must_use]
     pub fn stolen(before: &[Self], after: &[Self], of: impl Fn(CpuId) -> bool) -> Option<f64> {
         let in_both =
@@ -510,7 +512,8 @@ pub struct Record {
     pub events: Vec<Stamped>,
     /// When regulators kept CPUs stopped, in order of time.
     pub stops: BTreeMap<CpuId, Vec<Stop>>,
-    /// How the CPUs' time was spent: nanoseconds since the run began, and the kernel's account, in order of time.
+    /// How the CPUs' time was spent: nanoseconds since the run began, and the kernel's account, in
+    /// order of time.
     pub cpu_times: BTreeMap<CpuId, Vec<(u64, CpuTimes)>>,
 }
 

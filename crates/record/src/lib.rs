@@ -1,4 +1,5 @@
-//! What happened: events, what a promise is worth now, measurements, results; and the machine as it is spoken to.
+//! What happened: events, what a promise is worth now, measurements, results; and the machine as it
+//! is spoken to.
 
 pub mod about;
 pub mod account;

@@ -9,25 +9,30 @@ use crate::attribution::Account;
 /// One metric of one subject over its measured span, as values over short windows.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Measurement {
-    /// Metric name → its values per window, in order of time. The metric's value is their mean, weighted equally.
+    /// Metric name → its values per window, in order of time. The metric's value is their mean,
+    /// weighted equally.
     pub metrics: BTreeMap<String, Vec<f64>>,
     /// The window's length.
     pub window_ns: u64,
     /// Program bytes moved in the span.
     pub bytes: u64,
-    /// Bytes read from memory for it in the span, prefetched ones included; absent where nobody sees them.
+    /// Bytes read from memory for it in the span, prefetched ones included; absent where nobody
+    /// sees them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// The span's real length.
     pub duration_ns: u64,
-    /// When the span began, on the backend's clock, within milliseconds: filled in by the engine, which sent it off.
+    /// When the span began, on the backend's clock, within milliseconds: filled in by the engine,
+    /// which sent it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begun: Option<Nanos>,
-    /// When each unit of work ended, in nanoseconds since the span began: of generators that say what each one met in memory
-    /// (`resident_mb`, `cache_misses`, `major_faults`: a value per unit).
+    /// When each unit of work ended, in nanoseconds since the span began: of generators that say
+    /// what each one met in memory (`resident_mb`, `cache_misses`, `major_faults`: a value per
+    /// unit).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended_ns: Vec<u64>,
-    /// Where the time of its units went, by the kernel's clocks; absent where nobody asked or nobody can tell.
+    /// Where the time of its units went, by the kernel's clocks; absent where nobody asked or
+    /// nobody can tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<Account>,
 }

@@ -1,10 +1,11 @@
 //! What a comparison found: the shape of `compare --json` (schema `quell.compare/1`).
 //!
-//! Fields that do not apply are absent, never zero. How the figures come about: within a round, a metric's value is
-//! the mean of its windows and its percentiles are those of its windows; over rounds, every figure is the median of
-//! the rounds' figures, except `max`, which is the largest window of all. `normalized` figures are formed within each
-//! round against the configuration `baseline` of the same round, then reduced in the same way. Intervals are
-//! percentile bootstrap intervals over rounds ([`quell_types::stats`]).
+//! Fields that do not apply are absent, never zero. How the figures come about: within a round, a
+//! metric's value is the mean of its windows and its percentiles are those of its windows; over
+//! rounds, every figure is the median of the rounds' figures, except `max`, which is the largest
+//! window of all. `normalized` figures are formed within each round against the configuration
+//! `baseline` of the same round, then reduced in the same way. Intervals are percentile bootstrap
+//! intervals over rounds ([`quell_types::stats`]).
 
 use quell_types::stats::Better;
 use std::collections::BTreeMap;
@@ -108,7 +109,8 @@ pub struct Figures {
     pub ci95: Option<Interval>,
 }
 
-/// One subject under one configuration. The figures of its primary metric stand here, all others in `metrics`.
+/// One subject under one configuration. The figures of its primary metric stand here, all others in
+/// `metrics`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SubjectResult {
@@ -125,14 +127,15 @@ pub struct SubjectResult {
     /// Its primary metric over all rounds.
     #[serde(flatten)]
     pub figures: Figures,
-    /// The primary metric over the rounds in which this configuration's CPUs shared a cache; absent without any.
+    /// The primary metric over the rounds in which this configuration's CPUs shared a cache; absent
+    /// without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<Figures>,
     /// All other metrics, by name. `achieved_of_cap` is bytes counted by the generator ÷ its limit.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, Figures>,
-    /// Why units of the primary metric were late; absent for subjects that are not critical, that have no units, and
-    /// without a baseline.
+    /// Why units of the primary metric were late; absent for subjects that are not critical, that
+    /// have no units, and without a baseline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attribution: Option<Attribution>,
 }
@@ -167,7 +170,8 @@ pub struct PromiseResult {
     pub promise: Promise,
     /// Worth, as planned.
     pub level: Level,
-    /// Whether it held in every round, by a witness that is not the thing under test; absent without a witness.
+    /// Whether it held in every round, by a witness that is not the thing under test; absent
+    /// without a witness.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<bool>,
     /// Where it was worth less than planned while it was measured; absent where it never was.
@@ -235,7 +239,8 @@ pub struct Totals {
     pub reaction_kernel: Option<Reaction>,
 }
 
-/// How long it took from a counter's overflow, as the kernel recorded it, to the brake's decision to stop its group.
+/// How long it took from a counter's overflow, as the kernel recorded it, to the brake's decision
+/// to stop its group.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reaction {
@@ -255,7 +260,8 @@ pub struct Reaction {
 pub struct ConfigurationResult {
     /// Its name, axes filled in.
     pub name: String,
-    /// Where its name has two parts, `FAMILY@CAP`: the configurations of a family differ in their cap alone.
+    /// Where its name has two parts, `FAMILY@CAP`: the configurations of a family differ in their
+    /// cap alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
     /// The cap, or what else tells it from the others of its family.
@@ -275,7 +281,8 @@ pub struct ConfigurationResult {
     pub refused: Vec<Refusal>,
     /// Rounds measured.
     pub rounds: u32,
-    /// Rounds in which the subjects' CPUs shared a cache before and after the cell; absent where nobody can tell.
+    /// Rounds in which the subjects' CPUs shared a cache before and after the cell; absent where
+    /// nobody can tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds_shared: Option<u32>,
     /// The subjects.
@@ -375,7 +382,8 @@ pub struct CompareResult {
     pub seed: u64,
     /// The machine.
     pub machine: Inventory,
-    /// A hash of the experiment's text, its algorithm before it (`sha256:…`): equal hashes, equal experiments.
+    /// A hash of the experiment's text, its algorithm before it (`sha256:…`): equal hashes, equal
+    /// experiments.
     pub policy_hash: String,
     /// The confidence of every interval; `ci95` is named after the default.
     pub confidence: f64,
@@ -387,7 +395,8 @@ pub struct CompareResult {
     pub frontier: Option<Frontier>,
     /// Rounds begun.
     pub rounds: u32,
-    /// Rounds in which the subjects' CPUs shared a cache around every cell; absent where nobody can tell.
+    /// Rounds in which the subjects' CPUs shared a cache around every cell; absent where nobody can
+    /// tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds_shared: Option<u32>,
     /// Why the experiment ended before its last round, if it did.
@@ -494,7 +503,8 @@ mod tests {
         assert!(error.to_string().contains("unknown field `mean`"));
     }
 
-    /// `QUELL_BLESS=1 cargo test -p quell-record` rewrites the published schema after a change that is meant.
+    /// `QUELL_BLESS=1 cargo test -p quell-record` rewrites the published schema after a change that
+    /// is meant.
     #[test]
     fn the_published_schema_is_this_one() {
         let path = concat!(

@@ -1,4 +1,5 @@
-//! What each promise of a plan is worth while the plan is held: the plan's own word, and what has happened since.
+//! What each promise of a plan is worth while the plan is held: the plan's own word, and what has
+//! happened since.
 
 use quell_types::ids::PromiseId;
 use std::fmt;
@@ -301,7 +302,8 @@ mod tests {
     }
 
     proptest! {
-        /// Of any events: the last one told is now, the least one told or planned is least, and others change nothing.
+        /// Of any events: the last one told is now, the least one told or planned is least, and
+        /// others change nothing.
         #[test]
         fn the_last_is_now_and_the_least_is_kept(
             planned in prop::collection::vec(0_usize..4, 1..4),

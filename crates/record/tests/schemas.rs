@@ -1,5 +1,6 @@
-//! The published schemas and the reference page are generated from the types, and are not out of date.
-//! `QUELL_BLESS=1 cargo test -p quell-record --test schemas` writes them anew after a change that is meant.
+//! The published schemas and the reference page are generated from the types, and are not out of
+//! date. `QUELL_BLESS=1 cargo test -p quell-record --test schemas` writes them anew after a change
+//! that is meant.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -72,8 +73,8 @@ fn the_reference_page_is_published() {
     published("docs/policy-reference.md", &policy_reference());
 }
 
-/// Whether `value` uses only keys that `schema` knows: the part of a validator that catches drift between the reader
-/// and the schema.
+/// Whether `value` uses only keys that `schema` knows: the part of a validator that catches drift
+/// between the reader and the schema.
 fn known(root: &Value, schema: &Value, value: &Value, at: &str) {
     if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
         return known(

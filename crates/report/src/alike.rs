@@ -1,5 +1,5 @@
-//! Configurations that no measurement distinguishes: next to each other in the experiment, at the same level, and with
-//! intervals of the protected subject that all have a value in common.
+//! Configurations that no measurement distinguishes: next to each other in the experiment, at the
+//! same level, and with intervals of the protected subject that all have a value in common.
 
 use quell_record::result::{ConfigurationResult, PromiseResult};
 use quell_types::mechanism::Level;
@@ -15,8 +15,8 @@ struct Common {
 }
 
 impl Common {
-    /// `None` for a configuration that always stands alone: what others are compared with, what was refused or not
-    /// measured in several rounds, and what lost a promise.
+    /// `None` for a configuration that always stands alone: what others are compared with, what was
+    /// refused or not measured in several rounds, and what lost a promise.
     fn of(view: &View<'_>, configuration: &ConfigurationResult) -> Option<Self> {
         let unprotected = view.unprotected().map(|c| &c.name);
         let broken = |p: &PromiseResult| p.was_lost() || p.held == Some(false);

@@ -1,4 +1,5 @@
-//! Why critical subjects were late: one row per configuration and subject, a column per cause that has a part in any.
+//! Why critical subjects were late: one row per configuration and subject, a column per cause that
+//! has a part in any.
 
 use quell_record::attribution::{Attribution, Cause, How};
 use quell_record::result::CompareResult;

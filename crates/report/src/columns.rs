@@ -33,7 +33,8 @@ impl<'r> Columns<'r> {
         let view = View::new(result, subset)?;
         let configurations = result.configurations.iter();
         let all: Vec<_> = configurations.filter_map(|c| view.protected(c)).collect();
-        // Of a rate the mean says what was done; its percentiles only how it was spread over the windows.
+        // Of a rate the mean says what was done; its percentiles only how it was spread over the
+        // windows.
         let rate = view.better() == Some(Better::Higher);
         let p50 = !rate && all.iter().any(|f| f.p50.is_some());
         let p99 = !rate && all.iter().any(|f| f.p99.is_some());

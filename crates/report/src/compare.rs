@@ -1,4 +1,5 @@
-//! The result of a comparison on a terminal: one table, the verdict, the frontier, and what was left out.
+//! The result of a comparison on a terminal: one table, the verdict, the frontier, and what was
+//! left out.
 
 use quell_record::result::{CompareResult, ConfigurationResult, Figures, Subset};
 
@@ -75,7 +76,8 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
     out
 }
 
-/// The first-screen table: configuration, p50 and p99 with spread, both normalized, what the neighbour keeps, level.
+/// The first-screen table: configuration, p50 and p99 with spread, both normalized, what the
+/// neighbour keeps, level.
 #[must_use]
 pub fn table_text(result: &CompareResult, subset: Subset, style: Style) -> String {
     table(result, subset).map_or_else(String::new, |t| t.render(style))

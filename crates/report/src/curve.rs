@@ -1,5 +1,6 @@
-//! A metric over an axis of sizes: where an experiment has an axis whose values are sizes or numbers, the curve of every
-//! subject (and of every value of the other axes) over it, as a table and as a chart with logarithmic scales.
+//! A metric over an axis of sizes: where an experiment has an axis whose values are sizes or
+//! numbers, the curve of every subject (and of every value of the other axes) over it, as a table
+//! and as a chart with logarithmic scales.
 
 use std::collections::BTreeMap;
 

@@ -27,8 +27,8 @@ pub(crate) const fn shared(resource: Resource) -> &'static str {
     }
 }
 
-/// The command that does the same for a program of the reader's, in lines. Empty: options and a policy
-/// of one screen do not say it.
+/// The command that does the same for a program of the reader's, in lines. Empty: options and a
+/// policy of one screen do not say it.
 pub(crate) const fn command(resource: Resource) -> &'static [&'static str] {
     match resource {
         Resource::Cpu => &[

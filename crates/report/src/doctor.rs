@@ -1,4 +1,5 @@
-//! A machine in words: what it is, what each mechanism can do here, and what would enable those that cannot.
+//! A machine in words: what it is, what each mechanism can do here, and what would enable those
+//! that cannot.
 
 use std::collections::BTreeSet;
 
@@ -304,7 +305,8 @@ fn unavailable(missing: &Missing<'_>, style: Style) -> String {
     out
 }
 
-/// What mechanisms are good for, in the words of a user; several mechanisms may be behind one of them.
+/// What mechanisms are good for, in the words of a user; several mechanisms may be behind one of
+/// them.
 const PROMISES: [(&str, &[Mechanism]); 6] = [
     ("CPUs of its own", &[Mechanism::Cores]),
     ("limits on its neighbours' CPU time", &[Mechanism::CpuMax]),

@@ -1,6 +1,7 @@
-//! The frontier: protection given against throughput kept. Throttling to nothing always protects, so mechanisms are
-//! compared at the same rate kept, never at the same cap: between two caps of the reference the figure there is
-//! interpolated linearly, and its interval with it; beyond its caps nothing is said.
+//! The frontier: protection given against throughput kept. Throttling to nothing always protects,
+//! so mechanisms are compared at the same rate kept, never at the same cap: between two caps of the
+//! reference the figure there is interpolated linearly, and its interval with it; beyond its caps
+//! nothing is said.
 
 use quell_record::result::{CompareResult, ConfigurationResult, Subset};
 use quell_types::mechanism::Mechanism;
@@ -82,7 +83,8 @@ impl Data {
         self.series.iter().find(|s| s.reference)
     }
 
-    /// The frontier over some rounds; `None` unless some mechanism was measured at two caps or more.
+    /// The frontier over some rounds; `None` unless some mechanism was measured at two caps or
+    /// more.
     pub(crate) fn new(result: &CompareResult, subset: Subset) -> Option<Self> {
         let view = View::new(result, subset)?;
         let pays = view.pays?;

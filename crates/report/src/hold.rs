@@ -28,8 +28,8 @@ pub enum Ends {
     },
 }
 
-/// What is protected, by what, at which level, and how to end it: one line, once all steps are applied. `critical`: the
-/// protected groups, each with what it matches or runs.
+/// What is protected, by what, at which level, and how to end it: one line, once all steps are
+/// applied. `critical`: the protected groups, each with what it matches or runs.
 #[must_use]
 pub fn holding_line(plan: &Plan, critical: &[(GroupId, String)], ends: Ends) -> String {
     let protected: Vec<String> = critical
@@ -97,8 +97,9 @@ fn mechanisms(plan: &Plan, steps: impl Iterator<Item = u32>) -> Vec<String> {
     all
 }
 
-/// The status while it is held, for a terminal of `style.width` columns: time held, whether each promise holds, what the
-/// neighbours use. It takes one column less, so that no terminal wraps it. Nothing before all steps are applied.
+/// The status while it is held, for a terminal of `style.width` columns: time held, whether each
+/// promise holds, what the neighbours use. It takes one column less, so that no terminal wraps it.
+/// Nothing before all steps are applied.
 #[must_use]
 pub fn status_line(account: &Account, plan: &Plan, now: Nanos, style: Style) -> Option<String> {
     let held = account.held(now)?;
@@ -165,8 +166,9 @@ fn named(held: &Held) -> String {
     format!("{}: {}", held.group, held.promise)
 }
 
-/// How the hold went: how long, each promise's part of the time, what the neighbours got, what was reverted. Lines
-/// without a prefix. What is not known is left out. `revoked`: the watchdog had reverted everything before the end.
+/// How the hold went: how long, each promise's part of the time, what the neighbours got, what was
+/// reverted. Lines without a prefix. What is not known is left out. `revoked`: the watchdog had
+/// reverted everything before the end.
 #[must_use]
 pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -> Vec<String> {
     let mut lines = Vec::new();

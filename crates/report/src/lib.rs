@@ -1,5 +1,6 @@
-//! What people look at: tables, verdicts, charts and one self-contained page, all functions from values to text. The
-//! numbers come from [`quell_record::result`]; nothing here measures or decides anything but how to say it.
+//! What people look at: tables, verdicts, charts and one self-contained page, all functions from
+//! values to text. The numbers come from [`quell_record::result`]; nothing here measures or decides
+//! anything but how to say it.
 
 mod alike;
 mod attribution;

@@ -130,8 +130,9 @@ fn units(record: &Record) -> Vec<String> {
         .collect()
 }
 
-/// What kept the groups from running, as totals over the run: what the kernel tells without the programs' help. Which of
-/// it made anything late only a program that times its own work could tell.
+/// What kept the groups from running, as totals over the run: what the kernel tells without the
+/// programs' help. Which of it made anything late only a program that times its own work could
+/// tell.
 fn spent(record: &Record) -> Vec<String> {
     let mut groups: BTreeMap<&str, Spent> = BTreeMap::new();
     for stamped in &record.events {

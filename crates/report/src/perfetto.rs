@@ -1,5 +1,6 @@
-//! A record's timeline for `ui.perfetto.dev` and `chrome://tracing`, as JSON in the Trace Event Format ("Trace Event
-//! Format", Google, 2016): times in microseconds since the run began, a process per kind of thing, a thread per track.
+//! A record's timeline for `ui.perfetto.dev` and `chrome://tracing`, as JSON in the Trace Event
+//! Format ("Trace Event Format", Google, 2016): times in microseconds since the run began, a
+//! process per kind of thing, a thread per track.
 //!
 //! | process | tracks |
 //! |---|---|
@@ -113,7 +114,8 @@ fn run(trace: &mut Trace, record: &Record) {
     }
     for stamped in &record.events {
         let (name, args) = match &stamped.event {
-            // A stage, told above; and sums of what the CPUs' tracks show stop by stop, and of what is told elsewhere.
+            // A stage, told above; and sums of what the CPUs' tracks show stop by stop, and of what
+            // is told elsewhere.
             Event::Phase { .. }
             | Event::Cell { .. }
             | Event::Throttle { .. }
@@ -261,7 +263,8 @@ fn cpus(trace: &mut Trace, record: &Record) {
     }
 }
 
-/// From the first window of a span to the end of its last, which is taken to be as long as the one before.
+/// From the first window of a span to the end of its last, which is taken to be as long as the one
+/// before.
 fn stretch(span: &Span) -> Option<(u64, u64)> {
     let at = span.at_ns.as_ref()?;
     let (first, last) = (*at.first()?, *at.last()?);
@@ -425,7 +428,8 @@ mod tests {
         let stages = track(&events, RUN, STAGES);
         assert_eq!(stages[0], (0.0, 7e6, "round 1 of 2, solo"));
         assert_eq!((stages.len(), stages[2].2), (3, "undo"));
-        // The machine was looked at every 100 ms until 12.9 s, before the last stage began: it ends where it began.
+        // The machine was looked at every 100 ms until 12.9 s, before the last stage began: it ends
+        // where it began.
         assert_eq!(stages[2].0, stages[2].1);
         let stops = track(&events, CPUS, 2);
         assert_eq!(stops.len(), 400);

@@ -1,4 +1,5 @@
-//! A plan in words: what it promises and what would break that first, what it costs, and what will be done and why.
+//! A plan in words: what it promises and what would break that first, what it costs, and what will
+//! be done and why.
 
 use quell_control::config::Allows;
 use quell_control::config::Meter;
@@ -13,7 +14,8 @@ use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
 use crate::text::{Style, Table, TableCell, Tone, list};
 
-/// The plan for a terminal of the style's width: what is promised, what that costs and whom, and what a person has to do.
+/// The plan for a terminal of the style's width: what is promised, what that costs and whom, and
+/// what a person has to do.
 #[must_use]
 pub fn plan_text(plan: &Plan, style: Style) -> String {
     let mut out = style.paint(Tone::Title, &format!("Plan for '{}'", plan.policy)) + "\n\n";
@@ -152,7 +154,8 @@ fn costs(plan: &Plan, style: Style) -> String {
     out
 }
 
-/// What a step takes from those it is set for; `None` where it gives them something, or takes nothing.
+/// What a step takes from those it is set for; `None` where it gives them something, or takes
+/// nothing.
 fn cost(plan: &Plan, step: &Step) -> Option<String> {
     let assumed = if step.assumed { " (assumed)" } else { "" };
     let given = |held: &Held| {

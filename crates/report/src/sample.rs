@@ -1,4 +1,5 @@
-//! Values for the tests: a comparison with figures as a small virtual machine gave them, its plan and its machine.
+//! Values for the tests: a comparison with figures as a small virtual machine gave them, its plan
+//! and its machine.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ pub(crate) mod profile;
 
 pub(crate) use machine::{machine, measured_machine};
 
-/// Compares with `tests/NAME.txt`. `QUELL_BLESS=1 cargo test -p quell-report` rewrites it after a change that is meant.
+/// Compares with `tests/NAME.txt`. `QUELL_BLESS=1 cargo test -p quell-report` rewrites it after a
+/// change that is meant.
 pub(crate) fn golden(name: &str, text: &str) {
     let path = format!("{}/tests/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("QUELL_BLESS").is_some() {
@@ -40,7 +42,8 @@ fn around(value: f64, spread: f64) -> Option<Interval> {
     Some([value - spread, value + spread].into())
 }
 
-/// One configuration of a victim and a neighbour: latencies at p50 and p99 in ns, and the part of 37,500 MB/s kept.
+/// One configuration of a victim and a neighbour: latencies at p50 and p99 in ns, and the part of
+/// 37,500 MB/s kept.
 pub(crate) fn row(
     name: &str,
     mechanisms: &[Mechanism],
@@ -276,7 +279,8 @@ pub(crate) fn subjects(result: &mut CompareResult) -> impl Iterator<Item = &mut 
     configurations.flat_map(|c| &mut c.subjects)
 }
 
-/// A record of it: two rounds of four configurations, 400 windows each, with a host that took a CPU for a while.
+/// A record of it: two rounds of four configurations, 400 windows each, with a host that took a CPU
+/// for a while.
 pub(crate) fn record() -> Record {
     let mut spans = Vec::new();
     let cells = [

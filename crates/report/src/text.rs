@@ -1,4 +1,5 @@
-//! Laying out text: aligned columns, wrapped paragraphs, numbers that a person can read, colour where it is wanted.
+//! Laying out text: aligned columns, wrapped paragraphs, numbers that a person can read, colour
+//! where it is wanted.
 
 use quell_types::stats::Interval;
 
@@ -46,7 +47,8 @@ impl Style {
         }
     }
 
-    /// `text` in lines of at most `width`, the first after `first`, the others after `rest`. Words are never broken.
+    /// `text` in lines of at most `width`, the first after `first`, the others after `rest`. Words
+    /// are never broken.
     #[must_use]
     pub fn wrap(self, first: &str, rest: &str, text: &str) -> String {
         let mut out = String::new();

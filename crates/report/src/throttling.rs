@@ -1,4 +1,5 @@
-//! What the regulators did: how often and how long they stopped a group, and how soon after its budget was used up.
+//! What the regulators did: how often and how long they stopped a group, and how soon after its
+//! budget was used up.
 
 use std::collections::BTreeSet;
 
@@ -99,7 +100,8 @@ fn reaction(reaction: Option<Reaction>) -> String {
     )
 }
 
-/// How often and how long the CPUs of a run were stopped, in a sentence; `None` without a regulator.
+/// How often and how long the CPUs of a run were stopped, in a sentence; `None` without a
+/// regulator.
 pub(crate) fn counted(events: &[Stamped]) -> Option<String> {
     let (mut cpus, mut times, mut ns) = (BTreeSet::new(), 0u64, 0u64);
     for stamped in events {

@@ -1,6 +1,7 @@
-//! What a result means, in sentences computed from it: how much the neighbour hurts, how much protection takes away of
-//! that, what it costs the neighbour, what holds the promise, and where the remedy everybody has does as well. An
-//! effect or a benefit is claimed only where the interval excludes chance.
+//! What a result means, in sentences computed from it: how much the neighbour hurts, how much
+//! protection takes away of that, what it costs the neighbour, what holds the promise, and where
+//! the remedy everybody has does as well. An effect or a benefit is claimed only where the interval
+//! excludes chance.
 
 use quell_plan::Promise;
 use quell_record::result::{CompareResult, ConfigurationResult, Figures, Subset, Timing};
@@ -14,7 +15,8 @@ const ENOUGH: u32 = 3;
 /// A loss smaller than this is no loss worth a sentence, however sure.
 const SMALL: f64 = 0.02;
 
-/// The rounds a verdict is about: those that shared a cache, if some but not all did and they are enough.
+/// The rounds a verdict is about: those that shared a cache, if some but not all did and they are
+/// enough.
 #[must_use]
 pub fn spoken_for(result: &CompareResult) -> Subset {
     let Some(unprotected) = View::new(result, Subset::All).and_then(|v| v.unprotected()) else {
@@ -210,7 +212,8 @@ fn tail_words(figures: &Figures) -> String {
     })
 }
 
-/// The part of the slowdown (time per unit of work beyond solo) that is gone; `end` closes the aside where more follows.
+/// The part of the slowdown (time per unit of work beyond solo) that is gone; `end` closes the
+/// aside where more follows.
 fn taken_away(before: Spread, after: Spread, end: &str) -> String {
     let slowdown = |spread: Spread| 1.0 / spread.value - 1.0;
     let part = 1.0 - slowdown(after) / slowdown(before);

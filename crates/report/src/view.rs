@@ -1,5 +1,5 @@
-//! Which parts of a result are shown, and under which names: the protected subject, the one that pays, the unprotected
-//! configuration, and the figures that speak for a subject.
+//! Which parts of a result are shown, and under which names: the protected subject, the one that
+//! pays, the unprotected configuration, and the figures that speak for a subject.
 
 use quell_policy::Role;
 use quell_record::events::{Event, Record};
@@ -15,7 +15,8 @@ pub(crate) struct Spread {
     pub(crate) ci: Option<Interval>,
 }
 
-/// The stretch of a record in which one configuration was held for the first time; of a run, which has only one, all of it.
+/// The stretch of a record in which one configuration was held for the first time; of a run, which
+/// has only one, all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell<'r> {
     /// The configuration; none where nothing was compared.
@@ -164,7 +165,8 @@ impl<'r> View<'r> {
         self.result.configuration(self.result.baseline.as_deref()?)
     }
 
-    /// Configurations that protect by what Quell adds, not by the CPU-time quota that everybody has.
+    /// Configurations that protect by what Quell adds, not by the CPU-time quota that everybody
+    /// has.
     pub(crate) fn protecting(&self) -> impl Iterator<Item = &'r ConfigurationResult> {
         let baseline = self.result.baseline.clone();
         self.result.configurations.iter().filter(move |c| {

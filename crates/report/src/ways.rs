@@ -1,4 +1,5 @@
-//! Who may fill which ways, over time: as text for a terminal, and what the page and the trace share with it.
+//! Who may fill which ways, over time: as text for a terminal, and what the page and the trace
+//! share with it.
 
 use std::fmt::Write as _;
 
@@ -8,7 +9,8 @@ use quell_record::ways::{Cache, Change, Fill, Finding, Kind, ROOT, Timeline, fin
 use crate::text::{Style, Tone, list};
 use crate::view::cells;
 
-/// A timeline of a record: of a comparison one for each configuration whose masks are told, of its first round.
+/// A timeline of a record: of a comparison one for each configuration whose masks are told, of its
+/// first round.
 #[derive(Clone, Debug)]
 pub(crate) struct Stage {
     /// The configuration; none where nothing was compared.
@@ -252,8 +254,8 @@ pub(crate) mod tests {
 
     const LOOK: u64 = 100_000_000;
 
-    /// Eight ways; after a second the first four go to `db`, which shares them until everybody else loses them after two, and
-    /// is exclusive from then on.
+    /// Eight ways; after a second the first four go to `db`, which shares them until everybody else
+    /// loses them after two, and is exclusive from then on.
     pub(crate) fn record() -> Record {
         let place = Place::new("L3", 0);
         let cache = Cache {

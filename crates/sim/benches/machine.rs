@@ -1,6 +1,6 @@
-//! How many accesses of a whole simulated machine, and requests to its memory, per second of one thread's CPU time:
-//! `cargo bench -p quell-sim [-- NAME]`. The machine is the usual one (`xeon-w3530`); each line goes on from where the run before
-//! stopped, once the caches are warm.
+//! How many accesses of a whole simulated machine, and requests to its memory, per second of one
+//! thread's CPU time: `cargo bench -p quell-sim [-- NAME]`. The machine is the usual one
+//! (`xeon-w3530`); each line goes on from where the run before stopped, once the caches are warm.
 
 #[path = "../../model/benches/measure/mod.rs"]
 mod measure;
@@ -28,8 +28,8 @@ fn done(machine: &Machine) -> (u64, u64) {
     })
 }
 
-/// Runs `programs`, one per core with so much memory, and prints how many accesses are simulated per second, how many lines are
-/// moved meanwhile, and the share of the one in the other.
+/// Runs `programs`, one per core with so much memory, and prints how many accesses are simulated
+/// per second, how many lines are moved meanwhile, and the share of the one in the other.
 fn bench(description: &Description, name: &str, programs: Vec<(Pattern, u64)>) {
     if !chosen(name) {
         return;

@@ -34,6 +34,7 @@ pub struct Access {
     pub dependent: bool,
     /// Core cycles that the program computes before it.
     pub compute: u32,
-    /// It begins a unit of work (a frame), not before the unit is due: see [`Pattern::period`](crate::pattern::Pattern::period).
+    /// It begins a unit of work (a frame), not before the unit is due: see
+    /// [`Pattern::period`](crate::pattern::Pattern::period).
     pub begins: bool,
 }

@@ -59,7 +59,8 @@ impl Board {
         Self::of(Profile::built_in(Self::USUAL).expect("invariant: the usual profile is built in"))
     }
 
-    /// What a stop costs the program that is stopped: the interrupt that begins it, and the one that ends it.
+    /// What a stop costs the program that is stopped: the interrupt that begins it, and the one
+    /// that ends it.
     #[must_use]
     pub fn stop_cost(&self) -> Nanos {
         Nanos(2 * self.costs.interrupt.0)

@@ -1,10 +1,10 @@
 //! The page allocator: which page frames a program gets.
 //!
-//! Small pages come from the lower half of memory as long as it has any, large ones from the upper half, as Linux groups what it
-//! cannot move in order to find large pages at all.
+//! Small pages come from the lower half of memory as long as it has any, large ones from the upper
+//! half, as Linux groups what it cannot move in order to find large pages at all.
 //!
-//! Deviations from Linux: a plain allocation takes frames at random, as on a machine that has been up for long, where a
-//! buddy allocator hands out runs; nothing is reclaimed or migrated.
+//! Deviations from Linux: a plain allocation takes frames at random, as on a machine that has been
+//! up for long, where a buddy allocator hands out runs; nothing is reclaimed or migrated.
 
 use std::collections::VecDeque;
 
@@ -35,7 +35,8 @@ pub enum Placement {
     Coloured {
         /// The choices, of banks and of sets for example.
         choices: Vec<Choice>,
-        /// When these are used up others are taken ([`Space::spilled`]), else the allocation is refused.
+        /// When these are used up others are taken ([`Space::spilled`]), else the allocation is
+        /// refused.
         spill: bool,
     },
     /// Large pages, any, at random.
@@ -242,8 +243,8 @@ impl Frames {
         Ok(())
     }
 
-    /// Takes free pages until there are `wanted`, each the first free one from a random place on: small ones of the lower half of memory
-    /// and large ones of the upper half first.
+    /// Takes free pages until there are `wanted`, each the first free one from a random place on:
+    /// small ones of the lower half of memory and large ones of the upper half first.
     fn any(&mut self, wanted: usize, taken: &mut Taken) -> Result<(), Refused> {
         let all = (self.used.len() / taken.per_page) as u64;
         let halves = [0..all / 2, all / 2..all];
@@ -268,14 +269,16 @@ impl Frames {
         Ok(())
     }
 
-    /// Takes free frames of `sets` in turn until there are `wanted`, as [`Frames::any`] does. A set that is used up is left out.
+    /// Takes free frames of `sets` in turn until there are `wanted`, as [`Frames::any`] does. A set
+    /// that is used up is left out.
     fn coloured(
         &mut self,
         wanted: usize,
         sets: &[Solutions],
         taken: &mut Taken,
     ) -> Result<(), Refused> {
-        // Solutions ascend, so that the first half of them are the lower ones; a half that is full stays so.
+        // Solutions ascend, so that the first half of them are the lower ones; a half that is full
+        // stays so.
         let halves = |set: &Solutions| {
             let all = 1u64 << set.log2_count();
             VecDeque::from([0..all / 2, all / 2..all])

@@ -1,7 +1,9 @@
-//! What programs do to memory: the generators, and the subjects of the experiments, as streams of accesses.
+//! What programs do to memory: the generators, and the subjects of the experiments, as streams of
+//! accesses.
 //!
-//! Each pattern is a function of its parameters and seed. A pattern knows no time: where a program computes, or waits for its next frame,
-//! the access says so ([`Access::compute`], [`Access::begins`]) and the machine makes time of it.
+//! Each pattern is a function of its parameters and seed. A pattern knows no time: where a program
+//! computes, or waits for its next frame, the access says so ([`Access::compute`],
+//! [`Access::begins`]) and the machine makes time of it.
 
 use quell_types::rng::SplitMix;
 
@@ -23,7 +25,8 @@ pub use task::Task;
 /// What becomes of units of work that were due while an earlier one was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Late {
-    /// Only the newest that is due is begun, the others never: a picture that nobody wants any more.
+    /// Only the newest that is due is begun, the others never: a picture that nobody wants any
+    /// more.
     Skip,
     /// They are begun back to back until none is due any more.
     CatchUp,
@@ -113,7 +116,8 @@ impl Pattern {
         }
     }
 
-    /// What lies between the beginnings of two units of work, in picoseconds; without, one access is as good as another.
+    /// What lies between the beginnings of two units of work, in picoseconds; without, one access
+    /// is as good as another.
     #[must_use]
     pub fn period(&self) -> Option<u64> {
         match self {
@@ -167,7 +171,8 @@ impl Pattern {
     }
 }
 
-/// One cycle through all of `lines` in random order (Sattolo's algorithm): of each, the line after it.
+/// One cycle through all of `lines` in random order (Sattolo's algorithm): of each, the line after
+/// it.
 fn cycle(lines: &[u32], random: &mut SplitMix) -> Vec<u32> {
     let mut next = lines.to_vec();
     for i in (1..next.len()).rev() {
@@ -177,12 +182,13 @@ fn cycle(lines: &[u32], random: &mut SplitMix) -> Vec<u32> {
     next
 }
 
-/// A lattice-Boltzmann stream like SPEC's lbm: two grids of 19 distributions per cell; a sweep reads one grid's cells in order and writes each
-/// distribution to the neighbour in its direction in the other, then the grids change places. So 19 streams of reads and 19 of writes
-/// go side by side: write-heavy, steady, larger than any cache.
+/// A lattice-Boltzmann stream like SPEC's lbm: two grids of 19 distributions per cell; a sweep
+/// reads one grid's cells in order and writes each distribution to the neighbour in its direction
+/// in the other, then the grids change places. So 19 streams of reads and 19 of writes go side by
+/// side: write-heavy, steady, larger than any cache.
 ///
-/// Deviations: one access per line and stream instead of one per distribution; `compute` cycles per cell are a parameter; obstacles,
-/// which SPEC's input has, are left out.
+/// Deviations: one access per line and stream instead of one per distribution; `compute` cycles per
+/// cell are a parameter; obstacles, which SPEC's input has, are left out.
 #[derive(Clone, Debug)]
 pub struct Lattice {
     /// Lines of one distribution's array.
@@ -199,7 +205,8 @@ pub struct Lattice {
 const DISTRIBUTIONS: u64 = 19;
 
 impl Lattice {
-    /// Two grids in `bytes` together; `compute` cycles for the eight cells of a line of each distribution.
+    /// Two grids in `bytes` together; `compute` cycles for the eight cells of a line of each
+    /// distribution.
     #[must_use]
     pub fn new(bytes: u64, compute: u32) -> Self {
         Self {
@@ -215,7 +222,8 @@ impl Lattice {
         let write = self.step >= DISTRIBUTIONS;
         let distribution = self.step % DISTRIBUTIONS;
         let grid = if write { 1 - self.from } else { self.from };
-        // A write goes to a neighbour: up to a plane away, which shifts the stream and changes nothing else.
+        // A write goes to a neighbour: up to a plane away, which shifts the stream and changes
+        // nothing else.
         let line = if write {
             (self.line + distribution * 7) % self.lines
         } else {

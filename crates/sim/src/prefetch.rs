@@ -1,11 +1,13 @@
 //! A stream prefetcher: which lines to fetch before they are asked for.
 //!
-//! Method: as Intel describes its streamer ("Intel 64 and IA-32 Architectures Optimization Reference Manual", data prefetching to
-//! the second level): streams are followed per 4 KiB page, up or down, and never leave it; from the second access in the same direction on,
-//! up to `degree` lines are fetched per access, up to `distance` lines ahead of it. The stream not used for longest makes room.
+//! Method: as Intel describes its streamer ("Intel 64 and IA-32 Architectures Optimization
+//! Reference Manual", data prefetching to the second level): streams are followed per 4 KiB page,
+//! up or down, and never leave it; from the second access in the same direction on, up to `degree`
+//! lines are fetched per access, up to `distance` lines ahead of it. The stream not used for
+//! longest makes room.
 //!
-//! Deviations from hardware: no strides other than one line, no feedback from usefulness or from a busy bus; trained by whatever
-//! accesses it is shown.
+//! Deviations from hardware: no strides other than one line, no feedback from usefulness or from a
+//! busy bus; trained by whatever accesses it is shown.
 
 use crate::access::LINE;
 use crate::access::PAGE_SHIFT;
@@ -48,7 +50,8 @@ impl Prefetcher {
         }
     }
 
-    /// Sees an access to the physical `address` and appends the lines to fetch to `fetch`, nearest first, at most `room` of them.
+    /// Sees an access to the physical `address` and appends the lines to fetch to `fetch`, nearest
+    /// first, at most `room` of them.
     pub fn observe(&mut self, address: u64, room: u32, fetch: &mut Vec<u64>) {
         let page = address >> PAGE_SHIFT;
         let line = (address >> LINE_SHIFT).cast_signed() & (LINES - 1);

@@ -1,12 +1,13 @@
 //! Translation look-aside buffers: what an access pays when its page's translation is not at hand.
 //!
-//! Method: two tables, for pages of 4 KiB and for large ones, each set-associative with true LRU (the model's cache with a page for
-//! a line). A miss costs a fixed walk.
+//! Method: two tables, for pages of 4 KiB and for large ones, each set-associative with true LRU
+//! (the model's cache with a page for a line). A miss costs a fixed walk.
 //!
-//! Deviations from hardware: one level, the last one (a hit in it costs nothing here; first levels add some cycles to what they miss);
-//! no caches of page-table entries, whose effect is in the fixed cost; no instruction side; walks neither load memory nor overlap with
-//! each other. Address spaces are told apart by number; who drives it ([`crate::Machine`]) gives a number anew at every change of tasks
-//! where entries carry no tag, which is what a flush comes to.
+//! Deviations from hardware: one level, the last one (a hit in it costs nothing here; first levels
+//! add some cycles to what they miss); no caches of page-table entries, whose effect is in the
+//! fixed cost; no instruction side; walks neither load memory nor overlap with each other. Address
+//! spaces are told apart by number; who drives it ([`crate::Machine`]) gives a number anew at every
+//! change of tasks where entries carry no tag, which is what a flush comes to.
 
 use quell_model::Invalid;
 use quell_model::cache::{Cache, Policy};

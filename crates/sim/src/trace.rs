@@ -1,7 +1,9 @@
-//! Recorded traces: the accesses of a real program, to be replayed. The format is described in `docs/traces.md`.
+//! Recorded traces: the accesses of a real program, to be replayed. The format is described in
+//! `docs/traces.md`.
 //!
-//! Writer, reader and importer work on streams and hold one record at a time, whatever the trace claims about itself. A trace that was
-//! cut or damaged is an error that names the byte; a checksum at the end finds what the encoding does not.
+//! Writer, reader and importer work on streams and hold one record at a time, whatever the trace
+//! claims about itself. A trace that was cut or damaged is an error that names the byte; a checksum
+//! at the end finds what the encoding does not.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -15,7 +17,8 @@ pub const MAGIC: [u8; 8] = *b"QUELLTRC";
 /// The version of the format.
 pub const VERSION: u16 = 1;
 
-/// Longest access: what a line of 64 bytes and the widest instructions need, and the largest state that is saved at once.
+/// Longest access: what a line of 64 bytes and the widest instructions need, and the largest state
+/// that is saved at once.
 const MOST_SIZE: u64 = 1 << 16;
 /// Kinds of record, in the low bits of its first number.
 const READ: u64 = 0;
@@ -403,11 +406,12 @@ pub enum Import {
     Write(io::Error),
 }
 
-/// Longest line that is looked at: lackey's are below 40 bytes, valgrind's own messages a few hundred.
+/// Longest line that is looked at: lackey's are below 40 bytes, valgrind's own messages a few
+/// hundred.
 const LONGEST_LINE: u64 = 4096;
 
-/// Imports what `valgrind --tool=lackey --trace-mem=yes` wrote; returns the number of accesses. Valgrind's own lines (`==PID==`) are
-/// passed over. `file` is what errors call the input.
+/// Imports what `valgrind --tool=lackey --trace-mem=yes` wrote; returns the number of accesses.
+/// Valgrind's own lines (`==PID==`) are passed over. `file` is what errors call the input.
 ///
 /// # Errors
 /// For lines that are not lackey's, and where reading or writing fails.
@@ -464,7 +468,8 @@ pub fn import_lackey<W: Write>(mut from: impl BufRead, file: &str, to: W) -> Res
     Ok(count)
 }
 
-/// `I  04016d60,3`, ` L 1ffeffe7e0,8`, ` S …`, ` M …`: kind (none for an instruction), address and size.
+/// `I 04016d60,3`, ` L 1ffeffe7e0,8`, ` S …`, ` M …`: kind (none for an instruction), address and
+/// size.
 fn lackey_line(text: &str) -> Option<(Option<Kind>, u64, u32)> {
     let (word, rest) = text.trim_start().split_once(' ')?;
     let kind = match word {
@@ -483,8 +488,9 @@ fn lackey_line(text: &str) -> Option<(Option<Kind>, u64, u32)> {
 }
 
 impl Record {
-    /// The line accesses that it makes: one per line of 64 bytes that it touches, with the program's computing before the first, a cycle an
-    /// instruction. Nothing is known of dependences: none is assumed.
+    /// The line accesses that it makes: one per line of 64 bytes that it touches, with the
+    /// program's computing before the first, a cycle an instruction. Nothing is known of
+    /// dependences: none is assumed.
     pub fn accesses(self) -> impl Iterator<Item = Access> {
         let first = self.address >> 6;
         let last = self.address.saturating_add(u64::from(self.size) - 1) >> 6;

@@ -1,11 +1,13 @@
-//! The cache model against cachegrind's on real programs: valgrind's lackey records a program, our importer reads that, and
-//! the model must miss as often as cachegrind does on the same program with the same geometry.
+//! The cache model against cachegrind's on real programs: valgrind's lackey records a program, our
+//! importer reads that, and the model must miss as often as cachegrind does on the same program
+//! with the same geometry.
 //!
-//! What cachegrind counts (Valgrind manual, "Cachegrind", and its `cg_sim.c`): an access across two lines is one access, and
-//! one miss if either line misses; what reads and writes the same place is one read; accesses longer than a line count as a line long;
-//! the last level is asked where the first one missed, and holds instructions as well as data. So instruction fetches are played, too:
-//! the importer counts them, and lackey's own lines tell their addresses. Both tools see the same addresses: valgrind places
-//! programs itself, and the environment is fixed.
+//! What cachegrind counts (Valgrind manual, "Cachegrind", and its `cg_sim.c`): an access across two
+//! lines is one access, and one miss if either line misses; what reads and writes the same place is
+//! one read; accesses longer than a line count as a line long; the last level is asked where the
+//! first one missed, and holds instructions as well as data. So instruction fetches are played,
+//! too: the importer counts them, and lackey's own lines tell their addresses. Both tools see the
+//! same addresses: valgrind places programs itself, and the environment is fixed.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -31,7 +33,8 @@ const GEOMETRIES: [Levels; 3] = [
     [(8 << 10, 2), (4 << 10, 1), (64 << 10, 4)],
 ];
 
-/// Instruction fetches, reads and writes: how many, and how many of them missed the first and the last level.
+/// Instruction fetches, reads and writes: how many, and how many of them missed the first and the
+/// last level.
 type Counts = [[u64; 3]; 3];
 
 /// A first level and what lies behind it.
@@ -92,7 +95,8 @@ fn modelled(lackey: &Path, trace: &[u8], levels: &Levels, policy: Policy) -> Cou
     counts
 }
 
-/// A program under a tool of valgrind's, in an environment that is the same each time; false if it failed.
+/// A program under a tool of valgrind's, in an environment that is the same each time; false if it
+/// failed.
 fn under(tool: &[String], program: &[String]) -> bool {
     let status = Command::new("valgrind")
         .args(tool)
@@ -156,7 +160,8 @@ fn material(name: &str) -> (PathBuf, PathBuf) {
     (folder, text)
 }
 
-/// Records a program, compares it in every geometry, and shows that a model of another cache would not pass.
+/// Records a program, compares it in every geometry, and shows that a model of another cache would
+/// not pass.
 fn compare(name: &str, program: impl Fn(&Path, &Path) -> Vec<String>) {
     let (folder, text) = material(name);
     let program = program(&folder.join("names"), &text);

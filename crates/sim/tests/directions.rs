@@ -1,6 +1,7 @@
-//! What separate budgets are for, from the policy to what the victim sees: on a machine whose counters see both directions, a budget for
-//! the sum that makes a reader harmless lets a writer through, and one that makes the writer harmless costs the reader most of its
-//! rate. With a budget for each both keep what hurts nobody.
+//! What separate budgets are for, from the policy to what the victim sees: on a machine whose
+//! counters see both directions, a budget for the sum that makes a reader harmless lets a writer
+//! through, and one that makes the writer harmless costs the reader most of its rate. With a budget
+//! for each both keep what hurts nobody.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -47,7 +48,8 @@ struct Outcome {
     written: f64,
 }
 
-/// A list that just fits the last-level cache on CPU 0, three streams beside it, held to `limit`, over `span`.
+/// A list that just fits the last-level cache on CPU 0, three streams beside it, held to `limit`,
+/// over `span`.
 fn beside((board, machine): &(Board, Inventory), run: &str, limit: &str, span: Nanos) -> Outcome {
     let text = format!(
         "quell = 1
@@ -144,7 +146,8 @@ fn a_budget_for_each_direction_spares_the_victim_and_the_reader() {
         "{writer:?} {reader:?}"
     );
     let harmless = reader.victim;
-    // The sum that the writer may have: it hurts no more than that reader did, who now has two thirds of what he might.
+    // The sum that the writer may have: it hurts no more than that reader did, who now has two
+    // thirds of what he might.
     let [reader, writer] = both("limit.bandwidth = '3000MB/s'", short);
     assert!(writer.victim < 1.05 * harmless, "{writer:?}");
     assert!(reader.read < 0.7 * READS, "{reader:?}");

@@ -1,4 +1,5 @@
-//! What a machine must show for partitioning to be studied on it at all; directions and rough sizes, no published figures.
+//! What a machine must show for partitioning to be studied on it at all; directions and rough
+//! sizes, no published figures.
 
 use quell_model::address::{AddressMap, Colours, Fields, bits};
 use quell_model::cache::{Geometry, Inclusion, Level, Policy};
@@ -11,8 +12,8 @@ const MS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
 const FRAME_BITS: u32 = 18;
 
-/// Four cores, 32 KiB and 256 KiB private, 8 MiB of 16 ways shared, one channel of DDR3-1066 with sixteen banks, four of
-/// whose address bits are those of the published case study.
+/// Four cores, 32 KiB and 256 KiB private, 8 MiB of 16 ways shared, one channel of DDR3-1066 with
+/// sixteen banks, four of whose address bits are those of the published case study.
 fn description() -> Description {
     let level = |size, ways, inclusion, cache_of: &[usize]| Level {
         geometry: Geometry::plain(size, ways, 64).expect("a real cache"),

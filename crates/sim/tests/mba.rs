@@ -1,5 +1,6 @@
-//! Bandwidth allocation in hardware from its measured curve to what a group reaches: the same percentage is another rate for other
-//! numbers of CPUs, and a limit in bytes per second holds for each.
+//! Bandwidth allocation in hardware from its measured curve to what a group reaches: the same
+//! percentage is another rate for other numbers of CPUs, and a limit in bytes per second holds for
+//! each.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

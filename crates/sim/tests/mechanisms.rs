@@ -1,4 +1,5 @@
-//! Every mechanism of the simulated machine does what it is for: directions and rough sizes, no published figures.
+//! Every mechanism of the simulated machine does what it is for: directions and rough sizes, no
+//! published figures.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! The operating system of the simulated machine: units of work in time, tasks and what they have done.
+//! The operating system of the simulated machine: units of work in time, tasks and what they have
+//! done.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +11,8 @@ use quell_types::cpuset::CpuSet;
 use quell_types::units::Nanos;
 
 const MIB: u64 = 1 << 20;
-/// When frame `n` is due, from 0: the first one when the task has been switched to, which takes 2 us.
+/// When frame `n` is due, from 0: the first one when the task has been switched to, which takes 2
+/// us.
 fn due(n: u64) -> u64 {
     2_000_000 + n * (1_000_000_000_000 / 30)
 }
@@ -62,7 +64,8 @@ fn units_begin_when_they_are_due_and_leave_the_core_to_others_between() {
     let rest = 105 * MS - busy;
     // The fourth frame has begun.
     assert!((30 * MS..45 * MS).contains(&busy), "{busy} ps");
-    // With another task on its core: that one runs while the first waits and is not in its way when a frame is due.
+    // With another task on its core: that one runs while the first waits and is not in its way when
+    // a frame is due.
     os.go_on(other, u64::MAX);
     os.run(Nanos::millis(205));
     let units = os.take_units(call);
@@ -98,7 +101,8 @@ fn units_that_nobody_had_time_for_are_skipped_and_counted() {
     os.sleep(hog);
     os.run(Nanos::millis(180));
     let units = os.take_units(call);
-    // The second ends late; when it does the third and fourth are due, and the fourth is what one wants to see.
+    // The second ends late; when it does the third and fourth are due, and the fourth is what one
+    // wants to see.
     let of = |n: usize| (units[n].due, units[n].skipped);
     assert_eq!(of(0), (due(1), 0));
     assert!(units[0].ended > 120 * MS);

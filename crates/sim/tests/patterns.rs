@@ -152,7 +152,8 @@ fn the_lattice_reads_one_grid_and_writes_the_other_in_38_streams() {
     );
 }
 
-/// Published: mean demand over a second, and the peak of a millisecond, alone. Here: on a core that nothing makes wait.
+/// Published: mean demand over a second, and the peak of a millisecond, alone. Here: on a core that
+/// nothing makes wait.
 #[test]
 fn frames_draw_the_published_demand() {
     const CLOCK: u64 = 357;

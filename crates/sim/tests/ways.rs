@@ -1,5 +1,5 @@
-//! Ways that follow what a group misses: a list whose size changes, beside a stream. The neighbour has more of the cache than under the
-//! smallest static mask that protects the list as well.
+//! Ways that follow what a group misses: a list whose size changes, beside a stream. The neighbour
+//! has more of the cache than under the smallest static mask that protects the list as well.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +23,8 @@ use quell_sim::profile::Profile;
 use quell_types::stats::median;
 use quell_types::units::Nanos;
 
-/// Lists that fit five of eight segments of 128 KiB, then one, then five again; how long each is walked.
+/// Lists that fit five of eight segments of 128 KiB, then one, then five again; how long each is
+/// walked.
 const STAGES: [(&str, Nanos); 3] = [
     ("latency:size=576KiB", Nanos::millis(40)),
     ("latency:size=64KiB", Nanos::millis(160)),
@@ -172,7 +173,8 @@ fn a_list_that_changes_keeps_what_it_needs_and_leaves_the_rest() {
     let most = fixed.iter().filter(|r| protects(r)).map(|r| r.left);
     let most = most.fold(0.0, f64::max);
     let follows = run(7, "by-misses");
-    // When the large list comes back its ways do at once: what it takes to fill them, and trials, are few windows.
+    // When the large list comes back its ways do at once: what it takes to fill them, and trials,
+    // are few windows.
     let slow = |ran: &Ran| {
         let windows = ran.windows[2].iter();
         windows.filter(|w| **w > best(2) * 1.2).count()

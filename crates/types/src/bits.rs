@@ -1,5 +1,6 @@
-//! How profiles write functions of address bits: a list, lowest output bit first, of which each element is a bit (`12`), a
-//! run of bits that are a function each (`"6-11"`), or several bits whose exclusive or is one function (`[13, 17]`).
+//! How profiles write functions of address bits: a list, lowest output bit first, of which each
+//! element is a bit (`12`), a run of bits that are a function each (`"6-11"`), or several bits
+//! whose exclusive or is one function (`[13, 17]`).
 
 use std::fmt;
 

@@ -92,8 +92,9 @@ impl CpuSet {
         Self(self.0.difference(&other.0).copied().collect())
     }
 
-    /// The list for a sentence: where it counts on in steps of more than one, only the ends of the row are written, as in
-    /// `0,2,…,30`. What a program reads is the kernel's own list, as displayed.
+    /// The list for a sentence: where it counts on in steps of more than one, only the ends of the
+    /// row are written, as in `0,2,…,30`. What a program reads is the kernel's own list, as
+    /// displayed.
     #[must_use]
     pub fn brief(&self) -> String {
         /// Shorter rows are written out.

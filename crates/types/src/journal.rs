@@ -1,5 +1,5 @@
-//! What has to be known to undo a change: plain data. The file it is kept in, and the undoing itself, belong to the
-//! backend; this is the contract between them and the record.
+//! What has to be known to undo a change: plain data. The file it is kept in, and the undoing
+//! itself, belong to the backend; this is the contract between them and the record.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,8 @@ pub enum Stopped {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "change")]
 pub enum Undo {
-    /// A kernel file was given a new value. Restored only if it still reads as `new` (or as what the kernel made of it).
+    /// A kernel file was given a new value. Restored only if it still reads as `new` (or as what
+    /// the kernel made of it).
     Write {
         /// The file.
         path: String,
@@ -35,7 +36,8 @@ pub enum Undo {
         /// The mount point.
         path: String,
     },
-    /// A cgroup, or a resctrl group, was made. Tasks still in it go to `heirs`' cgroup before it is removed.
+    /// A cgroup, or a resctrl group, was made. Tasks still in it go to `heirs`' cgroup before it is
+    /// removed.
     Cgroup {
         /// Its directory.
         path: String,
@@ -51,8 +53,8 @@ pub enum Undo {
         /// The directory it went to.
         to: String,
     },
-    /// A kernel file is moved by a loop for as long as the run holds: what it reads meanwhile is not recorded, so that
-    /// it goes back to `old` whatever it reads.
+    /// A kernel file is moved by a loop for as long as the run holds: what it reads meanwhile is
+    /// not recorded, so that it goes back to `old` whatever it reads.
     Steer {
         /// The file.
         path: String,
@@ -64,14 +66,14 @@ pub enum Undo {
         /// What.
         what: Stopped,
     },
-    /// The latest `Stop` of this before here was taken back in the course of the run: it runs, and if it is found
-    /// stopped again, somebody else did that.
+    /// The latest `Stop` of this before here was taken back in the course of the run: it runs, and
+    /// if it is found stopped again, somebody else did that.
     Resume {
         /// What.
         what: Stopped,
     },
-    /// A process's `oom_score_adj` was changed. Its children inherit the new one: whoever is in `dir` at the end and
-    /// has it gets the old one, too.
+    /// A process's `oom_score_adj` was changed. Its children inherit the new one: whoever is in
+    /// `dir` at the end and has it gets the old one, too.
     OomScore {
         /// The process.
         task: TaskId,

@@ -1,7 +1,8 @@
-//! What all parts of Quell speak of: units, CPU sets, identifiers, options, text, statistics, random numbers.
+//! What all parts of Quell speak of: units, CPU sets, identifiers, options, text, statistics,
+//! random numbers.
 //!
-//! Nothing here reads a clock, a file, an environment variable or a random source: time arrives as integer
-//! nanoseconds ([`units::Nanos`]), randomness as a seeded generator ([`rng::Rng`]).
+//! Nothing here reads a clock, a file, an environment variable or a random source: time arrives as
+//! integer nanoseconds ([`units::Nanos`]), randomness as a seeded generator ([`rng::Rng`]).
 
 pub mod bits;
 pub mod calendar;

@@ -53,7 +53,8 @@ pub enum PressureController {
     /// Quell's own: protect first, stop second, kill last.
     #[default]
     Quell,
-    /// A latency daemon as described in the literature: the worst process is stopped while the machine's pressure is high.
+    /// A latency daemon as described in the literature: the worst process is stopped while the
+    /// machine's pressure is high.
     Latd,
     /// Limits as described there: they grow while the critical groups are calm; else as the daemon.
     Cgroup,

@@ -1,5 +1,5 @@
-//! A target rate: how many steps of a load are due when. Pure: the generators, on Linux and on the simulated machine, bring
-//! the time, and wait.
+//! A target rate: how many steps of a load are due when. Pure: the generators, on Linux and on the
+//! simulated machine, bring the time, and wait.
 
 use crate::units::Rate;
 
@@ -7,8 +7,8 @@ use crate::units::Rate;
 pub const SLOT_NS: u64 = 100_000;
 /// Waits up to this long are spun through: a sleep would take about as long to wake from.
 pub const SPIN_NS: u64 = 30_000;
-/// A stream behind its target rate by more than this does not catch up with the rest: after a stall there must not
-/// follow a burst as long as the stall.
+/// A stream behind its target rate by more than this does not catch up with the rest: after a stall
+/// there must not follow a burst as long as the stall.
 const LONGEST_DEBT_NS: u64 = 100_000_000;
 
 /// A target rate, spread over slots. What is due is computed from the beginning, so nothing drifts.
@@ -37,7 +37,8 @@ impl Pace {
         u64::try_from(bytes / u128::from(self.step_bytes)).unwrap_or(u64::MAX)
     }
 
-    /// Steps that should be done by the end of the current slot and are not. The first call begins the first slot.
+    /// Steps that should be done by the end of the current slot and are not. The first call begins
+    /// the first slot.
     pub fn due(&mut self, now: u64) -> u64 {
         let begin = *self.begin.get_or_insert(now);
         let slots = (now - begin) / SLOT_NS + 1;

@@ -1,8 +1,9 @@
-//! What the caches, banks and controllers of a machine can be divided by: in the inventory as what there is, in plans as
-//! what a group gets.
+//! What the caches, banks and controllers of a machine can be divided by: in the inventory as what
+//! there is, in plans as what a group gets.
 //!
-//! Words: a *class* is a set of tasks with one mask of ways; a *colour* is what the choice of a page frame decides. Colours are
-//! told apart by functions of the physical address (each the exclusive or of the bits of a mask); colour bit 0 is the first function.
+//! Words: a *class* is a set of tasks with one mask of ways; a *colour* is what the choice of a
+//! page frame decides. Colours are told apart by functions of the physical address (each the
+//! exclusive or of the bits of a mask); colour bit 0 is the first function.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +17,8 @@ use crate::mechanism::Mechanism;
 use crate::text_unit;
 use crate::units::UnitError;
 
-/// Up to 64 bits: the ways of a cache, or the address bits of a function. Read and written as `0xf`.
+/// Up to 64 bits: the ways of a cache, or the address bits of a function. Read and written as
+/// `0xf`.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema,
 )]
@@ -72,13 +74,15 @@ pub struct Partitions {
     /// Way partition, by cache level.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<WayPartition>,
-    /// Colours of the last level's sets that leave the levels before it whole; all of its colours where none do.
+    /// Colours of the last level's sets that leave the levels before it whole; all of its colours
+    /// where none do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sets: Option<Colouring>,
     /// Colours of DRAM banks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub banks: Option<Colouring>,
-    /// Where sets and banks share colour bits: the colours of both, which can only be divided together.
+    /// Where sets and banks share colour bits: the colours of both, which can only be divided
+    /// together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub joint: Option<Colouring>,
     /// Pseudo-locking: the cache level whose ways can be locked; a level of `ways`.
@@ -161,8 +165,8 @@ impl Apart {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Colouring {
-    /// Functions of the physical address that tell the colours apart, colour bit 0 first: in reduced form, so that each has a
-    /// bit that no other has.
+    /// Functions of the physical address that tell the colours apart, colour bit 0 first: in
+    /// reduced form, so that each has a bit that no other has.
     pub functions: Vec<Mask>,
     /// Colour bits that large pages leave.
     pub large: u32,
@@ -184,8 +188,9 @@ impl Colouring {
         1u32.checked_shl(self.large).unwrap_or(u32::MAX)
     }
 
-    /// What pages of these colours have of another kind of colour: how many they reach of how many, looking only at those of
-    /// its functions that these colours decide. All of one where the two have nothing to do with each other.
+    /// What pages of these colours have of another kind of colour: how many they reach of how many,
+    /// looking only at those of its functions that these colours decide. All of one where the two
+    /// have nothing to do with each other.
     #[must_use]
     pub fn reach(&self, colours: &CpuSet, other: &Self) -> (u32, u32) {
         // Reduced form: a bit of its own tells whether a function is part of a sum.
@@ -234,8 +239,8 @@ pub enum MbaUnit {
     /// Percentages of the requests of each core.
     #[default]
     Percent,
-    /// MiB/s of all CPUs of a group on one memory domain together: resctrl is mounted with `mba_MBps`, and the kernel looks for the
-    /// percentage.
+    /// MiB/s of all CPUs of a group on one memory domain together: resctrl is mounted with
+    /// `mba_MBps`, and the kernel looks for the percentage.
     MibPerS,
 }
 

@@ -106,7 +106,8 @@ impl From<&str> for Remedy {
     }
 }
 
-/// A dotted key as its table and the rest: `group.batch.limit.memory` is `limit.memory` in `[group.batch]`.
+/// A dotted key as its table and the rest: `group.batch.limit.memory` is `limit.memory` in
+/// `[group.batch]`.
 fn in_table(key: &str) -> (Option<String>, &str) {
     let tables = if key.starts_with("group.") { 2 } else { 1 };
     let mut at = key.match_indices('.').map(|(at, _)| at);
@@ -151,7 +152,8 @@ pub struct Refusal {
     /// What stands behind it.
     #[serde(default, skip_serializing_if = "Cause::is_policy")]
     pub cause: Cause,
-    /// What to do about it: any one of these, the least intrusive first. Records of earlier versions have one sentence.
+    /// What to do about it: any one of these, the least intrusive first. Records of earlier
+    /// versions have one sentence.
     #[serde(
         default,
         alias = "remedy",

@@ -1,14 +1,15 @@
-//! Small seeded generators. A seed must give the same numbers in every version, so the algorithms are our own and never change.
-//! There are two, because records of both exist: another generator would give other figures for the same seed.
+//! Small seeded generators. A seed must give the same numbers in every version, so the algorithms
+//! are our own and never change. There are two, because records of both exist: another generator
+//! would give other figures for the same seed.
 //!
 //! - [`Rng`]: the order of cells, resampling, the lists of generators.
 //! - [`SplitMix`]: simulated programs and page frames.
 //!
-//! A third one, the victims of a cache with random replacement, is part of the cache model (`quell_model::cache`), which depends
-//! on no other crate.
+//! A third one, the victims of a cache with random replacement, is part of the cache model
+//! (`quell_model::cache`), which depends on no other crate.
 
-/// PCG-XSH-RR 64/32 (O'Neill 2014, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for Random
-/// Number Generation", section 6).
+/// PCG-XSH-RR 64/32 (O'Neill 2014, "PCG: A Family of Simple Fast Space-Efficient Statistically Good
+/// Algorithms for Random Number Generation", section 6).
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: u64,
@@ -57,8 +58,8 @@ impl Rng {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014): a counter through a
-/// mixing function.
+/// SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
+/// 2014): a counter through a mixing function.
 #[derive(Clone, Debug)]
 pub struct SplitMix(u64);
 
@@ -91,7 +92,8 @@ mod tests {
 
     #[test]
     fn the_mixed_counter_gives_the_published_numbers() {
-        // The first outputs for the seed 1234567 (Rosetta Code, "Pseudo-random numbers/Splitmix64").
+        // The first outputs for the seed 1234567 (Rosetta Code, "Pseudo-random
+        // numbers/Splitmix64").
         let mut random = SplitMix::new(1_234_567);
         let first: Vec<u64> = (0..2).map(|_| random.bits()).collect();
         assert_eq!(

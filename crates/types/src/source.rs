@@ -21,8 +21,8 @@ pub enum Source {
     Pattern(Pattern),
 }
 
-/// A regular expression that finds numbers in a program's output: compiled when it is read, with exactly one group,
-/// which captures the number.
+/// A regular expression that finds numbers in a program's output: compiled when it is read, with
+/// exactly one group, which captures the number.
 #[derive(Clone, Debug)]
 pub struct NumberPattern(Regex);
 
@@ -102,7 +102,8 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The time in a line of output, if the pattern is found there; one below zero or longer than an hour is none.
+    /// The time in a line of output, if the pattern is found there; one below zero or longer than
+    /// an hour is none.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,

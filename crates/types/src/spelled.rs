@@ -1,5 +1,5 @@
-//! Values that have several spellings: `cpus = 2` or `cpus = "0,2-3"`. Each is read by hand, so that a mistake is
-//! answered with what would be right instead of "no variant matched".
+//! Values that have several spellings: `cpus = 2` or `cpus = "0,2-3"`. Each is read by hand, so
+//! that a mistake is answered with what would be right instead of "no variant matched".
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -83,8 +83,8 @@ impl<'de, T: Spelled> Visitor<'de> for Spelling<T> {
     }
 }
 
-/// Reads and describes types by their [`Spelled`] spellings: `spelled!(Source: json_schema!({ .. }));`. The schema gets
-/// the description [`Spelled::WANTED`].
+/// Reads and describes types by their [`Spelled`] spellings: `spelled!(Source: json_schema!({ ..
+/// }));`. The schema gets the description [`Spelled::WANTED`].
 #[macro_export]
 macro_rules! spelled {
     ($name:ident: $schema:expr) => {

@@ -1,9 +1,11 @@
-//! What the numbers mean: percentiles, spread, and confidence intervals over rounds. Pure functions on values.
+//! What the numbers mean: percentiles, spread, and confidence intervals over rounds. Pure functions
+//! on values.
 //!
-//! Percentiles interpolate linearly between order statistics (type 7 of Hyndman and Fan 1996, "Sample Quantiles in
-//! Statistical Packages"; the default of R and NumPy). Intervals are percentile bootstrap intervals (Efron and
-//! Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13) that resample *rounds*, never samples: samples of
-//! one round share whatever the machine did in it, so they are not independent. Ratios are formed within a round first
+//! Percentiles interpolate linearly between order statistics (type 7 of Hyndman and Fan 1996,
+//! "Sample Quantiles in Statistical Packages"; the default of R and NumPy). Intervals are
+//! percentile bootstrap intervals (Efron and Tibshirani 1993, "An Introduction to the Bootstrap",
+//! chapter 13) that resample *rounds*, never samples: samples of one round share whatever the
+//! machine did in it, so they are not independent. Ratios are formed within a round first
 //! ([`ratios`]) and then resampled, which keeps the pairs together.
 
 use schemars::JsonSchema;
@@ -38,7 +40,8 @@ impl From<Interval> for [f64; 2] {
 }
 
 impl Interval {
-    /// Whether the two have a point in common: then a difference between their statistics is not shown.
+    /// Whether the two have a point in common: then a difference between their statistics is not
+    /// shown.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.low <= other.high && other.low <= self.high
@@ -89,7 +92,8 @@ pub fn median(values: &[f64]) -> Option<f64> {
     percentile(&sorted(values), 50.0)
 }
 
-/// `above ÷ below`, pair by pair; pairs in which either is missing, zero below or not finite are left out.
+/// `above ÷ below`, pair by pair; pairs in which either is missing, zero below or not finite are
+/// left out.
 #[must_use]
 pub fn ratios(above: &[Option<f64>], below: &[Option<f64>]) -> Vec<f64> {
     above
@@ -100,8 +104,9 @@ pub fn ratios(above: &[Option<f64>], below: &[Option<f64>]) -> Vec<f64> {
         .collect()
 }
 
-/// The percentile bootstrap interval of `statistic` over rounds, at `confidence` (for example 0.95). The same seed
-/// gives the same interval. `None` with fewer than two rounds: one round has no spread to show.
+/// The percentile bootstrap interval of `statistic` over rounds, at `confidence` (for example
+/// 0.95). The same seed gives the same interval. `None` with fewer than two rounds: one round has
+/// no spread to show.
 #[must_use]
 pub fn bootstrap(
     rounds: &[f64],
@@ -130,9 +135,9 @@ pub fn bootstrap(
 /// The standard normal quantile of a two-sided 95 %.
 const Z95: f64 = 1.959_964;
 
-/// The interval of a rate, at 95 % confidence, of which `hits` of `tries` were seen (Wilson 1927, "Probable Inference, the
-/// Law of Succession, and Statistical Inference"): it keeps its confidence for rates near 0, where none was seen.
-/// `None` without a try.
+/// The interval of a rate, at 95 % confidence, of which `hits` of `tries` were seen (Wilson 1927,
+/// "Probable Inference, the Law of Succession, and Statistical Inference"): it keeps its confidence
+/// for rates near 0, where none was seen. `None` without a try.
 #[must_use]
 pub fn wilson(hits: u32, tries: u32) -> Option<Interval> {
     let n = f64::from(tries);
@@ -188,7 +193,8 @@ mod tests {
 
     #[test]
     fn pairing_removes_drift_that_hits_both() {
-        // The machine slows down fourfold over the rounds; the effect is a factor of two in each of them.
+        // The machine slows down fourfold over the rounds; the effect is a factor of two in each of
+        // them.
         let solo: Vec<_> = (0..12).map(|r| Some(10.0 + 3.0 * f64::from(r))).collect();
         let measured: Vec<_> = solo.iter().map(|v| v.map(|v| v * 2.0)).collect();
         let interval = bootstrap(&ratios(&solo, &measured), median, 0.95, 1).unwrap();
@@ -198,7 +204,8 @@ mod tests {
 
     #[test]
     fn a_rate_of_which_nothing_was_seen_has_an_upper_end() {
-        // Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I: 81 of 263, 0 of 20.
+        // Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I: 81 of
+        // 263, 0 of 20.
         let near = |a: f64, b: f64| (a - b).abs() < 5e-5;
         let some = wilson(81, 263).unwrap();
         assert!(

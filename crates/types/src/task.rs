@@ -1,5 +1,5 @@
-//! Which tasks belong to a group: the `match` tables of a policy, their check, and their spelling on the command line
-//! (`exe=/usr/bin/x,user=y`).
+//! Which tasks belong to a group: the `match` tables of a policy, their check, and their spelling
+//! on the command line (`exe=/usr/bin/x,user=y`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +20,8 @@ pub struct TaskMatch {
     /// The executable's path; symbolic links are followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
-    /// The command name, as `/proc/PID/comm` (at most 15 bytes; longer names are compared by their first 15).
+    /// The command name, as `/proc/PID/comm` (at most 15 bytes; longer names are compared by their
+    /// first 15).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comm: Option<String>,
     /// A regular expression found in any argument, as `/proc/PID/cmdline`.
@@ -29,19 +30,22 @@ pub struct TaskMatch {
     /// The effective user, by name or number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// A cgroup path from the hierarchy's root, its children included. The group is changed in place.
+    /// A cgroup path from the hierarchy's root, its children included. The group is changed in
+    /// place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
     /// A systemd unit. The group is changed in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// A container, by the beginning of its id (at least 12 characters). The group is changed in place.
+    /// A container, by the beginning of its id (at least 12 characters). The group is changed in
+    /// place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
 }
 
 impl TaskMatch {
-    /// Whether the table names a cgroup as a whole, which is then changed in place and never emptied.
+    /// Whether the table names a cgroup as a whole, which is then changed in place and never
+    /// emptied.
     #[must_use]
     pub fn in_place(&self) -> bool {
         self.cgroup.is_some() || self.unit.is_some() || self.container.is_some()
@@ -90,7 +94,8 @@ const KEYS: [&str; 8] = [
 impl FromStr for TaskMatch {
     type Err = String;
 
-    /// Reads the command-line spelling: `KEY=VALUE,KEY=VALUE`. A comma within a value is written `\,`.
+    /// Reads the command-line spelling: `KEY=VALUE,KEY=VALUE`. A comma within a value is written
+    /// `\,`.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut found = Self::default();
         for part in split(text) {

@@ -1,8 +1,9 @@
-//! Text that people write: reading a TOML document into types with *every* problem located, and what was probably
-//! meant by a word that is not known.
+//! Text that people write: reading a TOML document into types with *every* problem located, and
+//! what was probably meant by a word that is not known.
 //!
-//! Reading recovers by leaving out: the value a problem was found in is removed and the rest is read again, until
-//! nothing is left to complain about. So one run names all mistakes of a file; syntax errors alone end it early.
+//! Reading recovers by leaving out: the value a problem was found in is removed and the rest is
+//! read again, until nothing is left to complain about. So one run names all mistakes of a file;
+//! syntax errors alone end it early.
 
 mod tree;
 
@@ -133,8 +134,8 @@ pub struct Complaint {
     pub remedy: Option<String>,
 }
 
-/// Reads a document of a language that belongs to another crate: types and unknown keys first, then, where those are in
-/// order, what `check` complains of.
+/// Reads a document of a language that belongs to another crate: types and unknown keys first,
+/// then, where those are in order, what `check` complains of.
 ///
 /// # Errors
 /// Every problem found.
@@ -260,7 +261,8 @@ impl<'t> Reader<'t> {
         self.report_at(offset, path, why, remedy);
     }
 
-    /// Another document is read from now on: what was unreadable in the last one says nothing about it.
+    /// Another document is read from now on: what was unreadable in the last one says nothing about
+    /// it.
     pub fn forget_places(&mut self) {
         self.seen.clear();
     }
@@ -282,8 +284,8 @@ impl<'t> Reader<'t> {
         self.seen.push(path.clone());
     }
 
-    /// Adds what was found after reading, except where reading already failed nearby: a group without `match` is no
-    /// news when its `match` could not be read.
+    /// Adds what was found after reading, except where reading already failed nearby: a group
+    /// without `match` is no news when its `match` could not be read.
     pub fn complain(&mut self, root: &DeTable<'_>, complaints: Vec<Complaint>) {
         let unread = std::mem::take(&mut self.seen);
         for Complaint { at, why, remedy } in complaints {
@@ -294,8 +296,8 @@ impl<'t> Reader<'t> {
         self.seen.extend(unread);
     }
 
-    /// Reads a `T`, leaving out what cannot be read. `None` when nothing can be made of the rest; then there is at
-    /// least one problem.
+    /// Reads a `T`, leaving out what cannot be read. `None` when nothing can be made of the rest;
+    /// then there is at least one problem.
     pub fn read<T: DeserializeOwned>(&mut self, root: &Spanned<DeTable<'_>>) -> Option<T> {
         let mut rest = root.clone();
         loop {
@@ -370,8 +372,8 @@ fn step(segment: &Segment) -> Option<Step> {
     }
 }
 
-/// What serde's message says. Its wording is part of serde's public behaviour (`serde::de::Error`); a message worded
-/// differently is passed on as it is.
+/// What serde's message says. Its wording is part of serde's public behaviour (`serde::de::Error`);
+/// a message worded differently is passed on as it is.
 enum Said {
     UnknownKey { key: String, known: Vec<String> },
     UnknownWord { word: String, known: Vec<String> },
@@ -420,8 +422,8 @@ impl Said {
     }
 }
 
-/// Line and column, both from 1, of a dotted key in a TOML text, or of the innermost table of it that is there: where to
-/// look for what a [`crate::refusal::Refusal`] names.
+/// Line and column, both from 1, of a dotted key in a TOML text, or of the innermost table of it
+/// that is there: where to look for what a [`crate::refusal::Refusal`] names.
 #[must_use]
 pub fn place_of(text: &str, key: &str) -> Option<(usize, usize)> {
     let (root, _) = DeTable::parse_recoverable(text);
@@ -445,7 +447,8 @@ pub fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> O
         .map(|(_, candidate)| candidate)
 }
 
-/// Edit distance with swaps of neighbours (optimal string alignment), without regard to case, `_` read as `-`.
+/// Edit distance with swaps of neighbours (optimal string alignment), without regard to case, `_`
+/// read as `-`.
 fn distance(a: &str, b: &str) -> usize {
     let fold = |text: &str| text.replace('_', "-").to_ascii_lowercase();
     strsim::osa_distance(&fold(a), &fold(b))

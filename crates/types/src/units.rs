@@ -1,5 +1,6 @@
-//! Quantities with their units. In files a quantity is text that carries its unit (`1ms`, `3MiB`, `600MB/s`, `20%`);
-//! in the program it is an integer in the base unit. `MB` = 10^6 bytes, `MiB` = 2^20 bytes.
+//! Quantities with their units. In files a quantity is text that carries its unit (`1ms`, `3MiB`,
+//! `600MB/s`, `20%`); in the program it is an integer in the base unit. `MB` = 10^6 bytes, `MiB` =
+//! 2^20 bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +8,8 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Bytes in one cache line: the unit of memory transactions ([`Lines`]) on every machine Quell knows.
+/// Bytes in one cache line: the unit of memory transactions ([`Lines`]) on every machine Quell
+/// knows.
 pub const LINE_BYTES: u64 = 64;
 
 /// Why a quantity could not be read.
@@ -54,7 +56,8 @@ fn trim(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Reads and writes a quantity as text: a type with `FromStr` and `Display`, and what a correct spelling looks like.
+/// Reads and writes a quantity as text: a type with `FromStr` and `Display`, and what a correct
+/// spelling looks like.
 #[macro_export]
 macro_rules! text_unit {
     ($name:ident, $wanted:literal) => {
@@ -236,7 +239,8 @@ pub struct Rate(pub u64);
 text_unit!(Rate, "a rate such as 600MB/s or 2GB/s");
 
 impl Rate {
-    /// From a measured number of bytes per second, up to the next 10^6: peaks are bounds, and nothing below is meant by them.
+    /// From a measured number of bytes per second, up to the next 10^6: peaks are bounds, and
+    /// nothing below is meant by them.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -372,7 +376,8 @@ impl Lines {
         Self(u64::try_from(bytes / u128::from(LINE_BYTES)).unwrap_or(u64::MAX))
     }
 
-    /// The shortest time in which `rate` moves this many lines, rounded up. The largest time where the rate is zero.
+    /// The shortest time in which `rate` moves this many lines, rounded up. The largest time where
+    /// the rate is zero.
     #[must_use]
     pub fn time_at(self, rate: Rate) -> Nanos {
         if rate.0 == 0 {

@@ -1,17 +1,19 @@
-//! Values over short windows of one measured span. The windows lie on a fixed grid from the span's begin, and a look at the
-//! clock seldom falls on a boundary; what then counts depends on what the value is ([`Cut`]). In either case a stall of
-//! five windows (the thread did not run) is entered for each of them, and so counts five times in a percentile.
+//! Values over short windows of one measured span. The windows lie on a fixed grid from the span's
+//! begin, and a look at the clock seldom falls on a boundary; what then counts depends on what the
+//! value is ([`Cut`]). In either case a stall of five windows (the thread did not run) is entered
+//! for each of them, and so counts five times in a percentile.
 //!
-//! **How few accesses make a time per access.** A rate over a window in which nothing ran is zero; a time per access
-//! has no value there, and one from the few accesses before or after a stall tells how many these were: a stall of 3 ms
-//! behind a single access is "3 ms per access", behind a hundred 30 µs. So no such entry is made before the load *ran*
-//! for half a window since the last one, and made [`FEWEST`] accesses; what lacks is taken from right after the stall.
-//! Nothing is left out or counted twice: the entries' times and accesses add up to the span's, which goes on until the
-//! last one can be made. Beside an ordinary pace *t* a stall of *L* windows is then seen
+//! **How few accesses make a time per access.** A rate over a window in which nothing ran is zero;
+//! a time per access has no value there, and one from the few accesses before or after a stall
+//! tells how many these were: a stall of 3 ms behind a single access is "3 ms per access", behind a
+//! hundred 30 µs. So no such entry is made before the load *ran* for half a window since the last
+//! one, and made [`FEWEST`] accesses; what lacks is taken from right after the stall. Nothing is
+//! left out or counted twice: the entries' times and accesses add up to the span's, which goes on
+//! until the last one can be made. Beside an ordinary pace *t* a stall of *L* windows is then seen
 //!
 //! - in windows that it touched and no others, ⌊*L*⌋ to ⌊*L*⌋ + 1 of them, and
-//! - in each as *t* (1 + *L*/*r*), where *r*, the part of a window that ran in the same entry, is between ½ and 1: by its
-//!   length, and not by where in a window it began.
+//! - in each as *t* (1 + *L*/*r*), where *r*, the part of a window that ran in the same entry, is
+//!   between ½ and 1: by its length, and not by where in a window it began.
 //!
 //! A window in which memory was slow is none of this: it ran, and is entered as it was.
 //!
@@ -21,30 +23,33 @@
 pub const LOOK_NS: u64 = 10_000;
 /// Twenty times as long is no memory: the CPU stood still.
 const STALL_NS: u64 = 20 * LOOK_NS;
-/// What a gap between two looks can say at most about how long the load ran: the rest may be a stall, or memory that has
-/// just become slower, of which the next looks will tell.
+/// What a gap between two looks can say at most about how long the load ran: the rest may be a
+/// stall, or memory that has just become slower, of which the next looks will tell.
 const RAN_NS: u64 = 2 * LOOK_NS;
-/// Units of work behind an entry made at a look: with fewer, windows as short as a look would tell of single accesses.
+/// Units of work behind an entry made at a look: with fewer, windows as short as a look would tell
+/// of single accesses.
 const FEWEST: u64 = 32;
 
 /// What becomes of work between two looks with a boundary between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// For rates: it went on evenly, and the boundary divides it. Every entry stands for exactly one window, so that their
-    /// mean is work ÷ time, whatever stalls there were: a paced stream that catches up in the short rest of a window after
-    /// a stall must not have that rest counted as a whole window.
+    /// For rates: it went on evenly, and the boundary divides it. Every entry stands for exactly
+    /// one window, so that their mean is work ÷ time, whatever stalls there were: a paced stream
+    /// that catches up in the short rest of a window after a stall must not have that rest counted
+    /// as a whole window.
     Evenly,
-    /// For times per access: an entry is made at the first look after a boundary with enough behind it (see the head of
-    /// this module), from the time and accesses that really passed since the last entry. Divided evenly, a stalled
-    /// window would have a fraction of an access and a value that tells of the looks, not of memory.
+    /// For times per access: an entry is made at the first look after a boundary with enough behind
+    /// it (see the head of this module), from the time and accesses that really passed since the
+    /// last entry. Divided evenly, a stalled window would have a fraction of an access and a value
+    /// that tells of the looks, not of memory.
     AtLook,
 }
 
 /// The longest batch, in steps: an end to growth where a step costs next to nothing.
 pub const LONGEST_BATCH: u64 = 1 << 16;
 
-/// The steps until the next look, after a batch of `steps` that took `elapsed` nanoseconds: at once as few as it has to
-/// be, at most twice as many.
+/// The steps until the next look, after a batch of `steps` that took `elapsed` nanoseconds: at once
+/// as few as it has to be, at most twice as many.
 #[must_use]
 pub fn next_batch(steps: u64, elapsed: u64) -> u64 {
     let fits = u128::from(steps) * u128::from(LOOK_NS) / u128::from(elapsed.max(1));
@@ -71,7 +76,8 @@ pub struct Windows {
     window: u64,
     cut: Cut,
     begin: u64,
-    /// Where the last entry ends: the time (at looks; else it is a boundary), and the work's counter.
+    /// Where the last entry ends: the time (at looks; else it is a boundary), and the work's
+    /// counter.
     entered_time: u64,
     entered_units: u64,
     /// The last look.
@@ -84,8 +90,8 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// For a span of `duration` in windows of `window` nanoseconds (at least 1): `duration ÷ window` entries, rounded
-    /// down, at least one.
+    /// For a span of `duration` in windows of `window` nanoseconds (at least 1): `duration ÷
+    /// window` entries, rounded down, at least one.
     #[must_use]
     pub fn new(duration: u64, window: u64, cut: Cut) -> Self {
         let window = window.clamp(1, duration.max(1));
@@ -93,7 +99,8 @@ impl Windows {
             .unwrap_or(usize::MAX)
             .max(1);
         Self {
-            // Written values, not zeroes: the kernel gives zeroed memory only at its first use, inside the span.
+            // Written values, not zeroes: the kernel gives zeroed memory only at its first use,
+            // inside the span.
             values: vec![f64::NAN; count],
             entered: 0,
             window,
@@ -131,7 +138,8 @@ impl Windows {
         self.rested(now);
     }
 
-    /// What happened since the last look until `now` belongs to no window: the next entry begins here.
+    /// What happened since the last look until `now` belongs to no window: the next entry begins
+    /// here.
     pub fn rested(&mut self, now: u64) {
         self.entered_time = now;
         self.last_time = now;
@@ -357,7 +365,8 @@ mod tests {
         load.stall(3 * MS);
         load.run(2 * MS);
         let values = windows.into_values();
-        // Eight windows of time by the looks until half a window had run: not 4 and 3 ms for the one access between.
+        // Eight windows of time by the looks until half a window had run: not 4 and 3 ms for the
+        // one access between.
         let stalled = values[1];
         assert!((1_500.0..=1_650.0).contains(&stalled), "{values:?}");
         assert_eq!(values[1..8], [stalled; 7], "{values:?}");
@@ -473,7 +482,8 @@ mod tests {
             let (now, accesses, entries) = (load.now, load.accesses, load.entries);
             let (time, units) = (windows.entered_time, windows.entered_units);
             let sum = |of: fn(&Entry) -> u64| entries.iter().map(of).sum::<u64>();
-            // All that was done until the last entry, which is the end unless the span is no multiple of a window.
+            // All that was done until the last entry, which is the end unless the span is no
+            // multiple of a window.
             prop_assert_eq!((sum(|e| e.ns), sum(|e| e.accesses)), (time, units));
             prop_assert_eq!(sum(|e| e.windows), span / window);
             prop_assert!(now - time <= window + 6_000_000 && accesses >= units);

@@ -1,9 +1,10 @@
-//! Keeps the account of a span's units: what the kernel's clocks say of the calling thread between two units, read on
-//! descriptors that stay open, outside the time of the units. Three calls, together one to three microseconds
-//! (measured, [`Account::sample_ns`]): the thread's CPU clock, its `schedstat` (Documentation/scheduler/sched-stats.rst)
-//! and `getrusage(RUSAGE_THREAD)`. What things are worth on this machine (a fault, the gap of an interrupt, reading the
-//! clocks) is measured when the sampler is made; what only the whole span tells (interrupts, steal) before and after it.
-//! [`quell_record::attribution`] makes something of it.
+//! Keeps the account of a span's units: what the kernel's clocks say of the calling thread between
+//! two units, read on descriptors that stay open, outside the time of the units. Three calls,
+//! together one to three microseconds (measured, [`Account::sample_ns`]): the thread's CPU clock,
+//! its `schedstat` (Documentation/scheduler/sched-stats.rst) and `getrusage(RUSAGE_THREAD)`. What
+//! things are worth on this machine (a fault, the gap of an interrupt, reading the clocks) is
+//! measured when the sampler is made; what only the whole span tells (interrupts, steal) before and
+//! after it. [`quell_record::attribution`] makes something of it.
 
 use std::fs::File;
 
@@ -18,13 +19,14 @@ use crate::Error;
 use crate::clock;
 use crate::procfs;
 
-/// Readings whose median is the cost of one: a thread that is preempted in one of them has not become slower.
+/// Readings whose median is the cost of one: a thread that is preempted in one of them has not
+/// become slower.
 const TRIED: u32 = 64;
 /// Pages touched to learn what a fault takes, in chunks of which the median counts.
 const CHUNK: usize = 32;
 const CHUNKS: usize = 8;
-/// Gaps between two looks at the clock that are an interrupt's: a look takes some 30 ns, longer than the upper end are
-/// other threads and hypervisors.
+/// Gaps between two looks at the clock that are an interrupt's: a look takes some 30 ns, longer
+/// than the upper end are other threads and hypervisors.
 const GAP_NS: std::ops::Range<u64> = 500..100_000;
 /// So many gaps are enough to know one, and so long is looked for them.
 const GAPS: usize = 9;
@@ -66,8 +68,8 @@ struct Whole {
 }
 
 impl Sampler {
-    /// For the calling thread of this kernel. Takes some 20 ms to learn what things are worth. `None` where the
-    /// kernel does not tell how long threads wait (no CONFIG_SCHED_INFO).
+    /// For the calling thread of this kernel. Takes some 20 ms to learn what things are worth.
+    /// `None` where the kernel does not tell how long threads wait (no CONFIG_SCHED_INFO).
     ///
     /// # Errors
     /// When a file is there and cannot be read.
@@ -81,8 +83,8 @@ impl Sampler {
             worth: Account {
                 // The processor says that there is a hypervisor, or one has taken CPUs away.
                 guest: Cpuinfo::read(&kernel)?.is_guest() || times.iter().any(|t| t.steal_ns > 0),
-                // Without CONFIG_IRQ_TIME_ACCOUNTING, interrupt time is what a tick finds interrupted, and a tick never
-                // finds itself: the figure stays at zero.
+                // Without CONFIG_IRQ_TIME_ACCOUNTING, interrupt time is what a tick finds
+                // interrupted, and a tick never finds itself: the figure stays at zero.
                 interrupts_apart: times.iter().any(|t| t.irq_ns > 0),
                 fault_ns: fault_ns(),
                 ..Account::default()
@@ -106,13 +108,14 @@ impl Sampler {
         Ok(Some(sampler))
     }
 
-    /// Makes room for a span of at most `units`, each of about `unit_ns`. `false`: it would disturb the measurement,
-    /// and no account is kept.
+    /// Makes room for a span of at most `units`, each of about `unit_ns`. `false`: it would disturb
+    /// the measurement, and no account is kept.
     pub fn prepare(&mut self, units: usize, unit_ns: u64) -> bool {
         if units > MOST_UNITS || self.worth.sample_ns > unit_ns as f64 * DEAREST {
             return false;
         }
-        // Written values, not zeroes: the kernel gives zeroed memory only at its first use, inside the span.
+        // Written values, not zeroes: the kernel gives zeroed memory only at its first use, inside
+        // the span.
         let untouched = Unit {
             cpu: u64::MAX,
             ..Unit::default()
@@ -132,14 +135,15 @@ impl Sampler {
         clock::now()
     }
 
-    /// A unit that began at `from` ended at `at`, stands for `windows` values, and stood still for `stalled` ns. The
-    /// next one begins at the time returned.
+    /// A unit that began at `from` ended at `at`, stands for `windows` values, and stood still for
+    /// `stalled` ns. The next one begins at the time returned.
     pub fn end(&mut self, from: u64, at: u64, windows: u64, stalled: u64) -> u64 {
         let (Some(new), Some(unit)) = (self.read(), self.units.get_mut(self.entered)) else {
             return clock::now();
         };
         let last = self.last;
-        // From reading to reading, as the other clocks are: so that what reading takes is on both sides.
+        // From reading to reading, as the other clocks are: so that what reading takes is on both
+        // sides.
         let (wall, between) = (at.saturating_sub(from), new.wall.saturating_sub(last.wall));
         let cpu = new.cpu.saturating_sub(last.cpu);
         *unit = Unit {
@@ -218,7 +222,8 @@ fn current_cpu() -> CpuId {
 fn usage() -> libc::rusage {
     // SAFETY: a `rusage` is plain numbers, for which zeroes are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one `rusage` through a valid pointer. It cannot fail with these arguments.
+    // SAFETY: the kernel writes one `rusage` through a valid pointer. It cannot fail with these
+    // arguments.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     usage
 }
@@ -267,7 +272,8 @@ fn fault_ns() -> f64 {
     found
 }
 
-/// The gap an interrupt makes in a thread that does nothing but look at the clock: the median of a few.
+/// The gap an interrupt makes in a thread that does nothing but look at the clock: the median of a
+/// few.
 fn gap_ns() -> f64 {
     let mut gaps = Vec::with_capacity(GAPS);
     let begin = clock::now();

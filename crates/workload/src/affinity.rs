@@ -58,7 +58,8 @@ pub fn pin_to(cpu: CpuId) -> Result<Pinned, Error> {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // The former mask may have gone meanwhile (hot-unplug); there is nobody to tell, and the thread still runs.
+        // The former mask may have gone meanwhile (hot-unplug); there is nobody to tell, and the
+        // thread still runs.
         let _ = affinity::set(0, &self.before);
     }
 }

@@ -1,5 +1,6 @@
-//! What `quell bench NAME` does for a generator: runs it on its own and shows its percentiles over short windows, as JSON
-//! or for a person. `docs/generators.md` describes the generators and the JSON.
+//! What `quell bench NAME` does for a generator: runs it on its own and shows its percentiles over
+//! short windows, as JSON or for a person. `docs/generators.md` describes the generators and the
+//! JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -51,7 +52,8 @@ impl BenchOptions {
 /// One metric over the span.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// The mean over the windows (or over the jobs, packets, frames: what the metric has a value of).
+    /// The mean over the windows (or over the jobs, packets, frames: what the metric has a value
+    /// of).
     pub mean: f64,
     /// The smallest value.
     pub min: f64,
@@ -124,8 +126,8 @@ pub struct BenchReport {
     pub window_ns: u64,
     /// Program bytes moved in the span (for a list: the lines touched).
     pub bytes: u64,
-    /// What a program byte stands for on the memory bus, once the buffer is far larger than the caches. Absent where
-    /// that cannot be said.
+    /// What a program byte stands for on the memory bus, once the buffer is far larger than the
+    /// caches. Absent where that cannot be said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic_per_byte: Option<Traffic>,
     /// The measured span in nanoseconds.
@@ -135,8 +137,8 @@ pub struct BenchReport {
 /// Runs a generator on its own.
 ///
 /// # Errors
-/// When the CPU or the memory is not to be had, the processor lacks the operation, or the span has no or too many
-/// windows.
+/// When the CPU or the memory is not to be had, the processor lacks the operation, or the span has
+/// no or too many windows.
 pub fn bench(options: &BenchOptions) -> Result<BenchReport, Error> {
     pressure::check(&options.workload, options.duration)?;
     let _pinned = options.cpu.map(affinity::pin_to).transpose()?;

@@ -1,4 +1,5 @@
-//! What can be asked of one line besides loads and stores: to be fetched ahead, written back, dropped.
+//! What can be asked of one line besides loads and stores: to be fetched ahead, written back,
+//! dropped.
 
 use crate::Error;
 use crate::arch;

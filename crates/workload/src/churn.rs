@@ -1,6 +1,7 @@
-//! Lines churned through a cache: blocks of lines, each block under the next of the operations in turn. At random over a
-//! buffer as large as a cache this displaces what a neighbour keeps there as fast as a core can (as stress-ng's cache
-//! stressor does); in order, and with one operation, it is the loop of `membw` for prefetches and flushes.
+//! Lines churned through a cache: blocks of lines, each block under the next of the operations in
+//! turn. At random over a buffer as large as a cache this displaces what a neighbour keeps there as
+//! fast as a core can (as stress-ng's cache stressor does); in order, and with one operation, it is
+//! the loop of `membw` for prefetches and flushes.
 
 use std::ptr;
 
@@ -12,8 +13,8 @@ use crate::cacheline::{Maker, Request};
 use crate::latency::{SEED, lines};
 use crate::memory::{Buffer, Granted};
 
-/// Lines under one operation before the next takes its turn: enough that the choice costs nothing, few enough that a
-/// millisecond sees all operations many times.
+/// Lines under one operation before the next takes its turn: enough that the choice costs nothing,
+/// few enough that a millisecond sees all operations many times.
 const BLOCK: u64 = 16;
 
 /// An operation, with the instruction for it.
@@ -40,7 +41,8 @@ impl Churn {
     /// Takes a buffer of `size` bytes for these operations, of which there is at least one.
     ///
     /// # Errors
-    /// As [`Buffer::new`]; when the processor does not have an operation, or the buffer has more than 2^32 lines.
+    /// As [`Buffer::new`]; when the processor does not have an operation, or the buffer has more
+    /// than 2^32 lines.
     pub fn new(
         operations: &[Touch],
         size: Bytes,
@@ -107,8 +109,9 @@ impl Churn {
     }
 }
 
-/// A number below `bound`: the upper half of a linear congruential generator modulo 2^64 (Knuth's MMIX constants), scaled.
-/// Two multiplications, because anything more would show beside an access to the first-level cache.
+/// A number below `bound`: the upper half of a linear congruential generator modulo 2^64 (Knuth's
+/// MMIX constants), scaled. Two multiplications, because anything more would show beside an access
+/// to the first-level cache.
 fn random(state: &mut u64, bound: u32) -> u32 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)

@@ -1,5 +1,5 @@
-//! The one clock of the generators: `CLOCK_MONOTONIC`, read without a system call where the kernel offers that (vDSO);
-//! and the CPU time of a thread.
+//! The one clock of the generators: `CLOCK_MONOTONIC`, read without a system call where the kernel
+//! offers that (vDSO); and the CPU time of a thread.
 
 use rustix::thread::clock_nanosleep_absolute;
 use rustix::time::{ClockId, Timespec, clock_gettime};

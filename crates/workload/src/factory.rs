@@ -7,10 +7,12 @@ use crate::requests::Server;
 use crate::resolved::{Load, ResolvedWorkload};
 use crate::{Error, frames, pressure};
 
-/// Takes and touches the memory of a generator, on the CPU and memory node the calling thread runs on.
+/// Takes and touches the memory of a generator, on the CPU and memory node the calling thread runs
+/// on.
 ///
 /// # Errors
-/// When a parameter makes no sense, what it needs is not to be had, or the processor does not have the operation.
+/// When a parameter makes no sense, what it needs is not to be had, or the processor does not have
+/// the operation.
 pub(crate) fn generator(workload: &ResolvedWorkload) -> Result<Box<dyn Generator>, Error> {
     if let Some(fault) = workload.fault() {
         let what = format!("{}: `{}`", workload.kind(), fault.key);

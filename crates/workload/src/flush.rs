@@ -1,6 +1,6 @@
-//! How long do calls take that flush per-CPU kernel work? Such a call waits for a worker on every other CPU; where a CPU
-//! is throttled the worker does not run, so the call blocks although its own CPU is not regulated. This measures that,
-//! from a CPU that is not regulated:
+//! How long do calls take that flush per-CPU kernel work? Such a call waits for a worker on every
+//! other CPU; where a CPU is throttled the worker does not run, so the call blocks although its own
+//! CPU is not regulated. This measures that, from a CPU that is not regulated:
 //!
 //! | call | what it waits for |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | `posix_fadvise(POSIX_FADV_DONTNEED)` of a written, synced page that is mapped | the same, because a mapped page cannot be dropped at the first try (mm/fadvise.c) |
 //! | `membarrier(MEMBARRIER_CMD_GLOBAL)` | a grace period of RCU: milliseconds even undisturbed |
 //!
-//! A CPU is only waited for if something is pending there. `stir` keeps it so: a thread there that takes and touches
-//! pages in between.
+//! A CPU is only waited for if something is pending there. `stir` keeps it so: a thread there that
+//! takes and touches pages in between.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -82,7 +82,8 @@ pub struct Call {
     pub lengths: Lengths,
 }
 
-/// A call that can be made again and again: prepares itself, then returns how long the call alone took.
+/// A call that can be made again and again: prepares itself, then returns how long the call alone
+/// took.
 trait Repeated {
     fn once(&mut self) -> Result<u64, Error>;
 }
@@ -158,7 +159,8 @@ impl DropPage {
             File::from(rustix::fs::open(folder, flags, mode).map_err(Error::kernel(what.clone()))?);
         file.write_all(&[1; PAGE])
             .map_err(Error::kernel(what.clone()))?;
-        // SAFETY: a fresh shared mapping of our own file of one page, at an address of the kernel's choice.
+        // SAFETY: a fresh shared mapping of our own file of one page, at an address of the kernel's
+        // choice.
         let map = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -214,7 +216,8 @@ impl Repeated for Membarrier {
     }
 }
 
-/// Measures the calls one after the other, round and round. A call that cannot be made here is skipped with the reason.
+/// Measures the calls one after the other, round and round. A call that cannot be made here is
+/// skipped with the reason.
 ///
 /// # Errors
 /// When a CPU may not be used.
@@ -273,7 +276,8 @@ fn calls(options: &FlushOptions) -> Result<FlushReport, Error> {
             match kind.call.as_mut().map(|call| call.once()) {
                 None => {}
                 Some(Ok(took)) => kind.lengths.push(took),
-                // Refused for good (an old kernel) or for now (no huge page free): what was measured before counts.
+                // Refused for good (an old kernel) or for now (no huge page free): what was
+                // measured before counts.
                 Some(Err(e)) => {
                     let why = format!("after {} calls: {e}", kind.lengths.len());
                     skipped.insert(kind.name.to_owned(), why);
@@ -299,8 +303,8 @@ fn calls(options: &FlushOptions) -> Result<FlushReport, Error> {
     })
 }
 
-/// Keeps LRU additions pending on a CPU: takes, touches and gives back a few pages, resting in between so that it is
-/// no load of its own.
+/// Keeps LRU additions pending on a CPU: takes, touches and gives back a few pages, resting in
+/// between so that it is no load of its own.
 fn stir(cpu: CpuId, over: &AtomicBool) -> Result<(), Error> {
     let _pinned = affinity::pin_to(cpu)?;
     while !over.load(Ordering::Relaxed) {

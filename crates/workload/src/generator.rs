@@ -1,5 +1,5 @@
-//! What a runner needs of any generator: measured spans, and its load in between. Loads of equal steps are kept up by a
-//! [`Driver`]; the others keep time by themselves.
+//! What a runner needs of any generator: measured spans, and its load in between. Loads of equal
+//! steps are kept up by a [`Driver`]; the others keep time by themselves.
 
 use quell_record::measurement::Measurement;
 use quell_types::units::Nanos;
@@ -11,7 +11,8 @@ use crate::memory::Granted;
 use crate::resolved::Placed;
 use crate::windows::Windows;
 
-/// More windows (or samples) than this in one span are refused: their memory would disturb what is measured.
+/// More windows (or samples) than this in one span are refused: their memory would disturb what is
+/// measured.
 pub(crate) const MOST_WINDOWS: u64 = 16 << 20;
 
 /// A span to be measured.
@@ -61,7 +62,8 @@ pub(crate) trait Generator {
         None
     }
 
-    /// Keeps an account of where each unit's time went, if it has units that the kernel's clocks can be read between.
+    /// Keeps an account of where each unit's time went, if it has units that the kernel's clocks
+    /// can be read between.
     fn account(&mut self, _: Sampler) {}
 }
 

@@ -1,5 +1,5 @@
-//! The inner loops of the streams: what is done to whole lines. Their rates define a machine's peak, so they must not be
-//! slower than a program's.
+//! The inner loops of the streams: what is done to whole lines. Their rates define a machine's
+//! peak, so they must not be slower than a program's.
 
 use quell_policy::workload::Operation;
 
@@ -13,7 +13,8 @@ pub enum Extra {
     CopyNonTemporal,
 }
 
-/// The fastest kernel for `operation` here; `None` where the processor (or our knowledge of it) has none.
+/// The fastest kernel for `operation` here; `None` where the processor (or our knowledge of it) has
+/// none.
 #[must_use]
 pub fn kernel(operation: Operation) -> Option<Kernel> {
     let streams = arch::streams();

@@ -1,6 +1,7 @@
-//! A dependent walk through a list with one node per 64-byte line: each load's address is the result of the one
-//! before, so time ÷ accesses is the latency of one (as lmbench `lat_mem_rd` and IsolBench `latency` do). A walk that
-//! stores, too, leaves every line changed, so that beyond the caches each costs a write-back besides.
+//! A dependent walk through a list with one node per 64-byte line: each load's address is the
+//! result of the one before, so time ÷ accesses is the latency of one (as lmbench `lat_mem_rd` and
+//! IsolBench `latency` do). A walk that stores, too, leaves every line changed, so that beyond the
+//! caches each costs a write-back besides.
 
 use quell_policy::workload::{Access, Order, Pages};
 use quell_types::units::{Bytes, LINE_BYTES};
@@ -54,7 +55,8 @@ impl List {
         let nodes = lines(size)?;
         let buffer = Buffer::new(size, pages)?;
         let all: Vec<u32> = (0..nodes).collect();
-        // SAFETY: the buffer holds `size` bytes, rounded up, so it holds these lines, of which there is at least one.
+        // SAFETY: the buffer holds `size` bytes, rounded up, so it holds these lines, of which
+        // there is at least one.
         let at = unsafe { lay(&buffer, &all, order, SEED) };
         Ok(Self {
             buffer,
@@ -94,7 +96,8 @@ impl List {
 #[inline(never)]
 fn walk<const STORE: bool>(mut at: *const Node, accesses: u64) -> *const Node {
     for _ in 0..accesses {
-        // SAFETY: `at` is a node of the caller's list or was read from one, and every node points to another.
+        // SAFETY: `at` is a node of the caller's list or was read from one, and every node points
+        // to another.
         at = unsafe { step::<STORE>(at) };
     }
     at

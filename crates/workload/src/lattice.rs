@@ -1,11 +1,14 @@
-//! A lattice-Boltzmann stream, as SPEC's lbm: two grids of 19 distributions; a step reads a line of each in one grid, lets the
-//! particles collide, and writes a line of each in the other, where they move to; after a sweep the grids change places.
-//! 38 streams side by side, half of them written: more than hardware prefetchers and DRAM rows are made for.
+//! A lattice-Boltzmann stream, as SPEC's lbm: two grids of 19 distributions; a step reads a line of
+//! each in one grid, lets the particles collide, and writes a line of each in the other, where they
+//! move to; after a sweep the grids change places. 38 streams side by side, half of them written:
+//! more than hardware prefetchers and DRAM rows are made for.
 //!
-//! The method is Qian, d'Humières and Lallemand's (Europhysics Letters 17, 1992): D3Q19, one relaxation time. The eight numbers
-//! of a line are eight lattices of their own, so that neighbours are whole lines away, and a grid is a torus that is one line
-//! longer per row than it is wide (helical boundaries). Mass is conserved to rounding, which tells that every line is read
-//! and written once. SPEC's keeps a cell's distributions together and has obstacles; here each has an array, and there are none.
+//! The method is Qian, d'Humières and Lallemand's (Europhysics Letters 17, 1992): D3Q19, one
+//! relaxation time. The eight numbers of a line are eight lattices of their own, so that neighbours
+//! are whole lines away, and a grid is a torus that is one line longer per row than it is wide
+//! (helical boundaries). Mass is conserved to rounding, which tells that every line is read and
+//! written once. SPEC's keeps a cell's distributions together and has obstacles; here each has an
+//! array, and there are none.
 
 use quell_policy::workload::Pages;
 use quell_types::units::{Bytes, LINE_BYTES};
@@ -68,8 +71,8 @@ pub struct Lattice {
 }
 
 impl Lattice {
-    /// Takes both grids in `size` bytes together, rounded down to whole lines of the 38 arrays, at least one of each; a fluid at rest,
-    /// a little denser in some places.
+    /// Takes both grids in `size` bytes together, rounded down to whole lines of the 38 arrays, at
+    /// least one of each; a fluid at rest, a little denser in some places.
     ///
     /// # Errors
     /// As [`Buffer::new`].
@@ -107,7 +110,8 @@ impl Lattice {
         Ok(lattice)
     }
 
-    /// A line of an array; inside the buffer for a grid below 2, a direction below 19 and a line below `lines`.
+    /// A line of an array; inside the buffer for a grid below 2, a direction below 19 and a line
+    /// below `lines`.
     fn line(&self, grid: usize, direction: usize, line: usize) -> *mut Line {
         let index = (grid * DIRECTIONS + direction) * self.lines + line;
         self.buffer.start().cast::<Line>().wrapping_add(index)
@@ -118,7 +122,8 @@ impl Lattice {
         for _ in 0..steps {
             let mut cell = [[0.0; LANES]; DIRECTIONS];
             for (direction, line) in cell.iter_mut().enumerate() {
-                // SAFETY: a line of ours (see `line`), aligned to 64 bytes since the buffer is, and touched.
+                // SAFETY: a line of ours (see `line`), aligned to 64 bytes since the buffer is, and
+                // touched.
                 *line = unsafe { self.line(self.from, direction, self.at).read() };
             }
             (self.collide)(&mut cell);
@@ -245,7 +250,8 @@ mod tests {
             (0..DIRECTIONS)
                 .map(|direction| {
                     let written = |line: &usize| {
-                        // SAFETY: a line of the buffer. Untouched ones are zero but for a byte a page.
+                        // SAFETY: a line of the buffer. Untouched ones are zero but for a byte a
+                        // page.
                         let line = unsafe { lattice.line(1, direction, *line).read() };
                         line[1] > 0.01
                     };

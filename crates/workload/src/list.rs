@@ -1,6 +1,6 @@
-//! One cycle through every node of a list: Sattolo's algorithm (S. Sattolo, "An algorithm to generate a random cyclic
-//! permutation", Information Processing Letters 22, 1986), a Fisher-Yates shuffle that never leaves an item in place
-//! of its own round and so yields one cycle through all.
+//! One cycle through every node of a list: Sattolo's algorithm (S. Sattolo, "An algorithm to
+//! generate a random cyclic permutation", Information Processing Letters 22, 1986), a Fisher-Yates
+//! shuffle that never leaves an item in place of its own round and so yields one cycle through all.
 
 use quell_policy::workload::Order;
 use quell_types::rng::Rng;

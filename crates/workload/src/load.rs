@@ -1,6 +1,7 @@
-//! The loop that keeps a load up: in batches short enough that the clock is looked at about every ten microseconds
-//! (and long enough that the look, some 30 ns, does not show), at a target rate where one is given, into windows while
-//! measuring, asking once a millisecond whether to end. Nothing here allocates.
+//! The loop that keeps a load up: in batches short enough that the clock is looked at about every
+//! ten microseconds (and long enough that the look, some 30 ns, does not show), at a target rate
+//! where one is given, into windows while measuring, asking once a millisecond whether to end.
+//! Nothing here allocates.
 
 use crate::account::Sampler;
 use quell_types::pace::{Pace, SPIN_NS};
@@ -64,7 +65,8 @@ impl Driver {
         &mut self.load
     }
 
-    /// Runs for `duration` nanoseconds and until every window has a value, or until `asked` says so.
+    /// Runs for `duration` nanoseconds and until every window has a value, or until `asked` says
+    /// so.
     pub fn run(
         &mut self,
         duration: u64,
@@ -171,7 +173,8 @@ mod tests {
         let mut paced = write_stream(Some(Rate(target as u64)));
         let span = paced.run(100_000_000, None, || false);
         let ratio = span.steps as f64 * 64e9 / span.duration_ns as f64 / target;
-        // Above by at most the slot done in advance, below only while the machine does not let it run.
+        // Above by at most the slot done in advance, below only while the machine does not let it
+        // run.
         let met = (0.5..=1.01).contains(&ratio);
         expect(met, || format!("{ratio} of the target"))
     }
@@ -184,12 +187,14 @@ mod tests {
         let values = windows.into_values();
         assert_eq!(values.len(), 50);
         assert!(!span.interrupted && span.duration_ns >= 50_000_000);
-        // All bytes but those after the last boundary: of the last batch, the part that lies beyond it.
+        // All bytes but those after the last boundary: of the last batch, the part that lies beyond
+        // it.
         let bytes = (span.steps * driver.load().step_bytes()) as f64;
         let in_windows = values.iter().sum::<f64>() * 1e3;
         let late = span.duration_ns as f64 / 50e6 - 1.0;
         assert!(in_windows <= bytes + 1.0, "{in_windows} of {bytes}");
-        // A stall at the end, longer than a hundredth of the span, says nothing of what lies behind it.
+        // A stall at the end, longer than a hundredth of the span, says nothing of what lies behind
+        // it.
         assert!(
             late > 0.01 || in_windows >= 0.98 * bytes,
             "{in_windows} of {bytes}"

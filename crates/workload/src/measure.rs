@@ -1,5 +1,6 @@
-//! The rates this machine reaches, in program bytes. They anchor what cannot be counted: with the time meter a CPU's use
-//! is its running time × the *highest* rate one CPU can reach, so a rate too low would break caps.
+//! The rates this machine reaches, in program bytes. They anchor what cannot be counted: with the
+//! time meter a CPU's use is its running time × the *highest* rate one CPU can reach, so a rate too
+//! low would break caps.
 //!
 //! | figure | rule |
 //! |---|---|
@@ -7,13 +8,16 @@
 //! | peak | the best of these; besides the experiments' operations a copy with stores past the caches is tried, since its program bytes cost the least traffic |
 //! | sustainable | the median of [`ROUNDS`] runs of [`TOGETHER_NS`] in which every CPU of the set streams in the peak's way at once: the median, because it must hold, not be reached once; at least the peak, which one CPU alone did reach |
 //!
-//! Besides, for a person: the spread of every run, of each CPU alone and of each while all run the same.
+//! Besides, for a person: the spread of every run, of each CPU alone and of each while all run the
+//! same.
 //!
-//! Buffers are four times the last-level cache (at most 512 MiB a thread, and an eighth of the available memory over
-//! all threads), in huge pages where to be had, taken and touched on the CPU that streams through them. Where memory
-//! is short fewer CPUs are measured alone; where that does not help buffers shrink into the last-level cache, and the
-//! result says so ([`Measured::within_cache`]): part of the traffic then never reached memory, which may sustain less. Refused
-//! only where they would fit the second-level caches, too, and tell nothing of what CPUs share.
+//! Buffers are four times the last-level cache (at most 512 MiB a thread, and an eighth of the
+//! available memory over all threads), in huge pages where to be had, taken and touched on the CPU
+//! that streams through them. Where memory is short fewer CPUs are measured alone; where that does
+//! not help buffers shrink into the last-level cache, and the result says so
+//! ([`Measured::within_cache`]): part of the traffic then never reached memory, which may sustain
+//! less. Refused only where they would fit the second-level caches, too, and tell nothing of what
+//! CPUs share.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -55,13 +59,14 @@ pub(crate) fn way(name: &str) -> Option<Way> {
     ways().find(|way| way.name() == name)
 }
 
-/// A run that a worker is told to make; it answers with program bytes per second, `None` where the processor does not
-/// have the way.
+/// A run that a worker is told to make; it answers with program bytes per second, `None` where the
+/// processor does not have the way.
 struct Run {
     way: Way,
     start: u64,
     duration: u64,
-    /// Per second of CPU time instead: what another program takes of the CPU meanwhile does not lower the rate.
+    /// Per second of CPU time instead: what another program takes of the CPU meanwhile does not
+    /// lower the rate.
     of_cpu_time: bool,
 }
 
@@ -133,11 +138,13 @@ impl Worker {
     }
 }
 
-/// Measures the rates of the CPUs `cpus` of a machine whose last-level cache holds `llc`: two or three seconds of
-/// full memory load on two CPUs, at most four on many. `now_unix_s` is noted as the time of measuring.
+/// Measures the rates of the CPUs `cpus` of a machine whose last-level cache holds `llc`: two or
+/// three seconds of full memory load on two CPUs, at most four on many. `now_unix_s` is noted as
+/// the time of measuring.
 ///
 /// # Errors
-/// When a CPU may not be used, or an eighth of the available memory does not hold twice the second-level cache for each.
+/// When a CPU may not be used, or an eighth of the available memory does not hold twice the
+/// second-level cache for each.
 pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured> {
     let available = procfs::available_memory()?;
     let l2 = procfs::largest_l2(&cpus.iter().take(1).collect())?;
@@ -213,7 +220,8 @@ fn all_together(
     Ok(all)
 }
 
-/// A worker: takes its memory on its CPU, says so, and runs what it is told until nobody tells it anything.
+/// A worker: takes its memory on its CPU, says so, and runs what it is told until nobody tells it
+/// anything.
 fn work(
     cpu: CpuId,
     size: Bytes,
@@ -232,7 +240,8 @@ fn work(
     };
     let mut driver = Driver::new(Load::Bandwidth(stream), None);
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    // The receiver goes away only when the measurement has failed elsewhere: then there is nobody to tell.
+    // The receiver goes away only when the measurement has failed elsewhere: then there is nobody
+    // to tell.
     let mut gone = ready.send(Ok(thread.cast_unsigned())).is_err();
     while !gone && let Ok(run) = told.recv() {
         gone = say.send(Ok(run_once(&mut driver, &run))).is_err();
@@ -259,8 +268,9 @@ fn run_once(driver: &mut Driver, run: &Run) -> Option<f64> {
     Some(bytes as f64 * 1e9 / time.max(1) as f64)
 }
 
-/// Traffic that is known: once through a buffer of four caches, reading or writing each line, which crosses to or from
-/// memory once for it. Each call makes one pass on the calling thread and tells how many lines it went over.
+/// Traffic that is known: once through a buffer of four caches, reading or writing each line, which
+/// crosses to or from memory once for it. Each call makes one pass on the calling thread and tells
+/// how many lines it went over.
 ///
 /// # Errors
 /// When the memory is not to be had.
@@ -304,7 +314,8 @@ impl Buffers {
     }
 }
 
-/// The buffers of a measurement of rates on `cpus` CPUs, the fewer and smaller the less memory there is.
+/// The buffers of a measurement of rates on `cpus` CPUs, the fewer and smaller the less memory
+/// there is.
 pub(crate) fn buffers(
     llc: Bytes,
     l2: Bytes,
@@ -322,7 +333,8 @@ pub(crate) fn buffers(
     }
     let whole = available.map_or(u64::MAX, |a| a.0 / 8);
     let enough = (2 * llc.0).min(LARGEST_BUFFER);
-    // Fewer that are large enough, and something beyond their own caches for the others, who only run with them.
+    // Fewer that are large enough, and something beyond their own caches for the others, who only
+    // run with them.
     for fewer in (1..most).rev() {
         let rest = whole.saturating_sub(fewer as u64 * enough) / (cpus - fewer) as u64;
         if rest >= 2 * l2.0 {

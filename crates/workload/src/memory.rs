@@ -1,7 +1,8 @@
-//! The buffers the generators work on: private anonymous memory, every page touched, in base pages or in transparent
-//! huge pages as asked (madvise(2), Documentation/admin-guide/mm/transhuge.rst), with an inaccessible page on each
-//! side so that the kernel neither merges the mapping with a neighbour nor counts a neighbour's pages with ours. What Quell has
-//! locked in a cache for this program is the beginning of its first buffer in base pages.
+//! The buffers the generators work on: private anonymous memory, every page touched, in base pages
+//! or in transparent huge pages as asked (madvise(2), Documentation/admin-guide/mm/transhuge.rst),
+//! with an inaccessible page on each side so that the kernel neither merges the mapping with a
+//! neighbour nor counts a neighbour's pages with ours. What Quell has locked in a cache for this
+//! program is the beginning of its first buffer in base pages.
 
 use std::ptr::{self, NonNull};
 
@@ -86,8 +87,8 @@ pub struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// Takes and touches `size` bytes, rounded up to a page of 4 KiB (the mapping to 2 MiB where huge pages are asked
-    /// for, so that the tail lies in one, too).
+    /// Takes and touches `size` bytes, rounded up to a page of 4 KiB (the mapping to 2 MiB where
+    /// huge pages are asked for, so that the tail lies in one, too).
     ///
     /// # Errors
     /// When more is asked for than the machine has available, or the kernel refuses.
@@ -118,7 +119,8 @@ impl Buffer {
         let used = len.checked_next_multiple_of(unit).ok_or_else(too_large)?;
         let map_len = used.checked_add(2 * HUGE).ok_or_else(too_large)?;
 
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing
+        // that exists.
         let map = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -133,7 +135,8 @@ impl Buffer {
             return Err(Error::last(what));
         }
         let map = NonNull::new(map.cast::<u8>()).ok_or_else(|| Error::last(what.clone()))?;
-        // At least a page remains on each side: the first 2 MiB boundary past the first page, and 2 MiB less behind.
+        // At least a page remains on each side: the first 2 MiB boundary past the first page, and 2
+        // MiB less behind.
         let skip = HUGE - map.as_ptr().addr() % HUGE;
         // SAFETY: `skip` ≤ 2 MiB and `used` + 2 · 2 MiB is the mapping's length.
         let start = unsafe { map.add(skip) };
@@ -159,19 +162,20 @@ impl Buffer {
         {
             return Err(Error::last(what));
         }
-        // A kernel built without transparent huge pages answers EINVAL: then base pages is what there is, and the
-        // check below says so where huge ones were asked for.
-        // SAFETY: the range lies inside our own mapping.
+        // A kernel built without transparent huge pages answers EINVAL: then base pages is what
+        // there is, and the check below says so where huge ones were asked for. SAFETY: the range
+        // lies inside our own mapping.
         let _ = unsafe { libc::madvise(start.as_ptr().cast(), used, advice) };
         if pages == Pages::Base {
-            // SAFETY: aligned to 2 MiB, and the beginning of `used` bytes of our own that nothing refers to yet.
+            // SAFETY: aligned to 2 MiB, and the beginning of `used` bytes of our own that nothing
+            // refers to yet.
             unsafe { quell_client::locked_over(start, used) }.map_err(|e| {
                 Error::refused(what.clone(), e.to_string(), "leave reserve.cache out")
             })?;
         }
-        // Half the time of a fault for each page, which counts where the program starts under a limit of its CPU time. Linux
-        // 5.14; whatever it leaves is touched below.
-        // SAFETY: the range lies inside our own mapping and nothing refers to it yet.
+        // Half the time of a fault for each page, which counts where the program starts under a
+        // limit of its CPU time. Linux 5.14; whatever it leaves is touched below. SAFETY: the range
+        // lies inside our own mapping and nothing refers to it yet.
         let _ = unsafe { libc::madvise(start.as_ptr().cast(), used, libc::MADV_POPULATE_WRITE) };
         for offset in (0..used).step_by(BASE) {
             // SAFETY: `offset` lies below `used`, which is mapped for writing.
@@ -227,7 +231,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours alone and nobody can hold a reference into it: `start` hands out raw pointers.
+        // SAFETY: the mapping is ours alone and nobody can hold a reference into it: `start` hands
+        // out raw pointers.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
     }
 }

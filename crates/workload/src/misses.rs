@@ -1,5 +1,5 @@
-//! Lines that the calling thread has brought in past the last-level cache, by the processor's counter, in user mode. Most
-//! virtual machines have none.
+//! Lines that the calling thread has brought in past the last-level cache, by the processor's
+//! counter, in user mode. Most virtual machines have none.
 
 use quell_kernel::perf::{Event, EventCode, HW_CACHE_MISSES, Scope, TYPE_HARDWARE, Wake};
 

@@ -22,7 +22,8 @@ pub unsafe fn lay(buffer: &Buffer, lines: &[u32], order: Order, seed: u64) -> *c
     let start = buffer.start().cast::<Node>();
     let nodes = u32::try_from(lines.len()).unwrap_or(u32::MAX);
     for (line, next) in lines.iter().zip(cycle(nodes, order, seed)) {
-        // SAFETY: by the contract both nodes lie in the buffer, which is aligned far beyond a line and is ours.
+        // SAFETY: by the contract both nodes lie in the buffer, which is aligned far beyond a line
+        // and is ours.
         unsafe {
             start.add(*line as usize).write(Node {
                 next: start.add(lines[next as usize] as usize),
@@ -36,7 +37,8 @@ pub unsafe fn lay(buffer: &Buffer, lines: &[u32], order: Order, seed: u64) -> *c
 /// One access: from a node to the next, having stored into it if asked to.
 ///
 /// # Safety
-/// `at` must be a node of a laid-out list whose buffer is still there, and nobody else may use the list meanwhile.
+/// `at` must be a node of a laid-out list whose buffer is still there, and nobody else may use the
+/// list meanwhile.
 #[inline(always)]
 pub unsafe fn step<const STORE: bool>(at: *const Node) -> *const Node {
     // SAFETY: by the contract; the buffer is writable memory that no reference points into.

@@ -1,5 +1,6 @@
-//! What tests of timings say on a machine whose hypervisor takes a CPU away for half a second now and then: a stall
-//! spoils the try it falls into and not ten in a row; what is broken fails in each.
+//! What tests of timings say on a machine whose hypervisor takes a CPU away for half a second now
+//! and then: a stall spoils the try it falls into and not ten in a row; what is broken fails in
+//! each.
 
 /// Tries `what` up to ten times; panics with the last try's reason if none is right.
 pub fn in_one_of_ten(mut what: impl FnMut() -> Result<(), String>) {

@@ -1,11 +1,13 @@
-//! When does a CPU run a thread, and when not? A thread spins on one CPU looking at the clock; a step far longer than
-//! usual is a gap in which it did not run (throttled, preempted, or the hypervisor took the CPU). What lies between
-//! two gaps is a run. On a throttled CPU the runs show the budget plus the delay from overflow to throttled, the gaps
-//! the throttles (the method of the kernel's `timerlat`/`osnoise` tracers, Documentation/trace/osnoise-tracer.rst).
+//! When does a CPU run a thread, and when not? A thread spins on one CPU looking at the clock; a
+//! step far longer than usual is a gap in which it did not run (throttled, preempted, or the
+//! hypervisor took the CPU). What lies between two gaps is a run. On a throttled CPU the runs show
+//! the budget plus the delay from overflow to throttled, the gaps the throttles (the method of the
+//! kernel's `timerlat`/`osnoise` tracers, Documentation/trace/osnoise-tracer.rst).
 //!
-//! The kernel variant spends its time inside system calls (reading /dev/zero), because a throttler reacts otherwise
-//! to a thread that is in the kernel. A gap inside a call is seen as that call taking longer than the usual one, so runs
-//! and gaps are known to about one call (`resolution_ns`).
+//! The kernel variant spends its time inside system calls (reading /dev/zero), because a throttler
+//! reacts otherwise to a thread that is in the kernel. A gap inside a call is seen as that call
+//! taking longer than the usual one, so runs and gaps are known to about one call
+//! (`resolution_ns`).
 
 use std::fmt;
 use std::fs::File;
@@ -24,7 +26,8 @@ pub const GAP_NS: u64 = 5_000;
 const CALL_BYTES: usize = 1 << 20;
 /// Steps from which the usual length is learnt.
 const LEARN: usize = 101;
-/// More spans than this are counted and summed, but not kept for percentiles (32 MiB for both kinds).
+/// More spans than this are counted and summed, but not kept for percentiles (32 MiB for both
+/// kinds).
 const KEPT: usize = 2 << 20;
 
 /// What to watch.
@@ -106,7 +109,8 @@ pub struct OverrunReport {
     pub duration_ns: u64,
     /// How well the ends of runs and gaps are known, in nanoseconds: one usual step.
     pub resolution_ns: u64,
-    /// The uninterrupted runs. Those cut off by the beginning and the end of the watched span are in the total only.
+    /// The uninterrupted runs. Those cut off by the beginning and the end of the watched span are
+    /// in the total only.
     pub runs: Spans,
     /// The gaps between them.
     pub gaps: Spans,
@@ -131,7 +135,8 @@ struct Collected {
 
 impl Collected {
     fn new(kept: usize) -> Self {
-        // Written and emptied again: pages come at the first write, and that must not fall into the watched span.
+        // Written and emptied again: pages come at the first write, and that must not fall into the
+        // watched span.
         let mut lengths = vec![u64::MAX; kept];
         lengths.clear();
         Self {
@@ -171,8 +176,8 @@ impl Splitter {
     fn new(usual: u64, kept: usize) -> Self {
         Self {
             usual,
-            // Calls differ by more than short steps do, for their memory is shared with others: twice the usual length
-            // is not yet a gap.
+            // Calls differ by more than short steps do, for their memory is shared with others:
+            // twice the usual length is not yet a gap.
             longest: usual + GAP_NS.max(usual),
             run: 0,
             first: true,
@@ -299,7 +304,8 @@ mod tests {
     #[test]
     fn runs_lie_between_gaps_and_the_cut_off_ones_count_only_as_time() {
         let mut seen = Splitter::new(100, 8);
-        // A first run of unknown beginning, a gap, a run of 3 steps, a gap, a last run of unknown end.
+        // A first run of unknown beginning, a gap, a run of 3 steps, a gap, a last run of unknown
+        // end.
         for length in [100, 100, 50_100, 100, 110, 90, 900_100, 100] {
             seen.step(length);
         }

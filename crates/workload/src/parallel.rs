@@ -1,10 +1,11 @@
-//! Independent random lists walked side by side: one access in each per step, none of which waits for the others, so that
-//! a core keeps as many misses under way as it can (memory-level parallelism). Time ÷ accesses falls with the number of
-//! lists until the core's line-fill buffers, or the banks the lists lie in, are all busy (IsolBench `pll`; P. Valsan,
-//! H. Yun and F. Farshchi, "Taming Non-blocking Caches to Improve Isolation in Multicore Real-Time Systems", RTAS 2016).
+//! Independent random lists walked side by side: one access in each per step, none of which waits
+//! for the others, so that a core keeps as many misses under way as it can (memory-level
+//! parallelism). Time ÷ accesses falls with the number of lists until the core's line-fill buffers,
+//! or the banks the lists lie in, are all busy (IsolBench `pll`; P. Valsan, H. Yun and F. Farshchi,
+//! "Taming Non-blocking Caches to Improve Isolation in Multicore Real-Time Systems", RTAS 2016).
 //!
-//! Lines may be confined to DRAM banks by their physical address: then as many as the banks' share requires are taken,
-//! and those that lie elsewhere stay unused.
+//! Lines may be confined to DRAM banks by their physical address: then as many as the banks' share
+//! requires are taken, and those that lie elsewhere stay unused.
 
 use std::path::Path;
 use std::ptr;
@@ -19,7 +20,8 @@ use crate::node::{Node, lay, step};
 use crate::pagemap;
 use crate::resolved::Placed;
 
-/// The memory taken beyond the banks' share of it, in parts of the whole: frames are not handed out evenly.
+/// The memory taken beyond the banks' share of it, in parts of the whole: frames are not handed out
+/// evenly.
 const SPARE: u64 = 4;
 
 /// Makes so many steps in every list, from and to the nodes given.
@@ -42,8 +44,8 @@ impl Lists {
     /// Lays out `count` lists (1 to 64) over `size` bytes together.
     ///
     /// # Errors
-    /// As [`Buffer::new`]; when there are fewer lines than lists, or too few lines in the banks wanted; when physical
-    /// addresses are wanted and not shown.
+    /// As [`Buffer::new`]; when there are fewer lines than lists, or too few lines in the banks
+    /// wanted; when physical addresses are wanted and not shown.
     pub fn new(
         count: u32,
         size: Bytes,
@@ -74,7 +76,8 @@ impl Lists {
             .chunks_exact(each as usize)
             .take(count as usize)
             .zip(SEED..)
-            // SAFETY: the chosen lines lie in the buffer, all are different, and a piece has at least one of them.
+            // SAFETY: the chosen lines lie in the buffer, all are different, and a piece has at
+            // least one of them.
             .map(|(lines, seed)| unsafe { lay(&buffer, lines, Order::Random, seed) })
             .collect();
         Ok(Self {
@@ -152,7 +155,8 @@ fn in_banks(wanted: u32, pages: Pages, banks: &Banks) -> Result<(Buffer, Vec<u32
     Ok((buffer, found, placed))
 }
 
-/// The lines, counted from the first frame's beginning, whose physical address lies in a bank wanted.
+/// The lines, counted from the first frame's beginning, whose physical address lies in a bank
+/// wanted.
 fn matching(frames: &[u64], page: u64, banks: &Banks) -> Vec<u32> {
     let lines = page / LINE_BYTES;
     let of_frame = |(n, frame): (usize, &u64)| {
@@ -171,7 +175,8 @@ fn walk<const N: usize, const STORE: bool>(heads: &mut [*const Node], steps: u64
     }
     for _ in 0..steps {
         for at in &mut at {
-            // SAFETY: there are `N` heads (`WALKS`), nodes of the caller's lists, and every node points to another.
+            // SAFETY: there are `N` heads (`WALKS`), nodes of the caller's lists, and every node
+            // points to another.
             *at = unsafe { step::<STORE>(*at) };
         }
     }
@@ -186,7 +191,8 @@ macro_rules! walks {
     };
 }
 
-/// A loop per number of lists, so that the pointers of few lists stay in registers: reading, and storing, too.
+/// A loop per number of lists, so that the pointers of few lists stay in registers: reading, and
+/// storing, too.
 static WALKS: [(Walk, Walk); quell_policy::workload::MOST_LISTS as usize] = walks!(
     1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64
 );

@@ -1,8 +1,9 @@
-//! A real-time task (`periodic`): released on a fixed grid, each job passes over a buffer so many times. What cyclictest
-//! measures (the time from a timer's expiry to the task running: absolute `clock_nanosleep`, timer slack switched off)
-//! beside what memory neighbours do to the job itself. The task of the Cache Allocation study (Uhanov, Slobodskoy: 128 KB
-//! in 32-byte steps every 10 ms) is one setting of it; the source's loop as printed would touch a single line per
-//! pass, here a pass is over the whole buffer, as it states.
+//! A real-time task (`periodic`): released on a fixed grid, each job passes over a buffer so many
+//! times. What cyclictest measures (the time from a timer's expiry to the task running: absolute
+//! `clock_nanosleep`, timer slack switched off) beside what memory neighbours do to the job itself.
+//! The task of the Cache Allocation study (Uhanov, Slobodskoy: 128 KB in 32-byte steps every 10 ms)
+//! is one setting of it; the source's loop as printed would touch a single line per pass, here a
+//! pass is over the whole buffer, as it states.
 //!
 //! | metric | one value per | is |
 //! |---|---|---|
@@ -56,7 +57,8 @@ struct Record {
     misses: Vec<f64>,
 }
 
-/// Room for `n` values, touched: the kernel gives untouched memory at its first use, inside the span.
+/// Room for `n` values, touched: the kernel gives untouched memory at its first use, inside the
+/// span.
 pub(crate) fn room(n: usize) -> Vec<f64> {
     let mut values = vec![f64::NAN; n];
     values.clear();
@@ -185,7 +187,8 @@ impl Task {
                 }
             }
             now = clock::now();
-            // Outside of what is timed: from the end of one job to that of the next, in which the thread does nothing else.
+            // Outside of what is timed: from the end of one job to that of the next, in which the
+            // thread does nothing else.
             let after = self.counter.as_ref().and_then(Misses::read);
             let before = std::mem::replace(&mut counted, after);
             if let (Some(record), Some(before), Some(after)) =
@@ -340,8 +343,8 @@ fn set_policy(policy: libc::c_int, priority: u32) -> std::io::Result<()> {
     }
 }
 
-/// The calling thread's timer slack, by which the kernel may delay an ordinary task's timers (50 us by default), is a
-/// nanosecond until dropped: it would hide what is measured.
+/// The calling thread's timer slack, by which the kernel may delay an ordinary task's timers (50 us
+/// by default), is a nanosecond until dropped: it would hide what is measured.
 #[derive(Debug)]
 pub(crate) struct Slack {
     before: libc::c_int,

@@ -1,18 +1,21 @@
-//! Do two CPUs share a cache right now? In a virtual machine the topology the kernel tells is fiction, and may change
-//! while it runs, so it is measured. CPU *a* writes lines and then enough others to push them out of its private
-//! caches; CPU *b* then walks them. The walk takes as long as one after *b* itself wrote and pushed them out (*near*) where
-//! both push into the same cache, and as long as one after they were flushed (*far*) or longer where they do not.
+//! Do two CPUs share a cache right now? In a virtual machine the topology the kernel tells is
+//! fiction, and may change while it runs, so it is measured. CPU *a* writes lines and then enough
+//! others to push them out of its private caches; CPU *b* then walks them. The walk takes as long
+//! as one after *b* itself wrote and pushed them out (*near*) where both push into the same cache,
+//! and as long as one after they were flushed (*far*) or longer where they do not.
 //!
-//! All three are walks by the same CPU over the same lines: two buffers need not be alike. In a virtual machine memory was
-//! seen to be 100 ns away in one and 160 ns in the next (what a host backs a page with does not show in its guest), and
-//! flushed lines of the first looked near beside the second.
+//! All three are walks by the same CPU over the same lines: two buffers need not be alike. In a
+//! virtual machine memory was seen to be 100 ns away in one and 160 ns in the next (what a host
+//! backs a page with does not show in its guest), and flushed lines of the first looked near beside
+//! the second.
 //!
-//! Each walk's time is the median of its parts (an interruption spoils one part). A repetition makes the three walks right
-//! after one another and has a score of its own; it counts only where both CPUs were left alone from the first line
-//! written to the last one read, by the CPU time of their threads. A side's score is the median of [`ENOUGH`] such
-//! repetitions, of which [`AGREE`] must tell the same. The CPUs take turns in writing and reading, and the clearer of
-//! the two directions counts: that caches are shared is true of both, and what else goes on in them (other virtual
-//! machines, sometimes for a second on one side only) hides it but cannot feign it.
+//! Each walk's time is the median of its parts (an interruption spoils one part). A repetition
+//! makes the three walks right after one another and has a score of its own; it counts only where
+//! both CPUs were left alone from the first line written to the last one read, by the CPU time of
+//! their threads. A side's score is the median of [`ENOUGH`] such repetitions, of which [`AGREE`]
+//! must tell the same. The CPUs take turns in writing and reading, and the clearer of the two
+//! directions counts: that caches are shared is true of both, and what else goes on in them (other
+//! virtual machines, sometimes for a second on one side only) hides it but cannot feign it.
 
 mod lines;
 
@@ -34,12 +37,13 @@ use lines::{Lines, flush_is_known};
 /// Where the two CPUs stand to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sharing {
-    /// 1 = a line that the other CPU wrote is as near as one's own, 0 = as far as memory or farther: the median over
-    /// repetitions of (far − other) ÷ (far − near), held within 0 and 1. Caches busy with others' data can lower it
-    /// (`quell bench canary` counts how often it errs): take 0.5 as the border.
+    /// 1 = a line that the other CPU wrote is as near as one's own, 0 = as far as memory or
+    /// farther: the median over repetitions of (far − other) ÷ (far − near), held within 0 and 1.
+    /// Caches busy with others' data can lower it (`quell bench canary` counts how often it errs):
+    /// take 0.5 as the border.
     pub score: f64,
-    /// Nanoseconds per access to lines that this CPU pushed out of its private caches; this and the next two are medians
-    /// over the same repetitions.
+    /// Nanoseconds per access to lines that this CPU pushed out of its private caches; this and the
+    /// next two are medians over the same repetitions.
     pub near_ns: f64,
     /// The same for lines that the other CPU pushed out of its own.
     pub other_ns: f64,
@@ -48,8 +52,8 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// The score of three times; `None` where memory is not clearly farther than the cache, so that nothing can be
-    /// told.
+    /// The score of three times; `None` where memory is not clearly farther than the cache, so that
+    /// nothing can be told.
     fn of(near_ns: f64, other_ns: f64, far_ns: f64) -> Option<Self> {
         (far_ns > CLEARLY * near_ns).then(|| Self {
             score: ((far_ns - other_ns) / (far_ns - near_ns)).clamp(0.0, 1.0),
@@ -78,7 +82,8 @@ impl Sharing {
 const CLEARLY: f64 = 1.3;
 /// Repetitions behind a side's score; odd, so that their median is one of them.
 const ENOUGH: usize = 9;
-/// How many of them must lie on the median's side of [`BORDER`]. Of coin tosses so many agree in one case of 26.
+/// How many of them must lie on the median's side of [`BORDER`]. Of coin tosses so many agree in
+/// one case of 26.
 const AGREE: usize = 8;
 /// At or above this score a repetition tells "shared".
 const BORDER: f64 = 0.5;
@@ -88,7 +93,8 @@ const MOST_TURNS: u32 = 128;
 const FRESH_NS: u64 = 500_000;
 /// A CPU that does not answer within this time is busy or throttled: nothing can be told.
 const PATIENCE_NS: u64 = 200_000_000;
-/// Longer than a half turn on a quiet machine. Who spins on a busy one uses up the CPU time that it needs next.
+/// Longer than a half turn on a quiet machine. Who spins on a busy one uses up the CPU time that it
+/// needs next.
 const SPIN_NS: u64 = 500_000;
 /// A CPU that ran the probe for this part of the time was quiet.
 const QUIET: f64 = 0.95;
@@ -106,9 +112,10 @@ pub fn shared_cache(a: CpuId, b: CpuId) -> io::Result<Option<f64>> {
     Ok(sharing(a, b)?.map(|s| s.score))
 }
 
-/// Measures whether `a` and `b` share a cache; some 6 ms of one thread on each, on busy CPUs up to ten times that. The
-/// calling thread only waits and keeps its affinity. `None` where it cannot be told: no instruction to flush a line,
-/// memory not clearly farther than the cache, repetitions that do not agree, or a CPU too busy with other programs.
+/// Measures whether `a` and `b` share a cache; some 6 ms of one thread on each, on busy CPUs up to
+/// ten times that. The calling thread only waits and keeps its affinity. `None` where it cannot be
+/// told: no instruction to flush a line, memory not clearly farther than the cache, repetitions
+/// that do not agree, or a CPU too busy with other programs.
 ///
 /// # Errors
 /// When the CPUs are the same, do not exist or may not be used, or memory is not to be had.
@@ -133,7 +140,8 @@ pub struct Probed {
     pub quiet: bool,
 }
 
-/// A probe whose answer is known to be "shared": both threads on one CPU, which wait for each other asleep.
+/// A probe whose answer is known to be "shared": both threads on one CPU, which wait for each other
+/// asleep.
 ///
 /// # Errors
 /// As [`sharing`].
@@ -149,7 +157,8 @@ pub fn two_cpus(a: CpuId, b: CpuId) -> io::Result<Probed> {
     probe(a, b, Lines::walk)
 }
 
-/// A probe whose answer is known to be "not shared": what the writer left is flushed to memory before it is looked for.
+/// A probe whose answer is known to be "not shared": what the writer left is flushed to memory
+/// before it is looked for.
 ///
 /// # Errors
 /// As [`sharing`].
@@ -220,8 +229,8 @@ impl Side {
 /// Where the two threads meet. It outlives both, and so do their lines.
 #[derive(Default)]
 struct Meeting {
-    /// How many half turns are over: after an even number the writer of the next turn is to write, after an odd one
-    /// its reader to read.
+    /// How many half turns are over: after an even number the writer of the next turn is to write,
+    /// after an odd one its reader to read.
     phase: AtomicU32,
     lines: [OnceLock<Lines>; 2],
     /// When this turn's writer was done, 0 if it was not left alone.
@@ -310,7 +319,8 @@ impl Meeting {
     }
 }
 
-/// One side: writes in every other turn, measures in the turns between. `None` when the other side was not in time.
+/// One side: writes in every other turn, measures in the turns between. `None` when the other side
+/// was not in time.
 fn take_turns(
     side: usize,
     cpu: CpuId,
@@ -384,8 +394,8 @@ impl Alone {
         }
     }
 
-    /// It ran hardly any less than time passed. (Where the kernel counts a hypervisor's steal as running this does not
-    /// show; a line's stay in the caches is then shorter than it seems.)
+    /// It ran hardly any less than time passed. (Where the kernel counts a hypervisor's steal as
+    /// running this does not show; a line's stay in the caches is then shorter than it seems.)
     fn so_far(&self) -> bool {
         let ran = clock::of_this_thread() - self.ran;
         ran as f64 >= QUIET * (clock::now() - self.at) as f64
@@ -434,8 +444,8 @@ mod tests {
         assert_eq!(affinity::allowed().unwrap(), before);
     }
 
-    /// The least number of wrong answers of `told` that a probe wrong in one of twenty gives in less than one of a
-    /// million tests.
+    /// The least number of wrong answers of `told` that a probe wrong in one of twenty gives in
+    /// less than one of a million tests.
     fn too_many(told: usize) -> usize {
         const WRONG: f64 = 0.05;
         let mut tail = 1.0;
@@ -454,8 +464,8 @@ mod tests {
         assert_eq!((too_many(9), too_many(21)), (7, 9));
     }
 
-    /// As many answers as are to be had in a few seconds, of which hardly any may be wrong. A machine too busy for
-    /// answers is passed over aloud.
+    /// As many answers as are to be had in a few seconds, of which hardly any may be wrong. A
+    /// machine too busy for answers is passed over aloud.
     fn mostly(case: &str, right: impl Fn(f64) -> bool, probe: impl Fn() -> Probed) {
         let begin = clock::now();
         let mut told = Vec::new();

@@ -1,10 +1,10 @@
-//! A request server with an open-loop client (`requests`): two threads of one process that speak over
-//! a Unix socket. The client asks on a fixed schedule, whether or not earlier requests were answered.
-//! A latency runs from the *intended* start of a request to its answer, so a stop of the server or of
-//! the client delays every request that was due meanwhile (see [`crate::open_loop`]).
+//! A request server with an open-loop client (`requests`): two threads of one process that speak
+//! over a Unix socket. The client asks on a fixed schedule, whether or not earlier requests were
+//! answered. A latency runs from the *intended* start of a request to its answer, so a stop of the
+//! server or of the client delays every request that was due meanwhile (see [`crate::open_loop`]).
 //!
-//! For each request the server computes a checksum. With `commit` it also writes to a file and waits
-//! until the disk has it.
+//! For each request the server computes a checksum. With `commit` it also writes to a file and
+//! waits until the disk has it.
 //!
 //! | metric | one value per | is |
 //! |---|---|---|
@@ -230,8 +230,8 @@ impl Server {
         }
     }
 
-    /// Asks on schedule until `until`, and waits for the answers; how many came, or `None` when asked
-    /// to end.
+    /// Asks on schedule until `until`, and waits for the answers; how many came, or `None` when
+    /// asked to end.
     fn run(
         &mut self,
         until: u64,
@@ -280,7 +280,8 @@ impl Server {
         Ok(Some(answered))
     }
 
-    /// Waits for an answer, for room in the socket while there is something to send, or until `due`.
+    /// Waits for an answer, for room in the socket while there is something to send, or until
+    /// `due`.
     fn wait(&self, due: u64) -> Result<(), Error> {
         let Some(socket) = self.socket.as_ref() else {
             return Ok(());

@@ -18,7 +18,8 @@ use quell_types::windows::Cut;
 /// A generator and its parameters, independent of the machine: what a runner hands to a child.
 pub type ResolvedWorkload = Workload<Bytes>;
 
-/// The load a workload makes, in units of one step: an access, an access in each list, a line, a line of each array.
+/// The load a workload makes, in units of one step: an access, an access in each list, a line, a
+/// line of each array.
 #[derive(Debug)]
 pub enum Load {
     /// A list walk.
@@ -48,8 +49,8 @@ impl Load {
     /// Takes and touches its memory, on the CPU and memory node the calling thread runs on.
     ///
     /// # Errors
-    /// When the memory is not to be had, the processor does not have the operation, or the workload is not made of
-    /// steps.
+    /// When the memory is not to be had, the processor does not have the operation, or the workload
+    /// is not made of steps.
     pub fn new(workload: &ResolvedWorkload) -> Result<Self, Error> {
         match *workload {
             ResolvedWorkload::Latency {
@@ -121,7 +122,8 @@ impl Load {
         }
     }
 
-    /// Program bytes of one step. A list walk counts the lines that each access touches, a churn its line.
+    /// Program bytes of one step. A list walk counts the lines that each access touches, a churn
+    /// its line.
     #[must_use]
     pub fn step_bytes(&self) -> u64 {
         match self {

@@ -7,9 +7,10 @@
 //! | `go …` again, after a result | another span |
 //! | `stop`, or the end of its input | ends, at the latest two milliseconds after it next gets to run; one that sleeps between its work (`periodic`, `frames-…`) within 100 ms |
 //!
-//! One thread: a second one would disturb what is measured (`frames-call` has a second one, its peer at the other end of
-//! the network). The input is polled once a millisecond, about 0.1 % of the time, and less often by those that sleep.
-//! Between the measured span and `result` the load rests while the line is written.
+//! One thread: a second one would disturb what is measured (`frames-call` has a second one, its
+//! peer at the other end of the network). The input is polled once a millisecond, about 0.1 % of
+//! the time, and less often by those that sleep. Between the measured span and `result` the load
+//! rests while the line is written.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -133,10 +134,12 @@ impl Input<'_> {
     }
 }
 
-/// Serves `workload` to the runner behind `stdin` and `stdout` until it says `stop` or closes its end.
+/// Serves `workload` to the runner behind `stdin` and `stdout` until it says `stop` or closes its
+/// end.
 ///
 /// # Errors
-/// When the CPUs or the memory are not to be had, on a line that is no command, and when the runner does not read.
+/// When the CPUs or the memory are not to be had, on a line that is no command, and when the runner
+/// does not read.
 pub fn serve(
     workload: &ResolvedWorkload,
     options: &ServeOptions,

@@ -1,7 +1,8 @@
-//! Stores word by word, one every `stride` bytes, through a buffer and round again. At a stride of a line (the default) a
-//! store of eight bytes moves a whole line twice, to the core and back: the most traffic an instruction can cause, and
-//! the write stream of IsolBench's `bandwidth`. Below that lines are filled by several stores; beyond, only every n-th
-//! line is visited, which crowds them into few sets of a cache.
+//! Stores word by word, one every `stride` bytes, through a buffer and round again. At a stride of
+//! a line (the default) a store of eight bytes moves a whole line twice, to the core and back: the
+//! most traffic an instruction can cause, and the write stream of IsolBench's `bandwidth`. Below
+//! that lines are filled by several stores; beyond, only every n-th line is visited, which crowds
+//! them into few sets of a cache.
 
 use std::ptr;
 
@@ -16,7 +17,8 @@ use crate::memory::{Buffer, Granted};
 const LINE: usize = LINE_BYTES as usize;
 const WORD: usize = size_of::<u64>();
 
-/// Stores into `visits` lines, the first at `to`, `step` bytes from one to the next, and makes a request about each.
+/// Stores into `visits` lines, the first at `to`, `step` bytes from one to the next, and makes a
+/// request about each.
 ///
 /// # Safety
 /// All of them must be lines of ours.
@@ -41,7 +43,8 @@ impl Stores {
     /// Takes a buffer of `size` bytes. `stride` is 8, 16, 32 or a multiple of 64 bytes.
     ///
     /// # Errors
-    /// As [`Buffer::new`]; when the processor does not have the operation, or the buffer is smaller than the stride.
+    /// As [`Buffer::new`]; when the processor does not have the operation, or the buffer is smaller
+    /// than the stride.
     pub fn new(operation: Store, stride: Bytes, size: Bytes, pages: Pages) -> Result<Self, Error> {
         let bytes = line_bytes(stride);
         let words = bytes / WORD as u64;
@@ -88,7 +91,8 @@ impl Stores {
         let mut left = usize::try_from(steps).unwrap_or(usize::MAX);
         while left > 0 {
             let visits = left.min(self.round - self.at);
-            // SAFETY: `at + visits` ≤ `round`, and `round` steps lie in the buffer; nobody else knows it.
+            // SAFETY: `at + visits` ≤ `round`, and `round` steps lie in the buffer; nobody else
+            // knows it.
             unsafe {
                 let to = self.buffer.start().add(self.at * self.step);
                 (self.visit)(to, visits, self.step, self.then);

@@ -1,5 +1,5 @@
-//! A stream through a buffer, line after line, round and round: read, write, copy (one half of the buffer to the other)
-//! or non-temporal stores. Program bytes: 64 a line, 128 for a copied one.
+//! A stream through a buffer, line after line, round and round: read, write, copy (one half of the
+//! buffer to the other) or non-temporal stores. Program bytes: 64 a line, 128 for a copied one.
 
 use quell_policy::workload::{Operation, Pages};
 use quell_types::units::{Bytes, LINE_BYTES};
@@ -115,8 +115,9 @@ impl Stream {
         while left > 0 {
             let lines = left.min(round - self.at);
             let second = if self.way.copies() { round } else { 0 };
-            // SAFETY: `at + lines` ≤ `round`, and the buffer holds `round` lines from its start and, where the way
-            // copies, `round` more behind them; it is aligned to 2 MiB and nobody else knows it.
+            // SAFETY: `at + lines` ≤ `round`, and the buffer holds `round` lines from its start
+            // and, where the way copies, `round` more behind them; it is aligned to 2 MiB and
+            // nobody else knows it.
             unsafe {
                 let from = self.buffer.start().add(self.at * LINE);
                 (self.kernel)(from.add(second * LINE), from, lines);

@@ -1,4 +1,5 @@
-//! The windows of a span ([`quell_types::windows`]) with the account of each unit, where one is kept.
+//! The windows of a span ([`quell_types::windows`]) with the account of each unit, where one is
+//! kept.
 
 use quell_record::attribution::Account;
 use quell_types::windows::Cut;
@@ -23,8 +24,9 @@ impl<'s> Windows<'s> {
         }
     }
 
-    /// Keeps an account of every unit, where that does not disturb the measurement. What it takes lies between units, which
-    /// therefore end where the clocks are read, for rates as well ([`Cut::AtLook`]). Not for streams that keep a pace.
+    /// Keeps an account of every unit, where that does not disturb the measurement. What it takes
+    /// lies between units, which therefore end where the clocks are read, for rates as well
+    /// ([`Cut::AtLook`]). Not for streams that keep a pace.
     #[must_use]
     pub fn accounted(mut self, sampler: &'s mut Sampler) -> Self {
         if sampler.prepare(self.windows.count(), self.windows.length()) {

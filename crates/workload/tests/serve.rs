@@ -87,7 +87,8 @@ fn a_span_is_measured_and_the_load_stays_up_until_stop() {
     assert!(values.iter().all(|v| *v > 0.0));
     assert!(first.duration_ns >= 30_000_000);
     assert_eq!(first.bytes % 64, 0);
-    // Bytes and windows tell the same story: nanoseconds per line over the span is a weighted mean of the windows.
+    // Bytes and windows tell the same story: nanoseconds per line over the span is a weighted mean
+    // of the windows.
     assert_between(values, first.duration_ns as f64 / (first.bytes / 64) as f64);
 
     thread::sleep(Duration::from_millis(5));
@@ -105,7 +106,8 @@ fn a_stream_counts_its_bytes() {
     child.say("go 0 20000000\n");
     let result = child.result();
     assert_eq!(result.metrics["bandwidth_mb_s"].len(), 20);
-    // Windows of 1 ms at so many bytes per microsecond. What was done after the last boundary is in none of them.
+    // Windows of 1 ms at so many bytes per microsecond. What was done after the last boundary is in
+    // none of them.
     let in_windows = result.metrics["bandwidth_mb_s"].iter().sum::<f64>() * 1e3;
     let bytes = result.bytes as f64;
     assert!(in_windows <= 1.0001 * bytes, "{in_windows} of {bytes}");
@@ -165,7 +167,8 @@ fn stop_in_the_middle_of_a_long_span_ends_it_without_a_result() {
         let begin = Instant::now();
         child.say("stop\n");
         child.thread.join().unwrap().unwrap();
-        // An hour was asked for; the bound in the contract is 10 ms, the rest is for a busy test machine.
+        // An hour was asked for; the bound in the contract is 10 ms, the rest is for a busy test
+        // machine.
         assert!(begin.elapsed() < Duration::from_secs(10));
         assert_eq!(child.from.lines().count(), 0);
     }

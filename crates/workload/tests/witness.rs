@@ -1,5 +1,5 @@
-//! The generators against witnesses that know nothing of them: cachegrind's model of a cache counts the lines they touch,
-//! and their times must order as the memory they reach.
+//! The generators against witnesses that know nothing of them: cachegrind's model of a cache counts
+//! the lines they touch, and their times must order as the memory they reach.
 #![allow(
     clippy::unwrap_used,
     reason = "a test: helpers outside test functions, too"
@@ -37,7 +37,8 @@ fn under_cachegrind() {
     println!("step_bytes {}", load.step_bytes());
 }
 
-/// Lines fetched into a 64 KiB last level during so many steps, set-up included; and program bytes of a step.
+/// Lines fetched into a 64 KiB last level during so many steps, set-up included; and program bytes
+/// of a step.
 fn misses(spec: &str, steps: u64) -> (u64, u64) {
     let folder = tempfile::tempdir().unwrap();
     let counts = folder.path().join("counts");
@@ -69,8 +70,8 @@ fn misses(spec: &str, steps: u64) -> (u64, u64) {
     (of("DLmr") + of("DLmw"), bytes)
 }
 
-/// In a buffer sixteen times the modelled cache every visit to a line is a miss, whatever is done to it. The difference
-/// between two runs leaves the set-up out.
+/// In a buffer sixteen times the modelled cache every visit to a line is a miss, whatever is done
+/// to it. The difference between two runs leaves the set-up out.
 #[test]
 fn bytes_are_lines_that_cachegrind_counts() {
     if Command::new("valgrind").arg("--version").output().is_err() {

@@ -40,8 +40,8 @@ pub const fn expected(resource: Resource) -> Duration {
     })
 }
 
-/// The first look at a resource: with Quell at once where neighbours hurt everywhere, and where it is
-/// the only one (`alone`); else without. `None`: there is no time for it.
+/// The first look at a resource: with Quell at once where neighbours hurt everywhere, and where it
+/// is the only one (`alone`); else without. `None`: there is no time for it.
 pub fn first(resource: Resource, alone: bool, quell: bool, left: Duration) -> Option<Look> {
     let (sure, cell) = (sure(resource), expected(resource));
     let wanted = match (alone, sure) {

@@ -77,7 +77,8 @@ mod tests {
         available: Some(Bytes(8 << 30)),
     };
 
-    /// Two cores of one thread, 1 MiB of second level, 32 MiB of last level, of which so much is seen.
+    /// Two cores of one thread, 1 MiB of second level, 32 MiB of last level, of which so much is
+    /// seen.
     fn machine(seen: u64) -> Inventory {
         let mut machine: Inventory = serde_json::from_value(serde_json::json!({
             "identity": {"kernel": "6.18", "architecture": "x86_64", "vendor": "v", "model": "m"},

@@ -1,5 +1,5 @@
-//! `quell demo`: which neighbours hurt on this machine, and how much of it Quell takes away. Every figure
-//! comes from a built-in experiment (`hurts-…`), run the way `quell compare` runs it.
+//! `quell demo`: which neighbours hurt on this machine, and how much of it Quell takes away. Every
+//! figure comes from a built-in experiment (`hurts-…`), run the way `quell compare` runs it.
 
 mod budget;
 mod fit;
@@ -33,7 +33,8 @@ pub struct Demo {
     /// Only these resources: cpu, memory, cache, bandwidth, sibling, disk
     #[arg(long, value_name = "RESOURCE", value_delimiter = ',', value_parser = resource())]
     pub only: Vec<Resource>,
-    /// Neighbours that sleep, and no Quell: nothing may hurt. Shows how far the figures can be trusted
+    /// Neighbours that sleep, and no Quell: nothing may hurt. Shows how far the figures can be
+    /// trusted
     #[arg(long)]
     pub control: bool,
     /// Rounds of each resource, however long it takes [default: 3 to 5, within two minutes in all]
@@ -198,7 +199,8 @@ impl<'a> Tour<'a> {
         self.whole.saturating_sub(self.begun.elapsed())
     }
 
-    /// When no further round begins, so that `others` have their time; never, where rounds were given.
+    /// When no further round begins, so that `others` have their time; never, where rounds were
+    /// given.
     fn until(&self, others: Duration) -> Option<Instant> {
         let time = self.whole.saturating_sub(others);
         self.args.rounds.is_none().then(|| self.begun + time)
@@ -209,7 +211,8 @@ impl<'a> Tour<'a> {
         self.left_out.push(LeftOut { name, why });
     }
 
-    /// Reads and measures the machine, decides what can be tried on it, and makes the record's folder.
+    /// Reads and measures the machine, decides what can be tried on it, and makes the record's
+    /// folder.
     fn look(&mut self) -> Result<()> {
         crate::status::settle()?;
         let (mut target, mut machine) = On::Linux.measured(1, NonZeroUsize::MIN)?;
@@ -250,11 +253,12 @@ impl<'a> Tour<'a> {
         Ok(())
     }
 
-    /// Looks at each resource, then again at what hurts and was looked at without Quell. Why it ended
-    /// early, if it did.
+    /// Looks at each resource, then again at what hurts and was looked at without Quell. Why it
+    /// ended early, if it did.
     fn go(&mut self) -> Result<Option<String>> {
         let quell = !self.args.control;
-        // A cell of memory takes as long on a busy machine as on a quiet one: the others wait for it.
+        // A cell of memory takes as long on a busy machine as on a quiet one: the others wait for
+        // it.
         let mut chosen = self.chosen.clone();
         chosen.sort_by_key(|resource| *resource != Resource::Memory);
         let mut again = Vec::new();

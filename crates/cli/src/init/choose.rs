@@ -174,7 +174,8 @@ pub fn write(situation: &Situation<'_>) -> Result<Written, Vec<Refusal>> {
                 let mut dropped = BTreeSet::new();
                 for refusal in &refusals {
                     if let Some(part) = Part::of(&refusal.key) {
-                        // What the policy would leave out is left out anyway: only what enables it helps here.
+                        // What the policy would leave out is left out anyway: only what enables it
+                        // helps here.
                         let edits = |r: &&Remedy| {
                             !matches!(r, Remedy::Set { .. } | Remedy::LeaveOut { .. })
                         };

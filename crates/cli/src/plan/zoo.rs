@@ -1,5 +1,6 @@
-//! The machine zoo: every captured or hand-made machine in `tests/machines` × every example policy is a plan that reads
-//! as documentation. `QUELL_BLESS=1 cargo test -p quell --bins` writes them anew after a change that is meant.
+//! The machine zoo: every captured or hand-made machine in `tests/machines` × every example policy
+//! is a plan that reads as documentation. `QUELL_BLESS=1 cargo test -p quell --bins` writes them
+//! anew after a change that is meant.
 
 use std::path::{Path, PathBuf};
 

@@ -21,8 +21,8 @@ pub struct Profile {
     /// Tasks that run: KEY=VALUE[,KEY=VALUE…] as for `quell run --critical`; repeat for more
     #[arg(long = "match", value_name = "MATCH", conflicts_with_all = ["command", "show"])]
     pub matching: Vec<TaskMatch>,
-    /// For so long, 100ms to 10min; a command that still runs is ended then [default: 5s; of a command, until it ends; on a
-    /// simulated machine 1s]
+    /// For so long, 100ms to 10min; a command that still runs is ended then [default: 5s; of a
+    /// command, until it ends; on a simulated machine 1s]
     #[arg(long = "for", value_name = "SPAN")]
     pub span: Option<Nanos>,
     /// The machine to run on: linux, sim or sim:PROFILE (generators only), lab or lab:PROFILE
@@ -31,11 +31,12 @@ pub struct Profile {
     /// With --on lab: what machine: KEY=VALUE as for `quell compare`; repeat for more
     #[arg(long, value_name = "KEY=VALUE")]
     pub lab: Vec<String>,
-    /// The CPUs that a generator or command is started on [default: a generator the last one, a command any]
+    /// The CPUs that a generator or command is started on [default: a generator the last one, a
+    /// command any]
     #[arg(long, value_name = "CPUS", conflicts_with_all = ["pid", "matching", "show"])]
     pub cpus: Option<CpuSet>,
-    /// Find out, too, how much slower it gets beside a neighbour, one resource at a time (of a generator or a command, which is run
-    /// again and again)
+    /// Find out, too, how much slower it gets beside a neighbour, one resource at a time (of a
+    /// generator or a command, which is run again and again)
     #[arg(long, conflicts_with_all = ["pid", "matching", "show"])]
     pub probe: bool,
     /// Rounds of the probe [default: 5; on a simulated machine 2]
@@ -44,7 +45,8 @@ pub struct Profile {
     /// Seed of the probe's order, and of a simulated machine
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Keep the profile in this file [default: profiles/NAME.json beside what was measured of the machine]
+    /// Keep the profile in this file [default: profiles/NAME.json beside what was measured of the
+    /// machine]
     #[arg(long, value_name = "FILE", conflicts_with = "show")]
     pub out: Option<PathBuf>,
     /// Write a page with charts to this file

@@ -1,6 +1,7 @@
-//! `quell profile --probe`: how much slower the program gets beside a neighbour, one resource at a time. Each resource is an
-//! ordinary experiment written from the options, the pressure its axis, and run as `quell compare` runs any: rounds interleave,
-//! intervals are over rounds, every cell is undone.
+//! `quell profile --probe`: how much slower the program gets beside a neighbour, one resource at a
+//! time. Each resource is an ordinary experiment written from the options, the pressure its axis,
+//! and run as `quell compare` runs any: rounds interleave, intervals are over rounds, every cell is
+//! undone.
 
 use std::fmt::Write;
 use std::num::NonZeroUsize;

@@ -1,5 +1,5 @@
-//! Before anything is changed: does a process run that the critical groups match? A run for a program that is not there
-//! would take CPUs from others and protect nothing.
+//! Before anything is changed: does a process run that the critical groups match? A run for a
+//! program that is not there would take CPUs from others and protect nothing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,8 +30,9 @@ struct Wanted<'p> {
     matcher: Matcher,
 }
 
-/// Returns once a process runs for every critical group that only matches; without `wait` they have to run now.
-/// Without root the processes of others cannot be read: what that means is for the plan to say.
+/// Returns once a process runs for every critical group that only matches; without `wait` they have
+/// to run now. Without root the processes of others cannot be read: what that means is for the plan
+/// to say.
 pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
     if !quell_kernel::is_root() {
         return Ok(());
@@ -240,8 +241,8 @@ fn base(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// What a user who wrote these tables may have meant: names that contain a wanted one or are contained in it, and names
-/// that differ by a few letters. Equal names of another key come first.
+/// What a user who wrote these tables may have meant: names that contain a wanted one or are
+/// contained in it, and names that differ by a few letters. Equal names of another key come first.
 fn closest(tables: &[TaskMatch], running: &[Name]) -> Vec<String> {
     let mut found: Vec<&Name> = Vec::new();
     for (key, word) in tables.iter().flat_map(words) {

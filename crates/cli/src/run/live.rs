@@ -1,4 +1,5 @@
-//! What a run writes to stderr: lines, and on a terminal a status that is drawn over and cleared before any line.
+//! What a run writes to stderr: lines, and on a terminal a status that is drawn over and cleared
+//! before any line.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,8 +21,8 @@ pub fn say(text: &str) {
 /// The status line of a terminal.
 #[derive(Debug)]
 pub struct Live {
-    /// The terminal, opened anew so that no write waits: one that is stopped (Ctrl-S) or behind a slow line must not keep the
-    /// run from its heartbeat. Absent where no status is wanted.
+    /// The terminal, opened anew so that no write waits: one that is stopped (Ctrl-S) or behind a
+    /// slow line must not keep the run from its heartbeat. Absent where no status is wanted.
     terminal: Option<File>,
     shown: bool,
     next: Nanos,
@@ -80,8 +81,8 @@ impl Drop for Live {
     }
 }
 
-/// Whether the terminal is ours to write on: a run in the background would write into what the user does there. Where
-/// that cannot be told (another's terminal), it is.
+/// Whether the terminal is ours to write on: a run in the background would write into what the user
+/// does there. Where that cannot be told (another's terminal), it is.
 fn in_foreground() -> bool {
     let group = rustix::termios::tcgetpgrp(std::io::stderr());
     group.map_or(true, |group| group == rustix::process::getpgrp())

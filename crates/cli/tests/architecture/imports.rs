@@ -85,7 +85,8 @@ pub fn imports(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// Which module a source is: its crate as others name it, and its path in there (`quell_plan`, `plan::loops`).
+/// Which module a source is: its crate as others name it, and its path in there (`quell_plan`,
+/// `plan::loops`).
 fn module(name: &str) -> Option<(String, Vec<String>)> {
     let (krate, path) = name.split_once("/src/")?;
     let krate = match krate {
@@ -167,8 +168,9 @@ pub fn circles(graph: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<String>> {
     groups
 }
 
-/// Circles between a folder and what lies next to it, in every folder: `core/src/control` and `core/src/plan.rs`. What a folder
-/// imports is what the files in it import; `mod.rs`, `lib.rs` and `main.rs` put together what is there and count for nothing.
+/// Circles between a folder and what lies next to it, in every folder: `core/src/control` and
+/// `core/src/plan.rs`. What a folder imports is what the files in it import; `mod.rs`, `lib.rs` and
+/// `main.rs` put together what is there and count for nothing.
 pub fn folder_circles(graph: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<String>> {
     let mut within: BTreeSet<&str> = BTreeSet::new();
     for name in graph.keys() {

@@ -1,4 +1,5 @@
-//! The rules of the architecture, over the `use` lines of the sources, and the specification's word that its tests exist.
+//! The rules of the architecture, over the `use` lines of the sources, and the specification's word
+//! that its tests exist.
 
 #![allow(
     clippy::unwrap_used,
@@ -62,7 +63,8 @@ const RULES: [Rule; 4] = [
     },
 ];
 
-/// Every crate, below those that it may depend on: what is not listed is refused, and what is not used has to go.
+/// Every crate, below those that it may depend on: what is not listed is refused, and what is not
+/// used has to go.
 const CRATES: [(&str, &[&str]); 17] = [
     ("types", &[]),
     ("model", &[]),
@@ -250,8 +252,9 @@ fn the_tests_that_the_specification_names_exist() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// Paths of sources in the documents: from the top (`crates/linux/src/undo.rs`), or from a crate's folder without `src`
-/// (`linux/undo.rs`); `{a,b}` stands for two, `NAME` for one that is to be written.
+/// Paths of sources in the documents: from the top (`crates/linux/src/undo.rs`), or from a crate's
+/// folder without `src` (`linux/undo.rs`); `{a,b}` stands for two, `NAME` for one that is to be
+/// written.
 #[test]
 fn the_sources_that_the_documents_name_exist() {
     let top = crates().join("..");

@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: the program under test, the machine alone to themselves, and a picture of it before
-//! and after.
+//! What the end-to-end tests share: the program under test, the machine alone to themselves, and a
+//! picture of it before and after.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(
@@ -184,7 +184,8 @@ pub fn machine(test: &str) -> Option<Machine> {
     }
     let alone = File::create(std::env::temp_dir().join("quell-e2e.lock")).unwrap();
     rustix::fs::flock(&alone, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    // Somebody else's Quell may be at work, too: waited for, then let go, as the program under test wants it.
+    // Somebody else's Quell may be at work, too: waited for, then let go, as the program under test
+    // wants it.
     drop(Lock::acquire_within(Path::new(RUN_ROOT), test, Duration::from_secs(300)).unwrap());
     Some(Machine {
         before: None,
@@ -229,7 +230,8 @@ impl Machine {
         started.elapsed()
     }
 
-    /// The same for a death that may have come before there was a watchdog: then `quell restore` suffices.
+    /// The same for a death that may have come before there was a watchdog: then `quell restore`
+    /// suffices.
     #[track_caller]
     pub fn undone_or_restored(&self) -> Duration {
         let started = Instant::now();
@@ -280,9 +282,11 @@ pub fn throttles() -> u64 {
         .sum()
 }
 
-/// A program that computes for ever on one CPU, and gets most of it whatever else the machine does (as root).
+/// A program that computes for ever on one CPU, and gets most of it whatever else the machine does
+/// (as root).
 pub fn busy() -> Program {
-    // Where the kernel groups by session, niceness counts within a session only, and the session has one of its own.
+    // Where the kernel groups by session, niceness counts within a session only, and the session
+    // has one of its own.
     let busy = "{ echo -15 >/proc/self/autogroup; } 2>/dev/null; while :; do :; done";
     Program::start(&["nice", "-n", "-15", "sh", "-c", busy])
 }

@@ -1,5 +1,5 @@
-//! What the tests in the lab share: a virtual machine with this program and an emulated processor, words of its shell, and the roles
-//! that this program plays in there.
+//! What the tests in the lab share: a virtual machine with this program and an emulated processor,
+//! words of its shell, and the roles that this program plays in there.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -55,7 +55,8 @@ dies() {
 every() { point=$2; while dies every $1 $point; do point=$((point + 1)); done; }
 "#;
 
-/// Listens, and says it at once: of each line so much that whole plans and schemas do not hide the rest.
+/// Listens, and says it at once: of each line so much that whole plans and schemas do not hide the
+/// rest.
 #[derive(Default)]
 struct Heard {
     text: Vec<u8>,
@@ -95,7 +96,8 @@ impl Said {
         self.all(key).first().copied().unwrap_or_default()
     }
 
-    /// That all was restored wherever a run of `every` was killed, and when it ended by itself; at which boundary it was killed last.
+    /// That all was restored wherever a run of `every` was killed, and when it ended by itself; at
+    /// which boundary it was killed last.
     pub fn every(&self) -> usize {
         let all = self.all("every");
         let (last, killed) = all.split_last().unwrap();
@@ -119,7 +121,8 @@ pub fn from() -> usize {
     std::env::var("QUELL_FROM").map_or(1, |from| from.parse().unwrap())
 }
 
-/// Boots a kernel on an emulated processor and has it run a script; `None`, said aloud, where the lab cannot be had.
+/// Boots a kernel on an emulated processor and has it run a script; `None`, said aloud, where the
+/// lab cannot be had.
 pub fn says(kernel: &str, profile: &str, script: &str, timeout: Duration) -> Option<Said> {
     let exe = std::env::current_exe().unwrap().display().to_string();
     let guest = Guest {

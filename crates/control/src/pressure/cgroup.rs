@@ -1,10 +1,12 @@
-//! `cgroup`: limits as described (experiments.md C). The detector's group and the hog's have swappiness and a limit on
-//! the hog by steps of the plan; here the later idea (the hog's own pressure is watched, and while memory allows and the
-//! critical group is calm its limit grows step by step, instead of moving it from group to group), and what both
-//! strategies share: the worst process is stopped while the machine's pressure is high and terminated at 0.1 %.
+//! `cgroup`: limits as described (experiments.md C). The detector's group and the hog's have
+//! swappiness and a limit on the hog by steps of the plan; here the later idea (the hog's own
+//! pressure is watched, and while memory allows and the critical group is calm its limit grows step
+//! by step, instead of moving it from group to group), and what both strategies share: the worst
+//! process is stopped while the machine's pressure is high and terminated at 0.1 %.
 //!
 //! Frozen before any protected run, with their origins (all assumed: the description names none):
-//! - [`FIRST`]: without a limit in the policy, an eighth of the machine, or what the group uses when it is first seen.
+//! - [`FIRST`]: without a limit in the policy, an eighth of the machine, or what the group uses
+//!   when it is first seen.
 //! - [`STEP`]: a sixteenth of the machine, at most once per [`EVERY`].
 //! - the hog waits: its own memory pressure above the policy's `start`.
 //! - memory allows: twice the step is available beyond what the critical groups have of files.

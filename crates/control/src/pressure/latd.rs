@@ -1,18 +1,19 @@
-//! `latd`: the latency daemon as described (experiments.md C). The critical task is exempt from the OOM killer and the
-//! sysctls are tuned by steps of the plan; here the rest: *some* pressure of the machine is read from PSI, the process
-//! with the highest `oom_score` is stopped when it rises and goes on when it is stable, and is terminated when available
-//! memory falls to 0.1 % of the total.
+//! `latd`: the latency daemon as described (experiments.md C). The critical task is exempt from the
+//! OOM killer and the sysctls are tuned by steps of the plan; here the rest: *some* pressure of the
+//! machine is read from PSI, the process with the highest `oom_score` is stopped when it rises and
+//! goes on when it is stable, and is terminated when available memory falls to 0.1 % of the total.
 //!
 //! Frozen before any protected run, with their origins:
-//! - [`RISES`]: 10 % of ten seconds. The description says "rises"; this is the threshold commonly used with `avg10`
-//!   (pressure.md 6, "avg10>10%, 1 s").
+//! - [`RISES`]: 10 % of ten seconds. The description says "rises"; this is the threshold commonly
+//!   used with `avg10` (pressure.md 6, "avg10>10%, 1 s").
 //! - [`EVERY`]: a second, the same row.
 //! - *stable*: `avg10` is not above the threshold any more.
 //! - [`LEAST`]: a thousandth of the total, as described.
 //!
-//! Known weaknesses, kept: the average moves every two seconds and may never reach the threshold while frames are late
-//! by a factor of a hundred; a process that is stopped gives nothing back; and nothing bounds how long it is stopped. (Ours: where
-//! memory cannot be seen any more, it goes on after [`LONGEST_FREEZE`].)
+//! Known weaknesses, kept: the average moves every two seconds and may never reach the threshold
+//! while frames are late by a factor of a hundred; a process that is stopped gives nothing back;
+//! and nothing bounds how long it is stopped. (Ours: where memory cannot be seen any more, it goes
+//! on after [`LONGEST_FREEZE`].)
 
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};

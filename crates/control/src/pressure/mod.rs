@@ -1,8 +1,10 @@
-//! The slow controllers of memory pressure (`[pressure]`): `quell` (ours), `latd` and `cgroup` (as described by
-//! Channabasappa and Ravindran, experiments.md C). Pure: a [`Look`] at memory goes in every interval, decisions come out.
+//! The slow controllers of memory pressure (`[pressure]`): `quell` (ours), `latd` and `cgroup` (as
+//! described by Channabasappa and Ravindran, experiments.md C). Pure: a [`Look`] at memory goes in
+//! every interval, decisions come out.
 //!
-//! What they may touch is what [`Rules`] names: neighbours, by their number, and processes that a look shows to be in
-//! one. A critical group has no way to be stopped, limited or killed by them: no [`Act`] can name it, but to protect it.
+//! What they may touch is what [`Rules`] names: neighbours, by their number, and processes that a
+//! look shows to be in one. A critical group has no way to be stopped, limited or killed by them:
+//! no [`Act`] can name it, but to protect it.
 
 mod cgroup;
 mod latd;
@@ -27,7 +29,8 @@ pub use latd::Latd;
 pub use quell::{LONGEST_FREEZE, Quell, reserve};
 pub use working::WorkingSet;
 
-/// Memory as it is at one moment. Times waited and counts are sums since some beginning: differences tell.
+/// Memory as it is at one moment. Times waited and counts are sums since some beginning:
+/// differences tell.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Look {
     /// Of the machine.
@@ -40,8 +43,8 @@ pub struct Look {
     pub processes: Vec<Process>,
 }
 
-/// The machine's memory; or, where a limit above all groups leaves them less (a slice's, a container's, an experiment's), what there
-/// is of that.
+/// The machine's memory; or, where a limit above all groups leaves them less (a slice's, a
+/// container's, an experiment's), what there is of that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// All of it.
@@ -54,7 +57,8 @@ pub struct Machine {
     pub low: Bytes,
     /// Up to this it does (zones' `high`, summed).
     pub high: Bytes,
-    /// Share of the last ten seconds in which some task waited for memory, as the kernel averages it (PSI `avg10`).
+    /// Share of the last ten seconds in which some task waited for memory, as the kernel averages
+    /// it (PSI `avg10`).
     pub average: Option<Share>,
 }
 
@@ -69,7 +73,8 @@ pub struct Critical {
     pub usage: Bytes,
     /// Of that, its programs' own.
     pub anonymous: Bytes,
-    /// Of that, pages of files that it uses again and again: active ones, or mapped ones where those are more.
+    /// Of that, pages of files that it uses again and again: active ones, or mapped ones where
+    /// those are more.
     pub file: Bytes,
     /// Pages of it that were reclaimed and came back soon, so far.
     pub refaults: u64,
@@ -92,7 +97,8 @@ pub struct Neighbour {
     pub stall: Option<Nanos>,
     /// Whether somebody lives in it.
     pub populated: bool,
-    /// Whether it was frozen and goes on although nobody let it: its cgroup was made anew since the last look.
+    /// Whether it was frozen and goes on although nobody let it: its cgroup was made anew since the
+    /// last look.
     pub thawed: bool,
 }
 
@@ -194,7 +200,8 @@ pub enum Why {
     Calm,
     /// The longest it may be stopped is over.
     Bound,
-    /// Units of work of the critical group do not end any more: it may wait for the one that is stopped.
+    /// Units of work of the critical group do not end any more: it may wait for the one that is
+    /// stopped.
     Heartbeat,
     /// It works on so much.
     WorkingSet,
@@ -267,8 +274,9 @@ impl Controller {
         }
     }
 
-    /// Memory cannot be seen now: nobody new is acted upon, and who is frozen or stopped goes on in time all the same. Decisions
-    /// are appended. (The described ones know no longest stop; with them it begins with the first look that fails.)
+    /// Memory cannot be seen now: nobody new is acted upon, and who is frozen or stopped goes on in
+    /// time all the same. Decisions are appended. (The described ones know no longest stop; with
+    /// them it begins with the first look that fails.)
     pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
         match self {
             Self::Quell(c) => c.blind(now, decisions),

@@ -1,9 +1,11 @@
-//! A simulated machine under memory pressure, for tests: one critical group that works in frames, neighbours that take
-//! memory, and a kernel that reclaims. Coarse on purpose: what has to hold must not hang on details.
+//! A simulated machine under memory pressure, for tests: one critical group that works in frames,
+//! neighbours that take memory, and a kernel that reclaims. Coarse on purpose: what has to hold
+//! must not hang on details.
 //!
-//! What it has: pages of files and programs' own memory by amount, reclaim of files from who is above its limit first and
-//! then from everybody in proportion to what is not protected, refaults that take the disk's time and are seen as stall,
-//! `memory.high` that slows an allocation down to [`CRAWL`], freezing, killing. Left out: swap, writeback, page lists.
+//! What it has: pages of files and programs' own memory by amount, reclaim of files from who is
+//! above its limit first and then from everybody in proportion to what is not protected, refaults
+//! that take the disk's time and are seen as stall, `memory.high` that slows an allocation down to
+//! [`CRAWL`], freezing, killing. Left out: swap, writeback, page lists.
 
 use super::*;
 
@@ -220,7 +222,8 @@ impl Plant {
         bytes
     }
 
-    /// The critical group touches everything once a frame; what is missing comes from the disk, and while it does it waits.
+    /// The critical group touches everything once a frame; what is missing comes from the disk, and
+    /// while it does it waits.
     fn frame(&mut self, span: Nanos) {
         let missing = self.works_on - self.there;
         let fetched = missing.min(DISK * span.0 / 1_000_000_000);

@@ -1,20 +1,24 @@
 //! `quell`: protect first, stop second, kill last.
 //!
-//! *Protect.* What a critical group works on is protected by the kernel ([`WorkingSet`] where it is measured), and the
-//! neighbours are kept from taking it: together they may use what is there but for what the critical groups have, and a
-//! [`reserve`]. That is known before anybody waits, and holds alone where nothing else disturbs. Below that ceiling is
-//! another one, moved by how long the critical groups waited since the last look: down at once, in proportion to it, and
-//! up again slowly, half-way to where they waited last and from there in steps that become small as what is there is used up
-//! (as the closed loop around a deadline does it, [`super::super::deadline`]). Between `start` and `release` nothing moves. Who is to blame for more is cut more.
+//! *Protect.* What a critical group works on is protected by the kernel ([`WorkingSet`] where it is
+//! measured), and the neighbours are kept from taking it: together they may use what is there but
+//! for what the critical groups have, and a [`reserve`]. That is known before anybody waits, and
+//! holds alone where nothing else disturbs. Below that ceiling is another one, moved by how long
+//! the critical groups waited since the last look: down at once, in proportion to it, and up again
+//! slowly, half-way to where they waited last and from there in steps that become small as what is
+//! there is used up (as the closed loop around a deadline does it, [`super::super::deadline`]).
+//! Between `start` and `release` nothing moves. Who is to blame for more is cut more.
 //!
-//! *Stop.* Where that does not hold for `grace`, or nobody may be limited, the one most to blame is frozen. A frozen group
-//! gives nothing back by itself, so that its memory is reclaimed meanwhile, where it may be. It stays frozen for `grace`; and
-//! since letting it go on is a trial that costs the critical group a unit of work when it fails, each failed one doubles the
-//! next stop, up to [`LONGEST_FREEZE`]. If units of the critical group stop ending although it waits for no memory, it may
-//! wait for a lock that a frozen program holds: that one goes on at once, and is left alone for a while.
+//! *Stop.* Where that does not hold for `grace`, or nobody may be limited, the one most to blame is
+//! frozen. A frozen group gives nothing back by itself, so that its memory is reclaimed meanwhile,
+//! where it may be. It stays frozen for `grace`; and since letting it go on is a trial that costs
+//! the critical group a unit of work when it fails, each failed one doubles the next stop, up to
+//! [`LONGEST_FREEZE`]. If units of the critical group stop ending although it waits for no memory,
+//! it may wait for a lock that a frozen program holds: that one goes on at once, and is left alone
+//! for a while.
 //!
-//! *Kill.* When what is left beside the critical groups' own falls below the kernel's own watermark, or the stall goes on
-//! although all else is in force and the reserve is used up.
+//! *Kill.* When what is left beside the critical groups' own falls below the kernel's own
+//! watermark, or the stall goes on although all else is in force and the reserve is used up.
 
 use quell_types::units::{Bytes, Nanos, Share};
 
@@ -35,12 +39,15 @@ const OVERDUE: (u64, Nanos) = (4, Nanos::millis(200));
 const SETTLES: u64 = 3;
 /// At a stall share of all the time, one part of so many of what the neighbours use is cut at once.
 const CUT: u64 = 4;
-/// Parts of the machine: the smallest cut and step back, and the least change of a limit that is worth a write.
+/// Parts of the machine: the smallest cut and step back, and the least change of a limit that is
+/// worth a write.
 const STEP: u64 = 256;
 const WORTH: u64 = 128;
-/// Beyond where they waited last the ceiling rises by one part of so many of what is there for the neighbours.
+/// Beyond where they waited last the ceiling rises by one part of so many of what is there for the
+/// neighbours.
 const BEYOND: u64 = 16;
-/// Parts of the machine that have to be left for limits to be taken off, and below which they are set.
+/// Parts of the machine that have to be left for limits to be taken off, and below which they are
+/// set.
 const PLENTY: u64 = 4;
 const SCARCE: u64 = 8;
 /// The least a neighbour's limit sinks to: one part of so many of the machine, within bounds.
@@ -50,8 +57,9 @@ const FIRM: u64 = 4;
 /// Looks in a row that find too little left before anybody is killed: one may be a moment's figure.
 const SURE: u32 = 2;
 
-/// What is kept free beside what the critical groups have: twice the level at which the kernel stops to reclaim, so that it
-/// does not begin, and a sixty-fourth of the machine for what grows between two looks.
+/// What is kept free beside what the critical groups have: twice the level at which the kernel
+/// stops to reclaim, so that it does not begin, and a sixty-fourth of the machine for what grows
+/// between two looks.
 #[must_use]
 pub fn reserve(machine: &Machine) -> Bytes {
     Bytes(2 * machine.high.0 + machine.total.0 / 64)
@@ -197,18 +205,21 @@ impl Quell {
         self.thaw(now, share, decisions);
         self.limit(now, share, (look, left), decisions);
         self.escalate(now, share, look, decisions);
-        // They are looked at for who is to be killed, and nobody is while there is more than this. (Who grows is found in few looks.)
+        // They are looked at for who is to be killed, and nobody is while there is more than this.
+        // (Who grows is found in few looks.)
         let kills = self.rules.allows.iter().any(|a| a.kill);
         self.processes = kills && self.spare(look) < 2 * reserve(&look.machine).0;
     }
 
-    /// Lets go on who has been frozen for as long as he may; nothing tells that a lock is waited for.
+    /// Lets go on who has been frozen for as long as he may; nothing tells that a lock is waited
+    /// for.
     pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
         self.next = now.plus(self.rules.interval);
         self.thaw(now, Share::WHOLE, decisions);
     }
 
-    /// Pages of the critical groups' files that nobody else gets: those that they use again and again, and whatever else is protected.
+    /// Pages of the critical groups' files that nobody else gets: those that they use again and
+    /// again, and whatever else is protected.
     fn kept(&self, look: &Look) -> u64 {
         let groups = look.critical.iter().zip(&self.sets);
         let kept = groups.map(|(group, set)| {
@@ -220,12 +231,14 @@ impl Quell {
         kept.sum()
     }
 
-    /// What could be had without taking from the critical groups what they keep: nobody is killed for what the kernel can reclaim.
+    /// What could be had without taking from the critical groups what they keep: nobody is killed
+    /// for what the kernel can reclaim.
     fn spare(&self, look: &Look) -> u64 {
         look.machine.available.0.saturating_sub(self.kept(look))
     }
 
-    /// What could be had without taking from anybody what he uses: the kernel's estimate counts everybody's files.
+    /// What could be had without taking from anybody what he uses: the kernel's estimate counts
+    /// everybody's files.
     fn left(&self, look: &Look) -> u64 {
         let neighbours = look.neighbours.iter();
         let files = neighbours.map(|n| n.usage.0.saturating_sub(n.anonymous.0));
@@ -312,8 +325,9 @@ impl Quell {
         if !any && !scarce {
             return;
         }
-        // Beyond its limit a program that has nothing to be reclaimed goes on, the slower the further beyond it is
-        // (mm/memcontrol.c): what is missing of the reserve is asked for several times.
+        // Beyond its limit a program that has nothing to be reclaimed goes on, the slower the
+        // further beyond it is (mm/memcontrol.c): what is missing of the reserve is asked for
+        // several times.
         let known = match reserve.saturating_sub(left) {
             0 => known,
             missing => {
@@ -321,8 +335,9 @@ impl Quell {
                 used.saturating_sub(missing.saturating_mul(FIRM))
             }
         };
-        // Who has just had too much is not given more at once: one who reads on fills a limit faster than a look sees, goes beyond
-        // it before the kernel has reclaimed, and would be cut again.
+        // Who has just had too much is not given more at once: one who reads on fills a limit
+        // faster than a look sees, goes beyond it before the kernel has reclaimed, and would be cut
+        // again.
         let rises = self
             .scarce_at
             .is_none_or(|at| now.since(at) >= self.rules.grace);
@@ -402,8 +417,8 @@ impl Quell {
         if !calm || now.since(self.moved_at) < self.rules.grace {
             return;
         }
-        // Half-way to where it was too much; there, and beyond, in small steps, as long as what is known to be there for them
-        // does not tell that it was something else.
+        // Half-way to where it was too much; there, and beyond, in small steps, as long as what is
+        // known to be there for them does not tell that it was something else.
         let step = (self.tripped.saturating_sub(ceiling) / 2)
             .max(known.saturating_sub(ceiling) / BEYOND)
             .max(small);
@@ -495,7 +510,8 @@ impl Quell {
         true
     }
 
-    /// What a frozen group has and can be had: pages of files, and its own where there is swap space.
+    /// What a frozen group has and can be had: pages of files, and its own where there is swap
+    /// space.
     fn reclaim(&self, look: &Look, decisions: &mut Vec<Decision>) -> bool {
         for (neighbour, held) in self.held.iter().enumerate() {
             if held.frozen.is_none() || !self.rules.allows[neighbour].reclaim {

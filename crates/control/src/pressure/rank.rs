@@ -1,5 +1,5 @@
-//! Whom to blame: who grows, whose pages come back, who uses the disks, who is large. `oom_score` alone is size, and
-//! misses who streams through files without owning a byte (pressure.md, 7).
+//! Whom to blame: who grows, whose pages come back, who uses the disks, who is large. `oom_score`
+//! alone is size, and misses who streams through files without owning a byte (pressure.md, 7).
 
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos};
@@ -9,7 +9,8 @@ use super::{Neighbour, Process};
 
 /// The page by which refaults are counted.
 const PAGE: u64 = 4096;
-/// Bytes of size that weigh as much as a byte per second of growth: who is merely large is to blame for little.
+/// Bytes of size that weigh as much as a byte per second of growth: who is merely large is to blame
+/// for little.
 const SIZE: u64 = 16;
 /// Weight of the newest interval in the averages: one part of so many.
 const NEWEST: u64 = 4;
@@ -116,8 +117,8 @@ impl Suspects {
         std::mem::swap(&mut self.known, &mut self.next);
     }
 
-    /// The process of a neighbour most to blame: its part of what grew, and of what is there, and the kernel's own score,
-    /// each against the largest.
+    /// The process of a neighbour most to blame: its part of what grew, and of what is there, and
+    /// the kernel's own score, each against the largest.
     pub fn worst(&self, neighbour: usize, processes: &[Process]) -> Option<TaskId> {
         let grown = |p: &Process| {
             let known = self.known.iter().find(|k| k.task == p.task);

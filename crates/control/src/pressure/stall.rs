@@ -1,11 +1,12 @@
-//! How much of the time somebody waited: differences of sums (`total=`), since the averages that the kernel offers move
-//! every two seconds and span ten.
+//! How much of the time somebody waited: differences of sums (`total=`), since the averages that
+//! the kernel offers move every two seconds and span ten.
 
 use quell_types::units::{Nanos, Share};
 
 use super::{Critical, Neighbour};
 
-/// What it takes at most to read a page that was taken: where an access takes 10 ms, it brings some ten pages.
+/// What it takes at most to read a page that was taken: where an access takes 10 ms, it brings some
+/// ten pages.
 const COMES_BACK: Nanos = Nanos::millis(1);
 
 /// A sum that is looked at again and again.
@@ -31,10 +32,12 @@ pub(super) struct Stall {
 }
 
 impl Stall {
-    /// The share of `span` for which it waited. Waiting for input and output counts only while memory is short: before, pages
-    /// that come back were taken in other times, and nobody's limit would bring them sooner. It counts as far as it can be due to pages
-    /// that had been taken from it and came back ([`COMES_BACK`] each), and all of it where others used the disks and are to be
-    /// held back for that: a program that reads something for the first time waits, too, and nobody is to blame.
+    /// The share of `span` for which it waited. Waiting for input and output counts only while
+    /// memory is short: before, pages that come back were taken in other times, and nobody's limit
+    /// would bring them sooner. It counts as far as it can be due to pages that had been taken from
+    /// it and came back ([`COMES_BACK`] each), and all of it where others used the disks and are to
+    /// be held back for that: a program that reads something for the first time waits, too, and
+    /// nobody is to blame.
     pub fn share(&mut self, group: &Critical, span: Nanos, (short, others): (bool, bool)) -> Share {
         let memory = self.memory.of(group.memory_stall.0);
         let io = self.io.of(group.io_stall.0);

@@ -369,7 +369,8 @@ fn a_group_that_may_hold_a_lock_goes_on() {
     let mut look = Plant::new(1024, 512, vec![anonymous(1, 1)]).look();
     look.machine.available = look.machine.total;
     let mut frozen = None;
-    // Units every 50 ms; from 1 s on it waits, until its neighbour is frozen; then nothing ends any more.
+    // Units every 50 ms; from 1 s on it waits, until its neighbour is frozen; then nothing ends any
+    // more.
     for i in 1..200 {
         let now = MS(20 * i);
         if frozen.is_none() {
@@ -405,8 +406,8 @@ fn a_group_waiting_for_its_own_first_reads_holds_nobody_back() {
         quell.step(MS(20 * i), &look, &mut out);
     }
     assert_eq!(out, []);
-    // The same while a neighbour uses the disks: it queues behind that, and a limit of memory would change nothing of it, as
-    // long as there is enough for all.
+    // The same while a neighbour uses the disks: it queues behind that, and a limit of memory would
+    // change nothing of it, as long as there is enough for all.
     for i in 100..300 {
         look.critical[0].io_stall = MS(15 * i);
         look.neighbours[0].io += 1 << 20;

@@ -1,19 +1,22 @@
-//! What a group works on: its programs' own memory and the pages of files it uses again and again, as far as they are
-//! there, and what of it was taken away: every page that comes back soon was part of it (the kernel's refault distance,
-//! mm/workingset.c).
+//! What a group works on: its programs' own memory and the pages of files it uses again and again,
+//! as far as they are there, and what of it was taken away: every page that comes back soon was
+//! part of it (the kernel's refault distance, mm/workingset.c).
 
 use quell_types::units::{Bytes, Nanos};
 
 use super::Critical;
 use super::stall::Difference;
 
-/// The page by which refaults are counted. (Where pages are larger, the estimate is low, and rises with the next.)
+/// The page by which refaults are counted. (Where pages are larger, the estimate is low, and rises
+/// with the next.)
 const PAGE: u64 = 4096;
-/// What is protected goes beyond what was measured by an eighth: the kernel's lists are no exact account.
+/// What is protected goes beyond what was measured by an eighth: the kernel's lists are no exact
+/// account.
 const BEYOND: u64 = 8;
 /// A change below this part of what is protected is not worth a write.
 const WORTH: u64 = 32;
-/// So long what it works on has to be less until less is protected: longer than its programs' phases.
+/// So long what it works on has to be less until less is protected: longer than its programs'
+/// phases.
 const PATIENCE: Nanos = Nanos::secs(10);
 
 /// The estimate, and the protection that follows it.

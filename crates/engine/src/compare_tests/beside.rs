@@ -1,4 +1,5 @@
-//! Cells side by side on machines that are alike: nothing that is found, said or recorded tells how many there were.
+//! Cells side by side on machines that are alike: nothing that is found, said or recorded tells how
+//! many there were.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +8,8 @@ use std::time::Duration;
 use super::*;
 use quell_record::backend::Backend;
 
-/// What is measured depends on the cell's number, and how long that takes is different from cell to cell.
+/// What is measured depends on the cell's number, and how long that takes is different from cell to
+/// cell.
 fn numbered() -> Fake {
     let mut fake = Fake::new();
     let drift = |scene: &Scene<'_>| 1.0 + (scene.number % 97) as f64 * 0.001;

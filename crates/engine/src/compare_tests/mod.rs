@@ -1,5 +1,6 @@
-//! Whole experiments on the scripted machine: what they share. [`result`] is about what is found and said, [`running`]
-//! about what is done, also where something goes wrong, and the record of it, [`beside`] about several machines.
+//! Whole experiments on the scripted machine: what they share. [`result`] is about what is found
+//! and said, [`running`] about what is done, also where something goes wrong, and the record of it,
+//! [`beside`] about several machines.
 #![expect(clippy::cast_sign_loss, reason = "rates are positive")]
 
 use quell_control::config::Regulation;
@@ -137,7 +138,8 @@ fn steady(scene: &Scene<'_>, metric: &str, value: f64, bytes_per_s: f64) -> Meas
     }
 }
 
-/// A machine on which a neighbour at full rate makes a list of 15 ns take 150, and the whole drifts from cell to cell.
+/// A machine on which a neighbour at full rate makes a list of 15 ns take 150, and the whole drifts
+/// from cell to cell.
 fn fake() -> Fake {
     drifting(0.01)
 }

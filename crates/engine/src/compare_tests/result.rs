@@ -56,8 +56,9 @@ fn the_result_reads_back_as_the_published_type() {
 
 #[test]
 fn the_canary_alone_decides_what_is_shared() {
-    // Two configurations of one cell each and solo's two: four cells a round, two probes a cell. In the first cell of
-    // the first round one probe says no, in that of the second one cannot tell; all others say yes.
+    // Two configurations of one cell each and solo's two: four cells a round, two probes a cell. In
+    // the first cell of the first round one probe says no, in that of the second one cannot tell;
+    // all others say yes.
     let only = ["none".to_owned(), "cores".to_owned()];
     let mut fake = fake();
     fake.shared = vec![Some(0.9); 16];
@@ -76,7 +77,8 @@ fn the_canary_alone_decides_what_is_shared() {
         .iter()
         .map(|c| c.rounds_shared.unwrap())
         .sum();
-    // Three configurations in two rounds, and one cell spoilt in each round, whichever configuration it was.
+    // Three configurations in two rounds, and one cell spoilt in each round, whichever
+    // configuration it was.
     assert_eq!(shared, 3 * 2 - 2);
     let mut spoilt = heard.cells[0].split(", ").skip(1);
     let hit = of(&result, spoilt.next().unwrap());

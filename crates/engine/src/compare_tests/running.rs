@@ -205,12 +205,14 @@ fn the_real_planner_confines_groups_to_where_their_subjects_run() {
     }
 }
 
-/// The machine without drift: what is measured depends on the cell alone, not on how many were measured before.
+/// The machine without drift: what is measured depends on the cell alone, not on how many were
+/// measured before.
 fn steady_fake() -> Fake {
     drifting(0.0)
 }
 
-/// The folder of a run that a signal ended in the second of its two rounds: 13 cells a round take some 9 s.
+/// The folder of a run that a signal ended in the second of its two rounds: 13 cells a round take
+/// some 9 s.
 fn cut(runs: &Path) -> PathBuf {
     let mut fake = steady_fake();
     fake.stop_at(Nanos::secs(12), 2);

@@ -1,11 +1,14 @@
-//! Hierarchies of cgroups: directories, membership, and the files that are there whatever the controllers.
-//! Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v2.rst ("Basic Operations").
+//! Hierarchies of cgroups: directories, membership, and the files that are there whatever the
+//! controllers. Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v2.rst ("Basic
+//! Operations").
 //!
 //! Deviations:
 //! - `notify_on_release`, `release_agent` and `cgroup.clone_children` are values without an effect.
-//! - `cgroup.stat`, `cgroup.events` and the usage files tell what the model knows; counters of dying cgroups are left out.
-//! - Removing a v2 cgroup with a zombie in it leaves the zombie's `/proc/PID/cgroup` with ` (deleted)`, as in the kernel,
-//!   but also forgets which of several directories of that name it was.
+//! - `cgroup.stat`, `cgroup.events` and the usage files tell what the model knows; counters of
+//!   dying cgroups are left out.
+//! - Removing a v2 cgroup with a zombie in it leaves the zombie's `/proc/PID/cgroup` with `
+//!   (deleted)`, as in the kernel, but also forgets which of several directories of that name it
+//!   was.
 
 use std::collections::BTreeSet;
 
@@ -247,7 +250,8 @@ impl Machine {
                 return Err(libc::ENOSPC);
             }
         }
-        // Without real-time runtime of its own (CONFIG_RT_GROUP_SCHED) a v1 cgroup takes no real-time task.
+        // Without real-time runtime of its own (CONFIG_RT_GROUP_SCHED) a v1 cgroup takes no
+        // real-time task.
         let runtime = self.limit_read(tree, group, "cpu.rt_runtime_us");
         if runtime.is_ok_and(|r| r.trim() == "0") && moving.iter().any(|t| self.tasks[t].realtime) {
             return Err(libc::EINVAL);

@@ -1,9 +1,11 @@
-//! What is v2 alone: `cgroup.subtree_control` and the rule that processes live in leaves, thread mode, freezing, killing.
-//! Documentation/admin-guide/cgroup-v2.rst ("Top-down Constraint", "No Internal Process Constraint", "Threads").
+//! What is v2 alone: `cgroup.subtree_control` and the rule that processes live in leaves, thread
+//! mode, freezing, killing. Documentation/admin-guide/cgroup-v2.rst ("Top-down Constraint", "No
+//! Internal Process Constraint", "Threads").
 //!
 //! Deviations:
 //! - The controllers are those of [`LISTED`]; `hugetlb`, `rdma` and `misc` are left out.
-//! - A frozen cgroup is frozen at once, and what is in it does not stop: nothing runs in the model anyway.
+//! - A frozen cgroup is frozen at once, and what is in it does not stop: nothing runs in the model
+//!   anyway.
 
 use super::Answer;
 use super::state::{Kind, LISTED, Machine, parent};
@@ -26,7 +28,8 @@ impl Machine {
         enabled.iter().any(|c| !THREADED.contains(&c.as_str()))
     }
 
-    /// A domain with threaded children, or with processes of its own beside threaded controllers below it.
+    /// A domain with threaded children, or with processes of its own beside threaded controllers
+    /// below it.
     fn thread_root(&self, tree: usize, group: &str) -> bool {
         if self.threaded(tree, group) {
             return false;

@@ -2,7 +2,8 @@
 //! Documentation/admin-guide/cgroup-v1/cpusets.rst, cgroup-v2.rst ("Cpuset").
 //!
 //! Deviations:
-//! - CPUs are never hot-plugged, nodes neither; the v1 mount option `cpuset_v2_mode` is not modelled.
+//! - CPUs are never hot-plugged, nodes neither; the v1 mount option `cpuset_v2_mode` is not
+//!   modelled.
 //! - Memory is not migrated; `cpuset.memory_*` and `cpuset.sched_*` are values without an effect.
 
 use quell_types::cpuset::CpuSet;
@@ -207,8 +208,8 @@ impl Machine {
         }
     }
 
-    /// Whether a v1 cpuset may become this, and then that it does. The order is the kernel's: children, parent,
-    /// siblings, tasks.
+    /// Whether a v1 cpuset may become this, and then that it does. The order is the kernel's:
+    /// children, parent, siblings, tasks.
     fn v1_set(&mut self, tree: usize, group: &str, mut trial: Cpuset) -> Answer<()> {
         let now = self.set(tree, group);
         let children = self.trees[tree].children(group);

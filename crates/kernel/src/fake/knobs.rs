@@ -1,10 +1,12 @@
-//! Files outside of the cgroup file systems: interrupts, the workqueue mask, pressure, sysctls, and the machine's shape.
-//! Documentation/core-api/irq/irq-affinity.rst, Documentation/accounting/psi.rst, sched-rt-group.rst.
+//! Files outside of the cgroup file systems: interrupts, the workqueue mask, pressure, sysctls, and
+//! the machine's shape. Documentation/core-api/irq/irq-affinity.rst,
+//! Documentation/accounting/psi.rst, sched-rt-group.rst.
 //!
 //! Deviations:
-//! - An interrupt's effective affinity is its first allowed CPU. Interrupts have no handler's folder.
-//! - A pressure trigger is forgotten at once (the writer closes the file): no second trigger on one descriptor, hence no
-//!   EBUSY.
+//! - An interrupt's effective affinity is its first allowed CPU. Interrupts have no handler's
+//!   folder.
+//! - A pressure trigger is forgotten at once (the writer closes the file): no second trigger on one
+//!   descriptor, hence no EBUSY.
 //! - The shape is one package, one core per CPU, with a 32 KiB first and an 8 MiB last level.
 
 use std::collections::BTreeMap;
@@ -54,8 +56,9 @@ const PER_IRQ: [(&str, u32); 5] = [
     ("smp_affinity_list", 0o644),
 ];
 
-/// The syntax of a pressure trigger: `some|full STALL WINDOW`, microseconds, the window at most 10 s. Before 6.4 it was at
-/// least 500 ms, and for the privileged only; since then others have whole multiples of 2 s.
+/// The syntax of a pressure trigger: `some|full STALL WINDOW`, microseconds, the window at most 10
+/// s. Before 6.4 it was at least 500 ms, and for the privileged only; since then others have whole
+/// multiples of 2 s.
 pub(super) fn trigger(text: &str, release: (u32, u32), privileged: bool) -> Answer<()> {
     const LONGEST: u64 = 10_000_000;
     let old = release < (6, 4);

@@ -1,10 +1,12 @@
-//! Controllers whose values are kept and checked, without an effect on tasks that run: `cpu`, `memory`, `pids`, `io`,
-//! `freezer`. Documentation/scheduler/sched-bwc.rst, cgroup-v2.rst ("CPU", "Memory", "PID").
+//! Controllers whose values are kept and checked, without an effect on tasks that run: `cpu`,
+//! `memory`, `pids`, `io`, `freezer`. Documentation/scheduler/sched-bwc.rst, cgroup-v2.rst ("CPU",
+//! "Memory", "PID").
 //!
 //! Deviations:
 //! - v1's `cpu.cfs_burst_us`, v1 limits on kernel memory or swap, and `io.max` are left out.
 //! - `pids.max` refuses no birth: nobody forks inside the model but a test.
-//! - Setting `cpu.idle` back makes the weight 100, as the kernel does; `cpu.weight.nice` is left out.
+//! - Setting `cpu.idle` back makes the weight 100, as the kernel does; `cpu.weight.nice` is left
+//!   out.
 
 use super::Answer;
 use super::state::{Machine, parent};

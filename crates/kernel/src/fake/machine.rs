@@ -1,4 +1,5 @@
-//! The machine that is modelled: CPUs, nodes, tasks, and the way to the subsystem that a path belongs to.
+//! The machine that is modelled: CPUs, nodes, tasks, and the way to the subsystem that a path
+//! belongs to.
 
 use std::collections::BTreeMap;
 
@@ -170,7 +171,8 @@ impl Machine {
         }
     }
 
-    /// A process opens the device of what is locked in a cache. ENODEV where there is none of that name.
+    /// A process opens the device of what is locked in a cache. ENODEV where there is none of that
+    /// name.
     ///
     /// # Errors
     /// The error number.
@@ -210,8 +212,9 @@ impl Machine {
         alive.map(|(tid, _)| *tid).collect()
     }
 
-    /// An interrupt with these CPUs. `fixed`: 0, or the error that moving it is answered with (`EIO` where a driver's
-    /// queues are managed by the kernel; `EPERM` where the file is not even writable).
+    /// An interrupt with these CPUs. `fixed`: 0, or the error that moving it is answered with
+    /// (`EIO` where a driver's queues are managed by the kernel; `EPERM` where the file is not even
+    /// writable).
     pub fn interrupt(&mut self, number: u32, cpus: &CpuSet, fixed: i32) {
         self.knobs.interrupt(number, cpus, fixed);
     }

@@ -1,13 +1,16 @@
-//! Memory as cgroups account for it: what is charged, limits that reclaim or kill, `oom_score` and its adjustment.
-//! cgroup-v2.rst ("Memory"), cgroup-v1/memory.rst, mm/oom_kill.c; error numbers seen on Linux 6.18.
+//! Memory as cgroups account for it: what is charged, limits that reclaim or kill, `oom_score` and
+//! its adjustment. cgroup-v2.rst ("Memory"), cgroup-v1/memory.rst, mm/oom_kill.c; error numbers
+//! seen on Linux 6.18.
 //!
 //! Deviations:
-//! - A process's own memory moves with it to another cgroup; the kernel leaves the charge where it was made. Pages of files
-//!   stay with who touched them, as in the kernel.
-//! - All pages of files are clean and can be dropped at once; there is no swap. Nothing is slowed down beyond
-//!   `memory.high`; the event is counted.
-//! - The machine as a whole never runs short: `memory.min` and `memory.low` are values, without anybody to reclaim.
-//! - Pressure is what a test says it is ([`Machine::stalled`]), and so is whatever a test has recorded ([`Machine::recorded`]).
+//! - A process's own memory moves with it to another cgroup; the kernel leaves the charge where it
+//!   was made. Pages of files stay with who touched them, as in the kernel.
+//! - All pages of files are clean and can be dropped at once; there is no swap. Nothing is slowed
+//!   down beyond `memory.high`; the event is counted.
+//! - The machine as a whole never runs short: `memory.min` and `memory.low` are values, without
+//!   anybody to reclaim.
+//! - Pressure is what a test says it is ([`Machine::stalled`]), and so is whatever a test has
+//!   recorded ([`Machine::recorded`]).
 
 use super::Answer;
 use super::spec::TOTAL;
@@ -39,7 +42,8 @@ impl Machine {
         self.stalls.insert(path.to_owned(), some_us);
     }
 
-    /// A file reads this from now on, whatever the model knows: what a kernel was recorded to tell. Writing to it is as before.
+    /// A file reads this from now on, whatever the model knows: what a kernel was recorded to tell.
+    /// Writing to it is as before.
     pub fn recorded(&mut self, path: &str, text: String) {
         self.recorded.insert(path.to_owned(), text);
     }
@@ -105,8 +109,8 @@ impl Machine {
         }
     }
 
-    /// What the kernel does about a cgroup that uses more than its limits. Events are told of who runs into them, not of
-    /// a limit that is lowered.
+    /// What the kernel does about a cgroup that uses more than its limits. Events are told of who
+    /// runs into them, not of a limit that is lowered.
     fn hold_below(&mut self, tree: usize, group: &str, charging: bool) {
         let unified = self.trees[tree].unified;
         let limit = |m: &Self, name| m.limit_of(tree, group, name);
@@ -253,7 +257,8 @@ impl Machine {
         ((1000 + part + i64::from(task.oom_score_adj)) * 2 / 3).max(0)
     }
 
-    /// The whole process gets it. Without CAP_SYS_RESOURCE it goes no lower than it ever was by somebody who has it: 0.
+    /// The whole process gets it. Without CAP_SYS_RESOURCE it goes no lower than it ever was by
+    /// somebody who has it: 0.
     pub(super) fn adjust_score(&mut self, tid: u32, text: &str) -> Answer<()> {
         let value: i32 = text.trim().parse().map_err(|_| libc::EINVAL)?;
         if !(-1000..=1000).contains(&value) {

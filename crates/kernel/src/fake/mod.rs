@@ -1,16 +1,21 @@
-//! A model of the kernel behind [`Files`]: it refuses, populates and renames as the kernel does, with the kernel's error
-//! numbers and status texts. Tests run on it without root, and on states that no test should bring a machine into.
+//! A model of the kernel behind [`Files`]: it refuses, populates and renames as the kernel does,
+//! with the kernel's error numbers and status texts. Tests run on it without root, and on states
+//! that no test should bring a machine into.
 //!
-//! What it does was taken from Documentation/admin-guide/{cgroup-v1/cpusets,cgroup-v2}.rst, Documentation/filesystems/
-//! resctrl.rst, and seen on Linux 6.18 (v1) and 6.12 (v2, in a virtual machine); resctrl on 6.12 and 7.2 in the lab.
-//! A deviation from the real kernel that is known is written down in the module it is in, under "Deviations".
+//! What it does was taken from Documentation/admin-guide/{cgroup-v1/cpusets,cgroup-v2}.rst,
+//! Documentation/filesystems/ resctrl.rst, and seen on Linux 6.18 (v1) and 6.12 (v2, in a virtual
+//! machine); resctrl on 6.12 and 7.2 in the lab. A deviation from the real kernel that is known is
+//! written down in the module it is in, under "Deviations".
 //!
 //! The model is a feature of its own (`fake`), so that the shipped program does not carry it.
 //!
 //! Deviations of the whole:
-//! - Everything happens at once: a killed task is dead, a grace period takes no time, nothing is ever `EINTR`.
-//! - There are no permissions: whoever asks is root. Modes are shown, and refuse nobody, as for root.
-//! - Times are ticks of the model: a task's start is the number of tasks before it. Nothing runs, so usage is zero.
+//! - Everything happens at once: a killed task is dead, a grace period takes no time, nothing is
+//!   ever `EINTR`.
+//! - There are no permissions: whoever asks is root. Modes are shown, and refuse nobody, as for
+//!   root.
+//! - Times are ticks of the model: a task's start is the number of tasks before it. Nothing runs,
+//!   so usage is zero.
 
 mod cgroup;
 mod control;
@@ -79,8 +84,8 @@ impl Fake {
         f(&mut self.lock())
     }
 
-    /// From now on this happens after every call that was answered without an error: what others do meanwhile. It is told
-    /// the operation, the path and the text.
+    /// From now on this happens after every call that was answered without an error: what others do
+    /// meanwhile. It is told the operation, the path and the text.
     pub fn meanwhile(&self, action: impl FnMut(&mut Machine, Op, &str, &str) + Send + 'static) {
         *self
             .meanwhile
@@ -96,8 +101,8 @@ impl Fake {
             .unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// From now on an operation on paths that end like this is refused: what the model has no reason of its own for (a
-    /// read-only mount, a security module).
+    /// From now on an operation on paths that end like this is refused: what the model has no
+    /// reason of its own for (a read-only mount, a security module).
     pub fn refuse(&self, op: Op, end: &str, errno: i32) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((op, end.to_owned(), errno));

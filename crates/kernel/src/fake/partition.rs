@@ -1,18 +1,21 @@
-//! v2 cpusets and their partitions. Documentation/admin-guide/cgroup-v2.rst ("Cpuset Interface Files"); the texts of
-//! invalid partitions as Linux 6.12 shows them (6.1 where a local partition is all there is).
+//! v2 cpusets and their partitions. Documentation/admin-guide/cgroup-v2.rst ("Cpuset Interface
+//! Files"); the texts of invalid partitions as Linux 6.12 shows them (6.1 where a local partition
+//! is all there is).
 //!
 //! Deviations:
-//! - An invalid partition becomes valid again when its own `cpuset.cpus` or `cpuset.cpus.exclusive` is written so that it
-//!   can be, and its parent is a valid one. Linux 6.12 also tries when a relative changes, and was seen to end up with
-//!   sets that overlap; that is not modelled.
-//! - Linux 6.12 shows no reason where a sibling's change made a partition invalid; 6.1 says "not exclusive". The model
-//!   does as the release it is asked to be.
-//! - CPUs that are lost stay so; Linux 6.1 has them back once the controller is taken from and given to the root again.
-//! - A partition that comes or goes also widens the kernel's own threads that have CPUs of their own without being bound
-//!   (threaded interrupts, seen with 6.12); those here have none.
-//! - No housekeeping CPUs (`isolcpus`), so "partition config conflicts with housekeeping setup" never appears.
-//! - A valid partition takes its CPUs even from a parent that would be left with none, if no task is in that parent;
-//!   tasks further below it are not looked for.
+//! - An invalid partition becomes valid again when its own `cpuset.cpus` or `cpuset.cpus.exclusive`
+//!   is written so that it can be, and its parent is a valid one. Linux 6.12 also tries when a
+//!   relative changes, and was seen to end up with sets that overlap; that is not modelled.
+//! - Linux 6.12 shows no reason where a sibling's change made a partition invalid; 6.1 says "not
+//!   exclusive". The model does as the release it is asked to be.
+//! - CPUs that are lost stay so; Linux 6.1 has them back once the controller is taken from and
+//!   given to the root again.
+//! - A partition that comes or goes also widens the kernel's own threads that have CPUs of their
+//!   own without being bound (threaded interrupts, seen with 6.12); those here have none.
+//! - No housekeeping CPUs (`isolcpus`), so "partition config conflicts with housekeeping setup"
+//!   never appears.
+//! - A valid partition takes its CPUs even from a parent that would be left with none, if no task
+//!   is in that parent; tasks further below it are not looked for.
 
 use quell_types::cpuset::CpuSet;
 

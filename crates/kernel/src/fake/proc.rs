@@ -1,7 +1,8 @@
 //! Processes as `/proc` shows them. proc_pid_stat(5), proc_pid_status(5), proc_pid_cgroup(5).
 //!
-//! Deviations: of `stat` the fields that the model has no notion of are 0; of `status` only a handful of lines are there;
-//! of a process's folder only `stat status comm cmdline cgroup task exe io oom_score oom_score_adj`, and `fd` where it has a device open.
+//! Deviations: of `stat` the fields that the model has no notion of are 0; of `status` only a
+//! handful of lines are there; of a process's folder only `stat status comm cmdline cgroup task exe
+//! io oom_score oom_score_adj`, and `fd` where it has a device open.
 
 use super::Answer;
 use super::spec::Flavour;

@@ -8,8 +8,8 @@ pub(super) const TOTAL: u64 = 8 << 30;
 /// Which generation of cgroups the machine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
-    /// One v1 hierarchy per controller, and a v2 one without controllers beside them, as on Linux 6.18 with systemd's
-    /// hybrid layout.
+    /// One v1 hierarchy per controller, and a v2 one without controllers beside them, as on Linux
+    /// 6.18 with systemd's hybrid layout.
     V1,
     /// One v2 hierarchy.
     V2,
@@ -24,8 +24,8 @@ pub struct Spec {
     pub cpus: u32,
     /// Memory nodes.
     pub nodes: u32,
-    /// `/proc/sys/kernel/osrelease`. Below 6.2 cpusets forget what CPUs a task asked for; below 6.7 there is no
-    /// `cpuset.cpus.exclusive` and no remote partition.
+    /// `/proc/sys/kernel/osrelease`. Below 6.2 cpusets forget what CPUs a task asked for; below 6.7
+    /// there is no `cpuset.cpus.exclusive` and no remote partition.
     pub release: &'static str,
     /// Cache and bandwidth allocation, where the machine has them.
     pub rdt: Option<Rdt>,

@@ -1,4 +1,5 @@
-//! What the model is at a moment: the machine, its hierarchies, and what a cgroup is to each controller.
+//! What the model is at a moment: the machine, its hierarchies, and what a cgroup is to each
+//! controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -177,8 +178,9 @@ pub(crate) struct Part {
     pub invalid: Option<&'static str>,
     /// Its CPUs come from the root, not from its parent.
     pub remote: bool,
-    /// Not valid any more, but its CPUs are still kept from everybody: what Linux 6.12 does with a remote partition that
-    /// a sibling's change made invalid. `member` gives them back; removing the cgroup loses them until the next boot.
+    /// Not valid any more, but its CPUs are still kept from everybody: what Linux 6.12 does with a
+    /// remote partition that a sibling's change made invalid. `member` gives them back; removing
+    /// the cgroup loses them until the next boot.
     pub withheld: bool,
 }
 

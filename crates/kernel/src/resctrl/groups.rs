@@ -1,4 +1,5 @@
-//! The groups: one that everybody is in at first (the mount point), control groups below it, and in each of them monitor groups.
+//! The groups: one that everybody is in at first (the mount point), control groups below it, and in
+//! each of them monitor groups.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -101,8 +102,9 @@ impl Resctrl {
         Ok(groups)
     }
 
-    /// The control groups besides the default one that mean anything: with tasks, CPUs or monitor groups, or that keep others
-    /// from their ways. An empty one, as `pqos` makes one for every class when it is called, fills nothing.
+    /// The control groups besides the default one that mean anything: with tasks, CPUs or monitor
+    /// groups, or that keep others from their ways. An empty one, as `pqos` makes one for every
+    /// class when it is called, fills nothing.
     ///
     /// # Errors
     /// Files that cannot be read.
@@ -150,7 +152,8 @@ impl Group {
             .collect())
     }
 
-    /// What others may do with its ways; `None` for a monitor group, for one that is gone, and on Linux before 4.19.
+    /// What others may do with its ways; `None` for a monitor group, for one that is gone, and on
+    /// Linux before 4.19.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -177,8 +180,8 @@ impl Group {
         Ok(sizes(&text.unwrap_or_default()))
     }
 
-    /// Its threads. None of a group that is set up for pseudo-locking, whose file nobody can read (EACCES even for root), or
-    /// that is gone.
+    /// Its threads. None of a group that is set up for pseudo-locking, whose file nobody can read
+    /// (EACCES even for root), or that is gone.
     ///
     /// # Errors
     /// The kernel's other ones.
@@ -196,7 +199,8 @@ impl Group {
         }
     }
 
-    /// The CPUs on which tasks of the default group belong to it. None of a group that is set up for pseudo-locking.
+    /// The CPUs on which tasks of the default group belong to it. None of a group that is set up
+    /// for pseudo-locking.
     ///
     /// # Errors
     /// When they cannot be read or make no sense.
@@ -209,8 +213,8 @@ impl Group {
     }
 }
 
-/// The groups of a thread, as `/proc/TID/cpu_resctrl_groups` tells them: names of its control group (empty: the default one)
-/// and of its monitor group (empty: none of its own).
+/// The groups of a thread, as `/proc/TID/cpu_resctrl_groups` tells them: names of its control group
+/// (empty: the default one) and of its monitor group (empty: none of its own).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
     /// The control group.
@@ -219,7 +223,8 @@ pub struct Membership {
     pub monitor: String,
 }
 
-/// The groups of a thread. `None` where it ended, where nothing is mounted, and before Linux 5.6 (`CONFIG_PROC_CPU_RESCTRL`).
+/// The groups of a thread. `None` where it ended, where nothing is mounted, and before Linux 5.6
+/// (`CONFIG_PROC_CPU_RESCTRL`).
 ///
 /// # Errors
 /// When it cannot be read.

@@ -65,8 +65,9 @@ pub struct Ways {
     pub shareable: Mask,
     /// Masks may have holes.
     pub sparse: bool,
-    /// By cache: what each way is used for, the highest first (`X` hardware and software, `H` hardware, `S` shared, `E`
-    /// exclusive, `P` pseudo-locked, `0` nobody). Empty where the kernel does not tell.
+    /// By cache: what each way is used for, the highest first (`X` hardware and software, `H`
+    /// hardware, `S` shared, `E` exclusive, `P` pseudo-locked, `0` nobody). Empty where the kernel
+    /// does not tell.
     pub usage: BTreeMap<u32, String>,
 }
 
@@ -88,11 +89,13 @@ pub struct Bandwidth {
 pub struct Monitor {
     /// `L3_MON`, `PERF_PKG_MON`, …
     pub name: String,
-    /// Monitoring ids: one for each control group and each monitor group. 0 where a kind that is not known tells none.
+    /// Monitoring ids: one for each control group and each monitor group. 0 where a kind that is
+    /// not known tells none.
     pub rmids: u32,
     /// Events: the files in `mon_data`.
     pub events: Vec<String>,
-    /// Bytes of a cache below which an id that was let go may be used again. Absent where occupancy is not counted.
+    /// Bytes of a cache below which an id that was let go may be used again. Absent where occupancy
+    /// is not counted.
     pub limbo_bytes: Option<u64>,
     /// Counters that have to be assigned to groups. Absent where every id has its own.
     pub assignment: Option<Assignment>,
@@ -293,7 +296,8 @@ fn monitor(folder: &Folder<'_>, name: String) -> Result<Monitor> {
                     .map(|m| m.trim_matches(['[', ']']).to_owned())
                     .collect(),
                 counters: folder.by_cache("num_mbm_cntrs", number)?,
-                // None can be given away, and the file says so by EINVAL, while the hardware assigns them.
+                // None can be given away, and the file says so by EINVAL, while the hardware
+                // assigns them.
                 free: match folder.by_cache("available_mbm_cntrs", number) {
                     Err(e) if e.errno() == Some(libc::EINVAL) => BTreeMap::new(),
                     told => told?,

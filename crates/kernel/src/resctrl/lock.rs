@@ -1,5 +1,5 @@
-//! Cooperating with other tools: `flock(2)` on the mount point, shared to read more than one file, exclusive to change
-//! (Documentation/filesystems/resctrl.rst, "Locking").
+//! Cooperating with other tools: `flock(2)` on the mount point, shared to read more than one file,
+//! exclusive to change (Documentation/filesystems/resctrl.rst, "Locking").
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -10,7 +10,8 @@ use super::Resctrl;
 use crate::error::{Error, Result};
 use crate::root::{Access, Files};
 
-/// How long somebody else's lock is waited for. Tools hold it for milliseconds; a heartbeat must not be missed for it.
+/// How long somebody else's lock is waited for. Tools hold it for milliseconds; a heartbeat must
+/// not be missed for it.
 pub const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What the lock is for.

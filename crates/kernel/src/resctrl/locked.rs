@@ -1,10 +1,13 @@
-//! Memory that stays in a cache: pseudo-locking (Documentation/filesystems/resctrl.rst, "Cache Pseudo-Locking").
+//! Memory that stays in a cache: pseudo-locking (Documentation/filesystems/resctrl.rst, "Cache
+//! Pseudo-Locking").
 //!
-//! The kernel takes memory of the size of some ways, fills these ways with it and leaves them out of every mask; the memory is a
-//! device. The group has no class of service, tasks or CPUs of its own, and can only be removed.
+//! The kernel takes memory of the size of some ways, fills these ways with it and leaves them out
+//! of every mask; the memory is a device. The group has no class of service, tasks or CPUs of its
+//! own, and can only be removed.
 //!
-//! A region must not go while somebody has it open or mapped. At `rmdir` the kernel then forgets it, and its ways are nobody's
-//! until the machine is started anew; at `umount` it frees the memory below whoever has mapped it (seen with Linux 6.12 and 7.2).
+//! A region must not go while somebody has it open or mapped. At `rmdir` the kernel then forgets
+//! it, and its ways are nobody's until the machine is started anew; at `umount` it frees the memory
+//! below whoever has mapped it (seen with Linux 6.12 and 7.2).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,8 +19,9 @@ use crate::cpuinfo::Cpuinfo;
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
 
-/// Processors that the kernel locks on, as family and model: Broadwell-X, Goldmont and Goldmont Plus. It knows how to switch
-/// the prefetchers of these off (`resctrl_arch_get_prefetch_disable_bits`).
+/// Processors that the kernel locks on, as family and model: Broadwell-X, Goldmont and Goldmont
+/// Plus. It knows how to switch the prefetchers of these off
+/// (`resctrl_arch_get_prefetch_disable_bits`).
 const MODELS: [(u32, u32); 3] = [(6, 0x4f), (6, 0x5c), (6, 0x7a)];
 
 /// What is locked.
@@ -68,7 +72,8 @@ pub fn possible(files: &dyn Files, mounted: Option<&Resctrl>) -> std::result::Re
                 .to_owned(),
         );
     }
-    // There once it is mounted, where the kernel was built for it. Captures by older versions do not have the file.
+    // There once it is mounted, where the kernel was built for it. Captures by older versions do
+    // not have the file.
     let devices = files.optional("/proc/devices").ok().flatten();
     match devices.is_none_or(|all| all.lines().any(|l| l.ends_with(" pseudo_lock"))) {
         true => Ok(()),
@@ -122,11 +127,13 @@ pub fn holders(files: &dyn Files, name: &str) -> Result<BTreeSet<u32>> {
     Ok(found)
 }
 
-/// How often it is looked whether a program that has locked memory open has ended, and how long in between: about a second.
+/// How often it is looked whether a program that has locked memory open has ended, and how long in
+/// between: about a second.
 const LOOKS: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Removes a group that holds locked memory, once nobody has that open, calling `alive` while it waits. `Ok(false)`: it was gone.
+/// Removes a group that holds locked memory, once nobody has that open, calling `alive` while it
+/// waits. `Ok(false)`: it was gone.
 ///
 /// # Errors
 /// Who has it open, or the kernel's reason, in a sentence.

@@ -1,4 +1,5 @@
-//! Masks, looked at before they are written: what the kernel would refuse is refused here, with what to do about it.
+//! Masks, looked at before they are written: what the kernel would refuse is refused here, with
+//! what to do about it.
 
 use std::collections::BTreeMap;
 
@@ -57,8 +58,8 @@ impl Resctrl {
     }
 }
 
-/// The ways of a cache that a group can have: those that no other has to itself; the lowest piece of them where masks take no
-/// holes.
+/// The ways of a cache that a group can have: those that no other has to itself; the lowest piece
+/// of them where masks take no holes.
 #[must_use]
 pub fn open(ways: &Ways, cache: u32, group: &str, owners: &[Owner]) -> Mask {
     let others = owners.iter().filter(|o| o.name != group && o.alone());

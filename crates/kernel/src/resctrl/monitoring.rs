@@ -58,13 +58,14 @@ pub struct Data {
     pub domain: u32,
     /// A part of it that is counted by itself (sub-NUMA clusters): its number.
     pub part: Option<u32>,
-    /// By event: `llc_occupancy` (bytes now), `mbm_total_bytes` and `mbm_local_bytes` (bytes since the mount or the group's
-    /// making, they only grow).
+    /// By event: `llc_occupancy` (bytes now), `mbm_total_bytes` and `mbm_local_bytes` (bytes since
+    /// the mount or the group's making, they only grow).
     pub events: BTreeMap<String, Reading>,
 }
 
 impl Group {
-    /// Reads everything that is counted of it. Empty where nothing is counted, and of a group that is gone.
+    /// Reads everything that is counted of it. Empty where nothing is counted, and of a group that
+    /// is gone.
     ///
     /// # Errors
     /// When it cannot be listed.

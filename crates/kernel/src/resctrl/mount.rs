@@ -59,7 +59,8 @@ impl Resctrl {
         }
     }
 
-    /// What the kernel answered to the last write below the mount, in its words; `None` where that was "ok", or is not told.
+    /// What the kernel answered to the last write below the mount, in its words; `None` where that
+    /// was "ok", or is not told.
     #[must_use]
     pub fn last_status(&self, files: &dyn Files) -> Option<String> {
         let path = format!("{}/info/last_cmd_status", self.root);

@@ -1,4 +1,5 @@
-//! What the planner is told of all this: what can be divided, and how many classes of service are free.
+//! What the planner is told of all this: what can be divided, and how many classes of service are
+//! free.
 
 use std::collections::BTreeSet;
 
@@ -23,8 +24,8 @@ pub struct Offer {
     pub no_lock: Option<String>,
 }
 
-/// What resctrl offers here, or why it offers nothing. `unmounted`: what the processor says, which would be offered where nobody has
-/// mounted it ([`processor`](super::processor)).
+/// What resctrl offers here, or why it offers nothing. `unmounted`: what the processor says, which
+/// would be offered where nobody has mounted it ([`processor`](super::processor)).
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.
@@ -33,7 +34,8 @@ pub fn offer(
     unmounted: impl FnOnce() -> Option<Partitions>,
 ) -> Result<std::result::Result<Offer, String>> {
     if let Some(resctrl) = Resctrl::find(files)? {
-        // Who changes it for longer than that is not waited for: what is read is looked at again before anything is set.
+        // Who changes it for longer than that is not waited for: what is read is looked at again
+        // before anything is set.
         let _lock = resctrl.lock(files, For::Reading, PATIENCE).ok();
         let info = resctrl.info(files)?;
         let others = u32::try_from(resctrl.used(files)?.len()).unwrap_or(u32::MAX);
@@ -100,7 +102,8 @@ pub fn offer(
     })
 }
 
-/// With the level that memory can be locked in: the last one, where the kernel locks at all (processors on its list have one).
+/// With the level that memory can be locked in: the last one, where the kernel locks at all
+/// (processors on its list have one).
 fn lockable(mut partitions: Partitions, locks: bool) -> Partitions {
     let levels = partitions.ways.iter().map(|w| w.level);
     partitions.lock = levels.max().filter(|_| locks);

@@ -1,7 +1,9 @@
-//! What an Intel processor says itself of cache and bandwidth allocation, for machines where nobody has mounted resctrl
-//! (CPUID leaf 0x10, Intel SDM vol. 3B, "Enumeration and detection support of cache allocation technology").
+//! What an Intel processor says itself of cache and bandwidth allocation, for machines where nobody
+//! has mounted resctrl (CPUID leaf 0x10, Intel SDM vol. 3B, "Enumeration and detection support of
+//! cache allocation technology").
 //!
-//! The kernel knows of errata that the processor does not tell: what counts in the end is `info`, once it is mounted.
+//! The kernel knows of errata that the processor does not tell: what counts in the end is `info`,
+//! once it is mounted.
 
 use quell_types::partition::Partitions;
 

@@ -1,7 +1,8 @@
 //! Who gets what: the lines of a group's `schemata`, and of `size`.
 //!
-//! A line is a resource and a value for each domain (a cache, a memory controller), by the domain's number. Kernels pad names
-//! and values differently and promise no order: what is compared is values.
+//! A line is a resource and a value for each domain (a cache, a memory controller), by the domain's
+//! number. Kernels pad names and values differently and promise no order: what is compared is
+//! values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +22,8 @@ pub enum Values {
     Masks(BTreeMap<u32, Mask>),
     /// Percentages, MiB/s, or what else the resource counts in.
     Numbers(BTreeMap<u32, u64>),
-    /// Text of a form that is not known here, or `uninitialized` (a group that is set up for pseudo-locking).
+    /// Text of a form that is not known here, or `uninitialized` (a group that is set up for
+    /// pseudo-locking).
     Other(String),
 }
 
@@ -103,9 +105,9 @@ impl Schemata {
         self.only(other) == *other
     }
 
-    /// Of what was written over `old` as `new`, each value by itself, while this is what there is: what of `old` is to be
-    /// written back, and what others have set since. What is not there now (its caches are offline) comes back as nobody has
-    /// touched it.
+    /// Of what was written over `old` as `new`, each value by itself, while this is what there is:
+    /// what of `old` is to be written back, and what others have set since. What is not there now
+    /// (its caches are offline) comes back as nobody has touched it.
     #[must_use]
     pub fn back(&self, old: &Self, new: &Self) -> (Self, Self) {
         let (mut back, mut theirs) = (Self::default(), Self::default());
@@ -192,7 +194,8 @@ fn by_domain<T>(text: &str, value: impl Fn(&str) -> Option<T>) -> Option<BTreeMa
     text.split(';').map(part).collect()
 }
 
-/// The sizes of a group's parts (`size`), bytes, by resource and domain. Lines that tell no bytes are left out.
+/// The sizes of a group's parts (`size`), bytes, by resource and domain. Lines that tell no bytes
+/// are left out.
 #[must_use]
 pub fn sizes(text: &str) -> BTreeMap<String, BTreeMap<u32, u64>> {
     let of = |line: &str| {

@@ -1,7 +1,7 @@
 //! What the kernel says of a refusal (`info/last_cmd_status`), and what to do about it.
 //!
-//! Until some kernel after 6.12 making groups and giving CPUs did not empty the status first: what was said before is told
-//! from what is said now.
+//! Until some kernel after 6.12 making groups and giving CPUs did not empty the status first: what
+//! was said before is told from what is said now.
 
 use super::Resctrl;
 use crate::error::{Error, Result};
@@ -81,8 +81,9 @@ const ADVICE: [(&str, &str); 19] = [
     ),
 ];
 
-/// What of the status was said by the last command. The same words as before are its own where it was heard: every kernel
-/// empties the status at writes, and where one does not, it says them once more.
+/// What of the status was said by the last command. The same words as before are its own where it
+/// was heard: every kernel empties the status at writes, and where one does not, it says them once
+/// more.
 fn fresh<'a>(before: Option<&str>, now: &'a str, heard: bool) -> Option<&'a str> {
     let rest = before.and_then(|b| now.strip_prefix(b)).unwrap_or(now);
     let rest = rest.trim_start_matches("; ");

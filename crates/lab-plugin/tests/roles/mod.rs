@@ -1,4 +1,5 @@
-//! What the test program does inside the guest: touch memory in known ways, and ask the kernel what came of it.
+//! What the test program does inside the guest: touch memory in known ways, and ask the kernel what
+//! came of it.
 
 use std::fs;
 use std::io::{Read, Seek, Write};
@@ -35,8 +36,9 @@ fn tell(text: impl std::fmt::Display) {
     println!("ROLE {text}");
 }
 
-/// Goes through memory by two rows of 8 KiB at a time, a line of each in turn: rows of one bank, then of two. Cycles per access. In a
-/// large page the last 21 bits of an address are the physical ones.
+/// Goes through memory by two rows of 8 KiB at a time, a line of each in turn: rows of one bank,
+/// then of two. Cycles per access. In a large page the last 21 bits of an address are the physical
+/// ones.
 fn banks(size: usize) {
     const CYCLES: u64 = 0;
     let memory = Memory::new(size);
@@ -92,8 +94,9 @@ fn walk(size: usize, times: usize, groups: &[&str]) {
     tell(format!("occupancy {size} {}", occupancy.read()));
 }
 
-/// Walks through lines in an order of no pattern, once to have them and then so many times; lines from memory per access of
-/// those times. Before each, the members of `beside` have brought in twice the cache: however the host divides its time.
+/// Walks through lines in an order of no pattern, once to have them and then so many times; lines
+/// from memory per access of those times. Before each, the members of `beside` have brought in
+/// twice the cache: however the host divides its time.
 fn list(size: usize, times: usize, group: &str, beside: Option<&str>) {
     const TWICE: u64 = 16 << 20;
     let memory = Memory::new(size);

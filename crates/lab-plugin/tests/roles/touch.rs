@@ -1,4 +1,5 @@
-//! Memory that is touched in known ways, and the kernel's counters of what came of it: for the programs that play a role in the guest.
+//! Memory that is touched in known ways, and the kernel's counters of what came of it: for the
+//! programs that play a role in the guest.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -62,7 +63,8 @@ impl Memory {
 
 /// An event counter of this thread, user mode only.
 pub fn counter(config: u64, period: u64) -> fs::File {
-    // The first 112 bytes of `struct perf_event_attr`: type, size, config, period, sample type, read format, flags, ….
+    // The first 112 bytes of `struct perf_event_attr`: type, size, config, period, sample type,
+    // read format, flags, ….
     let mut attributes = [0u64; 14];
     attributes[0] = 112 << 32;
     attributes[1] = config;

@@ -1,10 +1,11 @@
-//! The caches: first levels per core, second levels per core or per few, third levels per socket, each behind a lock of its
-//! own that is held only for a look into it.
+//! The caches: first levels per core, second levels per core or per few, third levels per socket,
+//! each behind a lock of its own that is held only for a look into it.
 //!
-//! A miss fills all levels on the way in; a changed line that leaves one is written to the next. Fills into the second
-//! level obey the mask of the running class, fills into the third, too. A line of the third level belongs to the
-//! monitoring id that ran when it was filled. What comes from memory and what is written back counts as bandwidth: a line
-//! that comes in to who asked, one that goes out to whom it belonged.
+//! A miss fills all levels on the way in; a changed line that leaves one is written to the next.
+//! Fills into the second level obey the mask of the running class, fills into the third, too. A
+//! line of the third level belongs to the monitoring id that ran when it was filled. What comes
+//! from memory and what is written back counts as bandwidth: a line that comes in to who asked, one
+//! that goes out to whom it belonged.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -54,8 +55,8 @@ pub enum Served {
 /// Masks by class.
 #[derive(Clone, Debug)]
 pub struct Masks {
-    /// As the registers hold them: a class's data mask at twice its number and its code mask beside it where they are told
-    /// apart, else its one mask at its number.
+    /// As the registers hold them: a class's data mask at twice its number and its code mask beside
+    /// it where they are told apart, else its one mask at its number.
     pub registers: Vec<u64>,
     /// Code and data are told apart.
     pub apart: bool,
@@ -169,7 +170,8 @@ impl Shared {
 /// How fast a CPU asks beyond its core's caches: so many requests are timed together.
 const BATCH: u32 = 4096;
 
-/// A CPU's requests since a batch began, for delays. Of threads of one core each is in a class of its own.
+/// A CPU's requests since a batch began, for delays. Of threads of one core each is in a class of
+/// its own.
 #[derive(Debug)]
 struct Pace {
     began: Instant,
@@ -256,7 +258,8 @@ impl Caches {
         }
     }
 
-    /// What the first level did not have is looked for further out and brought in; how long the core is to be held up.
+    /// What the first level did not have is looked for further out and brought in; how long the
+    /// core is to be held up.
     pub fn beyond(
         &self,
         cpu: usize,
@@ -330,7 +333,8 @@ impl Caches {
         (served, delay)
     }
 
-    /// A line that comes from memory, and those that are written back after it: what the first found in its bank.
+    /// A line that comes from memory, and those that are written back after it: what the first
+    /// found in its bank.
     fn memory<const N: usize>(&self, asked: Option<u64>, out: [Option<Victim>; N]) -> Option<Row> {
         let rows = self.rows.as_ref()?;
         if asked.is_none() && out.iter().all(Option::is_none) {
@@ -344,8 +348,9 @@ impl Caches {
         found
     }
 
-    /// Counts a request; at the end of a batch, what it took less than a CPU that is delayed by `percent` takes at least. The
-    /// request rate of a CPU that asks as fast as any ever did goes down to what `percent` leaves.
+    /// Counts a request; at the end of a batch, what it took less than a CPU that is delayed by
+    /// `percent` takes at least. The request rate of a CPU that asks as fast as any ever did goes
+    /// down to what `percent` leaves.
     fn pace(&self, cpu: usize, percent: u64) -> Duration {
         let mut pace = lock(&self.paces[cpu]);
         pace.requests += 1;

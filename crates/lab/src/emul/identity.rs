@@ -1,5 +1,5 @@
-//! What `CPUID` says beyond what the processor model that QEMU emulates does: its caches (leaf 4), its counters (0xA),
-//! monitoring (0xF) and allocation (0x10).
+//! What `CPUID` says beyond what the processor model that QEMU emulates does: its caches (leaf 4),
+//! its counters (0xA), monitoring (0xF) and allocation (0x10).
 
 use super::{Machine, pmu};
 use crate::profile::{Allocation, LINE, Shape};

@@ -1,13 +1,16 @@
-//! The emulated processor, driven by whoever runs the guest: what `CPUID` and model-specific registers say ([`registers`]), the
-//! caches that obey them ([`caches`]), the performance counters ([`pmu`]). The registers are those of Intel's manual (SDM
-//! volume 3, chapters "Resource Director Technology" and "Performance Monitoring").
+//! The emulated processor, driven by whoever runs the guest: what `CPUID` and model-specific
+//! registers say ([`registers`]), the caches that obey them ([`caches`]), the performance counters
+//! ([`pmu`]). The registers are those of Intel's manual (SDM volume 3, chapters "Resource Director
+//! Technology" and "Performance Monitoring").
 //!
-//! Every call names the CPU on which it happens, and each CPU calls from one thread at a time; different CPUs may call at once.
-//! Nothing here waits but for another CPU's access to the same cache.
+//! Every call names the CPU on which it happens, and each CPU calls from one thread at a time;
+//! different CPUs may call at once. Nothing here waits but for another CPU's access to the same
+//! cache.
 //!
-//! Deviations from hardware: no prefetcher; what the processor itself reads (page tables) and what devices move is not seen; no
-//! coherence between cores (a line may be in two of them, changed in both); the third level does not take lines from the
-//! nearer ones when it evicts them. A wrong value written to a register is dropped where a processor would fault.
+//! Deviations from hardware: no prefetcher; what the processor itself reads (page tables) and what
+//! devices move is not seen; no coherence between cores (a line may be in two of them, changed in
+//! both); the third level does not take lines from the nearer ones when it evicts them. A wrong
+//! value written to a register is dropped where a processor would fault.
 
 mod caches;
 mod identity;
@@ -77,7 +80,8 @@ struct Cpu {
     fetched: AtomicU64,
     /// `IA32_PQR_ASSOC`: monitoring id low, class high.
     association: AtomicU64,
-    /// Instructions, in user and kernel mode, and cycles beyond one per instruction likewise, that the counters have not had yet.
+    /// Instructions, in user and kernel mode, and cycles beyond one per instruction likewise, that
+    /// the counters have not had yet.
     instructions: [AtomicU64; 2],
     stalls: [AtomicU64; 2],
     /// The counters want them at so many instructions and stalls together.
@@ -114,7 +118,8 @@ pub struct Report {
     pub classes: Vec<Vec<Traffic>>,
     /// By socket, by monitoring id, those that had any.
     pub ids: Vec<std::collections::BTreeMap<usize, Traffic>>,
-    /// By bank of memory, where the profile has them: those of the first rank of the first channel first.
+    /// By bank of memory, where the profile has them: those of the first rank of the first channel
+    /// first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub banks: Vec<Bank>,
 }
@@ -158,8 +163,9 @@ impl Machine {
         })
     }
 
-    /// Whether this is the line the CPU's last data access was to (and a store if this is one): such an access changes nothing. By
-    /// virtual addresses, since a CPU's address space does not change without other accesses in between.
+    /// Whether this is the line the CPU's last data access was to (and a store if this is one):
+    /// such an access changes nothing. By virtual addresses, since a CPU's address space does not
+    /// change without other accesses in between.
     #[inline]
     pub fn repeats(&self, cpu: usize, address: u64, write: bool) -> bool {
         let cpu = &self.cpus[cpu];

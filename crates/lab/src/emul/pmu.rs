@@ -1,7 +1,9 @@
-//! A CPU's performance counters: version 2 of Intel's architectural ones (SDM volume 3, "Architectural Performance
-//! Monitoring"), with the events that the model knows: instructions, cycles, references to the last level and misses there.
+//! A CPU's performance counters: version 2 of Intel's architectural ones (SDM volume 3,
+//! "Architectural Performance Monitoring"), with the events that the model knows: instructions,
+//! cycles, references to the last level and misses there.
 //!
-//! Deviations: nothing freezes when a counter runs over; edge, inversion and counter masks of an event are ignored.
+//! Deviations: nothing freezes when a counter runs over; edge, inversion and counter masks of an
+//! event are ignored.
 
 use crate::profile::Counters;
 
@@ -60,7 +62,8 @@ impl Pmu {
         }
     }
 
-    /// What a counter counts: the event; in user mode, in kernel mode; whether it interrupts. None if it is off.
+    /// What a counter counts: the event; in user mode, in kernel mode; whether it interrupts. None
+    /// if it is off.
     fn setting(&self, counter: usize) -> Option<(Event, bool, bool, bool)> {
         if self.enabled & self.bit(counter) == 0 {
             return None;
@@ -146,7 +149,8 @@ impl Pmu {
         }
         let general = self.selects.len();
         let n = |base: u32| (register - base) as usize;
-        // The upper bits of a general counter are copies of bit 31 of what is written, except by its full-width name.
+        // The upper bits of a general counter are copies of bit 31 of what is written, except by
+        // its full-width name.
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_possible_wrap,

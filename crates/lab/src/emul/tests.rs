@@ -1,4 +1,5 @@
-//! The processor as a kernel sees it: identified by `CPUID`, set by registers, its caches filled by accesses.
+//! The processor as a kernel sees it: identified by `CPUID`, set by registers, its caches filled by
+//! accesses.
 
 use proptest::prelude::*;
 
@@ -248,7 +249,8 @@ fn instructions_and_misses_reach_the_counters() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whoever runs and whatever is set: occupancy is all there is, and never more than the ways allowed to anybody.
+    /// Whoever runs and whatever is set: occupancy is all there is, and never more than the ways
+    /// allowed to anybody.
     #[test]
     fn occupancy_adds_up(steps in prop::collection::vec((0usize..4, 0u64..4, 0u64..64, 1u64..16), 1..40)) {
         let m = machine("icelake", ICELAKE);
@@ -298,7 +300,8 @@ fn streams_in_one_bank_close_each_others_rows() {
 }
 
 proptest! {
-    /// Every line that a last level asks memory for, and every one that it writes back, is one of a bank's.
+    /// Every line that a last level asks memory for, and every one that it writes back, is one of a
+    /// bank's.
     #[test]
     fn banks_see_what_goes_to_memory(
         profile in prop::sample::select(vec!["icelake", "goldmont"]),

@@ -1,8 +1,10 @@
-//! A class of service with nobody in it but threads that are to be measured: for what the percentages of bandwidth allocation come to.
+//! A class of service with nobody in it but threads that are to be measured: for what the
+//! percentages of bandwidth allocation come to.
 //!
-//! The class is made as a group's is (`parts`): recorded first, and taken back by whoever survives. The threads are moved into it one by
-//! one, so that nobody else is throttled by it; and they run only where nobody else's class is, since hardware throttles cores, and
-//! threads of one core may get the smaller of their two percentages (`info/MB/thread_throttle_mode`).
+//! The class is made as a group's is (`parts`): recorded first, and taken back by whoever survives.
+//! The threads are moved into it one by one, so that nobody else is throttled by it; and they run
+//! only where nobody else's class is, since hardware throttles cores, and threads of one core may
+//! get the smaller of their two percentages (`info/MB/thread_throttle_mode`).
 
 use std::collections::BTreeSet;
 

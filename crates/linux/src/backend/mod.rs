@@ -1,5 +1,5 @@
-//! The Linux backend: steps become changes, each recorded first (`steps`); programs are started; what happens meanwhile
-//! is waited for, and the slow duties of a hold are done (`watch`).
+//! The Linux backend: steps become changes, each recorded first (`steps`); programs are started;
+//! what happens meanwhile is waited for, and the slow duties of a hold are done (`watch`).
 
 mod curve;
 mod programs;
@@ -47,7 +47,8 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// The machine we run on. From here on SIGINT, SIGTERM and SIGHUP are seen by [`Backend::wait`] only.
+    /// The machine we run on. From here on SIGINT, SIGTERM and SIGHUP are seen by [`Backend::wait`]
+    /// only.
     ///
     /// # Errors
     /// When the kernel's interfaces are not where they should be.
@@ -91,7 +92,8 @@ impl Linux {
         // Who is to end must be able to.
         self.enforcers.brakes.release(&mut self.host);
         self.enforcers.pressure.release(&mut self.host);
-        // What hangs is waited for longer than the lease lasts: the watchdog must not take the run away meanwhile.
+        // What hangs is waited for longer than the lease lasts: the watchdog must not take the run
+        // away meanwhile.
         self.programs.stop(&mut self.host.heart());
         for enforcer in self.enforcers.each() {
             enforcer.release(&mut self.host);
@@ -110,7 +112,8 @@ impl Drop for Linux {
 impl Backend for Linux {
     fn inventory(&mut self, depth: Probe) -> Answer<Inventory> {
         if depth == Probe::Deep {
-            // Many seconds on a busy machine; before anything is held nobody needs to be waited for.
+            // Many seconds on a busy machine; before anything is held nobody needs to be waited
+            // for.
             let host = &mut self.host;
             let measured = match host.session {
                 None => signals::ended_by_any(|| host.measure())?,

@@ -39,7 +39,8 @@ pub struct Programs {
     /// What their programs say of them.
     declared: BTreeMap<GroupId, Declared>,
     units: BTreeMap<SubjectId, Units>,
-    /// Those of programs that ask, once somebody may; and when to look who does. Never again once they cannot be listened to.
+    /// Those of programs that ask, once somebody may; and when to look who does. Never again once
+    /// they cannot be listened to.
     clients: Option<Clients>,
     pub next_call: Nanos,
 }
@@ -147,7 +148,8 @@ impl Programs {
             .ok_or_else(|| Error::refused(format!("there is no subject {}", id.0)))
     }
 
-    /// Tells the units of work that were printed, and at the end of a wait those in the sessions: their programs wake nobody.
+    /// Tells the units of work that were printed, and at the end of a wait those in the sessions:
+    /// their programs wake nobody.
     pub fn tell_units(&mut self, session: Option<&Session>, seen: &mut Observation, until: Nanos) {
         let now = rt::now();
         for units in self.units.values_mut() {

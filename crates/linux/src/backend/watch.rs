@@ -1,4 +1,5 @@
-//! Waiting, and what a hold does meanwhile: the heartbeat, newborn tasks, drift, the brakes' figures.
+//! Waiting, and what a hold does meanwhile: the heartbeat, newborn tasks, drift, the brakes'
+//! figures.
 
 use quell_kernel::error::{Error, Result};
 use quell_kernel::{rt, signals};
@@ -77,7 +78,8 @@ impl Linux {
                 Err(e) => {
                     self.revoked = true;
                     self.enforcers.brakes.stop();
-                    // The watchdog has undone it, but perhaps not a change we were in the middle of.
+                    // The watchdog has undone it, but perhaps not a change we were in the middle
+                    // of.
                     if let Some(session) = self.host.session.as_mut() {
                         session.undo(&self.host.files);
                     }

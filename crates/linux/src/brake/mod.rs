@@ -1,23 +1,26 @@
-//! Brakes: one ordinary process per regulated CPU, asleep until the CPU's budget is spent or, where budgets are pooled, the
-//! period ends.
+//! Brakes: one ordinary process per regulated CPU, asleep until the CPU's budget is spent or, where
+//! budgets are pooled, the period ends.
 //!
-//! A group's tasks are in the cgroup `work`, which is `cpu.idle`; its brakes are in `stop` next to it, which has the highest
-//! weight. A brake that runs takes the group's own share of its CPU, and the kernel prefers it to `work`. So it stops the
-//! group's tasks there and nothing else: other programs and the kernel's processs run on, and get no less than next to the
-//! unthrottled group. What to do is decided by [`Regulator`]; this module waits for the counter, asks, and runs
-//! until the time the regulator names (`task`).
+//! A group's tasks are in the cgroup `work`, which is `cpu.idle`; its brakes are in `stop` next to
+//! it, which has the highest weight. A brake that runs takes the group's own share of its CPU, and
+//! the kernel prefers it to `work`. So it stops the group's tasks there and nothing else: other
+//! programs and the kernel's processs run on, and get no less than next to the unthrottled group.
+//! What to do is decided by [`Regulator`]; this module waits for the counter, asks, and runs until
+//! the time the regulator names (`task`).
 //!
-//! cgroup v2 keeps the threads of a process in one cgroup, so that each brake is a process of its own, which shares this
-//! process's memory ([`crate::twin`]).
+//! cgroup v2 keeps the threads of a process in one cgroup, so that each brake is a process of its
+//! own, which shares this process's memory ([`crate::twin`]).
 //!
 //! What can go wrong, and what is done about it:
 //!
-//! * It finds itself on another CPU (hot-unplug, a shrunk cpuset). The CPU is checked before and during every stop,
-//!   and every [`LOOK`] while it sleeps: the counter of a CPU that went away is silent for ever. On a mismatch it
-//!   ends and reports that.
+//! * It finds itself on another CPU (hot-unplug, a shrunk cpuset). The CPU is checked before and
+//!   during every stop, and every [`LOOK`] while it sleeps: the counter of a CPU that went away is
+//!   silent for ever. On a mismatch it ends and reports that.
 //! * It outlives its permission: when the lease is revoked or its heartbeat is late, it ends.
-//! * Its counter is taken away: it then wakes nothing, so that the meter is read every [`LOOK`], too, and the brake ends.
-//! * It is killed: that is reported, and the backend starts it anew; pooled ones all, in another pool, which it could not leave.
+//! * Its counter is taken away: it then wakes nothing, so that the meter is read every [`LOOK`],
+//!   too, and the brake ends.
+//! * It is killed: that is reported, and the backend starts it anew; pooled ones all, in another
+//!   pool, which it could not leave.
 //!
 //! However else it ends, it leaves the pool, so that other CPUs do not wait for it.
 
@@ -146,8 +149,9 @@ pub enum Decides {
 }
 
 impl Decides {
-    /// Whether the interrupt's program cannot decide by itself: of pooled budgets, of two directions, and of CPUs that share a
-    /// budget by demand, where what each draws has to be known at every budget.
+    /// Whether the interrupt's program cannot decide by itself: of pooled budgets, of two
+    /// directions, and of CPUs that share a budget by demand, where what each draws has to be known
+    /// at every budget.
     #[must_use]
     pub fn needs_the_thread(regulation: &Regulation) -> bool {
         regulation.pooling.is_some()
@@ -189,8 +193,8 @@ impl fmt::Debug for Brake {
 }
 
 impl Brake {
-    /// Starts regulating `cpu`. The brake has entered its cgroup through `doors` and is seen to be on its CPU before this
-    /// returns.
+    /// Starts regulating `cpu`. The brake has entered its cgroup through `doors` and is seen to be
+    /// on its CPU before this returns.
     pub fn start(
         cpu: CpuId,
         regulation: &Regulation,
@@ -287,7 +291,8 @@ impl Brake {
         Lines(self.shared.budget.load(Ordering::Relaxed))
     }
 
-    /// Changes them, from the next time on that the thread looks at its counter; at once, if it does not because they were no limit.
+    /// Changes them, from the next time on that the thread looks at its counter; at once, if it
+    /// does not because they were no limit.
     pub fn set_budget(&self, budget: Lines) {
         self.shared.budget.store(budget.0, Ordering::Relaxed);
         self.slot.ring();

@@ -20,8 +20,9 @@ use super::{LOOK, Lost, Permit, Shared};
 use crate::meter::Meter;
 use crate::pool::{ParkSlot, Pool};
 
-/// How often a brake that spins gives way. Otherwise a program that wakes on its CPU waits until the brake sleeps or the
-/// scheduler's tick, where the group's deadline happens to be the earlier one.
+/// How often a brake that spins gives way. Otherwise a program that wakes on its CPU waits until
+/// the brake sleeps or the scheduler's tick, where the group's deadline happens to be the earlier
+/// one.
 const GIVE_WAY: Nanos = Nanos::micros(20);
 
 /// Why a thread that slept or stopped its CPU goes on.
@@ -207,8 +208,8 @@ impl Task {
         Lines(self.shared.budget.load(Ordering::Relaxed))
     }
 
-    /// Whether it cannot draw so much that it would be stopped, as long as its budget stays what it is. To look at it once per
-    /// period would cost it that much, and nothing would come of it.
+    /// Whether it cannot draw so much that it would be stopped, as long as its budget stays what it
+    /// is. To look at it once per period would cost it that much, and nothing would come of it.
     fn no_limit(&self) -> bool {
         let alone = self.regulator.period().is_none();
         alone
@@ -276,8 +277,8 @@ impl Task {
         now < end && self.pool.is_in(period)
     }
 
-    /// Sleeps until the counter overflows, or the period is over. A counter that is taken away does neither, so that it is looked at
-    /// now and then.
+    /// Sleeps until the counter overflows, or the period is over. A counter that is taken away does
+    /// neither, so that it is looked at now and then.
     fn sleep(&mut self) -> Result<Woken, Lost> {
         loop {
             if let Some(woken) = self.doze()? {
@@ -326,7 +327,8 @@ impl Task {
             if self.shared.stop.load(Ordering::Acquire) {
                 return Ok(Some(Woken::ToEnd));
             }
-            // The kernel wakes a thread whose CPU is gone on another one, and budgets that move may ring more often than we look.
+            // The kernel wakes a thread whose CPU is gone on another one, and budgets that move may
+            // ring more often than we look.
             self.here()?;
             match polled {
                 Ok(0) if span == LOOK => return Ok(None),
@@ -335,7 +337,8 @@ impl Task {
                 Ok(_) => {
                     let (bell, meters) = watched.split_at(1);
                     let gone = PollFlags::HUP | PollFlags::ERR;
-                    // Such a descriptor belongs to an event in error state or to a CPU that went away.
+                    // Such a descriptor belongs to an event in error state or to a CPU that went
+                    // away.
                     if meters.iter().any(|w| w.revents().intersects(gone)) {
                         return Err(Lost::Meter);
                     }
@@ -356,7 +359,8 @@ impl Task {
         }
     }
 
-    /// Whether it is where it should be. One whose affinity was changed from outside goes back, as long as it may.
+    /// Whether it is where it should be. One whose affinity was changed from outside goes back, as
+    /// long as it may.
     fn here(&self) -> Result<(), Lost> {
         let there = || rt::current_cpu() == self.cpu;
         if there() || (rt::pin(self.cpu).is_ok() && there()) {
@@ -382,7 +386,8 @@ impl Task {
         loop {
             let mut now = rt::now();
             if now.since(gave_way) >= GIVE_WAY {
-                // The kernel asks again who runs: a program outside the group, if one woke, and never the group's tasks.
+                // The kernel asks again who runs: a program outside the group, if one woke, and
+                // never the group's tasks.
                 std::thread::yield_now();
                 now = rt::now();
                 gave_way = now;

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use super::File;
 
-/// Lines of `/proc/cpuinfo` that tell what a processor is; not its serial number (Arm), nor its speed just now.
+/// Lines of `/proc/cpuinfo` that tell what a processor is; not its serial number (Arm), nor its
+/// speed just now.
 const CPUINFO: [&str; 15] = [
     "processor",
     "vendor_id",
@@ -45,7 +46,8 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
         .lines()
         .filter(|line| line.contains(" - resctrl "))
         .fold(String::new(), |all, line| all + line + "\n");
-    // Every part of a cgroup's path, as it appears in mounts, memberships and in the paths of files.
+    // Every part of a cgroup's path, as it appears in mounts, memberships and in the paths of
+    // files.
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut learn = |path: &str| {
         for part in path.split('/').filter(|p| !p.is_empty()) {

@@ -1,5 +1,6 @@
-//! A captured machine: the kernel files that the probe reads, and what only trying told, as one text that a person can
-//! read, compare and write by hand. Replayed through the same probe as the machine we run on.
+//! A captured machine: the kernel files that the probe reads, and what only trying told, as one
+//! text that a person can read, compare and write by hand. Replayed through the same probe as the
+//! machine we run on.
 //!
 //! ```toml
 //! schema = "quell.capture/1"
@@ -13,11 +14,13 @@
 //! "/proc/irq/{0-1}/smp_affinity_list" = { mode = 0o444 }
 //! ```
 //!
-//! A list in braces stands for that many paths, `{}` in the text for the number of the path. A file is its text, or a
-//! table of `text`, `mode` and `error` (an errno's name). Directories are what lies below them.
+//! A list in braces stands for that many paths, `{}` in the text for the number of the path. A file
+//! is its text, or a table of `text`, `mode` and `error` (an errno's name). Directories are what
+//! lies below them.
 //!
-//! What tells more of the host than of the machine is left out when capturing: host name, serial numbers, mounts that
-//! are none of cgroups or resctrl, names of cgroups and of resctrl's groups, and figures that differ from one moment to the next.
+//! What tells more of the host than of the machine is left out when capturing: host name, serial
+//! numbers, mounts that are none of cgroups or resctrl, names of cgroups and of resctrl's groups,
+//! and figures that differ from one moment to the next.
 
 mod anonymous;
 
@@ -106,7 +109,8 @@ pub fn take(measured: Option<Measured>) -> Result<Capture> {
         .seen
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    // Kernels before 6.1 have no such file; without it a capture would take the architecture of whoever reads it.
+    // Kernels before 6.1 have no such file; without it a capture would take the architecture of
+    // whoever reads it.
     seen.entry("/proc/sys/kernel/arch".to_owned())
         .or_default()
         .text = Some(probed.inventory.identity.architecture.clone());
@@ -222,7 +226,8 @@ fn errno(name: &str) -> Option<i32> {
         .or_else(|| name.parse().ok())
 }
 
-/// `cpu{0-1}/x` → `cpu0/x` with 0, `cpu1/x` with 1. Several braces: every combination, with the first one's number.
+/// `cpu{0-1}/x` → `cpu0/x` with 0, `cpu1/x` with 1. Several braces: every combination, with the
+/// first one's number.
 fn expand(pattern: &str) -> std::result::Result<Vec<(String, Option<String>)>, String> {
     let Some((before, rest)) = pattern.split_once('{') else {
         return Ok(vec![(pattern.to_owned(), None)]);
@@ -239,7 +244,8 @@ fn expand(pattern: &str) -> std::result::Result<Vec<(String, Option<String>)>, S
     Ok(all)
 }
 
-/// Paths that differ by the number of a CPU or an interrupt only, with the same content, in one line.
+/// Paths that differ by the number of a CPU or an interrupt only, with the same content, in one
+/// line.
 fn folded(seen: BTreeMap<String, File>) -> BTreeMap<String, Entry> {
     let mut groups: BTreeMap<(String, String, File), CpuSet> = BTreeMap::new();
     let mut files = BTreeMap::new();

@@ -1,7 +1,8 @@
-//! CPU affinity, thread by thread: the core partition of machines without a cpuset hierarchy. `sched_setaffinity(2)`.
+//! CPU affinity, thread by thread: the core partition of machines without a cpuset hierarchy.
+//! `sched_setaffinity(2)`.
 //!
-//! Weaker than a cpuset: a task may change its own affinity at any time. Children inherit it, so that newborns are
-//! covered once their parents are.
+//! Weaker than a cpuset: a task may change its own affinity at any time. Children inherit it, so
+//! that newborns are covered once their parents are.
 
 use std::collections::BTreeSet;
 
@@ -59,7 +60,8 @@ pub fn confine(
     Ok(note(&refused))
 }
 
-/// Lets every task outside of the kept groups run on `cpus` only; those that only had other CPUs, too.
+/// Lets every task outside of the kept groups run on `cpus` only; those that only had other CPUs,
+/// too.
 ///
 /// # Errors
 /// [`Error::File`].

@@ -1,5 +1,5 @@
-//! Regulated CPUs: how their brakes are started, what the record has been told of each, and budgets that are split again by
-//! demand.
+//! Regulated CPUs: how their brakes are started, what the record has been told of each, and budgets
+//! that are split again by demand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -109,8 +109,8 @@ impl Splits {
         self.by.set_total(Lines(total));
     }
 
-    /// Splits it, when it is time. A CPU that has not used a budget up since it was last looked at has drawn nothing, as far
-    /// as is known.
+    /// Splits it, when it is time. A CPU that has not used a budget up since it was last looked at
+    /// has drawn nothing, as far as is known.
     fn again(&mut self, brakes: &[Regulated], now: Nanos) {
         if now < self.by.next() {
             return;
@@ -349,7 +349,8 @@ impl Brakes {
         }
     }
 
-    /// Brakes that ended by themselves, each told. One whose counter was taken away is followed by one that counts CPU time.
+    /// Brakes that ended by themselves, each told. One whose counter was taken away is followed by
+    /// one that counts CPU time.
     fn replace_ended(&mut self, host: &mut Host, seen: &mut Observation) {
         let all = std::mem::take(&mut self.brakes).into_iter();
         let (ended, mut going): (Vec<Regulated>, Vec<Regulated>) =
@@ -357,7 +358,8 @@ impl Brakes {
         let pooled = |r: &Regulated| r.regulation.pooling.is_some();
         let killed = |r: &Regulated| r.brake.lost() == Some(Lost::Killed);
         if ended.iter().any(|r| pooled(r) && killed(r)) {
-            // It could not leave the pool, where the others would wait for it: all begin anew in another one.
+            // It could not leave the pool, where the others would wait for it: all begin anew in
+            // another one.
             let (anew, stay) = going.into_iter().partition(pooled);
             going = stay;
             self.pool = None;
@@ -461,9 +463,9 @@ impl Brakes {
         })
     }
 
-    /// Ends the brakes of groups of which no program is left in a cgroup that is not ours: its owner
-    /// waits until it is empty, or removes it. [`Self::brake_again`] starts them when a program
-    /// comes.
+    /// Ends the brakes of groups of which no program is left in a cgroup that is not ours: its
+    /// owner waits until it is empty, or removes it. [`Self::brake_again`] starts them when a
+    /// program comes.
     fn leave_vacant(&mut self, host: &Host, seen: &mut Observation) {
         let groups = host.groups.of.iter();
         let vacant = groups.filter(|(_, group)| self.is_vacant(&host.files, group));

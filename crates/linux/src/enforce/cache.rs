@@ -1,4 +1,5 @@
-//! Parts of caches and of memory bandwidth (resctrl): mounting, groups, who gets what, and whose tasks and CPUs they are.
+//! Parts of caches and of memory bandwidth (resctrl): mounting, groups, who gets what, and whose
+//! tasks and CPUs they are.
 //!
 //! None of them takes the lock (`lock`): several changes belong together.
 
@@ -19,8 +20,8 @@ use crate::fault;
 /// How often tasks are looked for outside before they are said to multiply too fast.
 const ROUNDS: usize = 50;
 
-/// The mount that is there, whatever its options; else one of ours, at the usual place and with these options, taken away
-/// at the end.
+/// The mount that is there, whatever its options; else one of ours, at the usual place and with
+/// these options, taken away at the end.
 ///
 /// # Errors
 /// [`Error::File`] when it cannot be mounted.
@@ -51,12 +52,12 @@ pub fn adopt_or_mount(writer: &mut JournaledWriter<'_>, options: &str) -> Result
     }
 }
 
-/// Makes a control group (`name`) or a monitor group (`PARENT/mon_groups/NAME`). One that is there already is somebody
-/// else's.
+/// Makes a control group (`name`) or a monitor group (`PARENT/mon_groups/NAME`). One that is there
+/// already is somebody else's.
 ///
 /// # Errors
-/// [`Error::File`] with the kernel's words: no class of service or monitoring id is free; [`Error::Refused`] when the
-/// name is taken.
+/// [`Error::File`] with the kernel's words: no class of service or monitoring id is free;
+/// [`Error::Refused`] when the name is taken.
 pub fn make(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, name: &str) -> Result<Group> {
     let group = resctrl.group(name);
     let files = writer.files;
@@ -72,8 +73,8 @@ pub fn make(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, name: &str) -> 
 /// Gives a group these parts; what `wanted` does not name stays as it is.
 ///
 /// # Errors
-/// [`Error::Refused`] before anything is written, where a mask is not possible or somebody else's; [`Error::File`] with
-/// the kernel's words.
+/// [`Error::Refused`] before anything is written, where a mask is not possible or somebody else's;
+/// [`Error::File`] with the kernel's words.
 pub fn allocate(
     writer: &mut JournaledWriter<'_>,
     resctrl: &Resctrl,
@@ -105,8 +106,8 @@ pub fn allocate(
     resctrl.explained(files, || writer.set(&path, &wanted.to_string()))
 }
 
-/// Gives a group what the kernel gives a new one: every way that no other has to itself, and all bandwidth. What is the
-/// most of bandwidth that is not linear is not told: that stays.
+/// Gives a group what the kernel gives a new one: every way that no other has to itself, and all
+/// bandwidth. What is the most of bandwidth that is not linear is not told: that stays.
 ///
 /// # Errors
 /// [`Error::File`] with the kernel's words.
@@ -160,11 +161,12 @@ pub fn set_mode(
     resctrl.explained(files, || writer.set(&group.file("mode"), mode.as_str()))
 }
 
-/// Moves the threads that `find` finds into a group, again and again until none is found outside: those born meanwhile
-/// are covered. Returns how many were moved.
+/// Moves the threads that `find` finds into a group, again and again until none is found outside:
+/// those born meanwhile are covered. Returns how many were moved.
 ///
 /// # Errors
-/// What `find` and the kernel answer; [`Error::Refused`] when threads are born faster than they can be moved.
+/// What `find` and the kernel answer; [`Error::Refused`] when threads are born faster than they can
+/// be moved.
 pub fn take(
     writer: &mut JournaledWriter<'_>,
     resctrl: &Resctrl,
@@ -246,10 +248,12 @@ fn enter(
     Ok(entered)
 }
 
-/// Makes a group of this name and locks memory in the ways of one cache (`what`). All other groups have left them before.
+/// Makes a group of this name and locks memory in the ways of one cache (`what`). All other groups
+/// have left them before.
 ///
 /// # Errors
-/// [`Error::File`] with the kernel's words; [`Error::Refused`] when the name is taken, or nothing was locked after all.
+/// [`Error::File`] with the kernel's words; [`Error::Refused`] when the name is taken, or nothing
+/// was locked after all.
 pub fn lock_memory(
     writer: &mut JournaledWriter<'_>,
     resctrl: &Resctrl,

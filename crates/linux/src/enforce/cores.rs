@@ -1,11 +1,13 @@
-//! The core partition: which CPUs and memory nodes a group gets, and that everybody else stays off them.
+//! The core partition: which CPUs and memory nodes a group gets, and that everybody else stays off
+//! them.
 //!
 //! Documentation/admin-guide/cgroup-v1/cpusets.rst, cgroup-v2.rst ("Cpuset").
 //!
-//! v2: an exclusive group becomes a *partition root*. `quell.slice` is none itself, so the group's is a remote partition,
-//! which kernels since 6.7 offer through `cpuset.cpus.exclusive`, set on the group and on every cgroup above it. The kernel
-//! then keeps everybody else off. Where that cannot be had, and in v1, everybody else is narrowed: existing cgroups in
-//! place, and the tasks that sit in the root cgroup, whose CPUs cannot be changed, by moving them to `quell.slice/rest`.
+//! v2: an exclusive group becomes a *partition root*. `quell.slice` is none itself, so the group's
+//! is a remote partition, which kernels since 6.7 offer through `cpuset.cpus.exclusive`, set on the
+//! group and on every cgroup above it. The kernel then keeps everybody else off. Where that cannot
+//! be had, and in v1, everybody else is narrowed: existing cgroups in place, and the tasks that sit
+//! in the root cgroup, whose CPUs cannot be changed, by moving them to `quell.slice/rest`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,8 +97,8 @@ pub struct Confined {
     pub notes: Vec<String>,
 }
 
-/// Confines a group to CPUs and memory nodes. Without a cpuset hierarchy the threads of `tasks` (processes) are pinned one
-/// by one.
+/// Confines a group to CPUs and memory nodes. Without a cpuset hierarchy the threads of `tasks`
+/// (processes) are pinned one by one.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -155,7 +157,8 @@ pub fn confine(
     Ok(confined)
 }
 
-/// Makes a v2 cgroup a partition root. The inner error is the kernel's reason; everything is as before then.
+/// Makes a v2 cgroup a partition root. The inner error is the kernel's reason; everything is as
+/// before then.
 fn partition(
     writer: &mut JournaledWriter<'_>,
     place: &CgroupDir,
@@ -214,13 +217,15 @@ fn ancestors(mount: &str, dir: &str) -> Vec<String> {
         .collect()
 }
 
-/// The files by which a group's brakes enter cgroups (write `0`): that of the brakes next to its tasks, where it may stop
-/// them. A brake has to get onto `cpus`. Where neither that cgroup nor the one that this process was started in has them,
-/// there are two other ways. A group whose CPUs are a partition has them to itself, so that a brake that only counts lies
-/// among its tasks. Otherwise this process moves to a cgroup of ours that has what the machine's top has.
+/// The files by which a group's brakes enter cgroups (write `0`): that of the brakes next to its
+/// tasks, where it may stop them. A brake has to get onto `cpus`. Where neither that cgroup nor the
+/// one that this process was started in has them, there are two other ways. A group whose CPUs are
+/// a partition has them to itself, so that a brake that only counts lies among its tasks. Otherwise
+/// this process moves to a cgroup of ours that has what the machine's top has.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Refused`] when not even the top has them: they belong to a partition of somebody else.
+/// [`Error::File`]; [`Error::Refused`] when not even the top has them: they belong to a partition
+/// of somebody else.
 pub fn doors(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
@@ -309,8 +314,9 @@ pub fn confine_rest(
     Ok(notes)
 }
 
-/// Moves the tasks of the root cgroup to `rest`, again and again until none is left that can be moved. The first move waits
-/// for the kernel's grace period (about 10 ms); those that follow at once do not.
+/// Moves the tasks of the root cgroup to `rest`, again and again until none is left that can be
+/// moved. The first move waits for the kernel's grace period (about 10 ms); those that follow at
+/// once do not.
 fn move_root(
     writer: &mut JournaledWriter<'_>,
     rest: &CgroupDir,
@@ -377,7 +383,8 @@ struct Batch {
     custom: Vec<(String, CpuSet)>,
 }
 
-/// The tasks directly in the root cgroup that can be moved: not those the kernel binds, nor those that are to stay.
+/// The tasks directly in the root cgroup that can be moved: not those the kernel binds, nor those
+/// that are to stay.
 fn movable(
     files: &dyn Files,
     rest: &CgroupDir,

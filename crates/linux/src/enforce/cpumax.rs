@@ -1,5 +1,6 @@
 //! The CPU-time quota: `cpu.max` (v2) or `cpu.cfs_quota_us` and `cpu.cfs_period_us` (v1).
-//! Documentation/scheduler/sched-bwc.rst: quota and period are at least 1 ms, the period at most 1 s.
+//! Documentation/scheduler/sched-bwc.rst: quota and period are at least 1 ms, the period at most 1
+//! s.
 
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::error::{Error, Result};
@@ -37,7 +38,8 @@ pub struct Quota {
     pub period_us: u64,
 }
 
-/// The quota for a share (100 % = one CPU), with the period nearest to the wanted one that the kernel accepts.
+/// The quota for a share (100 % = one CPU), with the period nearest to the wanted one that the
+/// kernel accepts.
 ///
 /// # Errors
 /// [`Error::Refused`] for a share below 0.1 %, which no period can hold.
@@ -70,8 +72,8 @@ pub fn quota(share: Share, period: Nanos) -> Result<Quota> {
 /// Limits a group's CPU time. Returns what a person should know.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Refused`] where no `cpu` controller is to be had, or the group lives in several cgroups, whose
-/// quotas would add up.
+/// [`Error::File`]; [`Error::Refused`] where no `cpu` controller is to be had, or the group lives
+/// in several cgroups, whose quotas would add up.
 pub fn limit(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
@@ -114,7 +116,8 @@ pub fn limit(
             )?;
         }
         Version::V1 => {
-            // A period alone would change the share, which parents and children bound: no quota while it changes.
+            // A period alone would change the share, which parents and children bound: no quota
+            // while it changes.
             let quota_file = format!("{}/cpu.cfs_quota_us", place.dir);
             writer.set(&quota_file, "-1")?;
             writer.set(

@@ -1,5 +1,6 @@
-//! Stopping a cgroup whole: `cgroup.freeze` (v2), `freezer.state` (v1). cgroup-v2.rst ("cgroup.freeze"),
-//! cgroup-v1/freezer-subsystem.rst. What is frozen in v2 can still be killed; children born meanwhile are frozen, too.
+//! Stopping a cgroup whole: `cgroup.freeze` (v2), `freezer.state` (v1). cgroup-v2.rst
+//! ("cgroup.freeze"), cgroup-v1/freezer-subsystem.rst. What is frozen in v2 can still be killed;
+//! children born meanwhile are frozen, too.
 
 use quell_kernel::cgroup::Version;
 use quell_kernel::error::Result;

@@ -1,4 +1,5 @@
-//! Which tasks are in a group's cgroups: cgroups of ours that they are moved to, or those that they are in already.
+//! Which tasks are in a group's cgroups: cgroups of ours that they are moved to, or those that they
+//! are in already.
 
 use std::collections::BTreeSet;
 

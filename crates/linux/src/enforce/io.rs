@@ -109,7 +109,8 @@ pub fn limit(
     Ok(())
 }
 
-/// Our cgroups from the top down to a group's: the kernel compares siblings, so that each of them needs what the group does.
+/// Our cgroups from the top down to a group's: the kernel compares siblings, so that each of them
+/// needs what the group does.
 fn ours(place: &CgroupDir) -> Vec<String> {
     let mut at = place.hierarchy.mount.clone();
     let below = place.dir.strip_prefix(&at).unwrap_or_default().to_owned();
@@ -125,7 +126,8 @@ fn ours(place: &CgroupDir) -> Vec<String> {
         .collect()
 }
 
-/// Has the kernel hold others back while the group's requests take longer than `target` at the mean.
+/// Has the kernel hold others back while the group's requests take longer than `target` at the
+/// mean.
 ///
 /// # Errors
 /// As [`limit`].

@@ -1,4 +1,5 @@
-//! Cgroups that a group's tables name and that appear while it is held: a unit that is started, a container that comes.
+//! Cgroups that a group's tables name and that appear while it is held: a unit that is started, a
+//! container that comes.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,8 @@ use crate::host::{Host, finding};
 /// The controllers that a group is gathered with.
 const GATHERED: [Controller; 3] = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
 
-/// Gives the cgroups of a group that have appeared since it was gathered what the plan sets for it. Each is tried once.
+/// Gives the cgroups of a group that have appeared since it was gathered what the plan sets for it.
+/// Each is tried once.
 pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Result<()> {
     let group = host.groups.one(name)?;
     let in_place = group.matching.iter().filter(|m| m.in_place());

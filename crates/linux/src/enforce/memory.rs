@@ -1,4 +1,5 @@
-//! Protections and limits of a cgroup's memory, who the kernel kills first, and the machine-wide settings.
+//! Protections and limits of a cgroup's memory, who the kernel kills first, and the machine-wide
+//! settings.
 
 use std::os::unix::fs::FileExt;
 
@@ -74,8 +75,8 @@ fn around(host: &mut Host, most: Bytes) -> Result<()> {
     Ok(())
 }
 
-/// The cgroup's protection moves from `from` to `to`, and that of every ancestor by as much. `steered`: a loop moves
-/// it again and again. `memory.low` goes a quarter beyond `memory.min`.
+/// The cgroup's protection moves from `from` to `to`, and that of every ancestor by as much.
+/// `steered`: a loop moves it again and again. `memory.low` goes a quarter beyond `memory.min`.
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] in v1, which has none.
@@ -112,8 +113,8 @@ pub fn protect(
     Ok(())
 }
 
-/// Lets the cgroup have as much as if it were a machine of its own: beyond it the kernel reclaims in it, and kills in it where
-/// there is nothing.
+/// Lets the cgroup have as much as if it were a machine of its own: beyond it the kernel reclaims
+/// in it, and kills in it where there is nothing.
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] where what is below would not count (v1 before Linux 5.11).
@@ -135,11 +136,13 @@ pub fn bound(writer: &mut JournaledWriter<'_>, memory: &Memory, most: Bytes) -> 
     Ok(())
 }
 
-/// Limits the cgroup for good. `kills`: beyond it the kernel may kill in the cgroup, and allows no more; else (v2
-/// alone) it only slows it down. Reclaiming what is beyond takes as long as it takes; the heart beats meanwhile.
+/// Limits the cgroup for good. `kills`: beyond it the kernel may kill in the cgroup, and allows no
+/// more; else (v2 alone) it only slows it down. Reclaiming what is beyond takes as long as it
+/// takes; the heart beats meanwhile.
 ///
 /// # Errors
-/// [`Error::File`] (EBUSY in v1, where not as much can be reclaimed); [`Error::Refused`] where the version cannot.
+/// [`Error::File`] (EBUSY in v1, where not as much can be reclaimed); [`Error::Refused`] where the
+/// version cannot.
 pub fn limit(
     writer: &mut JournaledWriter<'_>,
     memory: &Memory,
@@ -172,8 +175,9 @@ pub fn limit(
     Ok(())
 }
 
-/// Sets what is added to a process's score, journaled; `dir` is the cgroup in which its children will be found.
-/// Nothing happens where it is so already, or the process has ended. Whether something was changed.
+/// Sets what is added to a process's score, journaled; `dir` is the cgroup in which its children
+/// will be found. Nothing happens where it is so already, or the process has ended. Whether
+/// something was changed.
 ///
 /// # Errors
 /// [`Error::File`]: EACCES where it may not be lowered (CAP_SYS_RESOURCE).
@@ -186,7 +190,8 @@ pub fn oom_score(
     let Some(old) = oom::adjustment(writer.files, task.pid)?.filter(|old| *old != new) else {
         return Ok(false);
     };
-    // The file first, the start time second: an open file of a process that has ended is nobody else's.
+    // The file first, the start time second: an open file of a process that has ended is nobody
+    // else's.
     let file = match writer.files.open(&oom::path(task.pid), Access::Write) {
         Ok(file) => file,
         Err(e) if gone(&e) => return Ok(false),
@@ -222,8 +227,9 @@ pub fn oom_score(
     }
 }
 
-/// Changes a machine-wide setting of memory management, journaled. Whether it was another value before. A ratio in whose place a number of bytes is in force stays: writing it would
-/// set that to none, and writing it back would leave neither.
+/// Changes a machine-wide setting of memory management, journaled. Whether it was another value
+/// before. A ratio in whose place a number of bytes is in force stays: writing it would set that to
+/// none, and writing it back would leave neither.
 ///
 /// # Errors
 /// [`Error::File`]: EINVAL for a value that the kernel refuses.

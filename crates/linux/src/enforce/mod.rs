@@ -34,7 +34,8 @@ pub mod stop;
 pub mod threaded;
 pub mod weight;
 
-/// What a person should know of a step that was carried out; `None` where the step is another mechanism's.
+/// What a person should know of a step that was carried out; `None` where the step is another
+/// mechanism's.
 type Applied = Result<Option<Vec<String>>>;
 
 /// A mechanism, and what it keeps while a plan is held.

@@ -88,8 +88,9 @@ pub struct Narrow {
     target: CpuSet,
 }
 
-/// What narrowing a v1 tree to `cpus` comes to. A child has to stay within its parent, so a cpuset that has none of the
-/// allowed CPUs gets all that its parent keeps. Trees with a kept cpuset in them keep their tops.
+/// What narrowing a v1 tree to `cpus` comes to. A child has to stay within its parent, so a cpuset
+/// that has none of the allowed CPUs gets all that its parent keeps. Trees with a kept cpuset in
+/// them keep their tops.
 pub fn narrowing(
     files: &dyn Files,
     dir: &str,
@@ -123,8 +124,9 @@ pub fn narrowing(
     Ok(tree)
 }
 
-/// Widens from the top where a target is not within what a cpuset has, then narrows from the bottom: no value in between
-/// breaks the rule that a child stays within its parent, neither on the way there nor, in reverse, on the way back.
+/// Widens from the top where a target is not within what a cpuset has, then narrows from the
+/// bottom: no value in between breaks the rule that a child stays within its parent, neither on the
+/// way there nor, in reverse, on the way back.
 pub fn apply(writer: &mut JournaledWriter<'_>, tree: &[Narrow]) -> Result<()> {
     for node in tree.iter().filter(|n| !n.target.is_subset(&n.now)) {
         writer.set(&node.path, &node.now.union(&node.target).to_string())?;

@@ -1,5 +1,6 @@
-//! Memory while a plan holds: what is looked at every interval, with files kept open; and what is done, each change
-//! recorded first. Limits and reclaim are written by a thread of their own: the kernel may take seconds over them.
+//! Memory while a plan holds: what is looked at every interval, with files kept open; and what is
+//! done, each change recorded first. Limits and reclaim are written by a thread of their own: the
+//! kernel may take seconds over them.
 
 mod account;
 
@@ -34,10 +35,11 @@ use crate::session::Session;
 use crate::writer::Writer;
 use account::{Account, v2_place, waited};
 
-/// Processes of one group that are looked at: who has more is a fork bomb, and its newest are as good as its oldest.
+/// Processes of one group that are looked at: who has more is a fork bomb, and its newest are as
+/// good as its oldest.
 const PROCESSES: usize = 256;
-/// Where nobody counts what a group reads and writes, waiting for it stands in: so many nanoseconds for a byte, as on a
-/// disk of 100 MB/s.
+/// Where nobody counts what a group reads and writes, waiting for it stands in: so many nanoseconds
+/// for a byte, as on a disk of 100 MB/s.
 const NANOSECONDS_PER_BYTE: u64 = 10;
 
 /// The mechanism.
@@ -154,7 +156,8 @@ struct Watch {
     stopped: Vec<TaskId>,
 }
 
-/// Where the groups live, in the order of the plan, each with its one cgroup that has the memory controller.
+/// Where the groups live, in the order of the plan, each with its one cgroup that has the memory
+/// controller.
 struct Members {
     critical: Vec<(GroupCgroups, Option<CgroupDir>)>,
     neighbours: Vec<(GroupCgroups, Option<CgroupDir>)>,
@@ -188,7 +191,8 @@ impl Watch {
         let (mut places, mut told) = (Vec::new(), Vec::new());
         for (Watched { group, .. }, (home, memory)) in plan.critical.iter().zip(&members.critical) {
             let account = Account::open(files, group, home, memory.as_ref())?;
-            // The planner has seen that groups are told of; somebody may have switched it off for this one.
+            // The planner has seen that groups are told of; somebody may have switched it off for
+            // this one.
             if account.memory_stall.is_none() && plan.controller != PressureController::Latd {
                 return Err(Error::refused_with(
                     format!("group {group}: its cgroup does not tell how long it waits for memory"),
@@ -388,7 +392,8 @@ impl Hold {
 }
 
 impl Hold {
-    /// Whether it was frozen by us, and in the cgroup that stands in its place nobody is: nor is that ours to thaw.
+    /// Whether it was frozen by us, and in the cgroup that stands in its place nobody is: nor is
+    /// that ours to thaw.
     fn made_anew(&mut self, journaled: &mut JournaledWriter<'_>) -> Result<bool> {
         let Some(freezer) = self.freezer.as_ref().filter(|_| self.frozen) else {
             return Ok(false);
@@ -457,7 +462,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Lets everybody go on whom we stopped: who is to end must be able to. What fails is in the journal still.
+    /// Lets everybody go on whom we stopped: who is to end must be able to. What fails is in the
+    /// journal still.
     fn let_go(&mut self, journaled: &mut JournaledWriter<'_>) {
         for hold in &mut self.neighbours {
             let _ = hold.thaw(journaled);

@@ -109,8 +109,8 @@ pub fn kernel_work(writer: &mut JournaledWriter<'_>, cpus: &CpuSet) -> Result<bo
     writer.set(workqueue::MASK, &format_mask(cpus))
 }
 
-/// The affinity without `from`, otherwise as it was: a group that takes its interrupts itself keeps them. `to` where nothing
-/// is left; `None` where nothing is to be done.
+/// The affinity without `from`, otherwise as it was: a group that takes its interrupts itself keeps
+/// them. `to` where nothing is left; `None` where nothing is to be done.
 fn away(now: &CpuSet, from: &CpuSet, to: &CpuSet) -> Option<CpuSet> {
     if now.intersection(from).is_empty() {
         return None;

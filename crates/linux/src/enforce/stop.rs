@@ -10,8 +10,8 @@ use quell_types::task::TaskId;
 use crate::change::JournaledWriter;
 use crate::fault;
 
-/// Stops a process (SIGSTOP), journaled. Whether it was stopped: one that is stopped already, or has ended, is left
-/// as it is, and never continued by us.
+/// Stops a process (SIGSTOP), journaled. Whether it was stopped: one that is stopped already, or
+/// has ended, is left as it is, and never continued by us.
 ///
 /// # Errors
 /// [`Error::File`].

@@ -70,8 +70,8 @@ pub fn check(files: &dyn Files, group: &str, dir: &str) -> Result<()> {
     }
 }
 
-/// Gives the cgroup that a group stays in the children for its tasks and its brakes. [`check`] comes
-/// first.
+/// Gives the cgroup that a group stays in the children for its tasks and its brakes. [`check`]
+/// comes first.
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] where another program makes such a child meanwhile.

@@ -1,8 +1,8 @@
-//! The weight of a cgroup's CPU time: `cpu.weight` (v2) or `cpu.shares` (v1), and `cpu.idle` (both, since Linux 5.15).
-//! cgroup-v2.rst, "CPU Interface Files"; sched-design-CFS.rst.
+//! The weight of a cgroup's CPU time: `cpu.weight` (v2) or `cpu.shares` (v1), and `cpu.idle` (both,
+//! since Linux 5.15). cgroup-v2.rst, "CPU Interface Files"; sched-design-CFS.rst.
 //!
-//! Setting `cpu.idle` loses the weight, and clearing it leaves the default one. So `cpu.idle` is set in cgroups of ours only,
-//! which go as a whole.
+//! Setting `cpu.idle` loses the weight, and clearing it leaves the default one. So `cpu.idle` is
+//! set in cgroups of ours only, which go as a whole.
 
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::error::{Error, Result};
@@ -151,7 +151,8 @@ fn idle(writer: &mut JournaledWriter<'_>, dir: &str) -> Result<()> {
     writer.set(&path, "1").map(|_| ())
 }
 
-/// Makes a group that was gathered with room for brakes one that they can stop: its tasks run only while no brake does.
+/// Makes a group that was gathered with room for brakes one that they can stop: its tasks run only
+/// while no brake does.
 ///
 /// # Errors
 /// As [`give`].

@@ -18,7 +18,8 @@ use super::{Host, finding};
 use crate::group_cgroups::{CgroupDir, GroupCgroups, Layout};
 use crate::session::Session;
 
-/// The hierarchies in which a limit is around all groups: there it is held, and told how long they wait.
+/// The hierarchies in which a limit is around all groups: there it is held, and told how long they
+/// wait.
 pub const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
 
 /// A group.
@@ -27,7 +28,8 @@ pub struct Group {
     pub layout: Layout,
     pub matching: Vec<TaskMatch>,
     pub cpus: CpuSet,
-    /// The most that its limit is worth: less than planned once something was found that it does not hold.
+    /// The most that its limit is worth: less than planned once something was found that it does
+    /// not hold.
     pub limit_most: Level,
     /// What its threads have spent; none any more once it could not be told.
     pub ledger: Option<Ledger>,
@@ -64,8 +66,9 @@ fn ungathered(name: &str) -> Error {
 }
 
 impl Host {
-    /// Gives a group that is gathered further controllers: those of its cgroups that it has already, or cgroups in further
-    /// hierarchies. Controllers that this machine does not have are left out.
+    /// Gives a group that is gathered further controllers: those of its cgroups that it has
+    /// already, or cgroups in further hierarchies. Controllers that this machine does not have are
+    /// left out.
     pub fn extend(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
         let group = self.groups.one(name)?;
         let in_place = group.matching.iter().filter(|m| m.in_place());

@@ -1,4 +1,5 @@
-//! What every mechanism works on: the machine's files, the session that records changes, the plan, and the groups.
+//! What every mechanism works on: the machine's files, the session that records changes, the plan,
+//! and the groups.
 
 mod groups;
 mod worth;
@@ -34,8 +35,8 @@ pub struct Tools {
     pub shared_cache: fn(CpuId, CpuId) -> std::io::Result<Option<f64>>,
     /// Measures rates on CPUs.
     pub rates: fn(&CpuSet, Bytes) -> std::io::Result<Measured>,
-    /// Prepares a stream far larger than a last-level cache of this size, that reads or writes (`true`), for counters to
-    /// be checked with.
+    /// Prepares a stream far larger than a last-level cache of this size, that reads or writes
+    /// (`true`), for counters to be checked with.
     pub traffic: fn(bool, Bytes) -> std::io::Result<Traffic>,
     /// How the watchdog is started.
     pub watchdog: WatchdogCommand,

@@ -20,8 +20,9 @@ pub fn finding(about: About, what: String, group: Option<&str>) -> Seen {
 }
 
 impl Host {
-    /// Tells what the promises that rest on such steps of a group are worth from now on: its own ones at most `most`, and those of
-    /// others nothing where that is less than planned. Where no promise rests on them, that it happened.
+    /// Tells what the promises that rest on such steps of a group are worth from now on: its own
+    /// ones at most `most`, and those of others nothing where that is less than planned. Where no
+    /// promise rests on them, that it happened.
     pub fn worth(
         &self,
         group: &str,

@@ -1,8 +1,10 @@
-//! Looks at who may fill which ways: what resctrl tells, and what the registers say, for `quell ways`. Nothing is changed.
+//! Looks at who may fill which ways: what resctrl tells, and what the registers say, for `quell
+//! ways`. Nothing is changed.
 //!
-//! A look reads each class's files, and `/proc` of the threads in classes other than the root's and of their processes: on a machine where nobody
-//! divides anything that is a handful of files. Threads of processes that are all in the root's class are not looked at, except
-//! those of a program that is watched.
+//! A look reads each class's files, and `/proc` of the threads in classes other than the root's and
+//! of their processes: on a machine where nobody divides anything that is a handful of files.
+//! Threads of processes that are all in the root's class are not looked at, except those of a
+//! program that is watched.
 
 pub mod registers;
 
@@ -29,7 +31,8 @@ pub struct Looker {
 }
 
 impl Looker {
-    /// Finds what there is to look at. `registers`: those of the processor, too, where they can be read.
+    /// Finds what there is to look at. `registers`: those of the processor, too, where they can be
+    /// read.
     ///
     /// # Errors
     /// Where resctrl is not mounted, naming what would help.

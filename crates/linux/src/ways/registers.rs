@@ -1,8 +1,10 @@
-//! The processor's own registers (`/dev/cpu/N/msr`, msr(4)): masks, delays and associations that somebody has set behind
-//! the kernel's back. Intel's numbers (Software Developer's Manual, volume 3B, "Intel Resource Director Technology").
+//! The processor's own registers (`/dev/cpu/N/msr`, msr(4)): masks, delays and associations that
+//! somebody has set behind the kernel's back. Intel's numbers (Software Developer's Manual, volume
+//! 3B, "Intel Resource Director Technology").
 //!
-//! Which register belongs to which class the kernel tells only when resctrl is mounted with `debug` (`ctrl_hw_id`). Else the root's is
-//! known, and another class's is the only one that holds its mask; where several do, nothing is said of it until its mask is one of a kind.
+//! Which register belongs to which class the kernel tells only when resctrl is mounted with `debug`
+//! (`ctrl_hw_id`). Else the root's is known, and another class's is the only one that holds its
+//! mask; where several do, nothing is said of it until its mask is one of a kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -22,7 +24,8 @@ const L3_MASKS: u32 = 0xc90;
 const L2_MASKS: u32 = 0xd10;
 const DELAYS: u32 = 0xd50;
 
-/// The masks of a cache: its first CPU, how many classes there are, and where the class's registers are.
+/// The masks of a cache: its first CPU, how many classes there are, and where the class's registers
+/// are.
 #[derive(Debug)]
 struct Masks {
     place: Place,
@@ -99,8 +102,9 @@ impl Registers {
         }))
     }
 
-    /// The registers that differ from what the kernel told, in this look and the last one alike: what the kernel sets between reading its files and
-    /// reading these is in the files the next time.
+    /// The registers that differ from what the kernel told, in this look and the last one alike:
+    /// what the kernel sets between reading its files and reading these is in the files the next
+    /// time.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -179,7 +183,8 @@ impl Registers {
         Ok(())
     }
 
-    /// CPUs in a class that the kernel does not know. Which of the known ones it is at this moment nobody but the kernel can tell.
+    /// CPUs in a class that the kernel does not know. Which of the known ones it is at this moment
+    /// nobody but the kernel can tell.
     fn associations(&self, seen: &Snapshot, differ: &mut BTreeSet<Register>) -> Result<()> {
         if seen.classes.keys().any(|c| !self.numbers.contains_key(c)) {
             return Ok(());

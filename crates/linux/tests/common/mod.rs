@@ -1,5 +1,5 @@
-//! What the tests on the running kernel share: the machine-wide lock, a picture of everything Quell may change, and
-//! helpers that never leave anything behind.
+//! What the tests on the running kernel share: the machine-wide lock, a picture of everything Quell
+//! may change, and helpers that never leave anything behind.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(
@@ -101,7 +101,8 @@ impl Program {
         unsafe { program.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
         loop {
             match program.spawn() {
-                // A child that another test has just forked holds a copied program open for writing.
+                // A child that another test has just forked holds a copied program open for
+                // writing.
                 Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -153,8 +154,8 @@ impl Picture {
                     .filter(|m| changed_by_us(m))
                     .map(|m| format!("{:?}{}", m.controllers, m.path))
                     .collect();
-                // Kernel threads bound by the kernel are its own affair: a workqueue's rescuer takes the mask of the
-                // pool it has helped out.
+                // Kernel threads bound by the kernel are its own affair: a workqueue's rescuer
+                // takes the mask of the pool it has helped out.
                 let affinity = files.affinity(tid).ok().filter(|_| !stat.bound());
                 tasks.insert(stat.id, (stat.comm, places, affinity));
             }
@@ -188,7 +189,8 @@ impl Picture {
         }
     }
 
-    /// What differs now. Tasks that came or went are no difference, unless they are in a cgroup of ours.
+    /// What differs now. Tasks that came or went are no difference, unless they are in a cgroup of
+    /// ours.
     pub fn differences(&self, kernel: &Kernel) -> Vec<String> {
         let now = Self::take(kernel);
         let mut found = Vec::new();
@@ -231,7 +233,8 @@ impl Picture {
     }
 }
 
-/// The hierarchies that Quell moves tasks in; what others do in the rest is no business of these tests.
+/// The hierarchies that Quell moves tasks in; what others do in the rest is no business of these
+/// tests.
 fn changed_by_us(place: &Membership) -> bool {
     place.hierarchy == 0
         || place
@@ -240,7 +243,8 @@ fn changed_by_us(place: &Membership) -> bool {
             .any(|c| ["cpuset", "cpu", "freezer", "perf_event"].contains(&c.as_str()))
 }
 
-/// Waits until `done`; gives up after a minute, which only a machine that is busy beyond reason reaches.
+/// Waits until `done`; gives up after a minute, which only a machine that is busy beyond reason
+/// reaches.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {

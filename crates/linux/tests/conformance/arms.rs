@@ -222,8 +222,9 @@ impl Arm for LiveArm {
 
     fn differences(&self) -> Vec<String> {
         let mut found = self.before.differences(&self.kernel);
-        // A v2 partition that comes or goes widens the threads of threaded interrupts, which follow their interrupt again
-        // when that is next moved: the kernel's own affair (seen with Linux 6.12).
+        // A v2 partition that comes or goes widens the threads of threaded interrupts, which follow
+        // their interrupt again when that is next moved: the kernel's own affair (seen with Linux
+        // 6.12).
         found.retain(|what| !what.starts_with("irq/"));
         found
     }

@@ -1,4 +1,5 @@
-//! The bodies: each a promise of `home`, `cpuset`, `tasks`, `cgroup`, `irq`, `workqueue`, `cpumax`, `affinity`, `undo`.
+//! The bodies: each a promise of `home`, `cpuset`, `tasks`, `cgroup`, `irq`, `workqueue`, `cpumax`,
+//! `affinity`, `undo`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -176,7 +177,8 @@ pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
         (read(), notes),
         (vec!["40000".to_owned(), "100000".to_owned()], none())
     );
-    // A period that is ten times as long, and one that is far shorter: no value in between is refused.
+    // A period that is ten times as long, and one that is far shorter: no value in between is
+    // refused.
     cpumax::limit(&mut writer, &cgroups, &home, Share::percent(10), ms(1000)).unwrap();
     let notes = cpumax::limit(&mut writer, &cgroups, &home, Share::percent(10), ms(1)).unwrap();
     assert_eq!(read(), ["1000", "10000"]);
@@ -383,7 +385,8 @@ pub fn a_group_of_ours_is_killed_whole(arm: &mut dyn Arm) {
     let pid = arm.start(2);
     let files = arm.files();
     let cgroups = Cgroups::discover(files).unwrap();
-    // A kernel that has no `cgroup.kill` kills by signals, which no process of the model can receive.
+    // A kernel that has no `cgroup.kill` kills by signals, which no process of the model can
+    // receive.
     let Some(_) = cgroups.v2() else { return };
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);

@@ -1,4 +1,5 @@
-//! A death at every journal boundary: what the journal says suffices to bring the whole picture back.
+//! A death at every journal boundary: what the journal says suffices to bring the whole picture
+//! back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +26,8 @@ use crate::arms::{Held, compare, furnished};
 use crate::bodies::{ALL, ends, gather};
 use crate::in_place::braked_in_place;
 
-/// A machine with a service in a cgroup of its own, a process with threads and children, and one that is pinned.
+/// A machine with a service in a cgroup of its own, a process with threads and children, and one
+/// that is pinned.
 fn busy(spec: &Spec) -> (Fake, u32) {
     let fake = furnished(spec);
     let files: &dyn Files = &fake;
@@ -193,7 +195,8 @@ fn memory(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, victim: u32) {
     freezer.freeze(writer).unwrap();
 }
 
-/// A v2 cpuset with tasks that was not set cannot be unset again: all that there is stands in for nothing.
+/// A v2 cpuset with tasks that was not set cannot be unset again: all that there is stands in for
+/// nothing.
 fn comparable(mut dump: BTreeMap<String, String>) -> BTreeMap<String, String> {
     for (path, text) in &mut dump {
         let all = [("/cpuset.cpus", "0-3\n"), ("/cpuset.mems", "0\n")];
@@ -207,7 +210,8 @@ fn comparable(mut dump: BTreeMap<String, String>) -> BTreeMap<String, String> {
     dump
 }
 
-/// Dies at the `n`-th boundary of the hold and, if `again`, at the `again`-th of the first undoing. Whether it died at all.
+/// Dies at the `n`-th boundary of the hold and, if `again`, at the `again`-th of the first undoing.
+/// Whether it died at all.
 fn die(spec: &Spec, exclusive: bool, n: u64, again: u64) -> bool {
     let (fake, victim) = busy(spec);
     let before = comparable(fake.dump());

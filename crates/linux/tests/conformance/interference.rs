@@ -122,7 +122,8 @@ fn a_task_that_ends_while_it_is_moved_is_no_error() {
     }
 }
 
-/// A large program that ends gives its memory back for a while, and no write moves it: it is not waited for.
+/// A large program that ends gives its memory back for a while, and no write moves it: it is not
+/// waited for.
 #[test]
 fn tasks_that_are_about_to_end_are_left_where_they_are() {
     for flavour in BOTH {
@@ -208,7 +209,8 @@ fn interrupts_that_cannot_be_moved_are_told() {
     );
 }
 
-/// Refusals arrive as errors that name the file, what was tried, the reason and, where one is known, the remedy.
+/// Refusals arrive as errors that name the file, what was tried, the reason and, where one is
+/// known, the remedy.
 #[test]
 fn refusals_name_path_reason_and_remedy() {
     let cases = [
@@ -387,7 +389,8 @@ fn newborns_of_the_root_are_kept_off_too_and_bound_kernel_threads_are_left() {
     }
 }
 
-/// Linux 6.12 keeps the CPUs of a remote partition that a sibling made invalid, and loses them with its cgroup.
+/// Linux 6.12 keeps the CPUs of a remote partition that a sibling made invalid, and loses them with
+/// its cgroup.
 #[test]
 fn a_partition_made_invalid_by_somebody_else_gives_its_cpus_back() {
     let fake = machine(Flavour::V2);

@@ -1,5 +1,6 @@
-//! Memory locked in a cache, as the kernel does it and as `quell_kernel::resctrl` uses it: one body each, on the model shaped
-//! like the lab's `goldmont` and, in the lab, on the kernel. Whether what is locked stays is for `crates/cli/tests/locked.rs`.
+//! Memory locked in a cache, as the kernel does it and as `quell_kernel::resctrl` uses it: one body
+//! each, on the model shaped like the lab's `goldmont` and, in the lab, on the kernel. Whether what
+//! is locked stays is for `crates/cli/tests/locked.rs`.
 
 use quell_kernel::resctrl::locked::{holders, possible};
 use quell_kernel::resctrl::{Mode, Resctrl, Schemata};

@@ -1,6 +1,7 @@
-//! One body per promise, run on every arm: the model of the kernel as v1 and as v2 (no root needed), and the kernel this
-//! runs on (root, else skipped aloud). What needs somebody else to interfere at an exact moment, or a death at an exact
-//! point, runs on the model alone (`interference`, `deaths`); `model` holds the model to what kernels were seen to do.
+//! One body per promise, run on every arm: the model of the kernel as v1 and as v2 (no root
+//! needed), and the kernel this runs on (root, else skipped aloud). What needs somebody else to
+//! interfere at an exact moment, or a death at an exact point, runs on the model alone
+//! (`interference`, `deaths`); `model` holds the model to what kernels were seen to do.
 
 #![allow(
     clippy::unwrap_used,

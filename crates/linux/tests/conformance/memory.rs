@@ -1,4 +1,5 @@
-//! The bodies for memory and for stopping: `memory`, `freezer`, `pidfd`, `oom`, `sysctl`, `psi`, `vm`.
+//! The bodies for memory and for stopping: `memory`, `freezer`, `pidfd`, `oom`, `sysctl`, `psi`,
+//! `vm`.
 
 use quell_kernel::cached_file::CachedFile;
 use quell_kernel::cgroup::{Cgroups, Controller, Version};

@@ -1,6 +1,7 @@
-//! The model against what kernels were seen to do: Linux 6.18 with v1 on hardware, 6.12 and 6.1 with v2 in a virtual
-//! machine; managed interrupts against their documentation; resctrl has bodies of its own (`resctrl`). What can be tried
-//! on this kernel without harm is (`v1_answers_are_the_kernels`).
+//! The model against what kernels were seen to do: Linux 6.18 with v1 on hardware, 6.12 and 6.1
+//! with v2 in a virtual machine; managed interrupts against their documentation; resctrl has bodies
+//! of its own (`resctrl`). What can be tried on this kernel without harm is
+//! (`v1_answers_are_the_kernels`).
 
 use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
 use quell_kernel::root::Files;

@@ -1,4 +1,5 @@
-//! v2 cpusets of the model against what Linux 6.12 and 6.1 were seen to do in a virtual machine, step by step.
+//! v2 cpusets of the model against what Linux 6.12 and 6.1 were seen to do in a virtual machine,
+//! step by step.
 
 use quell_kernel::root::Files;
 

@@ -1,6 +1,7 @@
-//! resctrl as the kernel has it, and as `quell_kernel::resctrl` uses it: one body each, on the model (shaped like two of the
-//! lab's processors, as Linux 6.12 and 7.2) and on the kernel this runs on. That one is asked only where `QUELL_TEST_RESCTRL`
-//! is set, as `lab` does in the virtual machine: the bodies unmount whatever is mounted.
+//! resctrl as the kernel has it, and as `quell_kernel::resctrl` uses it: one body each, on the
+//! model (shaped like two of the lab's processors, as Linux 6.12 and 7.2) and on the kernel this
+//! runs on. That one is asked only where `QUELL_TEST_RESCTRL` is set, as `lab` does in the virtual
+//! machine: the bodies unmount whatever is mounted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -71,7 +72,8 @@ fn family(files: &dyn Files, pid: u32) -> BTreeSet<u32> {
     found
 }
 
-/// Makes a group. Monitoring ids of those before are free again only when their lines have left the caches.
+/// Makes a group. Monitoring ids of those before are free again only when their lines have left the
+/// caches.
 pub fn make(files: &dyn Files, name: &str) {
     let begun = Instant::now();
     loop {
@@ -309,7 +311,8 @@ pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
     let said = || resctrl.last_status(files).unwrap_or_default();
     make(files, "a");
     assert_eq!(mask(&resctrl.group("a")), ways.all);
-    // Ways that devices fill cannot be anybody's own, nor can those of another level that all share.
+    // Ways that devices fill cannot be anybody's own, nor can those of another level that all
+    // share.
     let own = high & !ways.shareable.0;
     assert_eq!(put("schemata", format!("L3:0={low:x}")), 0);
     assert_eq!(put("a/schemata", format!("L3:0={own:x}")), 0);
@@ -333,7 +336,8 @@ pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
         assert_eq!(said(), "Overlaps with other group");
     }
     make(files, "b");
-    // The first piece that is not a's own; where masks may have holes, newer kernels give every piece.
+    // The first piece that is not a's own; where masks may have holes, newer kernels give every
+    // piece.
     let (pieces, found) = (Mask(low | ways.shareable.0), mask(&resctrl.group("b")));
     assert!(
         found == Mask(low) || (ways.sparse && found == pieces),
@@ -563,7 +567,8 @@ pub fn code_and_data_apart_are_divided_alike(arm: &mut dyn Arm) {
     assert_eq!(said(), "Unknown or unsupported resource name 'L3'");
     assert_eq!(put("a/mode", "pseudo-locksetup"), libc::EINVAL);
     assert_eq!(said(), "CDP enabled");
-    // One group's code over another's data is an overlap, too: the kernel says it late, we say it before.
+    // One group's code over another's data is an overlap, too: the kernel says it late, we say it
+    // before.
     let own = high & !info.ways(3).next().unwrap().1.shareable.0;
     for (file, text) in [
         ("schemata", format!("L3CODE:0={low:x}")),

@@ -1,5 +1,6 @@
-//! Two budgets on one CPU, with counters that every kernel has: a fault that touches a page counts once as a fault, which stands for a
-//! line that comes in, and once as a minor one, which stands for a line written back.
+//! Two budgets on one CPU, with counters that every kernel has: a fault that touches a page counts
+//! once as a fault, which stands for a line that comes in, and once as a minor one, which stands
+//! for a line written back.
 
 use quell_linux::meter::ApartMeter;
 
@@ -18,7 +19,8 @@ const MINOR: EventCode = EventCode {
     config: SW_MINOR_FAULTS,
 };
 
-/// A program that touches pages for the first time, on and on, in the place of the shell loop; it says how many.
+/// A program that touches pages for the first time, on and on, in the place of the shell loop; it
+/// says how many.
 const TOUCH: &str = "import mmap
 n = 0
 while True:

@@ -137,7 +137,8 @@ impl Busy {
         fs::read_to_string(stop).unwrap().trim().parse().unwrap()
     }
 
-    /// As a shrunk cpuset or a CPU going offline would do it: the brake may not run on its CPU any more.
+    /// As a shrunk cpuset or a CPU going offline would do it: the brake may not run on its CPU any
+    /// more.
     pub(super) fn exile_brake(&self, other: usize) -> Exile {
         let kernel = Kernel::new().unwrap();
         let cgroups = Cgroups::discover(&kernel).unwrap();

@@ -1,5 +1,6 @@
-//! The brake on this machine's kernel: a busy process in a cgroup of its own, stopped on its CPU, and what it got counted
-//! by the kernel's accounting of the process itself (`/proc/PID/schedstat`).
+//! The brake on this machine's kernel: a busy process in a cgroup of its own, stopped on its CPU,
+//! and what it got counted by the kernel's accounting of the process itself
+//! (`/proc/PID/schedstat`).
 //!
 //! Needs root and cgroup hierarchies that carry cpu and perf_event; skipped aloud otherwise.
 
@@ -53,7 +54,8 @@ struct Busy {
 }
 
 impl Busy {
-    /// A shell loop on the highest CPU, in a perf_event cgroup of its own; or `None` with the reason said.
+    /// A shell loop on the highest CPU, in a perf_event cgroup of its own; or `None` with the
+    /// reason said.
     fn start(name: &str) -> Option<Self> {
         Self::several(name, 1)?.pop()
     }
@@ -179,8 +181,8 @@ impl Busy {
         }
     }
 
-    /// The greatest share of a CPU it gets over one of ten spans, or the first above `wanted`: others, and the host, may
-    /// take the CPU away in some.
+    /// The greatest share of a CPU it gets over one of ten spans, or the first above `wanted`:
+    /// others, and the host, may take the CPU away in some.
     fn share_above(&self, wanted: f64, span: Duration) -> f64 {
         let mut most = 0.0_f64;
         for _ in 0..10 {
@@ -263,13 +265,15 @@ impl Drop for Busy {
     }
 }
 
-/// The part of a budget that the switch to the group takes: the kernel charges 10 µs of it to the group's first task, before the
-/// group's own clock runs (up to 17 µs were seen in virtual machines on AMD's processors).
+/// The part of a budget that the switch to the group takes: the kernel charges 10 µs of it to the
+/// group's first task, before the group's own clock runs (up to 17 µs were seen in virtual machines
+/// on AMD's processors).
 fn switch(share: Share, period: Nanos) -> f64 {
     10e-6 / (share.as_f64() * period.as_secs_f64())
 }
 
-/// The shortest period with which a brake holds a share: five stops of 30 µs, as the planner has it.
+/// The shortest period with which a brake holds a share: five stops of 30 µs, as the planner has
+/// it.
 fn held_by(share: Share, period: Nanos) -> Nanos {
     Nanos(150_000 * Share::WHOLE.0 / share.0).max(period)
 }
@@ -293,7 +297,8 @@ fn a_braked_process_gets_its_cap() {
     ] {
         let share = Share::ratio(permille, 1000);
         let period = held_by(share, period);
-        // A period more or less may fall into the span; the host may take the CPU, so that too little says nothing.
+        // A period more or less may fall into the span; the host may take the CPU, so that too
+        // little says nothing.
         let (least, most) = (0.95 - period.as_secs_f64(), 1.05 + period.as_secs_f64());
         // Of a hundredth of a CPU the switches to the task may be the larger part.
         let most = if permille <= 10 {
@@ -373,8 +378,9 @@ fn below_its_budget_a_cpu_is_left_alone() {
     let Some(busy) = Busy::start("below") else {
         return;
     };
-    // A budget of 99 % of the time is hardly ever used up sooner than a period. Beside programs that load memory one span
-    // of some with 58 ms was seen; a regulator that does not leave the CPU alone throttles in each.
+    // A budget of 99 % of the time is hardly ever used up sooner than a period. Beside programs
+    // that load memory one span of some with 58 ms was seen; a regulator that does not leave the
+    // CPU alone throttles in each.
     let throttled: Vec<u64> = (0..5)
         .map(|_| {
             let brake = busy.throttle(Share::percent(99), Nanos::millis(1));
@@ -450,7 +456,8 @@ fn an_ended_throttler_leaves_the_cpu_free() {
     assert!(free > 2.0 * held, "held {held}, free {free}");
 }
 
-/// The event path on a counter that every kernel has: page faults of every program on the CPU, one fault one line.
+/// The event path on a counter that every kernel has: page faults of every program on the CPU, one
+/// fault one line.
 #[test]
 fn an_event_meter_of_a_cpu_counts_and_wakes() {
     let Some(busy) = Busy::start("events") else {
@@ -496,8 +503,8 @@ fn an_event_meter_of_a_cpu_counts_and_wakes() {
     );
 }
 
-/// Alarms are one-shot: armed with the shortest time on a busy CPU, and nobody reading, there is one wake-up, not an
-/// interrupt every 10 µs (which locked up a CPU once).
+/// Alarms are one-shot: armed with the shortest time on a busy CPU, and nobody reading, there is
+/// one wake-up, not an interrupt every 10 µs (which locked up a CPU once).
 #[test]
 fn an_alarm_rings_once() {
     let Some(busy) = Busy::start("alarm") else {

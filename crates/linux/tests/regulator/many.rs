@@ -21,7 +21,8 @@ fn cpu_time(pids: &[u32]) -> u64 {
     pids.iter().map(of).sum()
 }
 
-/// Fifty busy tasks, half of them in a cgroup below the group's own, get the cap together, as one task does.
+/// Fifty busy tasks, half of them in a cgroup below the group's own, get the cap together, as one
+/// task does.
 #[test]
 fn fifty_tasks_in_nested_cgroups_get_the_cap_together() {
     let Some(mut busy) = Busy::start("many") else {
@@ -88,8 +89,8 @@ fn fifty_tasks_in_nested_cgroups_get_the_cap_together() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// Next to another busy program the brake may come late. What the group draws until then is paid back in the next periods, so that
-/// over seconds it has its cap.
+/// Next to another busy program the brake may come late. What the group draws until then is paid
+/// back in the next periods, so that over seconds it has its cap.
 #[test]
 fn what_is_drawn_too_much_on_a_full_cpu_is_paid_back() {
     let Some(busy) = Busy::start("full") else {

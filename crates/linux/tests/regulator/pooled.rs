@@ -1,6 +1,8 @@
-//! Budgets in one pool, on two CPUs of this machine, with the time meter: shares of CPU time as the kernel accounts for them.
+//! Budgets in one pool, on two CPUs of this machine, with the time meter: shares of CPU time as the
+//! kernel accounts for them.
 //!
-//! Others, and the host, may take a CPU away in any span, so shares are compared with those of the same run, and a span is tried again.
+//! Others, and the host, may take a CPU away in any span, so shares are compared with those of the
+//! same run, and a span is tried again.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -53,7 +55,8 @@ impl Pair {
         })
     }
 
-    /// The neighbour's share while the other sleeps: the nearest to `wanted` of a few spans, or the first within it.
+    /// The neighbour's share while the other sleeps: the nearest to `wanted` of a few spans, or the
+    /// first within it.
     fn alone(&self, reclaim: bool, after: After, wanted: (f64, f64)) -> f64 {
         self.sleeper.signal(rustix::process::Signal::STOP);
         let mut found = f64::NAN;
@@ -91,7 +94,8 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let both = pair.alone(true, After::Wait, bounds);
     holds("both", both, bounds);
     for after in [After::Spare, After::Proportional] {
-        // Nearly all that it has of its CPU when nothing is regulated: one more budget would be half as much again as both.
+        // Nearly all that it has of its CPU when nothing is regulated: one more budget would be
+        // half as much again as both.
         pair.sleeper.signal(rustix::process::Signal::STOP);
         let free = pair.neighbour.share_over(SPAN);
         let bounds = (0.7 * free, 1.0);
@@ -102,8 +106,8 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
         );
     }
 
-    // Awake it has its budget back, whatever the neighbour would draw, and the neighbour has no more than its own, but for what
-    // was granted twice.
+    // Awake it has its budget back, whatever the neighbour would draw, and the neighbour has no
+    // more than its own, but for what was granted twice.
     let mut seen = Vec::new();
     let held = (0..5).any(|_| {
         // What others leave it of the budget, whoever may give what.
@@ -137,7 +141,8 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     eprintln!("awake: {:?}", seen.last());
 }
 
-/// One whose brake ends leaves the pool: the other does not wait for it to spend a budget that nobody holds any more.
+/// One whose brake ends leaves the pool: the other does not wait for it to spend a budget that
+/// nobody holds any more.
 #[test]
 fn nobody_waits_for_a_cpu_that_is_regulated_no_more() {
     let Some(pair) = Pair::start("leave") else {

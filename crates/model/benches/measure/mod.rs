@@ -1,10 +1,12 @@
-//! Work per second of CPU time: the best of some runs is what the code can do, its distance from the median tells of the machine.
+//! Work per second of CPU time: the best of some runs is what the code can do, its distance from
+//! the median tells of the machine.
 
 use std::time::Instant;
 
 pub const RUNS: usize = 5;
 
-/// The CPU time of this thread in seconds, without the time that others had the CPU (Linux); else the clock.
+/// The CPU time of this thread in seconds, without the time that others had the CPU (Linux); else
+/// the clock.
 fn cpu_seconds(since: Instant) -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanos = stat.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());

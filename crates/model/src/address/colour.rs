@@ -1,9 +1,10 @@
 //! Page colours: what the choice of page frames can decide.
 //!
-//! A page holds all values of its offset bits, so a function that uses one of them takes both values within every page
-//! and decides nothing. What remains are the *combinations* of functions in which the offset bits cancel: the subspace
-//! of the span that avoids them. Its dimension is the number of colour bits. (Counting only the functions as written
-//! undercounts: of `12^20` and `12^21` with 8 KiB pages, neither avoids bit 12, but their sum `20^21` does.)
+//! A page holds all values of its offset bits, so a function that uses one of them takes both
+//! values within every page and decides nothing. What remains are the *combinations* of functions
+//! in which the offset bits cancel: the subspace of the span that avoids them. Its dimension is the
+//! number of colour bits. (Counting only the functions as written undercounts: of `12^20` and
+//! `12^21` with 8 KiB pages, neither avoids bit 12, but their sum `20^21` does.)
 
 use super::function::Functions;
 use super::gf2::{Solutions, Space};
@@ -23,10 +24,11 @@ pub struct Joint {
     pub shared: u32,
     /// Colour bits of both together.
     pub together: u32,
-    /// Groups that can be kept apart in both respects with every frame in use: two to the power of `shared`.
+    /// Groups that can be kept apart in both respects with every frame in use: two to the power of
+    /// `shared`.
     pub partitions: u64,
-    /// Groups that can be kept apart in both respects when frames may lie idle: each takes one colour of both kinds, and
-    /// the frames of mixed colours belong to nobody.
+    /// Groups that can be kept apart in both respects when frames may lie idle: each takes one
+    /// colour of both kinds, and the frames of mixed colours belong to nobody.
     pub at_most: u64,
 }
 
@@ -62,8 +64,8 @@ impl Colours {
         1u64.checked_shl(self.bits()).unwrap_or(u64::MAX)
     }
 
-    /// The functions that tell the colours apart, in reduced form, colour bit 0 first. Where the functions given were
-    /// single address bits these are the same bits in ascending order.
+    /// The functions that tell the colours apart, in reduced form, colour bit 0 first. Where the
+    /// functions given were single address bits these are the same bits in ascending order.
     #[must_use]
     pub fn functions(&self) -> &[u64] {
         self.space.rows()
@@ -76,7 +78,8 @@ impl Colours {
         self.of_address.of(frame << self.page_shift)
     }
 
-    /// The frames of `colour` among the first 2^`frame_bits` frames, ascending; `None` if no such colour exists there.
+    /// The frames of `colour` among the first 2^`frame_bits` frames, ascending; `None` if no such
+    /// colour exists there.
     #[must_use]
     pub fn frames(&self, colour: u64, frame_bits: u32) -> Option<Solutions> {
         if self.bits() < 64 && colour >> self.bits() != 0 {
@@ -105,8 +108,9 @@ impl Colours {
         }
     }
 
-    /// The colours with which partitioning leaves `other` whole: a group of one such colour still reaches every colour
-    /// of `other`. (On a cache whose index holds that of a smaller private cache: the colours that do not shrink the latter.)
+    /// The colours with which partitioning leaves `other` whole: a group of one such colour still
+    /// reaches every colour of `other`. (On a cache whose index holds that of a smaller private
+    /// cache: the colours that do not shrink the latter.)
     #[must_use]
     pub fn sparing(&self, other: &Self) -> Self {
         let shared = self.space.intersection(&other.space);

@@ -31,7 +31,8 @@ struct Diagonal {
 }
 
 impl Functions {
-    /// From masks, least significant output bit first. More than 64 masks cannot be told in a number: the rest is ignored.
+    /// From masks, least significant output bit first. More than 64 masks cannot be told in a
+    /// number: the rest is ignored.
     #[must_use]
     pub fn new(mut masks: Vec<u64>) -> Self {
         masks.truncate(64);

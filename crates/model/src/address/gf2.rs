@@ -1,7 +1,7 @@
 //! Linear algebra over GF(2) on 64-bit vectors: bit i of a word is coordinate i, addition is XOR.
 //!
-//! Method: Gauss-Jordan elimination. A [`Space`] is kept in reduced row echelon form, which is unique, so that equal
-//! spaces compare equal.
+//! Method: Gauss-Jordan elimination. A [`Space`] is kept in reduced row echelon form, which is
+//! unique, so that equal spaces compare equal.
 
 /// A linear subspace of GF(2)^64.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,7 +55,8 @@ impl Space {
         &self.rows
     }
 
-    /// What is left of `vector` with all leading bits of the basis cleared: zero exactly for members; the smallest vector of its coset.
+    /// What is left of `vector` with all leading bits of the basis cleared: zero exactly for
+    /// members; the smallest vector of its coset.
     #[must_use]
     pub fn reduce(&self, vector: u64) -> u64 {
         self.rows.iter().fold(
@@ -150,10 +151,12 @@ pub struct Solutions {
 }
 
 impl Solutions {
-    /// The vectors x within `bits` with `parity(x & functions[i])` = bit i of `value`; `None` if there are none.
+    /// The vectors x within `bits` with `parity(x & functions[i])` = bit i of `value`; `None` if
+    /// there are none.
     #[must_use]
     pub fn of(functions: &[u64], value: u64, bits: u64) -> Option<Self> {
-        // Each row an equation: coordinates and right-hand side; pivots are cleared from all other rows.
+        // Each row an equation: coordinates and right-hand side; pivots are cleared from all other
+        // rows.
         let mut rows: Vec<(u64, bool)> = Vec::with_capacity(functions.len());
         for (i, &function) in functions.iter().enumerate() {
             let mut new = (function & bits, value >> i & 1 == 1);

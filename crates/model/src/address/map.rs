@@ -19,7 +19,8 @@ pub enum Field {
     Column,
 }
 
-/// The functions behind each part: masks over physical addresses, least significant output bit first.
+/// The functions behind each part: masks over physical addresses, least significant output bit
+/// first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fields {
     /// log2 of the line size in bytes: address bits below it choose a byte within the line.
@@ -34,13 +35,14 @@ pub struct Fields {
     pub row: Vec<u64>,
     /// Column within the row, in lines.
     pub column: Vec<u64>,
-    /// Two or more: lines go to so many channels in turn, `channel` must be empty, and the other functions take the
-    /// line number divided by it. For controllers with three or six channels.
+    /// Two or more: lines go to so many channels in turn, `channel` must be empty, and the other
+    /// functions take the line number divided by it. For controllers with three or six channels.
     pub channels_in_turn: u64,
 }
 
 impl Fields {
-    /// Plain fields one after the other above the line offset, lowest first, with their widths in bits.
+    /// Plain fields one after the other above the line offset, lowest first, with their widths in
+    /// bits.
     #[must_use]
     pub fn plain(line_shift: u32, lowest_first: &[(Field, u32)]) -> Self {
         let mut fields = Self {
@@ -116,7 +118,8 @@ pub struct AddressMap {
     reason = "widths are checked when the map is made"
 )]
 impl AddressMap {
-    /// Checks the functions: none uses the line offset, all are independent, no part is wider than 32 bits.
+    /// Checks the functions: none uses the line offset, all are independent, no part is wider than
+    /// 32 bits.
     ///
     /// # Errors
     /// Names the function at fault.
@@ -197,7 +200,8 @@ impl AddressMap {
         1 << self.fields.bank.len()
     }
 
-    /// Address bits that some function uses or that lie within a line: addresses beyond wrap around.
+    /// Address bits that some function uses or that lie within a line: addresses beyond wrap
+    /// around.
     #[must_use]
     pub fn reach(&self) -> u64 {
         self.fields.masks().fold(

@@ -18,7 +18,8 @@ use portable as here;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as here;
 
-/// Has the host fetch `slice[index]` into its cache, since it is needed soon; no effect on anything but time.
+/// Has the host fetch `slice[index]` into its cache, since it is needed soon; no effect on anything
+/// but time.
 #[inline]
 pub fn hint<T>(slice: &[T], index: usize) {
     if let Some(wanted) = slice.get(index) {
@@ -29,8 +30,8 @@ pub fn hint<T>(slice: &[T], index: usize) {
 /// Numbers that [`position`] compares at a time.
 pub const LANES: usize = 8;
 
-/// Where in `row`, a whole number of [`LANES`], `wanted` is; it may be there once at most. All are compared: where it is cannot be
-/// guessed, and a loop that ends there costs more.
+/// Where in `row`, a whole number of [`LANES`], `wanted` is; it may be there once at most. All are
+/// compared: where it is cannot be guessed, and a loop that ends there costs more.
 #[inline]
 #[must_use]
 pub fn position(row: &[u32], wanted: u32) -> Option<usize> {

@@ -9,7 +9,8 @@ use super::LANES;
 
 #[inline]
 pub(super) fn prefetch<T>(wanted: &T) {
-    // SAFETY: the instruction is part of every x86-64 processor and only hints; the address is that of a valid element.
+    // SAFETY: the instruction is part of every x86-64 processor and only hints; the address is that
+    // of a valid element.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(wanted).cast()) }
 }
 

@@ -1,13 +1,15 @@
 //! Several caches between cores and memory.
 //!
-//! Method: an access looks its line up level by level. Where it is found, or from memory, it is filled into the levels
-//! nearer to the core; who leaves one level goes to the next as that one's kind of [`Inclusion`] says; what leaves the last
-//! level dirty is written to memory. An inclusive level remembers for each of its lines which cores have asked for
-//! it (as the core-valid bits of Nehalem's last-level cache do: they are never cleared on a silent eviction) and takes an
-//! evicted line from those cores' caches, too.
+//! Method: an access looks its line up level by level. Where it is found, or from memory, it is
+//! filled into the levels nearer to the core; who leaves one level goes to the next as that one's
+//! kind of [`Inclusion`] says; what leaves the last level dirty is written to memory. An inclusive
+//! level remembers for each of its lines which cores have asked for it (as the core-valid bits of
+//! Nehalem's last-level cache do: they are never cleared on a silent eviction) and takes an evicted
+//! line from those cores' caches, too.
 //!
-//! Deviations from hardware: no coherence. A line written by one core and read by another is right only in levels that
-//! both share, so give the cores memory of their own or read-only memory in common. Instruction fetches are not modelled.
+//! Deviations from hardware: no coherence. A line written by one core and read by another is right
+//! only in levels that both share, so give the cores memory of their own or read-only memory in
+//! common. Instruction fetches are not modelled.
 
 use super::{Cache, Counts, Fill, Geometry, Place, Policy, Victim};
 use crate::Invalid;
@@ -103,7 +105,8 @@ pub struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// Empty caches for `requesters` (the owners of lines: groups, classes of service or cores), numbered from 0.
+    /// Empty caches for `requesters` (the owners of lines: groups, classes of service or cores),
+    /// numbered from 0.
     ///
     /// # Errors
     /// Names the level that cannot be.
@@ -168,9 +171,9 @@ impl Hierarchy {
         })
     }
 
-    /// One access of `core` on behalf of `requester`. Returns the level that had the line, from 0; the number of levels
-    /// means memory, from which the line has to be read. What the access pushed out to memory is in
-    /// [`Hierarchy::writebacks`] until the next one.
+    /// One access of `core` on behalf of `requester`. Returns the level that had the line, from 0;
+    /// the number of levels means memory, from which the line has to be read. What the access
+    /// pushed out to memory is in [`Hierarchy::writebacks`] until the next one.
     #[inline]
     pub fn access(&mut self, core: usize, requester: u8, address: u64, write: bool) -> usize {
         self.writebacks.clear();
@@ -182,7 +185,8 @@ impl Hierarchy {
         self.look_beyond((0, place), core, requester, address, write)
     }
 
-    /// Fetches a line ahead of its use into the levels from `nearest` on; else as [`Hierarchy::access`]. A line that is there is left as it is.
+    /// Fetches a line ahead of its use into the levels from `nearest` on; else as
+    /// [`Hierarchy::access`]. A line that is there is left as it is.
     pub fn prefetch(&mut self, nearest: usize, core: usize, requester: u8, address: u64) -> usize {
         self.writebacks.clear();
         let path = self.paths[core];
@@ -246,7 +250,8 @@ impl Hierarchy {
                     }
                 }
                 Fill::Bypassed => {
-                    // What an inclusive level cannot hold nobody nearer may hold: the access goes past all of them.
+                    // What an inclusive level cannot hold nobody nearer may hold: the access goes
+                    // past all of them.
                     if n == nearest || node.inclusion == Inclusion::Inclusive {
                         if dirty {
                             let line = Victim {
@@ -264,7 +269,8 @@ impl Hierarchy {
         found
     }
 
-    /// `victim` left level `n` below `core`; `askers` are the cores from which an inclusive level must take it, too.
+    /// `victim` left level `n` below `core`; `askers` are the cores from which an inclusive level
+    /// must take it, too.
     fn leave(&mut self, mut n: usize, core: usize, mut victim: Victim, mut askers: u64) {
         loop {
             while askers != 0 {
@@ -305,8 +311,9 @@ impl Hierarchy {
         }
     }
 
-    /// Takes the line of `address` out of all caches that `core` sees, locked or not; whether any had it changed. For flushes and
-    /// stores past the caches. (What other cores alone see they do not share with it: programs have memory of their own.)
+    /// Takes the line of `address` out of all caches that `core` sees, locked or not; whether any
+    /// had it changed. For flushes and stores past the caches. (What other cores alone see they do
+    /// not share with it: programs have memory of their own.)
     pub fn flush(&mut self, core: usize, address: u64) -> bool {
         self.writebacks.clear();
         let own = self.paths[core][..self.levels].iter();
@@ -316,8 +323,8 @@ impl Hierarchy {
         })
     }
 
-    /// Has the line of `address` unchanged from now on in all caches that `core` sees, as it is written back; whether any had it
-    /// changed.
+    /// Has the line of `address` unchanged from now on in all caches that `core` sees, as it is
+    /// written back; whether any had it changed.
     pub fn write_back(&mut self, core: usize, address: u64) -> bool {
         self.writebacks.clear();
         let own = self.paths[core][..self.levels].iter();
@@ -349,8 +356,8 @@ impl Hierarchy {
         &mut self.nodes[self.paths[core][..self.levels][level]].cache
     }
 
-    /// Locks a line into `ways` of `core`'s cache at `level` ([`Cache::lock`]); what leaves for it leaves as ever
-    /// ([`Hierarchy::writebacks`]).
+    /// Locks a line into `ways` of `core`'s cache at `level` ([`Cache::lock`]); what leaves for it
+    /// leaves as ever ([`Hierarchy::writebacks`]).
     ///
     /// # Errors
     /// Where all of `ways` in its set are locked already.

@@ -1,15 +1,17 @@
-//! Set-associative caches with fill masks, locked lines and write-back; hierarchies of them in [`Hierarchy`].
+//! Set-associative caches with fill masks, locked lines and write-back; hierarchies of them in
+//! [`Hierarchy`].
 //!
-//! Method: one tag per line, and per set one word each of valid, dirty and locked ways and one for the policy. A line is looked for in *all* ways
-//! of its set; a requester's fill mask restricts only which ways a miss may *fill*, as Intel's manual describes cache
-//! allocation (SDM volume 3, "Cache Allocation Technology": a mask limits allocation, hits occur anywhere). A locked line
-//! is hit like any other and never evicted: the effect of pseudo-locking and of line locking on processors that have it.
-//! If mask and locks leave no way, the access bypasses the cache.
+//! Method: one tag per line, and per set one word each of valid, dirty and locked ways and one for
+//! the policy. A line is looked for in *all* ways of its set; a requester's fill mask restricts
+//! only which ways a miss may *fill*, as Intel's manual describes cache allocation (SDM volume 3,
+//! "Cache Allocation Technology": a mask limits allocation, hits occur anywhere). A locked line is
+//! hit like any other and never evicted: the effect of pseudo-locking and of line locking on
+//! processors that have it. If mask and locks leave no way, the access bypasses the cache.
 //!
-//! Deviations from hardware: no timing, no miss registers (both belong to who drives the cache); no coherence traffic;
-//! a line belongs to the requester that filled it until evicted, whoever hits it (AMD and Intel document occupancy
-//! monitoring that way, but some models retag on hits); replacement policies of real last-level caches are undisclosed, see
-//! [`Policy`].
+//! Deviations from hardware: no timing, no miss registers (both belong to who drives the cache); no
+//! coherence traffic; a line belongs to the requester that filled it until evicted, whoever hits it
+//! (AMD and Intel document occupancy monitoring that way, but some models retag on hits);
+//! replacement policies of real last-level caches are undisclosed, see [`Policy`].
 
 mod hierarchy;
 mod policy;
@@ -28,8 +30,8 @@ use tags::Tags;
 pub enum Index {
     /// So many sets; the line number modulo that, which is plain address bits for a power of two.
     Sets(u64),
-    /// Set and slice by XOR functions of the physical address (masks, least significant bit first; see
-    /// [`crate::address`]). Without slices `slice` is empty.
+    /// Set and slice by XOR functions of the physical address (masks, least significant bit first;
+    /// see [`crate::address`]). Without slices `slice` is empty.
     Functions {
         /// Masks of the set index within the slice.
         set: Vec<u64>,
@@ -289,8 +291,8 @@ impl Cache {
         }
     }
 
-    /// Looks `address` up for `requester`: on a hit the line becomes the most recently used, dirty if `write`, and its
-    /// slot is returned. A miss is counted and changes nothing.
+    /// Looks `address` up for `requester`: on a hit the line becomes the most recently used, dirty
+    /// if `write`, and its slot is returned. A miss is counted and changes nothing.
     #[inline]
     pub fn lookup(&mut self, address: u64, write: bool, requester: u8) -> Option<usize> {
         self.lookup_at(self.place_of(address), write, requester)
@@ -316,8 +318,9 @@ impl Cache {
         Some(set * self.row + way)
     }
 
-    /// Brings the line of `address`, which must not be in the cache, in for `requester`: into a free way that its mask
-    /// allows or else in place of the victim among the allowed ones that are not locked.
+    /// Brings the line of `address`, which must not be in the cache, in for `requester`: into a
+    /// free way that its mask allows or else in place of the victim among the allowed ones that are
+    /// not locked.
     pub fn fill(&mut self, address: u64, dirty: bool, requester: u8) -> Fill {
         self.fill_at(self.place_of(address), dirty, requester)
     }
@@ -366,7 +369,8 @@ impl Cache {
         Fill::Done { slot, victim }
     }
 
-    /// [`Cache::lookup`], and on a miss [`Cache::fill`]: a cache on its own. Returns whether it hit, and who left.
+    /// [`Cache::lookup`], and on a miss [`Cache::fill`]: a cache on its own. Returns whether it
+    /// hit, and who left.
     #[inline]
     pub fn access(&mut self, address: u64, write: bool, requester: u8) -> (bool, Option<Victim>) {
         if self.lookup(address, write, requester).is_some() {
@@ -388,7 +392,8 @@ impl Cache {
         way.is_some()
     }
 
-    /// Forgets that the line of `address` was written, as it has been written back; whether it had been.
+    /// Forgets that the line of `address` was written, as it has been written back; whether it had
+    /// been.
     pub fn clean(&mut self, address: u64) -> bool {
         let set = self.set_of(address);
         let Some(way) = self.find(set, address >> self.line_shift) else {
@@ -420,8 +425,8 @@ impl Cache {
         Some(victim)
     }
 
-    /// Restricts the ways that `requester` may fill from now on; lines already in stay, and hits are not restricted. An
-    /// empty mask makes all its misses bypass the cache.
+    /// Restricts the ways that `requester` may fill from now on; lines already in stay, and hits
+    /// are not restricted. An empty mask makes all its misses bypass the cache.
     ///
     /// # Errors
     /// For ways that the cache does not have.
@@ -436,8 +441,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Locks the line of `address` into one of `ways`, bringing it in for `requester` if need be, whatever its fill mask.
-    /// Returns who had to leave.
+    /// Locks the line of `address` into one of `ways`, bringing it in for `requester` if need be,
+    /// whatever its fill mask. Returns who had to leave.
     ///
     /// # Errors
     /// Where all of `ways` in its set are locked already.
@@ -519,7 +524,8 @@ impl Cache {
         })
     }
 
-    /// Slot numbers are below this. Each set begins at a multiple of eight, so that some may stand for no way.
+    /// Slot numbers are below this. Each set begins at a multiple of eight, so that some may stand
+    /// for no way.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.tags.len()

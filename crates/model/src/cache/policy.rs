@@ -1,22 +1,26 @@
-//! Who leaves a full set. A further policy is a variant of [`Policy`] and of `Replacement`, with its three answers.
+//! Who leaves a full set. A further policy is a variant of [`Policy`] and of `Replacement`, with
+//! its three answers.
 
 /// A replacement policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The least recently used of the allowed ways leaves.
     Lru,
-    /// A binary tree over the ways, each node pointing away from the half used last (Handy, "The Cache Memory Book"; the
-    /// policy of many first- and second-level caches, found on Intel ones by Abel and Reineke, RTAS 2013 and later). The
-    /// victim is found by following the pointers, except where only one half holds allowed ways. Where the number of ways
-    /// is no power of two, the ways missing at the tree's end count as not allowed. How real caches combine tree and fill
-    /// mask is undisclosed: this is an assumption.
+    /// A binary tree over the ways, each node pointing away from the half used last (Handy, "The
+    /// Cache Memory Book"; the policy of many first- and second-level caches, found on Intel ones
+    /// by Abel and Reineke, RTAS 2013 and later). The victim is found by following the pointers,
+    /// except where only one half holds allowed ways. Where the number of ways is no power of two,
+    /// the ways missing at the tree's end count as not allowed. How real caches combine tree and
+    /// fill mask is undisclosed: this is an assumption.
     TreePlru,
-    /// Any of the allowed ways leaves, drawn by a generator with a fixed seed: the same run after run.
+    /// Any of the allowed ways leaves, drawn by a generator with a fixed seed: the same run after
+    /// run.
     Random,
-    /// Least recently used, but a line that is brought in is the next to leave until it is hit; one of 32 is brought in as the
-    /// most recently used, so that a new working set can settle (bimodal insertion: Qureshi et al., "Adaptive Insertion
-    /// Policies for High Performance Caching", ISCA 2007). What is streamed through such a cache displaces little, and
-    /// part of a loop that is too large for it stays.
+    /// Least recently used, but a line that is brought in is the next to leave until it is hit; one
+    /// of 32 is brought in as the most recently used, so that a new working set can settle (bimodal
+    /// insertion: Qureshi et al., "Adaptive Insertion Policies for High Performance Caching", ISCA
+    /// 2007). What is streamed through such a cache displaces little, and part of a loop that is
+    /// too large for it stays.
     Bimodal,
 }
 
@@ -25,10 +29,12 @@ pub enum Policy {
 pub(super) enum Replacement {
     /// The ways, the most recently used first.
     Lru(Order),
-    /// One bit per node, node n's children being 2n and 2n + 1, the root 1: set if the victim is on the right.
+    /// One bit per node, node n's children being 2n and 2n + 1, the root 1: set if the victim is on
+    /// the right.
     TreePlru { leaves: usize, used: Vec<Path> },
-    /// The state of the generator: xorshift64 with 13, 7, 17 (Marsaglia, "Xorshift RNGs", 2003). One of its own, not that of
-    /// `quell-types`: this crate depends on no other, and figures of simulated machines with such caches rest on its sequence.
+    /// The state of the generator: xorshift64 with 13, 7, 17 (Marsaglia, "Xorshift RNGs", 2003).
+    /// One of its own, not that of `quell-types`: this crate depends on no other, and figures of
+    /// simulated machines with such caches rest on its sequence.
     Random { state: u64 },
     /// As `Lru`, and how many lines were brought in.
     Bimodal { order: Order, filled: u32 },
@@ -213,7 +219,8 @@ impl Replacement {
         }
     }
 
-    /// A line is brought in where one leaves that is in `allowed`, which is not empty; in which way.
+    /// A line is brought in where one leaves that is in `allowed`, which is not empty; in which
+    /// way.
     #[inline]
     pub(super) fn replace(&mut self, word: &mut u64, set: usize, allowed: u64) -> usize {
         if let Self::Lru(Order::Word { ways }) = self {

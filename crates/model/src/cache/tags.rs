@@ -4,8 +4,9 @@ use crate::arch::{self, LANES};
 
 /// Per set a row of tags, padded to whole [`LANES`].
 ///
-/// 32 bits hold every line number of 256 GiB of addresses, so that a set of sixteen ways is one line of the host's cache. The first
-/// longer one (a trace of virtual addresses) makes all of them wide.
+/// 32 bits hold every line number of 256 GiB of addresses, so that a set of sixteen ways is one
+/// line of the host's cache. The first longer one (a trace of virtual addresses) makes all of them
+/// wide.
 #[derive(Clone, Debug)]
 pub(super) enum Tags {
     Narrow(Vec<u32>),

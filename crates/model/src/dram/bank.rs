@@ -1,5 +1,6 @@
-//! What JEDEC allows when: per bank which row is open and from when each command may come, per rank and bank group what
-//! commands elsewhere in the rank and data on the bus demand. Every time here is "not before".
+//! What JEDEC allows when: per bank which row is open and from when each command may come, per rank
+//! and bank group what commands elsewhere in the rank and data on the bus demand. Every time here
+//! is "not before".
 
 use super::choice::MOST_BANKS;
 use super::timing::{Config, Timing};
@@ -46,7 +47,8 @@ const OTHER_RANK: usize = 2;
 pub(super) const ACTIVATE: usize = 0;
 pub(super) const READ: usize = 1;
 pub(super) const WRITE: usize = 2;
-/// Added to READ or WRITE: the same as if ranks could follow each other on the bus without a gap: who is older decides.
+/// Added to READ or WRITE: the same as if ranks could follow each other on the bus without a gap:
+/// who is older decides.
 pub(super) const FAIR: usize = 2;
 /// READ, WRITE, and both without gaps.
 const COLUMNS: usize = 4;
@@ -188,8 +190,8 @@ impl Constraints {
         at + self.t.data[write]
     }
 
-    /// Closes the rank's open banks from `due` on, as early as each allows, telling `closed` of bank and time, and
-    /// refreshes; returns when.
+    /// Closes the rank's open banks from `due` on, as early as each allows, telling `closed` of
+    /// bank and time, and refreshes; returns when.
     pub(super) fn refresh(
         &mut self,
         rank: usize,
@@ -214,7 +216,8 @@ impl Constraints {
     }
 }
 
-/// What lies at least between a READ or WRITE and each kind of column command to a bank that lies so.
+/// What lies at least between a READ or WRITE and each kind of column command to a bank that lies
+/// so.
 fn after(t: &Timing, write: bool, how: usize) -> [Picos; COLUMNS] {
     let time = |cycles| t.cycles(cycles).cast_signed();
     let end = time(t.burst + if write { t.cwl } else { t.cl });
@@ -243,7 +246,8 @@ fn after(t: &Timing, write: bool, how: usize) -> [Picos; COLUMNS] {
                 read = read.max(end + time(wtr));
             }
         }
-        // Less than nothing where what follows is longer on its way to the bus, but it is not decided on before this.
+        // Less than nothing where what follows is longer on its way to the bus, but it is not
+        // decided on before this.
         all[READ - 1 + kinds] = read.max(0).cast_unsigned();
         all[WRITE - 1 + kinds] = written.max(0).cast_unsigned();
     }

@@ -1,4 +1,5 @@
-//! One channel: its queues, whether it reads or writes, and what becomes of the command that was chosen.
+//! One channel: its queues, whether it reads or writes, and what becomes of the command that was
+//! chosen.
 
 use super::bank::Constraints;
 use super::choice::{Choice, Proposal};
@@ -116,7 +117,8 @@ impl Channel {
         })
     }
 
-    /// Hands a request over at `now`, up to which [`Channel::advance`] must have been called. A write is done with that.
+    /// Hands a request over at `now`, up to which [`Channel::advance`] must have been called. A
+    /// write is done with that.
     ///
     /// # Errors
     /// Its queue is full.
@@ -176,14 +178,15 @@ impl Channel {
         self.turn();
     }
 
-    /// When something will happen next if nothing is enqueued before. Call [`Channel::advance`] with it.
+    /// When something will happen next if nothing is enqueued before. Call [`Channel::advance`]
+    /// with it.
     #[must_use]
     pub fn next_event(&self) -> Option<Picos> {
         self.next.map(|(at, _)| at)
     }
 
-    /// Does all that happens up to and including `now`; appends the reads whose time has become known. Their time is that
-    /// of their last data and may be later than `now`.
+    /// Does all that happens up to and including `now`; appends the reads whose time has become
+    /// known. Their time is that of their last data and may be later than `now`.
     pub fn advance(&mut self, now: Picos, done: &mut Vec<Completion>) {
         loop {
             let next = self.next.map_or(Picos::MAX, |(at, _)| at);

@@ -1,7 +1,8 @@
-//! Which command of a channel is next: what each bank proposes, and which of the proposals goes first.
+//! Which command of a channel is next: what each bank proposes, and which of the proposals goes
+//! first.
 //!
-//! The method is that of [`super`]. Decisions are kept from one command to the next, because what comes between changes few
-//! of them.
+//! The method is that of [`super`]. Decisions are kept from one command to the next, because what
+//! comes between changes few of them.
 
 use super::bank::{self, CLOSED, Constraints, PLACES};
 use super::queue::{END, Queue};
@@ -57,8 +58,8 @@ pub(super) struct Choice {
     overtakes: u32,
     /// The next column command does so, too.
     overtaking: bool,
-    /// The earliest column command, and which bank's is the oldest that could come as early if ranks could follow each other
-    /// without a gap.
+    /// The earliest column command, and which bank's is the oldest that could come as early if
+    /// ranks could follow each other without a gap.
     column: Option<((Picos, usize), usize)>,
     /// The earliest activation.
     activate: Option<(Picos, usize)>,
@@ -101,7 +102,8 @@ impl Choice {
         &self.proposals[bank % PLACES]
     }
 
-    /// What of a bank's proposal has to do with the others: as long as that stays, so does the choice.
+    /// What of a bank's proposal has to do with the others: as long as that stays, so does the
+    /// choice.
     #[inline]
     pub(super) fn standing(&self, bank: usize) -> (u64, u64, u64) {
         (
@@ -148,8 +150,9 @@ impl Choice {
         *streak = if first { 0 } else { *streak + 1 };
     }
 
-    /// Whether a request that has just come last cannot change what `bank` proposes, apart from when, because it proposes a
-    /// column command already, or an activation without a row being open that it could hit.
+    /// Whether a request that has just come last cannot change what `bank` proposes, apart from
+    /// when, because it proposes a column command already, or an activation without a row being
+    /// open that it could hit.
     #[inline]
     pub(super) fn keeps(&mut self, bank: usize, constraints: &Constraints, now: Picos) -> bool {
         let state = constraints.bank(bank);
@@ -186,7 +189,8 @@ impl Choice {
         }
     }
 
-    /// Finds out what `bank` would do next from `now` on, of what waits in `queue`, which is that of `write`s or of reads.
+    /// Finds out what `bank` would do next from `now` on, of what waits in `queue`, which is that
+    /// of `write`s or of reads.
     pub(super) fn propose(
         &mut self,
         bank: usize,
@@ -270,8 +274,9 @@ impl Choice {
         (claim.time(constraints), claim.order) < (at, self.claims[bank % PLACES].order)
     }
 
-    /// Which bank's command is next, and when: the earliest column command (the oldest of all that could come if ranks followed
-    /// each other without a gap, once enough have gone before it), or an activation that comes before that.
+    /// Which bank's command is next, and when: the earliest column command (the oldest of all that
+    /// could come if ranks followed each other without a gap, once enough have gone before it), or
+    /// an activation that comes before that.
     pub(super) fn pick(&mut self, constraints: &Constraints, now: Picos) -> Option<(Picos, usize)> {
         let (mut best, fair) = if let Some(known) = self.column {
             known
@@ -289,7 +294,8 @@ impl Choice {
         if best.1 != fair && !self.overtaking {
             best = (self.claims[fair % PLACES].time(constraints), fair);
         }
-        // Mostly the rank's window is what activations wait for: then there is no need to look at them one by one.
+        // Mostly the rank's window is what activations wait for: then there is no need to look at
+        // them one by one.
         let activates = self.active & !self.columns;
         if activates != 0 && constraints.least_activate() < best.0 {
             let activate = match self.activate {
@@ -300,7 +306,8 @@ impl Choice {
                 best = activate;
             }
         }
-        // Fairness may have held back what could have come before now; it does not come in the past.
+        // Fairness may have held back what could have come before now; it does not come in the
+        // past.
         (self.active != 0).then_some((best.0.max(now), best.1))
     }
 
@@ -322,7 +329,8 @@ impl Choice {
         ((best >> 64) as Picos, which)
     }
 
-    /// The oldest of the column commands that could come by the time of the earliest if there were no gaps between ranks.
+    /// The oldest of the column commands that could come by the time of the earliest if there were
+    /// no gaps between ranks.
     #[inline]
     fn oldest_by(&self, (by, earliest): (Picos, usize), constraints: &Constraints) -> usize {
         let (mut order, mut which) = (self.claims[earliest % PLACES].order, earliest);

@@ -1,4 +1,5 @@
-//! Requests that wait, in order of arrival per bank: lists through a fixed pool, so that nothing allocates.
+//! Requests that wait, in order of arrival per bank: lists through a fixed pool, so that nothing
+//! allocates.
 
 pub(super) const END: u16 = u16::MAX;
 

@@ -1,9 +1,12 @@
-//! Open rows without time: what each bank's row buffer makes of lines that are asked for one after the other.
+//! Open rows without time: what each bank's row buffer makes of lines that are asked for one after
+//! the other.
 //!
-//! Method: a bank keeps the row of its last access open (open page). For who has addresses and no clock, as the lab.
+//! Method: a bank keeps the row of its last access open (open page). For who has addresses and no
+//! clock, as the lab.
 //!
-//! Deviations from hardware, beside those of [`super`]: lines come in the order in which they are asked for, since nothing waits
-//! that could be overtaken; no refresh closes a row; a write is like a read.
+//! Deviations from hardware, beside those of [`super`]: lines come in the order in which they are
+//! asked for, since nothing waits that could be overtaken; no refresh closes a row; a write is like
+//! a read.
 
 use crate::address::AddressMap;
 

@@ -1,7 +1,8 @@
 //! Timing parameters, in clock cycles as data sheets give them, each set with its origin.
 //!
-//! Public configurations disagree, so a profile names the one it uses. Known disagreements: DRAMsim3 and zsim run
-//! DDR3-1333 at 10-10-10; zsim's DDR3-1066 has tRAS and tFAW 18; Ramulator gives tRFC 360 ns for 8 Gb DDR4, DRAMsim3 350.
+//! Public configurations disagree, so a profile names the one it uses. Known disagreements:
+//! DRAMsim3 and zsim run DDR3-1333 at 10-10-10; zsim's DDR3-1066 has tRAS and tFAW 18; Ramulator
+//! gives tRFC 360 ns for 8 Gb DDR4, DRAMsim3 350.
 
 use super::choice::MOST_BANKS;
 use crate::{Invalid, Picos};
@@ -52,8 +53,8 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// DDR3-1066F (7-7-7), x8, 1 Gb. Ramulator 2's preset from JEDEC JESD79-3; `rtw` 2 and `rank_switch` 2 from its tRTW
-    /// (CL + burst + 2 − CWL) and tCS.
+    /// DDR3-1066F (7-7-7), x8, 1 Gb. Ramulator 2's preset from JEDEC JESD79-3; `rtw` 2 and
+    /// `rank_switch` 2 from its tRTW (CL + burst + 2 − CWL) and tCS.
     #[must_use]
     pub fn ddr3_1066() -> Self {
         Self {
@@ -80,7 +81,8 @@ impl Timing {
         }
     }
 
-    /// DDR3-1333H (9-9-9), x8, 1 Gb. Ramulator 2's preset from JEDEC JESD79-3; `rtw`, `rank_switch` as in [`Timing::ddr3_1066`].
+    /// DDR3-1333H (9-9-9), x8, 1 Gb. Ramulator 2's preset from JEDEC JESD79-3; `rtw`, `rank_switch`
+    /// as in [`Timing::ddr3_1066`].
     #[must_use]
     pub fn ddr3_1333() -> Self {
         Self {
@@ -100,7 +102,8 @@ impl Timing {
         }
     }
 
-    /// DDR4-2400R (16-16-16), x8, 4 Gb. Ramulator 2's preset from JEDEC JESD79-4; the clock is 0.833 ns there, too.
+    /// DDR4-2400R (16-16-16), x8, 4 Gb. Ramulator 2's preset from JEDEC JESD79-4; the clock is
+    /// 0.833 ns there, too.
     #[must_use]
     pub fn ddr4_2400() -> Self {
         Self {
@@ -184,15 +187,16 @@ pub struct Config {
     pub idle: u32,
     /// Requests to an open row that may overtake an older request of the same bank in a row.
     pub streak: u32,
-    /// Requests that may go before an older one, ready as they are, in a row because it is on another rank and would leave a gap on
-    /// the data bus.
+    /// Requests that may go before an older one, ready as they are, in a row because it is on
+    /// another rank and would leave a gap on the data bus.
     pub rank_streak: u32,
 }
 
 impl Config {
-    /// One rank of eight banks without groups (DDR3). Queues of 64, watermarks at 85 % and 50 %: gem5's defaults for watermarks;
-    /// the streak of 16 is gem5's `max_accesses_per_row`; the streak between ranks of 2 is what comes nearest to DRAMsim3 over the
-    /// patterns of `tests/oracle` with two ranks.
+    /// One rank of eight banks without groups (DDR3). Queues of 64, watermarks at 85 % and 50 %:
+    /// gem5's defaults for watermarks; the streak of 16 is gem5's `max_accesses_per_row`; the
+    /// streak between ranks of 2 is what comes nearest to DRAMsim3 over the patterns of
+    /// `tests/oracle` with two ranks.
     #[must_use]
     pub fn ddr3(timing: Timing) -> Self {
         Self {

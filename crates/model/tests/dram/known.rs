@@ -1,4 +1,5 @@
-//! Cases whose answer is arithmetic on the data sheet, and comparisons with figures of another model.
+//! Cases whose answer is arithmetic on the data sheet, and comparisons with figures of another
+//! model.
 
 use quell_model::Picos;
 use quell_model::address::{AddressMap, Field, Fields};
@@ -26,7 +27,8 @@ fn read(id: u64, bank: u32, row: u32, column: u32) -> Request {
     }
 }
 
-/// The picoseconds per read of `n` reads by a requester that keeps `outstanding` of them in flight, and their mean latency.
+/// The picoseconds per read of `n` reads by a requester that keeps `outstanding` of them in flight,
+/// and their mean latency.
 fn closed_loop(
     config: &Config,
     n: u64,
@@ -160,7 +162,8 @@ fn random_rows_of_one_bank_are_bound_by_the_row_cycle() {
 
 #[test]
 fn activations_of_a_rank_are_bound_by_their_window_and_a_second_rank_lifts_it() {
-    // tFAW of DDR3-1333 x16, where the window and not the bus is the bound: four lines per 30 clocks instead of 16.
+    // tFAW of DDR3-1333 x16, where the window and not the bus is the bound: four lines per 30
+    // clocks instead of 16.
     let timing = Timing {
         faw: 30,
         rrd_s: 5,
@@ -196,7 +199,8 @@ fn activations_of_a_rank_are_bound_by_their_window_and_a_second_rank_lifts_it() 
     );
 }
 
-/// The patterns and DRAMsim3's answers (same DDR3-1066 timings, reads only) recorded when the method was chosen.
+/// The patterns and DRAMsim3's answers (same DDR3-1066 timings, reads only) recorded when the
+/// method was chosen.
 #[test]
 fn patterns_known_from_another_model() {
     let config = Config::ddr3(Timing::ddr3_1066());
@@ -271,7 +275,8 @@ fn patterns_known_from_another_model() {
 #[test]
 fn a_bank_of_its_own_protects_from_conflicts_and_from_streams() {
     let config = Config::ddr3(Timing::ddr3_1066());
-    // A chase, one outstanding, beside three requesters with one outstanding each, all in random rows.
+    // A chase, one outstanding, beside three requesters with one outstanding each, all in random
+    // rows.
     let victim = |attackers: &dyn Fn(u64) -> u32| {
         let mut channel = Channel::new(&config).unwrap();
         let (mut seed, mut now, mut done, mut due) =
@@ -317,8 +322,8 @@ fn a_bank_of_its_own_protects_from_conflicts_and_from_streams() {
     );
 }
 
-/// A stream of row hits in another bank, or on another rank, keeps the bus busy, but never the victim from its turn: it waits for
-/// the forty that came before it and little else.
+/// A stream of row hits in another bank, or on another rank, keeps the bus busy, but never the
+/// victim from its turn: it waits for the forty that came before it and little else.
 #[test]
 fn streams_elsewhere_never_starve_a_bank() {
     let config = Config {

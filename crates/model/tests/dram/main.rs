@@ -1,4 +1,5 @@
-//! The DRAM model against a replay of its own command log, against arithmetic, and against what other models say.
+//! The DRAM model against a replay of its own command log, against arithmetic, and against what
+//! other models say.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -9,7 +10,8 @@ mod replay;
 use quell_model::Picos;
 use quell_model::dram::{Channel, Command, Completion, Config, Request};
 
-/// A run: requests with the earliest time each may be handed over, in order; a full queue holds up those behind.
+/// A run: requests with the earliest time each may be handed over, in order; a full queue holds up
+/// those behind.
 struct Run {
     log: Vec<Command>,
     completions: Vec<Completion>,

@@ -1,4 +1,5 @@
-//! Whatever is asked of the model, its commands obey the data sheet and every request is served once.
+//! Whatever is asked of the model, its commands obey the data sheet and every request is served
+//! once.
 
 use std::collections::BTreeMap;
 
@@ -30,8 +31,8 @@ fn configs() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Requests with few rows and columns, so that hits, conflicts, merges and forwards all happen; in bursts and with gaps
-/// that let refreshes come due.
+/// Requests with few rows and columns, so that hits, conflicts, merges and forwards all happen; in
+/// bursts and with gaps that let refreshes come due.
 fn requests(config: &Config) -> impl Strategy<Value = Vec<(u64, Request)>> + use<> {
     let one = (
         0..config.ranks,
@@ -112,8 +113,9 @@ proptest! {
         for direction in [Kind::Read, Kind::Write] {
             let order: Vec<&Request> = result.log.iter().filter(|c| c.kind == direction).map(|c| by_id[&c.id]).collect();
             for (i, request) in order.iter().enumerate() {
-                // Between the arrival of a bank's oldest request and its service only the streak passes; others may have
-                // passed those that were ahead of it, each of them with a streak of its own.
+                // Between the arrival of a bank's oldest request and its service only the streak
+                // passes; others may have passed those that were ahead of it, each of them with a
+                // streak of its own.
                 let ahead = order[..i].iter().filter(|o| (o.rank, o.bank) == (request.rank, request.bank) && o.id < request.id).count();
                 let passed = order[..i].iter().filter(|o| (o.rank, o.bank) == (request.rank, request.bank) && o.id > request.id).count();
                 prop_assert!(passed <= (ahead + 1) * config.streak as usize, "{request:?} was passed by {passed}");

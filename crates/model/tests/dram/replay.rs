@@ -1,5 +1,6 @@
-//! An independent checker: replays a command log in order of time and holds every pair of commands against the data sheet.
-//! It shares nothing with the scheduler but the parameters, and is as slow as it is simple.
+//! An independent checker: replays a command log in order of time and holds every pair of commands
+//! against the data sheet. It shares nothing with the scheduler but the parameters, and is as slow
+//! as it is simple.
 
 use quell_model::dram::{Command, Config, Kind};
 
@@ -119,7 +120,8 @@ pub fn check(config: &Config, log: &[Command]) -> Result<(), String> {
     Ok(())
 }
 
-/// Of each rank: REFRESH commands are at most as far apart as they may be when late by the work in progress.
+/// Of each rank: REFRESH commands are at most as far apart as they may be when late by the work in
+/// progress.
 pub fn check_refresh(config: &Config, log: &[Command]) -> Result<(), String> {
     let t = &config.timing;
     let late = u64::from(t.ras + t.rp + t.rp + t.rcd + t.cwl + t.burst + t.wr) * t.clock;

@@ -9,8 +9,9 @@ use quell_model::Picos;
 use quell_model::address::{AddressMap, Field, Fields};
 use quell_model::dram::{Completion, Config, Dram};
 
-/// Clocks that a request spends before DRAMsim3's banks see it and that its data waits for the next call: one each. They belong to
-/// its interface, not to its DRAM; here they would be part of a machine's way to memory.
+/// Clocks that a request spends before DRAMsim3's banks see it and that its data waits for the next
+/// call: one each. They belong to its interface, not to its DRAM; here they would be part of a
+/// machine's way to memory.
 const INTERFACE: Picos = 2;
 /// Of a row, in lines (1024 columns, bursts of 8).
 pub const COLUMN_BITS: u32 = 7;
@@ -97,7 +98,8 @@ impl Model for Ours {
 pub struct Theirs(MemorySystem);
 
 impl Theirs {
-    /// Every key that it reads and that matters is written: what it does not find it replaces by a default in silence.
+    /// Every key that it reads and that matters is written: what it does not find it replaces by a
+    /// default in silence.
     pub fn new(name: &str, config: &Config, queues: Queues) -> Self {
         let t = &config.timing;
         let protocol = if config.groups > 1 { "DDR4" } else { "DDR3" };

@@ -1,15 +1,19 @@
-//! The DRAM model beside DRAMsim3, an independent and cycle-accurate one (Li et al., IEEE CAL 2020), with the same timings, address map
-//! and requests: `cargo test -p quell-model --features oracle`.
+//! The DRAM model beside DRAMsim3, an independent and cycle-accurate one (Li et al., IEEE CAL
+//! 2020), with the same timings, address map and requests: `cargo test -p quell-model --features
+//! oracle`.
 //!
-//! What is compared is the time per request, and of reads alone their latency (by Little's law; with writes in between it depends
-//! on when the controller chooses to write). The parameters of the controller are DRAMsim3's, read in its source: see [`theirs`].
+//! What is compared is the time per request, and of reads alone their latency (by Little's law;
+//! with writes in between it depends on when the controller chooses to write). The parameters of
+//! the controller are DRAMsim3's, read in its source: see [`theirs`].
 //!
 //! Known deviations, each with a bound of its own in the tests:
-//! - Random rows in eight banks with writes among them: up to 15 % faster here. DRAMsim3 moves the writes it drains into the banks'
-//!   queues, where reads queue behind them and banks wait for the bus to turn. Here, as in gem5, reads wait apart from writes. Where
-//!   sixteen banks or more let others go meanwhile, the difference is gone.
-//! - Random rows on two ranks, forty outstanding, a tenth of writes: up to 7 % faster here. DRAMsim3 goes round the banks and
-//!   lets an ACTIVATE or PRECHARGE delay a column command on the command bus, which is not modelled here.
+//! - Random rows in eight banks with writes among them: up to 15 % faster here. DRAMsim3 moves the
+//!   writes it drains into the banks' queues, where reads queue behind them and banks wait for the
+//!   bus to turn. Here, as in gem5, reads wait apart from writes. Where sixteen banks or more let
+//!   others go meanwhile, the difference is gone.
+//! - Random rows on two ranks, forty outstanding, a tenth of writes: up to 7 % faster here.
+//!   DRAMsim3 goes round the banks and lets an ACTIVATE or PRECHARGE delay a column command on the
+//!   command bus, which is not modelled here.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -27,9 +31,10 @@ fn xorshift(seed: &mut u64) -> u64 {
     *seed
 }
 
-/// DRAMsim3's queues and the nearest that our parameters come to its controller: 32 writes are moved to the banks when 32 wait, and
-/// what waits when more than 8 do and nothing else is to be done (`Controller::ScheduleTransaction`); a row is closed after
-/// four hits if another is wanted (`CommandQueue::ArbitratePrecharge`); reads wait in a queue of 32 and eight places per bank.
+/// DRAMsim3's queues and the nearest that our parameters come to its controller: 32 writes are
+/// moved to the banks when 32 wait, and what waits when more than 8 do and nothing else is to be
+/// done (`Controller::ScheduleTransaction`); a row is closed after four hits if another is wanted
+/// (`CommandQueue::ArbitratePrecharge`); reads wait in a queue of 32 and eight places per bank.
 fn theirs(base: &Config, ranks: u32) -> (Config, Queues) {
     let queues = Queues {
         transactions: 32,

@@ -6,7 +6,8 @@ use quell_model::dram::{Config, Timing};
 use super::driver::{COLUMN_BITS, ROW_BITS, map};
 use super::{both, percent, theirs, xorshift};
 
-/// One of the requesters whose requests are mixed: runs of lines in a row, then a jump within some of the banks.
+/// One of the requesters whose requests are mixed: runs of lines in a row, then a jump within some
+/// of the banks.
 struct Requester {
     run: u64,
     left: u64,

@@ -1,13 +1,15 @@
-//! Does an event count right? It is opened around traffic that is known by construction, a stream far larger than the
-//! caches: each line crosses once. Counted ÷ known is the error factor (the complaint it answers: one library's counts
-//! were two to three times off, another's were zero; likwid issues 527 and 531, intel-cmt-cat issue 283).
+//! Does an event count right? It is opened around traffic that is known by construction, a stream
+//! far larger than the caches: each line crosses once. Counted ÷ known is the error factor (the
+//! complaint it answers: one library's counts were two to three times off, another's were zero;
+//! likwid issues 527 and 531, intel-cmt-cat issue 283).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Spread;
 
-/// Below this share of the known traffic an event is not believed: what it does not count, a cap does not hold.
+/// Below this share of the known traffic an event is not believed: what it does not count, a cap
+/// does not hold.
 const LEAST: f64 = 0.9;
 /// Above this neither: budgets would end at four fifths of what was promised.
 const MOST: f64 = 1.25;
@@ -23,7 +25,8 @@ pub struct CounterCheck {
 }
 
 impl CounterCheck {
-    /// Of rounds of what was counted and what was known; `None` without a round in which something was known.
+    /// Of rounds of what was counted and what was known; `None` without a round in which something
+    /// was known.
     #[must_use]
     pub fn of(traffic: &str, rounds: &[(u64, u64)]) -> Option<Self> {
         let factors: Vec<f64> = rounds

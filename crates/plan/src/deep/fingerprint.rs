@@ -1,8 +1,9 @@
 //! Which machine figures belong to, and when they no longer do.
 //!
-//! They hold as long as nothing changes that they depend on: processor, microcode, kernel, hypervisor, the CPUs we may
-//! use, the caches the kernel tells, and the memory's size (within an eighth: kernels keep back more or less). A virtual
-//! machine's memory comes and goes with its balloon and does not count; its boot does: it may be on another host since.
+//! They hold as long as nothing changes that they depend on: processor, microcode, kernel,
+//! hypervisor, the CPUs we may use, the caches the kernel tells, and the memory's size (within an
+//! eighth: kernels keep back more or less). A virtual machine's memory comes and goes with its
+//! balloon and does not count; its boot does: it may be on another host since.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +28,9 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Of a machine with these parts. `memory` is by node; it and `boot` (`/proc/sys/kernel/random/boot_id`) count as
-    /// [`crate::inventory::Inventory::fingerprint`] says.
+    /// Of a machine with these parts. `memory` is by node; it and `boot`
+    /// (`/proc/sys/kernel/random/boot_id`) count as [`crate::inventory::Inventory::fingerprint`]
+    /// says.
     #[must_use]
     pub(crate) fn of(
         identity: &Identity,

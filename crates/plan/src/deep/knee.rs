@@ -1,14 +1,15 @@
-//! The knee of a latency curve: the point beyond which more load costs latency out of proportion. The point farthest
-//! below the chord from idle to full, both axes scaled to 1 (Satopää et al. 2011, "Finding a Kneedle in a Haystack"),
-//! after a monotone fit, because more load never makes memory faster and a dip is noise.
+//! The knee of a latency curve: the point beyond which more load costs latency out of proportion.
+//! The point farthest below the chord from idle to full, both axes scaled to 1 (Satopää et al.
+//! 2011, "Finding a Kneedle in a Haystack"), after a monotone fit, because more load never makes
+//! memory faster and a dip is noise.
 
 /// Latency that rises by less than this over the whole curve has no knee.
 const RISE: f64 = 1.2;
 /// How far below the chord, of 1, a point must lie: nearly straight curves have no knee either.
 const BELOW: f64 = 0.1;
 
-/// The knee's index in `(load, latency)`, ordered by load from idle to full; `None` for fewer than three points, loads
-/// that do not rise, or a curve that hardly rises or bends.
+/// The knee's index in `(load, latency)`, ordered by load from idle to full; `None` for fewer than
+/// three points, loads that do not rise, or a curve that hardly rises or bends.
 #[must_use]
 pub fn knee(points: &[(f64, f64)]) -> Option<usize> {
     let latency = rising(&points.iter().map(|p| p.1).collect::<Vec<f64>>());

@@ -1,9 +1,12 @@
-//! What the percentages of memory-bandwidth allocation come to: for each step and number of CPUs the rate that streams reach.
+//! What the percentages of memory-bandwidth allocation come to: for each step and number of CPUs
+//! the rate that streams reach.
 //!
-//! Method: the hardware throttles each core by itself, so that the same 10 % are one rate for one thread and several times that for
-//! four (Documentation/filesystems/resctrl.rst, "Memory bandwidth Allocation"), and steps that are written need not differ in what
-//! they do. Every percentage is therefore set in turn and every number of CPUs streams under it, all once per round, so that a
-//! disturbance hits all alike. Whoever asks brings the machine: how a percentage is set, and how CPUs stream.
+//! Method: the hardware throttles each core by itself, so that the same 10 % are one rate for one
+//! thread and several times that for four (Documentation/filesystems/resctrl.rst, "Memory bandwidth
+//! Allocation"), and steps that are written need not differ in what they do. Every percentage is
+//! therefore set in turn and every number of CPUs streams under it, all once per round, so that a
+//! disturbance hits all alike. Whoever asks brings the machine: how a percentage is set, and how
+//! CPUs stream.
 
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::partition::MbaBounds;
@@ -82,8 +85,9 @@ impl MbaCurve {
         counts(cpus.len()).len() * percentages(bounds).len()
     }
 
-    /// Measures the curve of `cpus` in so many `rounds`: `run` sets a percentage for all of them, has some stream by `operation`, and answers with what these reach
-    /// together, in program bytes per second.
+    /// Measures the curve of `cpus` in so many `rounds`: `run` sets a percentage for all of them,
+    /// has some stream by `operation`, and answers with what these reach together, in program bytes
+    /// per second.
     ///
     /// # Errors
     /// Those of `run`.
@@ -121,16 +125,16 @@ impl MbaCurve {
         })
     }
 
-    /// The steps of so many CPUs; of a number that was not measured those of the next larger one, which draws no less. Empty where that
-    /// was not measured either.
+    /// The steps of so many CPUs; of a number that was not measured those of the next larger one,
+    /// which draws no less. Empty where that was not measured either.
     pub fn of(&self, cpus: usize) -> impl Iterator<Item = &MbaPoint> {
         let enough = |point: &&MbaPoint| point.cpus as usize >= cpus;
         let measured = self.points.iter().filter(enough).map(|p| p.cpus).min();
         self.points.iter().filter(move |p| Some(p.cpus) == measured)
     }
 
-    /// The step under which so many CPUs reach most of what is at most `rate`, in every round; of steps that do the same, the largest.
-    /// `None`: they reach more under each.
+    /// The step under which so many CPUs reach most of what is at most `rate`, in every round; of
+    /// steps that do the same, the largest. `None`: they reach more under each.
     #[must_use]
     pub fn at_most(&self, rate: Rate, cpus: usize) -> Option<&MbaPoint> {
         self.of(cpus)
@@ -166,8 +170,8 @@ mod tests {
         unit: quell_types::partition::MbaUnit::Percent,
     };
 
-    /// Hardware on which each CPU reaches 10 GB/s times the percentage, and all together no more than 24; what is written between 60 and 90
-    /// does as 90.
+    /// Hardware on which each CPU reaches 10 GB/s times the percentage, and all together no more
+    /// than 24; what is written between 60 and 90 does as 90.
     fn hardware(percent: u32, cpus: &[CpuId]) -> Result<f64, Infallible> {
         let does = if (60..90).contains(&percent) {
             90
@@ -240,8 +244,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the curve: what is chosen was never seen to exceed the rate, nothing that was not seen to reaches more, and what is to
-        /// reach it does.
+        /// Whatever the curve: what is chosen was never seen to exceed the rate, nothing that was
+        /// not seen to reaches more, and what is to reach it does.
         #[test]
         fn the_choice_is_the_most_that_is_not_too_much(
             rates in proptest::collection::vec((1u32..50_000, 0u32..500), 10),

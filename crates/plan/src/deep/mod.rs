@@ -1,7 +1,8 @@
-//! What `quell doctor --deep` finds out about a machine, as values: which CPUs share a cache in fact, rates, latency under
-//! load, what address translation costs, where latency steps up with size, how late sleepers wake. Measured by
-//! `quell-workload`; here are the figures and what they mean (where the knee is, which cache a step belongs to), so that
-//! both can be tested on values. `docs/doctor.md` says what each figure is for a person.
+//! What `quell doctor --deep` finds out about a machine, as values: which CPUs share a cache in
+//! fact, rates, latency under load, what address translation costs, where latency steps up with
+//! size, how late sleepers wake. Measured by `quell-workload`; here are the figures and what they
+//! mean (where the knee is, which cache a step belongs to), so that both can be tested on values.
+//! `docs/doctor.md` says what each figure is for a person.
 
 mod counter;
 mod fingerprint;
@@ -105,8 +106,8 @@ pub struct Deep {
     pub quick: bool,
     /// How long it took, in seconds.
     pub took_s: f64,
-    /// The part of the CPUs' time that the hypervisor gave to others meanwhile (`steal` in `/proc/stat`), 0 to 1. Absent
-    /// where the kernel does not tell.
+    /// The part of the CPUs' time that the hypervisor gave to others meanwhile (`steal` in
+    /// `/proc/stat`), 0 to 1. Absent where the kernel does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steal: Option<f64>,
     /// Which CPUs share a last-level cache.
@@ -136,7 +137,8 @@ pub struct Deep {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Sharing {
-    /// The pairs probed; on machines with many pairs, the first CPU of each cache, its neighbours, and one pair across.
+    /// The pairs probed; on machines with many pairs, the first CPU of each cache, its neighbours,
+    /// and one pair across.
     pub pairs: Vec<Pair>,
     /// Cases whose answer is known beforehand.
     pub controls: Vec<Control>,
@@ -220,7 +222,8 @@ pub struct Control {
     pub quiet_wrong: u32,
     /// Rounds in which nothing could be told.
     pub untold: u32,
-    /// The rate of wrong answers among all that told something, at 95 % confidence (Wilson); absent without any.
+    /// The rate of wrong answers among all that told something, at 95 % confidence (Wilson); absent
+    /// without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wrong_rate: Option<Interval>,
 }
@@ -286,7 +289,8 @@ pub struct Loaded {
     pub writers: u32,
     /// From idle to full.
     pub points: Vec<LoadedPoint>,
-    /// Which point is the knee: beyond it more rate costs latency out of proportion. Absent where latency hardly rises.
+    /// Which point is the knee: beyond it more rate costs latency out of proportion. Absent where
+    /// latency hardly rises.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub knee: Option<usize>,
 }
@@ -295,7 +299,8 @@ pub struct Loaded {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct LoadedPoint {
-    /// What the writers were told to reach together, 10^6 bytes per second; absent: as much as they could.
+    /// What the writers were told to reach together, 10^6 bytes per second; absent: as much as they
+    /// could.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted_mb_s: Option<f64>,
     /// What they reached, over the rounds.

@@ -1,5 +1,6 @@
-//! What a machine's rates come to, from the runs of its streams: the same on Linux and on the simulated machine, which only
-//! make the runs. `quell_workload::measure` says which runs, and by what rule each figure follows.
+//! What a machine's rates come to, from the runs of its streams: the same on Linux and on the
+//! simulated machine, which only make the runs. `quell_workload::measure` says which runs, and by
+//! what rule each figure follows.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,8 @@
-//! Which caches show in a curve of latency against size, as `lat_mem_rd` (lmbench) draws it, and how that compares with
-//! what the kernel claims. A level is a plateau: sizes over an octave or more whose latency stays within a quarter. It ends
-//! where the latency leaves that; for a list in random order that is some 7 % beyond the cache, whatever replaces lines
-//! by chance, and at the cache's size where the oldest go. Plateaus about as slow as the largest size are memory.
+//! Which caches show in a curve of latency against size, as `lat_mem_rd` (lmbench) draws it, and
+//! how that compares with what the kernel claims. A level is a plateau: sizes over an octave or
+//! more whose latency stays within a quarter. It ends where the latency leaves that; for a list in
+//! random order that is some 7 % beyond the cache, whatever replaces lines by chance, and at the
+//! cache's size where the oldest go. Plateaus about as slow as the largest size are memory.
 
 use quell_types::units::Bytes;
 use schemars::JsonSchema;
@@ -16,7 +17,8 @@ const FLAT: f64 = 1.25;
 const OCTAVE: f64 = 1.9;
 /// A plateau's end belongs to the smallest cache of which it is at most this multiple.
 const BEYOND: f64 = 1.6;
-/// A plateau as slow as this part of the largest size's latency is memory's: no cache saves so little.
+/// A plateau as slow as this part of the largest size's latency is memory's: no cache saves so
+/// little.
 const MEMORY: f64 = 0.65;
 /// Less than this part of a claimed cache is worth a word.
 const MISSING: f64 = 0.5;
@@ -65,7 +67,8 @@ impl LevelSeen {
     }
 }
 
-/// What `(size, nanoseconds)`, ascending by size, shows of the caches `(level, size)`, ascending by level.
+/// What `(size, nanoseconds)`, ascending by size, shows of the caches `(level, size)`, ascending by
+/// level.
 #[must_use]
 pub fn levels(points: &[(Bytes, f64)], claimed: &[(u32, Bytes)]) -> Vec<LevelSeen> {
     let mut found: Vec<LevelSeen> = claimed
@@ -85,8 +88,8 @@ pub fn levels(points: &[(Bytes, f64)], claimed: &[(u32, Bytes)]) -> Vec<LevelSee
         let fits = |level: &LevelSeen| level.claimed.0 as f64 * BEYOND >= end.0 as f64;
         let index = found.iter().position(fits).unwrap_or(last);
         if let Some(level) = found.get_mut(index) {
-            // Of several within one cache (a part of it nearer than the rest) the last says how much there is, the first
-            // how fast it can be.
+            // Of several within one cache (a part of it nearer than the rest) the last says how
+            // much there is, the first how fast it can be.
             level.seen = Some(end);
             level.latency_ns.get_or_insert(tidy(latency));
         }
@@ -110,7 +113,8 @@ fn plateaus(points: &[(Bytes, f64)]) -> Vec<(Bytes, f64)> {
             begin += 1;
             continue;
         }
-        // What was left of a rise stands at its beginning: its middle is the level, until that moves its end no more.
+        // What was left of a rise stands at its beginning: its middle is the level, until that
+        // moves its end no more.
         let mut end = end;
         let level = loop {
             let level = fit[usize::midpoint(begin, end)];
@@ -137,7 +141,8 @@ mod tests {
         (0..=45).map(|i| 8192.0 * 2f64.powf(f64::from(i) / 3.0))
     }
 
-    /// The latency of a random list over a hierarchy whose every level keeps any line of the list as likely as any other.
+    /// The latency of a random list over a hierarchy whose every level keeps any line of the list
+    /// as likely as any other.
     fn hierarchy(caches: &[(f64, f64)], memory: f64) -> Vec<(Bytes, f64)> {
         sizes()
             .map(|size| {
@@ -222,7 +227,8 @@ mod tests {
             let claim = [(1, l1 * KIB), (2, l2 * MIB), (3, l3 * MIB)].map(|(l, s)| (l, Bytes(s as u64)));
             for level in levels(&curve, &claim) {
                 let part = level.seen.unwrap().0 as f64 / level.claimed.0 as f64;
-                // A size between two points of the grid, and two steps of the root of two down, or one up.
+                // A size between two points of the grid, and two steps of the root of two down, or
+                // one up.
                 prop_assert!((0.35..1.6).contains(&part), "{level:?}");
             }
         }

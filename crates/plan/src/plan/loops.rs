@@ -28,8 +28,8 @@ pub struct Observed {
     pub percentile: Share,
 }
 
-/// The closed loop around the targets of one or several groups: what the others may draw follows how late their units are, those of the worst off
-/// first.
+/// The closed loop around the targets of one or several groups: what the others may draw follows
+/// how late their units are, those of the worst off first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Adaptation {
@@ -39,7 +39,8 @@ pub struct Adaptation {
     pub sustainable: Rate,
     /// Whose budgets are moved, all in proportion.
     pub levers: Vec<Lever>,
-    /// Whose budgets are what is reserved, as the levers move: headroom, which they give while they are idle.
+    /// Whose budgets are what is reserved, as the levers move: headroom, which they give while they
+    /// are idle.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub headroom: Vec<Headroom>,
 }

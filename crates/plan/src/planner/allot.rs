@@ -1,8 +1,9 @@
-//! Dividing one thing, the ways of a cache or the colours of pages, among those who want a part of it.
+//! Dividing one thing, the ways of a cache or the colours of pages, among those who want a part of
+//! it.
 //!
-//! Parts that are named are taken as named and may overlap, because the policy says so. Whatever is counted gets numbers
-//! that nobody else has: locked parts from the top, the others from the bottom, in the order of the policy. What nobody
-//! has is left to everybody else.
+//! Parts that are named are taken as named and may overlap, because the policy says so. Whatever is
+//! counted gets numbers that nobody else has: locked parts from the top, the others from the
+//! bottom, in the order of the policy. What nobody has is left to everybody else.
 
 use quell_types::cpuset::CpuSet;
 
@@ -106,7 +107,8 @@ pub(super) fn allot(whole: Whole, wants: &[Want]) -> Result<Allotted, Short> {
     })
 }
 
-/// `n` of the free ones: in a row where there may be no holes, from the smallest row that holds them.
+/// `n` of the free ones: in a row where there may be no holes, from the smallest row that holds
+/// them.
 fn choose(free: &CpuSet, n: usize, sparse: bool, top: bool) -> Option<CpuSet> {
     let pool = if sparse {
         free.clone()

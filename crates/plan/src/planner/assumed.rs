@@ -32,7 +32,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Refuses a limit that the rates make impossible. Where they are assumed the plan goes on without it, and says so.
+    /// Refuses a limit that the rates make impossible. Where they are assumed the plan goes on
+    /// without it, and says so.
     pub(super) fn refuse_by_rates(
         &mut self,
         wanted: &Wanted,
@@ -52,7 +53,8 @@ impl Draft<'_> {
     }
 }
 
-/// Promises below the level that the policy requires, which measured rates may lift: said, not refused.
+/// Promises below the level that the policy requires, which measured rates may lift: said, not
+/// refused.
 pub(super) fn below(draft: &mut Draft<'_>, require: Level) {
     if !draft.assumes() {
         return;

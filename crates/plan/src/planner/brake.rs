@@ -83,7 +83,8 @@ pub(super) fn regulate(
     id
 }
 
-/// Notes that a stopped group is not silent for the other thread of its core: while it is stopped, its brake spins there.
+/// Notes that a stopped group is not silent for the other thread of its core: while it is stopped,
+/// its brake spins there.
 fn sibling_note(draft: &mut Draft<'_>, name: &str, cpus: &CpuSet) {
     let machine = draft.machine;
     let critical = draft.policy.with_role(Role::Critical);

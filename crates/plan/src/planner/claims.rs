@@ -1,8 +1,10 @@
-//! What the policy wants of caches and DRAM banks, in numbers of this machine: which mechanism gives it, whether mechanisms
-//! that exclude each other are asked for, and how many ways or colours a size comes to.
+//! What the policy wants of caches and DRAM banks, in numbers of this machine: which mechanism
+//! gives it, whether mechanisms that exclude each other are asked for, and how many ways or colours
+//! a size comes to.
 //!
-//! Where the sets of a cache and the DRAM banks are told apart by the same address bits, a page cannot be chosen for one
-//! without being chosen for the other: asked for together they are one partition of fewer, joint colours.
+//! Where the sets of a cache and the DRAM banks are told apart by the same address bits, a page
+//! cannot be chosen for one without being chosen for the other: asked for together they are one
+//! partition of fewer, joint colours.
 
 use quell_policy::{Banks, CacheForm, CacheMechanism, CacheWanted, Role};
 use quell_types::mechanism::{Level, Mechanism};
@@ -192,8 +194,8 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
     asks
 }
 
-/// What gives a part of the cache whose mechanism nobody chose, beside what is asked for in any case; and why it is not
-/// ways, the cheapest.
+/// What gives a part of the cache whose mechanism nobody chose, beside what is asked for in any
+/// case; and why it is not ways, the cheapest.
 fn strongest(draft: &Draft<'_>, asks: &[Ask<'_>]) -> Result<(Mechanism, Option<String>), String> {
     let mut reasons = Vec::new();
     let mut best: Option<(Level, Mechanism)> = None;
@@ -229,7 +231,8 @@ pub(super) fn best_of(draft: &Draft<'_>, mechanism: Mechanism) -> Level {
     }
 }
 
-/// Mechanisms that are asked for and cannot be had together: each pair once, by the first keys that ask.
+/// Mechanisms that are asked for and cannot be had together: each pair once, by the first keys that
+/// ask.
 fn exclusions(draft: &mut Draft<'_>, asks: &[Ask<'_>]) {
     let mut told: Vec<(Mechanism, Mechanism)> = Vec::new();
     for (i, one) in asks.iter().enumerate() {

@@ -1,7 +1,9 @@
-//! Ways of a cache for code and for data apart (`reserve.cache = { code = 2, data = 4 }`; resctrl's `cdp`).
+//! Ways of a cache for code and for data apart (`reserve.cache = { code = 2, data = 4 }`; resctrl's
+//! `cdp`).
 //!
-//! To everybody else such a part is one of as many ways: he fills none of them with anything. Inside it the lowest are for code. The
-//! kernel tells code from data only where resctrl is mounted so, for all groups at once; mounting it again changes no option.
+//! To everybody else such a part is one of as many ways: he fills none of them with anything.
+//! Inside it the lowest are for code. The kernel tells code from data only where resctrl is mounted
+//! so, for all groups at once; mounting it again changes no option.
 
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Mechanism;

@@ -1,8 +1,9 @@
 //! Who runs where: exclusive CPUs for critical groups, what is left for the others.
 //!
-//! Groups that name CPUs choose first. Counted CPUs are of the fastest kind and near to each other (one node, one
-//! last-level cache, if one has enough), whole cores where the group is to be alone on them; from the highest number down,
-//! because the kernel keeps its own housekeeping on the lowest.
+//! Groups that name CPUs choose first. Counted CPUs are of the fastest kind and near to each other
+//! (one node, one last-level cache, if one has enough), whole cores where the group is to be alone
+//! on them; from the highest number down, because the kernel keeps its own housekeeping on the
+//! lowest.
 
 use std::collections::BTreeMap;
 
@@ -103,7 +104,8 @@ impl Division {
 pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) -> Division {
     let before = refusals.len();
     let division = divided(policy, machine, refusals);
-    // A smaller number of CPUs comes before none of its own, where one is enough to have the CPUs divided.
+    // A smaller number of CPUs comes before none of its own, where one is enough to have the CPUs
+    // divided.
     for refusal in refusals.iter_mut().skip(before) {
         if let Some(fewer) = fewer(policy, machine, &refusal.key) {
             refusal
@@ -114,7 +116,8 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
     division
 }
 
-/// The largest number of CPUs, smaller than the one that a group asks for, with which the CPUs can be divided.
+/// The largest number of CPUs, smaller than the one that a group asks for, with which the CPUs can
+/// be divided.
 fn fewer(policy: &Policy, machine: &Inventory, key: &str) -> Option<u32> {
     let mut names = policy.groups.keys();
     let name = names.find(|name| key == format!("group.{name}.cpus"))?;
@@ -258,11 +261,12 @@ fn cores(machine: &Inventory, free: &CpuSet) -> CpuSet {
     cores
 }
 
-/// A set of CPUs that are near to each other: one kind of core, one memory node, one last-level cache.
+/// A set of CPUs that are near to each other: one kind of core, one memory node, one last-level
+/// cache.
 type Place = (u32, u32, CpuSet);
 
-/// `n` CPUs of the fastest kind, near to each other, from the highest number down; on different cores first unless the
-/// group shares cores.
+/// `n` CPUs of the fastest kind, near to each other, from the highest number down; on different
+/// cores first unless the group shares cores.
 fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
     let units = if smt == Smt::Shared {
         free.clone()
@@ -279,7 +283,8 @@ fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
     let mut home = None;
     while cpus.len() < n && !places.is_empty() {
         let left = n - cpus.len();
-        // The smallest place that holds what is left; where none does, the largest, so that few are broken up.
+        // The smallest place that holds what is left; where none does, the largest, so that few are
+        // broken up.
         let best = places
             .iter()
             .min_by_key(|((tier, node, _), units)| {

@@ -1,7 +1,8 @@
-//! The closed loop around targets: who is observed, and whose budgets move (`regulator.adapt = "deadline"`).
+//! The closed loop around targets: who is observed, and whose budgets move (`regulator.adapt =
+//! "deadline"`).
 //!
-//! What the regulator holds for best-effort groups is what can be moved: at most as planned, which is their limit or what the
-//! reserves leave, and at least what can be held, or their own reserve.
+//! What the regulator holds for best-effort groups is what can be moved: at most as planned, which
+//! is their limit or what the reserves leave, and at least what can be held, or their own reserve.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +41,8 @@ fn source(target: &Target) -> Option<&Source> {
 }
 
 impl Draft<'_> {
-    /// The longest time per unit, if the policy says one, or a profile and how much slower it may be.
+    /// The longest time per unit, if the policy says one, or a profile and how much slower it may
+    /// be.
     pub(super) fn deadline_of(&self, group: &str, target: &Target) -> Option<Nanos> {
         let slower = || {
             let solo = self.solos.get(group)?.took.as_ref().ok()?;

@@ -108,7 +108,8 @@ impl Draft<'_> {
         });
     }
 
-    /// Refuses what takes a mechanism that is not here: the machine's own remedy comes before those of the policy.
+    /// Refuses what takes a mechanism that is not here: the machine's own remedy comes before those
+    /// of the policy.
     pub(super) fn refuse_lacking(
         &mut self,
         mechanism: Mechanism,

@@ -1,5 +1,5 @@
-//! Ways that follow what their group misses (`mechanisms.ways = "by-misses"`): what it reserves is what it has at most, and the
-//! line between it and the others moves.
+//! Ways that follow what their group misses (`mechanisms.ways = "by-misses"`): what it reserves is
+//! what it has at most, and the line between it and the others moves.
 
 use quell_control::config::Boundary;
 use quell_policy::{Role, WaysKept};
@@ -14,10 +14,11 @@ use super::draft::Draft;
 use super::parts::{Claim, Divided, Kind};
 use super::words::parts as words;
 
-/// How much more a group may draw from memory than with all of its ways, for each of its CPUs: what takes a twentieth of a CPU's time
-/// if each line takes 100 ns and nothing else is done meanwhile.
+/// How much more a group may draw from memory than with all of its ways, for each of its CPUs: what
+/// takes a twentieth of a CPU's time if each line takes 100 ns and nothing else is done meanwhile.
 const TOLERATED: Rate = Rate(32_000_000);
-/// How often it is looked at: a look reads a counter per cache, and lines take a while to come back.
+/// How often it is looked at: a look reads a counter per cache, and lines take a while to come
+/// back.
 const INTERVAL: Nanos = Nanos::millis(100);
 /// The same on a simulated machine, whose caches are looked at for free and whose spans are short.
 const SIMULATED: Nanos = Nanos::millis(1);

@@ -1,4 +1,5 @@
-//! Disks: limits of what a group moves, and for a critical one a latency target or a weight. The kernel holds all three.
+//! Disks: limits of what a group moves, and for a critical one a latency target or a weight. The
+//! kernel holds all three.
 
 use quell_policy::Group;
 use quell_types::mechanism::{Level, Mechanism};

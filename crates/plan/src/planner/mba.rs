@@ -1,10 +1,13 @@
-//! Limits by memory-bandwidth allocation in hardware: percentages of the requests that a core could make, in steps.
+//! Limits by memory-bandwidth allocation in hardware: percentages of the requests that a core could
+//! make, in steps.
 //!
-//! The hardware delays requests between each core and the last-level cache; what that comes to in bytes depends on the program and on
-//! how many cores run it (Documentation/filesystems/resctrl.rst, "Memory bandwidth Allocation"). Where that was measured
-//! ([`MbaCurve`]) a limit is a rate, and the percentage the one that so many CPUs were not seen to exceed it under; where it was not, only
-//! percentages can be set. Either way a limit held by it alone is an estimate. Where the kernel looks for the percentage itself
-//! (`mba_MBps`), it is told the rate.
+//! The hardware delays requests between each core and the last-level cache; what that comes to in
+//! bytes depends on the program and on how many cores run it
+//! (Documentation/filesystems/resctrl.rst, "Memory bandwidth Allocation"). Where that was measured
+//! ([`MbaCurve`]) a limit is a rate, and the percentage the one that so many CPUs were not seen to
+//! exceed it under; where it was not, only percentages can be set. Either way a limit held by it
+//! alone is an estimate. Where the kernel looks for the percentage itself (`mba_MBps`), it is told
+//! the rate.
 
 use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
@@ -164,7 +167,8 @@ pub(super) fn beside(draft: &mut Draft<'_>, done: &Limited) {
     };
     let hardware = match way(draft, &bounds) {
         Way::Rate => rate_step(draft, wanted, words::spreads("delayed requests")),
-        // The hardware leaves it to the regulator to hold the limit: a smaller step would be another limit.
+        // The hardware leaves it to the regulator to hold the limit: a smaller step would be
+        // another limit.
         Way::Curve(curve) => {
             let reaching = curve.reaching(wanted.rate, done.cpus.len());
             let percent = reaching.map_or(100, |point| point.percent);

@@ -1,7 +1,9 @@
-//! Memory: what is protected, what is locked, who is limited, and who steers while the plan holds (`[pressure]`).
+//! Memory: what is protected, what is locked, who is limited, and who steers while the plan holds
+//! (`[pressure]`).
 //!
-//! Protection comes with immunity from the OOM killer, always: pages that may not be reclaimed count for their program's
-//! score, so that without it the protected one is killed first (pressure.md 0.5).
+//! Protection comes with immunity from the OOM killer, always: pages that may not be reclaimed
+//! count for their program's score, so that without it the protected one is killed first
+//! (pressure.md 0.5).
 
 use quell_control::config::Allows;
 use quell_policy::{Group, MemoryWanted, Permission, Policy, Pressure, Role};
@@ -19,9 +21,10 @@ use super::draft::Draft;
 use super::wanted::Worth;
 use super::words::memory as words;
 
-/// Settings of the machine with `pressure.sysctls`, whoever controls. Writers wait earlier and for less, so that what
-/// waits to be written takes less of what could be reclaimed at once; what programs use is not swapped for files that
-/// somebody reads. The described daemon tunes the same; its values are not published, so these are assumed.
+/// Settings of the machine with `pressure.sysctls`, whoever controls. Writers wait earlier and for
+/// less, so that what waits to be written takes less of what could be reclaimed at once; what
+/// programs use is not swapped for files that somebody reads. The described daemon tunes the same;
+/// its values are not published, so these are assumed.
 const SYSCTLS: [(&str, i64); 4] = [
     ("swappiness", 10),
     ("dirty_ratio", 10),
@@ -41,7 +44,8 @@ fn protects(policy: &Policy) -> bool {
     policy.groups.values().any(keeps)
 }
 
-/// The section, where somebody is to control: as written, or with its defaults where memory is reserved.
+/// The section, where somebody is to control: as written, or with its defaults where memory is
+/// reserved.
 fn controlled(policy: &Policy) -> Option<Pressure> {
     let section = match &policy.pressure {
         Some(section) => section.clone(),
@@ -350,7 +354,8 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
     });
 }
 
-/// What the loop cannot do without is missing: refused if it was asked for, said if it came along with a reserve.
+/// What the loop cannot do without is missing: refused if it was asked for, said if it came along
+/// with a reserve.
 fn missing(draft: &mut Draft<'_>, written: bool, why: String) {
     if written {
         let key = "pressure.controller";

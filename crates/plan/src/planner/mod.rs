@@ -1,17 +1,23 @@
-//! `plan(policy, inventory)`: what will be done on this machine, step by step, and what each promise is then worth.
+//! `plan(policy, inventory)`: what will be done on this machine, step by step, and what each
+//! promise is then worth.
 //!
-//! [`draft`] is the plan under construction, [`wanted`] and [`parts`] what is wanted: every other part reads these three.
+//! [`draft`] is the plan under construction, [`wanted`] and [`parts`] what is wanted: every other
+//! part reads these three.
 //!
-//! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused or downgraded with
-//! the reason; nothing is dropped. The parts:
-//! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, [`sharing`] tells who shares a cache;
-//! - [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them, [`partition`] makes steps
-//!   and promises of it;
-//! - [`rates`] reads what is wanted of bandwidth, [`bandwidth`] limits it, [`caps`] are the budgets, [`directions`] tells
-//!   whether reads and writes can have one each, [`pooling`] lets budgets go together;
-//! - [`brake`], [`quota`] and [`mba`] are what holds a limit, [`reserves`] judges what is promised from limits;
-//! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight, [`io`] reads what is
-//!   wanted of disks, [`memory`] plans which groups keep memory, are limited and steer;
+//! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused
+//! or downgraded with the reason; nothing is dropped. The parts:
+//! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, [`sharing`] tells who
+//!   shares a cache;
+//! - [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them,
+//!   [`partition`] makes steps and promises of it;
+//! - [`rates`] reads what is wanted of bandwidth, [`bandwidth`] limits it, [`caps`] are the
+//!   budgets, [`directions`] tells whether reads and writes can have one each, [`pooling`] lets
+//!   budgets go together;
+//! - [`brake`], [`quota`] and [`mba`] are what holds a limit, [`reserves`] judges what is promised
+//!   from limits;
+//! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight,
+//!   [`io`] reads what is wanted of disks, [`memory`] plans which groups keep memory, are limited
+//!   and steer;
 //! - [`words`] has the sentences.
 
 mod allot;
@@ -202,7 +208,8 @@ impl Draft<'_> {
             })
     }
 
-    /// Core partition: confine the groups, keep everybody else, interrupts and unbound kernel work away.
+    /// Core partition: confine the groups, keep everybody else, interrupts and unbound kernel work
+    /// away.
     fn partition(&mut self) {
         let confined: Vec<String> = self
             .policy
@@ -286,7 +293,8 @@ impl Draft<'_> {
         }
     }
 
-    /// SMT siblings of a group's CPUs that are not kept free for it, those of other owners (outside our cpuset) included.
+    /// SMT siblings of a group's CPUs that are not kept free for it, those of other owners (outside
+    /// our cpuset) included.
     fn beside(&self, name: &str) -> CpuSet {
         let part = self.division.of(name);
         self.machine
@@ -297,7 +305,8 @@ impl Draft<'_> {
             .difference(&part.blocked)
     }
 
-    /// Interrupts away from the exclusive CPUs of the groups that want it, unbound kernel work away from all of them.
+    /// Interrupts away from the exclusive CPUs of the groups that want it, unbound kernel work away
+    /// from all of them.
     fn quiet(&mut self, free: &CpuSet) -> (Option<StepId>, Option<StepId>) {
         let away = self.policy.groups.iter().filter(|(name, group)| {
             group.irqs_wanted() == Irqs::Away && self.division.of(name).exclusive

@@ -1,4 +1,5 @@
-//! Which groups run on what the critical groups leave: named and counted CPUs first, then everything else.
+//! Which groups run on what the critical groups leave: named and counted CPUs first, then
+//! everything else.
 
 use quell_policy::{CpusWanted, Group, Policy, Role};
 use quell_types::cpuset::{CpuId, CpuSet};
@@ -143,7 +144,8 @@ impl Others<'_> {
         }
     }
 
-    /// So many CPUs: of those nobody has yet, and not beside a critical group, as far as there are enough.
+    /// So many CPUs: of those nobody has yet, and not beside a critical group, as far as there are
+    /// enough.
     fn counted(&mut self, group: &str, n: usize) -> CpuSet {
         let untaken = self.free.difference(&self.taken);
         let pools = [untaken.difference(&self.beside), untaken];

@@ -1,8 +1,9 @@
-//! Caches and DRAM banks: a part for every group that reserves one, what is left for everybody else, and what each promise
-//! is then worth.
+//! Caches and DRAM banks: a part for every group that reserves one, what is left for everybody
+//! else, and what each promise is then worth.
 //!
-//! A part is a group's own only if everybody else is kept out of it, unmatched tasks included: so one reserve makes a step
-//! for every group. Whoever is exempt is never confined, and a part that they may use is promised to nobody.
+//! A part is a group's own only if everybody else is kept out of it, unmatched tasks included: so
+//! one reserve makes a step for every group. Whoever is exempt is never confined, and a part that
+//! they may use is promised to nobody.
 
 use std::collections::BTreeSet;
 
@@ -277,7 +278,8 @@ fn notes(draft: &mut Draft<'_>, one: &Divided) {
     }
 }
 
-/// Where colours of one of two kinds that share address bits are chosen, what that leaves of the other.
+/// Where colours of one of two kinds that share address bits are chosen, what that leaves of the
+/// other.
 fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
     let partitions = &draft.machine.partitions;
     let (Some(own), Some(joint)) = (colouring(partitions, divides), &partitions.joint) else {
@@ -307,7 +309,8 @@ fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
         .collect()
 }
 
-/// The masks by level (for code, for data) and the percentage or rate that a class of service stands for.
+/// The masks by level (for code, for data) and the percentage or rate that a class of service
+/// stands for.
 type Class = (Vec<(u32, [Mask; 2])>, Option<u32>);
 
 /// Ways and percentages are given to classes of service, of which there are few.

@@ -1,18 +1,23 @@
 //! The regulation period, where the policy leaves it open.
 //!
-//! Method: a neighbour draws its budget in a burst at the beginning of each period. Four things bound how long the burst, and so the
-//! period, may be:
-//! - a unit of work must meet many bursts, not one or none, or its time depends on when it began: a tenth of the shortest deadline;
-//! - a burst that fits beside what the critical groups have in the last-level cache evicts little of it, a larger one
-//!   evicts all, and filling it again takes longer than the burst: half of the cache is taken to be theirs, where no part of it is;
-//! - what a predictor gets wrong costs a period, so that with `reclaim` it is as short as stops allow;
+//! Method: a neighbour draws its budget in a burst at the beginning of each period. Four things
+//! bound how long the burst, and so the period, may be:
+//! - a unit of work must meet many bursts, not one or none, or its time depends on when it began: a
+//!   tenth of the shortest deadline;
+//! - a burst that fits beside what the critical groups have in the last-level cache evicts little
+//!   of it, a larger one evicts all, and filling it again takes longer than the burst: half of the
+//!   cache is taken to be theirs, where no part of it is;
+//! - what a predictor gets wrong costs a period, so that with `reclaim` it is as short as stops
+//!   allow;
 //! - every period costs the neighbour a stop: one in a hundred of its time at most;
 //! - a delay of more than 5 ms is felt by whatever waits for a lock that a stopped task holds.
 //!
-//! Within these a longer period is better, since a neighbour begins each burst with a cold cache; but without a deadline nobody
-//! knows what delay a critical group can take, and it is MemGuard's usual 1 ms at most. Where stops are too dear for the deadline's
-//! tenth, the period is the geometric mean of what either asks for, so that both are missed by the same factor, and a quarter of
-//! the deadline at most. Either goes before the cache. Bandwidth alone bounds nothing: what the neighbours may draw is the same in any period.
+//! Within these a longer period is better, since a neighbour begins each burst with a cold cache;
+//! but without a deadline nobody knows what delay a critical group can take, and it is MemGuard's
+//! usual 1 ms at most. Where stops are too dear for the deadline's tenth, the period is the
+//! geometric mean of what either asks for, so that both are missed by the same factor, and a
+//! quarter of the deadline at most. Either goes before the cache. Bandwidth alone bounds nothing:
+//! what the neighbours may draw is the same in any period.
 
 use quell_policy::Role;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
@@ -30,8 +35,8 @@ const LONGEST: Nanos = Nanos::millis(5);
 /// The longest that the language has.
 const MOST: Nanos = Nanos::secs(1);
 
-/// A budget is worth so many stops of its brake: what the kernel does between the group and the brake is no part of the meter, some
-/// 6 µs of a virtual machine's 30.
+/// A budget is worth so many stops of its brake: what the kernel does between the group and the
+/// brake is no part of the meter, some 6 µs of a virtual machine's 30.
 const WAKE_UPS: u64 = 5;
 
 /// What a wake-up is taken to cost where no stop was measured.
@@ -56,13 +61,15 @@ struct Bounds {
     deadline: Option<Nanos>,
     /// Budgets follow a predictor.
     reclaim: bool,
-    /// How long the neighbours take to draw what fits beside the critical groups' half of the cache, and that half.
+    /// How long the neighbours take to draw what fits beside the critical groups' half of the
+    /// cache, and that half.
     room: Option<(Nanos, Bytes)>,
     /// What a stop costs, where that was measured.
     stop: Option<Nanos>,
 }
 
-/// The period for neighbours that may draw `together`, and a note on how it came about if the policy does not say it.
+/// The period for neighbours that may draw `together`, and a note on how it came about if the
+/// policy does not say it.
 pub(super) fn period(draft: &Draft<'_>, together: Rate) -> (Nanos, Option<String>) {
     let keys = &draft.policy.regulator;
     if let Some(period) = keys.period {
@@ -79,8 +86,9 @@ pub(super) fn period(draft: &Draft<'_>, together: Rate) -> (Nanos, Option<String
     (period, Some(note))
 }
 
-/// The period with which a share of a CPU's time can be held: the one wanted, or a longer one where the budget would be worth less
-/// than [`WAKE_UPS`]. `None` where no period that the language has is long enough.
+/// The period with which a share of a CPU's time can be held: the one wanted, or a longer one where
+/// the budget would be worth less than [`WAKE_UPS`]. `None` where no period that the language has
+/// is long enough.
 pub(super) fn holding(draft: &Draft<'_>, share: Share, wanted: Nanos) -> Option<Nanos> {
     if draft.machine.simulated.is_some() {
         // A brake of the simulated machine is there at once.

@@ -1,8 +1,10 @@
-//! Budgets that go together: what each group's budget is, and whether what it does not draw is of use to others.
+//! Budgets that go together: what each group's budget is, and whether what it does not draw is of
+//! use to others.
 //!
-//! A limit that was written is a limit: it is held by itself, and nothing is added to it. What the reserves leave to
-//! the best-effort groups, and with `strict` the reserves themselves, are budgets that can be pooled (MemGuard's dynamic modes,
-//! [`quell_control::pooled`]). A reserve that is no cap only gives: its CPUs are counted and never stopped.
+//! A limit that was written is a limit: it is held by itself, and nothing is added to it. What the
+//! reserves leave to the best-effort groups, and with `strict` the reserves themselves, are budgets
+//! that can be pooled (MemGuard's dynamic modes, [`quell_control::pooled`]). A reserve that is no
+//! cap only gives: its CPUs are counted and never stopped.
 
 use quell_control::config::{Meter, Pooling, Regulation};
 use quell_policy::{Adapt, Group, Policy, RegulatorKeys, Role};
@@ -19,8 +21,8 @@ use super::words::{on, pooling as words};
 
 const QUANTUM: Bytes = Bytes(64 << 10);
 
-/// Where CPU time is counted, each quantum is an alarm, an interrupt and two switches: what the CPU draws in this time is taken at least,
-/// unless the policy says otherwise.
+/// Where CPU time is counted, each quantum is an alarm, an interrupt and two switches: what the CPU
+/// draws in this time is taken at least, unless the policy says otherwise.
 const QUANTUM_TIME: Nanos = Nanos::micros(100);
 
 /// The weight of the newest period in MemGuard's own predictor.

@@ -1,8 +1,9 @@
-//! The CPU-time quota (`cpu.max`): a limit of CPU time as such, and the first choice for a limit of bandwidth where CPU time is
-//! what is counted.
+//! The CPU-time quota (`cpu.max`): a limit of CPU time as such, and the first choice for a limit of
+//! bandwidth where CPU time is what is counted.
 //!
-//! It stops the group and nothing else, spins nowhere, and gives unused time back. The brake wins where bytes are counted,
-//! where each CPU has a budget of its own or budgets are pooled, and for periods below 5 ms.
+//! It stops the group and nothing else, spins nowhere, and gives unused time back. The brake wins
+//! where bytes are counted, where each CPU has a budget of its own or budgets are pooled, and for
+//! periods below 5 ms.
 
 use quell_control::config::Meter;
 use quell_policy::Adapt;
@@ -23,7 +24,8 @@ use super::words::bandwidth as words;
 /// Period of a limit of CPU time: the kernel's default (sched-bwc.rst).
 const USUAL: Nanos = Nanos::millis(100);
 
-/// Period of a limit of bandwidth that is held as CPU time: shorter, so that one quota is a shorter burst.
+/// Period of a limit of bandwidth that is held as CPU time: shorter, so that one quota is a shorter
+/// burst.
 const FOR_BANDWIDTH: Nanos = Nanos::millis(20);
 
 /// Shorter periods cost more than they give (`docs/results/2026-11-23-brake.md`).

@@ -1,8 +1,9 @@
 //! With whom a critical group shares a cache: a core partition divides CPUs, not caches.
 //!
-//! Two know of it, and each may be wrong: the kernel, which on a virtual machine repeats what the hypervisor made up, and
-//! what `quell doctor --deep` found, which was so when it was measured. Whoever is said *or* was found to share is named;
-//! that somebody was found apart is told, and takes no warning back.
+//! Two know of it, and each may be wrong: the kernel, which on a virtual machine repeats what the
+//! hypervisor made up, and what `quell doctor --deep` found, which was so when it was measured.
+//! Whoever is said *or* was found to share is named; that somebody was found apart is told, and
+//! takes no warning back.
 
 use quell_policy::Role;
 use quell_types::calendar;

@@ -24,7 +24,8 @@ mod pooling;
 mod stranger;
 mod throttle;
 
-/// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20 GB/s together.
+/// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20
+/// GB/s together.
 pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
     let cpus: Vec<Cpu> = (0..cores * threads)
         .map(|id| Cpu {
@@ -138,7 +139,8 @@ role = 'best-effort'
 command = ['b']
 ";
 
-/// The machine with counters that count; on the CPUs `fills_only` they miss what is written back, elsewhere they tell it apart.
+/// The machine with counters that count; on the CPUs `fills_only` they miss what is written back,
+/// elsewhere they tell it apart.
 fn counted(mut machine: Inventory, fills_only: &str) -> Inventory {
     let fills_only: CpuSet = fills_only.parse().unwrap();
     machine.means.meter = MeterKind::Hardware {

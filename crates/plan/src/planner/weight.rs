@@ -11,12 +11,14 @@ use crate::plan::Setting;
 
 use super::draft::Draft;
 
-/// What a best-effort group gets where the policy does not say. Next to any number a program that wakes may wait for a tick:
-/// redis at half of its peak had a p99 of 3.3 ms next to 10 of 100, of 1.7 next to 2, of 0.4 next to an idle group, and of 0.2
-/// alone (`docs/results/2026-11-23-brake.md`).
+/// What a best-effort group gets where the policy does not say. Next to any number a program that
+/// wakes may wait for a tick: redis at half of its peak had a p99 of 3.3 ms next to 10 of 100, of
+/// 1.7 next to 2, of 0.4 next to an idle group, and of 0.2 alone
+/// (`docs/results/2026-11-23-brake.md`).
 const LOW: CpuWeight = CpuWeight::Idle;
 
-/// The same where a group cannot be made idle: a kernel before 5.15, or a cgroup of its own, which would lose its weight.
+/// The same where a group cannot be made idle: a kernel before 5.15, or a cgroup of its own, which
+/// would lose its weight.
 const LOW_NUMBER: CpuWeight = CpuWeight::Of(2);
 
 /// The weight a group is to have, if it is to have one of its own.

@@ -1,5 +1,5 @@
-//! From configurations as written to policies: what one extends, then its own fragment, then one fragment per axis,
-//! laid over the roles of the subjects' groups.
+//! From configurations as written to policies: what one extends, then its own fragment, then one
+//! fragment per axis, laid over the roles of the subjects' groups.
 
 use std::collections::BTreeMap;
 
@@ -183,7 +183,8 @@ fn chain<'k>(
     Some(chain)
 }
 
-/// Reports that configurations extend each other in a circle: once, at the first of them in the file.
+/// Reports that configurations extend each other in a circle: once, at the first of them in the
+/// file.
 fn circle(reader: &mut Reader<'_>, root: &DeTable<'_>, keys: &Keys, chain: &[&str], parent: &str) {
     let mut round: Vec<&str> = chain
         .iter()
@@ -342,7 +343,8 @@ fn policy(
     let mut policy = policy_of(reader, Spanned::new(0..0, merged), Shape::Configuration)?;
     name.clone_into(&mut policy.name);
     policy.bounds = keys.bounds;
-    // What is left open here must not be planned as in a policy of a user's, where "critical" alone asks for CPUs.
+    // What is left open here must not be planned as in a policy of a user's, where "critical" alone
+    // asks for CPUs.
     let partition = policy
         .groups
         .values()
@@ -358,7 +360,8 @@ fn policy(
         }
         group.cpus.get_or_insert_with(|| open.clone());
     }
-    // Nor does "best-effort" alone ask for a low weight: a configuration shows the mechanisms that it names.
+    // Nor does "best-effort" alone ask for a low weight: a configuration shows the mechanisms that
+    // it names.
     if policy.groups.values().all(|g| g.cpu_weight.is_none())
         && !policy.mechanisms.deny.contains(&Mechanism::Weight)
     {

@@ -129,7 +129,8 @@ impl fmt::Display for Condition {
 }
 
 impl Expect {
-    /// The conditions on figures, in the order of the schema. `guarantee_at_least` is apart: it is no figure.
+    /// The conditions on figures, in the order of the schema. `guarantee_at_least` is apart: it is
+    /// no figure.
     #[must_use]
     pub fn conditions(&self) -> Vec<Condition> {
         use Figure::{Max, Normalized, NormalizedP50, NormalizedP99, P99, Value};

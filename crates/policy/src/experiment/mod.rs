@@ -1,14 +1,14 @@
-//! The experiment language: the same subjects under several configurations. This module owns the typed
-//! [`Experiment`], its reader with located problems, and the expansion of configurations: each is a policy fragment
-//! laid over those it extends and over the roles of the subjects' groups.
+//! The experiment language: the same subjects under several configurations. This module owns the
+//! typed [`Experiment`], its reader with located problems, and the expansion of configurations:
+//! each is a policy fragment laid over those it extends and over the roles of the subjects' groups.
 //!
-//! Where subjects run and where groups are confined are two questions. `subject.X.cpus` is the runner's: it pins the
-//! subject there in *every* configuration, so that configurations differ in the policy alone. `group.X.cpus` within a
-//! configuration asks for a core partition. A configuration in which no group asks for one gets none: its groups
-//! stand with `cpus = "any"`.
+//! Where subjects run and where groups are confined are two questions. `subject.X.cpus` is the
+//! runner's: it pins the subject there in *every* configuration, so that configurations differ in
+//! the policy alone. `group.X.cpus` within a configuration asks for a core partition. A
+//! configuration in which no group asks for one gets none: its groups stand with `cpus = "any"`.
 //!
-//! A configuration may also vary what a generator does (`subject.X.run.rate = "2GB/s"`), never which one it is: load is
-//! an axis of many questions, and its metric must stay comparable.
+//! A configuration may also vary what a generator does (`subject.X.run.rate = "2GB/s"`), never
+//! which one it is: load is an axis of many questions, and its metric must stay comparable.
 
 mod check;
 mod expand;
@@ -153,7 +153,8 @@ pub struct Experiment {
 pub struct Configuration {
     /// Its name, placeholders filled in.
     pub name: String,
-    /// What stands before the `@` of `name` as written: configurations that differ in their cap alone have it in common.
+    /// What stands before the `@` of `name` as written: configurations that differ in their cap
+    /// alone have it in common.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
     /// What stands behind it.
@@ -174,7 +175,8 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// What the generator of a subject does under this configuration; `None` if the subject is a command.
+    /// What the generator of a subject does under this configuration; `None` if the subject is a
+    /// command.
     #[must_use]
     pub fn run<'c>(&'c self, instance: &Instance<'c>) -> Option<&'c Workload> {
         let own = self.runs.get(instance.of);
@@ -261,7 +263,8 @@ impl Experiment {
             .collect()
     }
 
-    /// The configuration that `normalized` divides by: the one named, else the first that is `alone`.
+    /// The configuration that `normalized` divides by: the one named, else the first that is
+    /// `alone`.
     #[must_use]
     pub fn baseline(&self) -> Option<&str> {
         let alone = || self.configurations.iter().find(|c| c.alone);

@@ -41,7 +41,8 @@ pub(super) struct Keys {
     /// Who takes part.
     #[serde(default)]
     pub subject: IndexMap<String, Subject>,
-    /// Under which policies: each is a policy fragment with `alone`, `extends`, `name`, `axis`, `skip` and `subject` beside it.
+    /// Under which policies: each is a policy fragment with `alone`, `extends`, `name`, `axis`,
+    /// `skip` and `subject` beside it.
     #[serde(default)]
     #[schemars(schema_with = "schema::configurations")]
     pub configuration: IndexMap<String, ConfigurationKeys>,
@@ -58,8 +59,8 @@ const fn one() -> u64 {
     1
 }
 
-/// The keys of a configuration beside its policy fragment, which is taken from the document itself so that problems
-/// in it keep their lines.
+/// The keys of a configuration beside its policy fragment, which is taken from the document itself
+/// so that problems in it keep their lines.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(super) struct ConfigurationKeys {
@@ -67,16 +68,17 @@ pub(super) struct ConfigurationKeys {
     pub alone: bool,
     /// The configuration whose fragment this one is laid over.
     pub extends: Option<String>,
-    /// The expanded name, with {AXIS} for the axes' values. What stands before an `@` names a family of configurations that differ in
-    /// what stands behind it alone: a curve of the frontier. Default: the key.
+    /// The expanded name, with {AXIS} for the axes' values. What stands before an `@` names a
+    /// family of configurations that differ in what stands behind it alone: a curve of the
+    /// frontier. Default: the key.
     pub name: Option<String>,
     /// Axis → value → policy fragment. Several axes multiply.
     #[schemars(with = "IndexMap<String, IndexMap<String, serde_json::Value>>")]
     pub axis: IndexMap<String, IndexMap<String, toml::Table>>,
     /// Combinations of axis values that are left out.
     pub skip: Vec<BTreeMap<String, String>>,
-    /// What the generators of subjects do here, laid over their `run` key by key (which generator it is stays), and the groups
-    /// they run in.
+    /// What the generators of subjects do here, laid over their `run` key by key (which generator
+    /// it is stays), and the groups they run in.
     pub subject: IndexMap<String, Varied>,
 }
 
@@ -91,7 +93,8 @@ pub(super) struct Varied {
     pub group: Option<String>,
 }
 
-/// The key beside a policy fragment that is laid over what a configuration extends, as the fragment is.
+/// The key beside a policy fragment that is laid over what a configuration extends, as the fragment
+/// is.
 pub(super) const SUBJECT: &str = "subject";
 
 impl ConfigurationKeys {
@@ -103,7 +106,8 @@ impl Experiment {
     /// Reads an experiment and expands its configurations. `file` is what problems call it.
     ///
     /// # Errors
-    /// Every problem found. Problems of a policy fragment name the configuration they were first met in.
+    /// Every problem found. Problems of a policy fragment name the configuration they were first
+    /// met in.
     pub fn parse(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
         let origin = Origin {
             file,

@@ -1,5 +1,5 @@
-//! What a configuration varies of its subjects: parameters of their generators, laid over `run` key by key, and the groups
-//! they run in.
+//! What a configuration varies of its subjects: parameters of their generators, laid over `run` key
+//! by key, and the groups they run in.
 
 use std::collections::BTreeMap;
 
@@ -106,7 +106,8 @@ fn groups(
     groups
 }
 
-/// Takes the subjects out of a merged configuration and reads what is varied of them. Problems are in the reader.
+/// Takes the subjects out of a merged configuration and reads what is varied of them. Problems are
+/// in the reader.
 pub(super) fn variation(
     reader: &mut Reader<'_>,
     merged: &mut DeTable<'_>,

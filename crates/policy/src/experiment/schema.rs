@@ -1,5 +1,5 @@
-//! The JSON schema of the language: derived where the keys are types, put together where configurations mix their own
-//! keys with those of a policy fragment.
+//! The JSON schema of the language: derived where the keys are types, put together where
+//! configurations mix their own keys with those of a policy fragment.
 
 use quell_types::spelled;
 use quell_types::spelled::Spelled;

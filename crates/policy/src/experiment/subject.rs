@@ -24,8 +24,9 @@ pub struct Subject {
     pub group: Option<String>,
     /// Its group's role.
     pub role: Role,
-    /// Where the runner pins it, in every configuration: a number of CPUs of its own, a list, the CPUs of another subject
-    /// (`with NAME`), or the other threads of its cores (`sibling of NAME`). Absent: nowhere.
+    /// Where the runner pins it, in every configuration: a number of CPUs of its own, a list, the
+    /// CPUs of another subject (`with NAME`), or the other threads of its cores (`sibling of
+    /// NAME`). Absent: nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Pin>,
     /// A generator.
@@ -40,7 +41,8 @@ pub struct Subject {
     /// When it starts. Default: with all others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Start>,
-    /// The metric it is judged by. Default: the generator's, the only one declared, or `run_time_s`.
+    /// The metric it is judged by. Default: the generator's, the only one declared, or
+    /// `run_time_s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub primary: Option<String>,
     /// Metrics read from its output.
@@ -96,7 +98,8 @@ const SIBLING_OF: &str = "sibling of ";
 /// Where the runner pins a subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// To so many CPUs of its own; which ones is the runner's choice, the same in every configuration.
+    /// To so many CPUs of its own; which ones is the runner's choice, the same in every
+    /// configuration.
     Count(u32),
     /// To these.
     List(CpuSet),

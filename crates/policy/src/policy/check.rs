@@ -15,7 +15,8 @@ use super::{Group, Permission, Policy, Role, Shape, VERSION};
 
 /// The longest name of a group: it becomes part of a cgroup's directory.
 const LONGEST_NAME: usize = 64;
-/// The regulation period's bounds. Below, brakes cannot keep up; above, a budget no longer bounds a burst.
+/// The regulation period's bounds. Below, brakes cannot keep up; above, a budget no longer bounds a
+/// burst.
 const PERIOD: (Nanos, Nanos) = (Nanos::micros(100), Nanos::secs(1));
 /// The shortest interval of a slow controller.
 const SHORTEST_INTERVAL: Nanos = Nanos::millis(10);

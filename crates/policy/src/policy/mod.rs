@@ -1,8 +1,9 @@
-//! The policy language: what the user wants, as TOML. This module owns the typed [`Policy`], and its reader with located
-//! problems.
+//! The policy language: what the user wants, as TOML. This module owns the typed [`Policy`], and
+//! its reader with located problems.
 //!
-//! Every key and default is shown in `examples/reference.toml`; the schema (`schemas/policy.schema.json`) and the
-//! reference page (`docs/policy-reference.md`) are generated from the types here.
+//! Every key and default is shown in `examples/reference.toml`; the schema
+//! (`schemas/policy.schema.json`) and the reference page (`docs/policy-reference.md`) are generated
+//! from the types here.
 
 mod check;
 mod read;
@@ -63,7 +64,8 @@ pub struct Policy {
     /// How memory pressure is controlled; absent: as the defaults of the section.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pressure: Option<Pressure>,
-    /// What is around all groups and programs of none: the experiment's that this is a configuration of. No key of a policy.
+    /// What is around all groups and programs of none: the experiment's that this is a
+    /// configuration of. No key of a policy.
     #[serde(skip_deserializing, skip_serializing_if = "Bounds::is_empty")]
     #[schemars(skip)]
     pub bounds: Bounds,
@@ -243,15 +245,17 @@ pub struct Group {
     /// At most this.
     #[serde(default, skip_serializing_if = "Limit::is_empty")]
     pub limit: Limit,
-    /// Its weight where other programs want the same CPU: 1 to 10000, or "idle"; the kernel gives every cgroup 100. Default for
-    /// best-effort: "idle", so that it has what no other program wants and hardly anything next to a busy one; 2 in cgroups
-    /// that are changed in place. For others: as found.
+    /// Its weight where other programs want the same CPU: 1 to 10000, or "idle"; the kernel gives
+    /// every cgroup 100. Default for best-effort: "idle", so that it has what no other program
+    /// wants and hardly anything next to a busy one; 2 in cgroups that are changed in place. For
+    /// others: as found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_weight: Option<CpuWeight>,
     /// Its share of the spare, among best-effort groups. Default 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// What may be done to it. Default for best-effort: "throttle" and "limit-memory"; for others: nothing.
+    /// What may be done to it. Default for best-effort: "throttle" and "limit-memory"; for others:
+    /// nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow: Option<Vec<Permission>>,
     /// When coloured memory runs out: "spill" (default) or "fail".
@@ -280,7 +284,8 @@ impl Group {
         }
     }
 
-    /// The CPUs wanted, with the role's default: critical "auto", best-effort "remaining", exempt "any".
+    /// The CPUs wanted, with the role's default: critical "auto", best-effort "remaining", exempt
+    /// "any".
     #[must_use]
     pub fn cpus_wanted(&self) -> CpusWanted {
         self.cpus.clone().unwrap_or(match self.role {
@@ -324,7 +329,8 @@ impl Group {
 pub struct Rest {
     /// Its CPUs.
     pub cpus: CpusWanted,
-    /// What may be done to it. It is neither counted nor stopped with a group that is regulated on its CPUs.
+    /// What may be done to it. It is neither counted nor stopped with a group that is regulated on
+    /// its CPUs.
     pub allow: Vec<Permission>,
 }
 

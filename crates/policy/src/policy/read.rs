@@ -50,12 +50,14 @@ impl Policy {
     /// Reads a policy. `file` is what problems call it; its stem is the policy's name by default.
     ///
     /// # Errors
-    /// Every problem found, in the order of finding; types and unknown keys before impossible values.
+    /// Every problem found, in the order of finding; types and unknown keys before impossible
+    /// values.
     pub fn parse(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
         Self::parse_as(text, file, Shape::File)
     }
 
-    /// The same, for `quell run POLICY -- CMD`: a group may have neither `match` nor `command`, so that CMD can be its.
+    /// The same, for `quell run POLICY -- CMD`: a group may have neither `match` nor `command`, so
+    /// that CMD can be its.
     ///
     /// # Errors
     /// As [`Self::parse`].
@@ -81,7 +83,8 @@ impl Policy {
         }
     }
 
-    /// Reads a policy that was put together by the program; `origin` is what problems call it, without lines.
+    /// Reads a policy that was put together by the program; `origin` is what problems call it,
+    /// without lines.
     ///
     /// # Errors
     /// As [`Self::parse`].

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::Policy;
 
-/// What a quantity looks like in a file, by the name of its type: the schema's description says what it is instead.
+/// What a quantity looks like in a file, by the name of its type: the schema's description says
+/// what it is instead.
 const QUANTITIES: [(&str, &str); 4] = [
     ("Nanos", Nanos::WANTED),
     ("Bytes", Bytes::WANTED),
@@ -22,7 +23,8 @@ pub fn policy_schema() -> Schema {
     schemars::schema_for!(Policy)
 }
 
-/// The reference page (`docs/policy-reference.md`): every key with its type, default and meaning, from the schema.
+/// The reference page (`docs/policy-reference.md`): every key with its type, default and meaning,
+/// from the schema.
 #[must_use]
 pub fn policy_reference() -> String {
     let schema = policy_schema().to_value();

@@ -1,4 +1,5 @@
-//! The JSON schemas of the values that have several spellings, by hand beside their readers in [`super::values`].
+//! The JSON schemas of the values that have several spellings, by hand beside their readers in
+//! [`super::values`].
 
 use quell_types::spelled;
 use quell_types::spelled::Spelled;

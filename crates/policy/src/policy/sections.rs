@@ -19,18 +19,20 @@ pub struct Target {
     /// The longest time per unit of work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Nanos>,
-    /// The largest factor against the profiled solo run, for example 1.10: the percentile of the units' times may be so many times what it was
-    /// in the profile.
+    /// The largest factor against the profiled solo run, for example 1.10: the percentile of the
+    /// units' times may be so many times what it was in the profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
-    /// The profile that `slowdown` refers to, by its name or file. Default: the one that `quell profile` keeps of the group's program.
+    /// The profile that `slowdown` refers to, by its name or file. Default: the one that `quell
+    /// profile` keeps of the group's program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// Which percentile of the units of work must meet it.
     #[serde(default = "ninety_nine")]
     pub percentile: f64,
-    /// Where the times come from: the program itself, through quell-client (default: "client"), launched or running already; or the output of
-    /// one that Quell launches, which is passed on unchanged.
+    /// Where the times come from: the program itself, through quell-client (default: "client"),
+    /// launched or running already; or the output of one that Quell launches, which is passed on
+    /// unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
 }
@@ -62,7 +64,8 @@ pub struct Reserve {
     /// A part of the cache that nobody else fills; parts that two groups name are shared by them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheWanted>,
-    /// DRAM banks that nobody else's memory lies in, as page colours; those that two groups name are shared by them.
+    /// DRAM banks that nobody else's memory lies in, as page colours; those that two groups name
+    /// are shared by them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub banks: Option<Banks>,
     /// Memory kept from reclaim.
@@ -71,7 +74,8 @@ pub struct Reserve {
     /// Files kept resident, warmed from inside the group.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<String>,
-    /// The mean time of a request to a disk, above which the kernel holds other groups back, on every disk.
+    /// The mean time of a request to a disk, above which the kernel holds other groups back, on
+    /// every disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_latency: Option<Nanos>,
     /// Its weight where several groups want the same disk, 1 to 10000; any other cgroup has 100.
@@ -91,8 +95,9 @@ impl Reserve {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Limit {
-    /// Memory bandwidth. Absent: what the reserves of others leave. As a table: of lines that come in (those that a store fetches
-    /// included) and of lines written back, where hardware counters tell them apart.
+    /// Memory bandwidth. Absent: what the reserves of others leave. As a table: of lines that come
+    /// in (those that a store fetches included) and of lines written back, where hardware counters
+    /// tell them apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
     /// Memory. Absent: steered by `[pressure]`.
@@ -127,8 +132,8 @@ impl Limit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Bounds {
-    /// Memory, in every configuration and alone: a cgroup of Quell's with this limit is around all subjects. Controllers take it for
-    /// the machine's. Absent: what the machine has.
+    /// Memory, in every configuration and alone: a cgroup of Quell's with this limit is around all
+    /// subjects. Controllers take it for the machine's. Absent: what the machine has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
 }
@@ -211,9 +216,10 @@ pub struct Mechanisms {
     pub cache: CacheMechanism,
     /// What holds limits of bandwidth.
     pub bandwidth: BandwidthMechanism,
-    /// Whether the ways that a critical group reserves stay its own whatever it does ("fixed"), or are what it has at first and at most
-    /// ("by-misses"): ways without which it draws no more from memory are left to the others, one by one, and it has all of them again as
-    /// soon as it draws more.
+    /// Whether the ways that a critical group reserves stay its own whatever it does ("fixed"), or
+    /// are what it has at first and at most ("by-misses"): ways without which it draws no more from
+    /// memory are left to the others, one by one, and it has all of them again as soon as it draws
+    /// more.
     pub ways: WaysKept,
 }
 
@@ -245,37 +251,41 @@ pub enum MeterWanted {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RegulatorKeys {
-    /// The regulation period, 100us to 1s. Default: derived from the shortest deadline, what the neighbours may draw, the
-    /// last-level cache and what a stop costs; 1ms where nothing is known. The plan says which and why.
+    /// The regulation period, 100us to 1s. Default: derived from the shortest deadline, what the
+    /// neighbours may draw, the last-level cache and what a stop costs; 1ms where nothing is known.
+    /// The plan says which and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period: Option<Nanos>,
-    /// Whether budget that a CPU is predicted not to draw is given to the others; it comes back when it is needed. Among groups with
-    /// a reserve and those that get what reserves leave; a limit that is written stays one. False = reservation only.
+    /// Whether budget that a CPU is predicted not to draw is given to the others; it comes back
+    /// when it is needed. Among groups with a reserve and those that get what reserves leave; a
+    /// limit that is written stays one. False = reservation only.
     pub reclaim: bool,
-    /// What happens once all budgets are spent before the period ends: all wait, all run freely until it ends, or a new period
-    /// begins at once.
+    /// What happens once all budgets are spent before the period ends: all wait, all run freely
+    /// until it ends, or a new period begins at once.
     pub after: After,
-    /// Whether reserves follow the target: what is left to the best-effort groups that the regulator holds moves with how many units
-    /// of the critical groups with targets are late, those of the worst off first; what is planned for them is what they have at first and at most.
-    /// With `reclaim` the rest is headroom: theirs while no critical group with a reserve draws anything, and kept whole while one does.
+    /// Whether reserves follow the target: what is left to the best-effort groups that the
+    /// regulator holds moves with how many units of the critical groups with targets are late,
+    /// those of the worst off first; what is planned for them is what they have at first and at
+    /// most. With `reclaim` the rest is headroom: theirs while no critical group with a reserve
+    /// draws anything, and kept whole while one does.
     pub adapt: Adapt,
-    /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By default a critical group is
-    /// never throttled.
+    /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By
+    /// default a critical group is never throttled.
     pub strict: bool,
-    /// How a group's budget is spread over its CPUs: "demand" (again and again, by what each drew: no sooner than after ten periods and
-    /// 10 ms) or "even".
+    /// How a group's budget is spread over its CPUs: "demand" (again and again, by what each drew:
+    /// no sooner than after ten periods and 10 ms) or "even".
     pub split: Split,
     /// What counts memory traffic.
     pub meter: MeterWanted,
-    /// The rate that percentages refer to and reserves must fit into: measured (of the
-    /// cheapest operation: what goes beyond the dearest is at level `none`), or given. "auto" is what the CPUs of the
-    /// group in question draw together, "machine" what all do.
+    /// The rate that percentages refer to and reserves must fit into: measured (of the cheapest
+    /// operation: what goes beyond the dearest is at level `none`), or given. "auto" is what the
+    /// CPUs of the group in question draw together, "machine" what all do.
     pub sustainable: Sustainable,
     /// With `reclaim`: weight of the newest period in the demand estimate, 0 to 1. Default 0.5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predictor: Option<f64>,
-    /// With `reclaim`: the amount taken from the pool at a time. Default 64KiB; where CPU time is counted, what a CPU draws in 100us if
-    /// that is more.
+    /// With `reclaim`: the amount taken from the pool at a time. Default 64KiB; where CPU time is
+    /// counted, what a CPU draws in 100us if that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quantum: Option<Bytes>,
 }

@@ -76,7 +76,8 @@ pub enum Bandwidth {
     Rate(Rate),
     /// A part of what the group's CPUs can draw together (the inventory's `sustainable`).
     Share(Share),
-    /// Reads and writes apart: lines that come in, those that a store fetches included, and lines that are written back.
+    /// Reads and writes apart: lines that come in, those that a store fetches included, and lines
+    /// that are written back.
     ReadWrite {
         /// Reads; absent: unlimited or unreserved.
         read: Option<Rate>,

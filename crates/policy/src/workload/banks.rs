@@ -1,7 +1,8 @@
-//! The choice of DRAM banks by physical address. A memory controller spreads addresses over banks by functions of
-//! address bits: each bit of the bank's number is the exclusive or of some bits of the address (P. Pessl et al., "DRAMA",
-//! USENIX Security 2016; a plain bit field, as PALLOC's mask, is the case of one bit each). Which ones, differs from
-//! machine to machine and is for the user to say: as a mask of address bits, or as a map.
+//! The choice of DRAM banks by physical address. A memory controller spreads addresses over banks
+//! by functions of address bits: each bit of the bank's number is the exclusive or of some bits of
+//! the address (P. Pessl et al., "DRAMA", USENIX Security 2016; a plain bit field, as PALLOC's
+//! mask, is the case of one bit each). Which ones, differs from machine to machine and is for the
+//! user to say: as a mask of address bits, or as a map.
 
 use quell_types::partition::Mask;
 use schemars::JsonSchema;
@@ -30,8 +31,8 @@ struct Written {
     /// The address bits that form the bank's number, as a mask such as `"0x7800"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mask: Option<String>,
-    /// Instead: per bit of the bank's number, lowest first, the address bits whose exclusive or it is:
-    /// `[[14, 18], [15, 19]]`.
+    /// Instead: per bit of the bank's number, lowest first, the address bits whose exclusive or it
+    /// is: `[[14, 18], [15, 19]]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     map: Option<Vec<Vec<u32>>>,
     /// The banks wanted.
@@ -52,7 +53,8 @@ impl Banks {
     /// From functions of address bits, lowest bit of the bank's number first, and the banks wanted.
     ///
     /// # Errors
-    /// A sentence, when there is no function or one of no bits or of bits no address has, or a bank that does not exist.
+    /// A sentence, when there is no function or one of no bits or of bits no address has, or a bank
+    /// that does not exist.
     pub fn new(functions: Vec<u64>, mut take: Vec<u32>) -> Result<Self, String> {
         if functions.is_empty() || functions.len() > MOST_FUNCTIONS {
             return Err(format!(
@@ -92,8 +94,9 @@ impl Banks {
         Ok(bits(hexadecimal(text)?).map(|bit| 1 << bit).collect())
     }
 
-    /// The functions of a map file: a line per bit of the bank's number, lowest first, that lists the address bits whose
-    /// exclusive or it is (`14 18`); `#` begins a comment. IsolBench's `pll -f` reads the same.
+    /// The functions of a map file: a line per bit of the bank's number, lowest first, that lists
+    /// the address bits whose exclusive or it is (`14 18`); `#` begins a comment. IsolBench's `pll
+    /// -f` reads the same.
     ///
     /// # Errors
     /// The first line that is something else, by number.

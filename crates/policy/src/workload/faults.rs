@@ -6,7 +6,8 @@ use super::Workload;
 
 /// More lists side by side than any core follows at once.
 pub const MOST_LISTS: u32 = 64;
-/// The highest priority of a periodic task: below Quell's watchdog, which has to run whatever the task does.
+/// The highest priority of a periodic task: below Quell's watchdog, which has to run whatever the
+/// task does.
 pub const MOST_PRIORITY: u32 = 79;
 
 /// Why a generator with these parameters cannot be.

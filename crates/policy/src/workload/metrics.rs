@@ -95,8 +95,9 @@ const ANON_HOG: [Reported; 3] = [
     lower("killed", "times per window"),
 ];
 
-/// A stream's time per 64 program bytes in nanoseconds, from its rates over windows of equal length in 10^6 bytes per second: one
-/// value, the mean over all that it moved. (Of windows in which it was stopped there is no time per block.) Nothing where nothing moved.
+/// A stream's time per 64 program bytes in nanoseconds, from its rates over windows of equal length
+/// in 10^6 bytes per second: one value, the mean over all that it moved. (Of windows in which it
+/// was stopped there is no time per block.) Nothing where nothing moved.
 #[must_use]
 pub fn ns_per_line(rates: &[f64]) -> Vec<f64> {
     let sum: f64 = rates.iter().sum();

@@ -1,4 +1,5 @@
-//! What generators of memory pressure do: a program that memory must be kept for, and those that take it.
+//! What generators of memory pressure do: a program that memory must be kept for, and those that
+//! take it.
 
 use quell_types::units::{Bytes, Nanos, Rate};
 use schemars::JsonSchema;
@@ -6,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fault, Passes, Reading};
 
-/// An object detector: maps its weights, reads image after image through the page cache at a frame rate.
+/// An object detector: maps its weights, reads image after image through the page cache at a frame
+/// rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Detector {

@@ -21,7 +21,8 @@ pub struct Caches {
     pub seen: Bytes,
 }
 
-/// A size, absolute or as a multiple of a cache of the CPU it is used on (`0.5 LLC`, `0.5 seen LLC`, `2 L1`).
+/// A size, absolute or as a multiple of a cache of the CPU it is used on (`0.5 LLC`, `0.5 seen
+/// LLC`, `2 L1`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(into = "String")]
 #[schemars(with = "String")]

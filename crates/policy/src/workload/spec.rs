@@ -1,5 +1,6 @@
-//! A generator on one line, as the command line takes it: `KIND[:PART,…]`, where a part is `KEY=VALUE` as in an
-//! experiment's `run = { … }`, or a word that only one key can mean (`bandwidth:write,size=64MiB,rate=2GB/s`).
+//! A generator on one line, as the command line takes it: `KIND[:PART,…]`, where a part is
+//! `KEY=VALUE` as in an experiment's `run = { … }`, or a word that only one key can mean
+//! (`bandwidth:write,size=64MiB,rate=2GB/s`).
 
 use std::str::FromStr;
 
@@ -8,7 +9,8 @@ use toml::de::DeTable;
 
 use super::{Order, Pages, Word, Workload};
 
-/// A generator that could not be read: what is wrong and what was probably meant, a line per mistake.
+/// A generator that could not be read: what is wrong and what was probably meant, a line per
+/// mistake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SpecError(String);
@@ -72,7 +74,8 @@ impl FromStr for Workload {
     }
 }
 
-/// A problem as a person on the command line reads it: there is no file, and the table around the keys is ours.
+/// A problem as a person on the command line reads it: there is no file, and the table around the
+/// keys is ours.
 fn told(text: &str, problem: &Problem) -> String {
     let why = problem.why.trim_start_matches(": ");
     let why = why.strip_suffix(" at the top").unwrap_or(why);

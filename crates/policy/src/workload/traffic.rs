@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Access, Operation, Store, Touch, WORD_BYTES, Workload};
 
-/// Bytes that cross the memory bus per program byte, where the buffer is far larger than the caches: each line fetched
-/// or written back once per visit. Inside the caches nothing crosses it, unless lines are flushed or stored past them.
+/// Bytes that cross the memory bus per program byte, where the buffer is far larger than the
+/// caches: each line fetched or written back once per visit. Inside the caches nothing crosses it,
+/// unless lines are flushed or stored past them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Read from memory: lines loaded, and lines fetched because part of them is stored.
@@ -16,8 +17,9 @@ pub struct Traffic {
 }
 
 impl<S> Workload<S> {
-    /// What its program bytes stand for on the memory bus. `None` where that is up to the memory controller (stores past
-    /// the caches that do not fill their lines), or to what the caches keep of a buffer used again and again.
+    /// What its program bytes stand for on the memory bus. `None` where that is up to the memory
+    /// controller (stores past the caches that do not fill their lines), or to what the caches keep
+    /// of a buffer used again and again.
     #[must_use]
     pub fn traffic(&self) -> Option<Traffic> {
         let of = |read, write| Some(Traffic { read, write });

@@ -1,5 +1,5 @@
-//! The words generators are told what to do with. Each has its name and its meaning in one place: files, records, help
-//! and error messages all take them from here.
+//! The words generators are told what to do with. Each has its name and its meaning in one place:
+//! files, records, help and error messages all take them from here.
 
 use std::fmt;
 

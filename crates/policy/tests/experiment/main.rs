@@ -1,5 +1,5 @@
-//! The experiment language, by examples: what is read ([`configurations`]: how they expand) and what is answered to
-//! [`mistakes`].
+//! The experiment language, by examples: what is read ([`configurations`]: how they expand) and
+//! what is answered to [`mistakes`].
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -138,7 +138,8 @@ fn the_default_demonstration_compares_at_five_equal_caps() {
             .groups[group]
             .clone()
     };
-    // Nothing is asked for: nothing is partitioned, although a critical group alone would ask for CPUs.
+    // Nothing is asked for: nothing is partitioned, although a critical group alone would ask for
+    // CPUs.
     assert_eq!(group("none", "victim").cpus, Some(CpusWanted::Any));
     assert_eq!(group("none", "neighbour").cpus, Some(CpusWanted::Any));
     assert_eq!(group("cores", "victim").cpus, Some(CpusWanted::Count(1)));

@@ -1,16 +1,17 @@
 //! Whether demand comes in bursts that return after a period, and what one of them is.
 //!
-//! Method: the autocorrelation of the bins. A burst that falls on one side of a bin's edge or on the other is the same one, so
-//! each bin is first summed with its two neighbours; what changes slowly is taken away as a straight line and then as the mean of
-//! the surroundings. The period is the first lag at which the autocorrelation comes back to (nearly) its best, made finer at multiples of it. It counts if
-//! noise with the same memory would not reach it: the standard error of an autocorrelation beyond a process's memory is
-//! that of Bartlett (1946, "On the Theoretical Specification and Sampling Properties of Autocorrelated Time-Series"), the
-//! chance that one of all lags exceeds it by so much at most lags × ½ exp(−z²/2); and it has to come back after two periods as well.
-//! The bins folded at the period then are one
-//! burst and one pause.
+//! Method: the autocorrelation of the bins. A burst that falls on one side of a bin's edge or on
+//! the other is the same one, so each bin is first summed with its two neighbours; what changes
+//! slowly is taken away as a straight line and then as the mean of the surroundings. The period is
+//! the first lag at which the autocorrelation comes back to (nearly) its best, made finer at
+//! multiples of it. It counts if noise with the same memory would not reach it: the standard error
+//! of an autocorrelation beyond a process's memory is that of Bartlett (1946, "On the Theoretical
+//! Specification and Sampling Properties of Autocorrelated Time-Series"), the chance that one of
+//! all lags exceeds it by so much at most lags × ½ exp(−z²/2); and it has to come back after two
+//! periods as well. The bins folded at the period then are one burst and one pause.
 //!
-//! What it does not see: periods of fewer than [`SHORTEST`] bins or of which fewer than three passed, and bursts whose times wander
-//! by more than their length.
+//! What it does not see: periods of fewer than [`SHORTEST`] bins or of which fewer than three
+//! passed, and bursts whose times wander by more than their length.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,8 @@ const MOST: usize = 10_000;
 const CONFIDENT: f64 = 0.999;
 /// And from this regularity on: below, bursts are a minor part of what goes on.
 const REGULAR: f64 = 0.2;
-/// The first lag that comes back to this part of the best is the period, the best one may be a multiple.
+/// The first lag that comes back to this part of the best is the period, the best one may be a
+/// multiple.
 const NEARLY: f64 = 0.8;
 /// What is drawn in a pause is at most this part of what is drawn in a burst.
 const PAUSE: f64 = 0.75;
@@ -60,8 +62,8 @@ impl Burst {
     }
 }
 
-/// The bursts in bins of a millisecond, `amounts` in any unit per bin (the result's `amount` is in the same). `None` where none
-/// return.
+/// The bursts in bins of a millisecond, `amounts` in any unit per bin (the result's `amount` is in
+/// the same). `None` where none return.
 #[must_use]
 pub fn burst(amounts: &[f64]) -> Option<Burst> {
     let amounts = amounts.get(..amounts.len().min(MOST))?;
@@ -219,8 +221,9 @@ fn fold(amounts: &[f64], period: f64) -> Vec<f64> {
     means.map(|(sum, n)| sum / n.max(1.0)).collect()
 }
 
-/// Where the burst begins and how many slots it has: everything but the longest stretch of slots, round and round, below the
-/// middle between the lowest and the highest. So two bursts close together are one.
+/// Where the burst begins and how many slots it has: everything but the longest stretch of slots,
+/// round and round, below the middle between the lowest and the highest. So two bursts close
+/// together are one.
 fn around_pause(folded: &[f64]) -> Option<(usize, usize)> {
     let (low, high) = folded
         .iter()

@@ -1,9 +1,11 @@
-//! What a program asks of the memory system over time: amounts per millisecond, what they come to ([`Figures`]), whether they
-//! come in bursts that return ([`burst()`]), what a policy could reserve for them ([`proposal()`]), and all of it as a file that
-//! is kept ([`Profile`]). Pure; who reads the counters is the backend's matter.
+//! What a program asks of the memory system over time: amounts per millisecond, what they come to
+//! ([`Figures`]), whether they come in bursts that return ([`burst()`]), what a policy could
+//! reserve for them ([`proposal()`]), and all of it as a file that is kept ([`Profile`]). Pure; who
+//! reads the counters is the backend's matter.
 //!
-//! Method: a counter's readings come when they come; they are laid on a grid of bins, each reading's growth spread evenly over
-//! the time since the one before, so that nothing is lost or counted twice whatever the reader's delays ([`bins`]).
+//! Method: a counter's readings come when they come; they are laid on a grid of bins, each
+//! reading's growth spread evenly over the time since the one before, so that nothing is lost or
+//! counted twice whatever the reader's delays ([`bins`]).
 
 mod burst;
 mod profile;
@@ -46,8 +48,9 @@ pub struct Binned {
     pub unread: u64,
 }
 
-/// `readings` of a counter, times and values ascending, in whole bins from the first reading on. What a bin is given is exact at
-/// every reading; the sum of all bins is what the counter grew by until their end, rounded down.
+/// `readings` of a counter, times and values ascending, in whole bins from the first reading on.
+/// What a bin is given is exact at every reading; the sum of all bins is what the counter grew by
+/// until their end, rounded down.
 #[must_use]
 pub fn bins(readings: &[(Nanos, u64)], bin: Nanos) -> Binned {
     let (Some(&(begin, first)), Some(&(end, _))) = (readings.first(), readings.last()) else {

@@ -1,4 +1,5 @@
-//! A profile as it is stored and read again: schema `quell.profile/1`. Fields that do not apply are absent, never zero.
+//! A profile as it is stored and read again: schema `quell.profile/1`. Fields that do not apply are
+//! absent, never zero.
 
 use quell_plan::deep::Fingerprint;
 use quell_policy::workload::Workload;
@@ -167,8 +168,8 @@ pub enum Measuring {
         /// They see lines that come in, and none that are written back.
         fills_only: bool,
     },
-    /// CPU time, since no event counts here. It says when the program works, not what it moves: each nanosecond stands for at most
-    /// what one CPU of this machine was measured to move in one.
+    /// CPU time, since no event counts here. It says when the program works, not what it moves:
+    /// each nanosecond stands for at most what one CPU of this machine was measured to move in one.
     CpuTime {
         /// Why no event counts.
         why: String,
@@ -252,7 +253,8 @@ impl Series {
 pub struct UnitTimes {
     /// How many there were.
     pub units: u64,
-    /// Nanoseconds that so many thousandths of them took at most, from 0 (the fastest) to 1000 (the slowest): values that occurred.
+    /// Nanoseconds that so many thousandths of them took at most, from 0 (the fastest) to 1000 (the
+    /// slowest): values that occurred.
     pub per_mille_ns: Vec<u64>,
 }
 

@@ -1,9 +1,10 @@
 //! What a policy could ask for, given what a program draws.
 //!
-//! Rules. Bursts that return after a period are units of work, and somebody waits for each: the reserve is the peak, since at the
-//! mean every burst takes peak ÷ mean times as long. Without a period no millisecond is known to matter more than another: the mean
-//! lets the work be done in time. CPU time is no amount of traffic: it gives CPUs, and no reserve. What the machine does not sustain is not
-//! proposed.
+//! Rules. Bursts that return after a period are units of work, and somebody waits for each: the
+//! reserve is the peak, since at the mean every burst takes peak ÷ mean times as long. Without a
+//! period no millisecond is known to matter more than another: the mean lets the work be done in
+//! time. CPU time is no amount of traffic: it gives CPUs, and no reserve. What the machine does not
+//! sustain is not proposed.
 
 use std::fmt::Write;
 
@@ -124,8 +125,8 @@ fn reserve(sought: &Sought<'_>) -> (Basis, Option<Rate>, String) {
     }
 }
 
-/// The program as a group that is protected. Who the others are is not known, and is left to be filled in: without them a reserve
-/// is worth nothing, and the planner refuses it.
+/// The program as a group that is protected. Who the others are is not known, and is left to be
+/// filled in: without them a reserve is worth nothing, and the planner refuses it.
 fn policy(sought: &Sought<'_>, reserve: Option<Rate>, because: &str) -> String {
     let name = sought.subject.name();
     let mut out = String::from("# Proposed by `quell profile`. Look at it with `quell plan`.\n");

@@ -16,7 +16,8 @@ fn normal(rng: &mut Rng) -> f64 {
     (0..12).map(|_| even(rng)).sum::<f64>() - 6.0
 }
 
-/// Bursts of `length` bins and height 100 every `period` bins from `phase` on, a fifth more or less long each, on noise of `noise`.
+/// Bursts of `length` bins and height 100 every `period` bins from `phase` on, a fifth more or less
+/// long each, on noise of `noise`.
 struct Bursts {
     period: f64,
     phase: f64,
@@ -290,8 +291,9 @@ fn names_are_fit_for_groups_and_files() {
     assert_eq!(names, ["bandwidth", "it-s", "dete-ct", "program"]);
 }
 
-/// Noise with and without memory, and bursts whose times have no rule. By chance some look regular, a short series sooner than a long
-/// one: one in a hundred at most, of the same thousand every time.
+/// Noise with and without memory, and bursts whose times have no rule. By chance some look regular,
+/// a short series sooner than a long one: one in a hundred at most, of the same thousand every
+/// time.
 #[test]
 fn noise_has_no_period() {
     let mut taken_for_bursts = [0, 0];

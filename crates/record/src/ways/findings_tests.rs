@@ -1,5 +1,6 @@
-//! Six configurations that are wrong on purpose, and the same set right. A cache of 8 MiB with 16 ways on four CPUs, looked at every
-//! 100 ms for 3 s; what is counted is what the emulated processor of the lab counts (`tests/lab/ways.sh`).
+//! Six configurations that are wrong on purpose, and the same set right. A cache of 8 MiB with 16
+//! ways on four CPUs, looked at every 100 ms for 3 s; what is counted is what the emulated
+//! processor of the lab counts (`tests/lab/ways.sh`).
 
 use super::*;
 
@@ -61,7 +62,8 @@ impl Scene {
         self.now.threads.insert(tid, thread);
     }
 
-    /// One look; each class has so much of the first cache and has moved so much more since the last look.
+    /// One look; each class has so much of the first cache and has moved so much more since the
+    /// last look.
     fn look(&mut self, counted: &[(&str, u64, u64)]) {
         for (name, occupancy, moved) in counted {
             let class = self.now.classes.entry((*name).to_owned()).or_default();

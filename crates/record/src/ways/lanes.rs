@@ -1,4 +1,5 @@
-//! Changes in order of time become stretches in which nothing changes: who may fill which ways, where threads were, what was counted.
+//! Changes in order of time become stretches in which nothing changes: who may fill which ways,
+//! where threads were, what was counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -139,7 +140,8 @@ fn close<T>(all: &mut Vec<Stretch<T>>, end: u64) {
 }
 
 impl Timeline {
-    /// Of changes in order of time, with their times in nanoseconds; it ends with `end_ns`, or the last of them.
+    /// Of changes in order of time, with their times in nanoseconds; it ends with `end_ns`, or the
+    /// last of them.
     #[must_use]
     pub fn of<'c>(changes: impl IntoIterator<Item = (u64, &'c Change)>, end_ns: u64) -> Self {
         let mut timeline = Self {

@@ -1,10 +1,12 @@
-//! Who may fill which ways of which cache, over time: what is seen of the machine becomes changes ([`Change`], events of a record),
-//! changes become lanes ([`Timeline`]), and lanes become findings ([`findings()`]).
+//! Who may fill which ways of which cache, over time: what is seen of the machine becomes changes
+//! ([`Change`], events of a record), changes become lanes ([`Timeline`]), and lanes become findings
+//! ([`findings()`]).
 //!
-//! Words as in [`quell_types::partition`] and resctrl (Documentation/filesystems/resctrl.rst): a *class* is a control group, that of all other
-//! tasks being [`ROOT`]; a *place* is one cache, or one memory controller, of a resource. A thread's own class goes before that of the CPU
-//! it runs on, which goes before the root's. Hardware tells how much of a cache a class has, never in which ways: lanes show who may
-//! fill a way, not what lies in it.
+//! Words as in [`quell_types::partition`] and resctrl (Documentation/filesystems/resctrl.rst): a
+//! *class* is a control group, that of all other tasks being [`ROOT`]; a *place* is one cache, or
+//! one memory controller, of a resource. A thread's own class goes before that of the CPU it runs
+//! on, which goes before the root's. Hardware tells how much of a cache a class has, never in which
+//! ways: lanes show who may fill a way, not what lies in it.
 
 mod findings;
 mod lanes;
@@ -31,7 +33,8 @@ pub use lanes::{Block, Fill, Sampled, Stretch, ThreadLane, Timeline, Ways, Where
 /// The class of every task that is in no other, as resctrl's root group.
 pub const ROOT: &str = "/";
 
-/// One cache, or memory controller, of a resource: `L3:0`, `L2CODE:3`, `MB:1`. The number is the kernel's.
+/// One cache, or memory controller, of a resource: `L3:0`, `L2CODE:3`, `MB:1`. The number is the
+/// kernel's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
 #[serde(into = "String")]
 #[schemars(with = "String")]
@@ -54,7 +57,8 @@ impl Place {
         }
     }
 
-    /// Where the kernel counts what this place holds: code and data of a cache are counted together.
+    /// Where the kernel counts what this place holds: code and data of a cache are counted
+    /// together.
     #[must_use]
     pub fn counted(&self) -> Self {
         let resource = &self.resource;
@@ -155,7 +159,8 @@ pub struct Figures {
     /// Bytes of the cache that it has now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub occupancy: Option<u64>,
-    /// Bytes from and to memory since the count began: a line for every miss, and what is written back.
+    /// Bytes from and to memory since the count began: a line for every miss, and what is written
+    /// back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<u64>,
 }
@@ -189,7 +194,8 @@ pub struct Thread {
     pub cpu: CpuId,
 }
 
-/// A register that says something else than the kernel: somebody has written it behind the kernel's back.
+/// A register that says something else than the kernel: somebody has written it behind the kernel's
+/// back.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Register {
@@ -478,7 +484,8 @@ impl Snapshot {
         self.classes.entry(name.to_owned()).or_default()
     }
 
-    /// Whether anybody belongs to a class: a thread, or a CPU. Nobody knows of the root's, which has all the others.
+    /// Whether anybody belongs to a class: a thread, or a CPU. Nobody knows of the root's, which
+    /// has all the others.
     #[must_use]
     pub fn has_members(&self, class: &str) -> bool {
         class == ROOT
@@ -499,9 +506,11 @@ impl Snapshot {
     }
 }
 
-/// Whether changes say anything that is no sample and no thread's way over the CPUs: what a person wants listed.
+/// Whether changes say anything that is no sample and no thread's way over the CPUs: what a person
+/// wants listed.
 impl Change {
-    /// In a sentence; nothing for samples, for threads that only ran elsewhere, and for the machine.
+    /// In a sentence; nothing for samples, for threads that only ran elsewhere, and for the
+    /// machine.
     #[must_use]
     pub fn told(&self) -> Option<String> {
         let mask = |mask: &Option<Mask>| mask.map_or_else(|| "none".to_owned(), |m| m.to_string());

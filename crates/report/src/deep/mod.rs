@@ -1,5 +1,5 @@
-//! What `quell doctor --deep` found out, in words: for every block a plain sentence of what it means and what to do about
-//! it, and below it the figures. `docs/doctor.md` explains each.
+//! What `quell doctor --deep` found out, in words: for every block a plain sentence of what it
+//! means and what to do about it, and below it the figures. `docs/doctor.md` explains each.
 
 mod memory;
 mod sharing;

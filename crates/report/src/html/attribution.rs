@@ -1,4 +1,5 @@
-//! Why critical subjects were late: a bar of the late time per configuration, a part per cause, and the table.
+//! Why critical subjects were late: a bar of the late time per configuration, a part per cause, and
+//! the table.
 
 use maud::html;
 use quell_record::attribution::{Attribution, Cause};

@@ -1,4 +1,5 @@
-//! Normalized performance of every subject under every configuration, with the interval over rounds.
+//! Normalized performance of every subject under every configuration, with the interval over
+//! rounds.
 
 use quell_record::result::{ConfigurationResult, Subset};
 

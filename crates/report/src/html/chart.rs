@@ -1,6 +1,7 @@
-//! What every figure is drawn with: scales with round ticks, axes, marks, labels that keep out of each other's way, and
-//! the frame that makes an SVG a figure with a caption. Every figure is drawn twice, for a page and for a phone, since an
-//! SVG that only shrinks becomes unreadable; the style sheet shows one of them.
+//! What every figure is drawn with: scales with round ticks, axes, marks, labels that keep out of
+//! each other's way, and the frame that makes an SVG a figure with a caption. Every figure is drawn
+//! twice, for a page and for a phone, since an SVG that only shrinks becomes unreadable; the style
+//! sheet shows one of them.
 
 use std::fmt::Write;
 
@@ -173,8 +174,8 @@ fn plain(value: f64, step: f64) -> String {
     if places == 0 { thousands(&text) } else { text }
 }
 
-/// Places for labels wanted at `wanted` (any order): at least `gap` apart, between `from` and `to` where they fit, as
-/// near as that allows.
+/// Places for labels wanted at `wanted` (any order): at least `gap` apart, between `from` and `to`
+/// where they fit, as near as that allows.
 pub(crate) fn spread(wanted: &[f64], gap: f64, (from, to): (f64, f64)) -> Vec<f64> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     let place = |index: usize| wanted.get(index).copied().unwrap_or(from);
@@ -199,7 +200,8 @@ pub(crate) fn spread(wanted: &[f64], gap: f64, (from, to): (f64, f64)) -> Vec<f6
     out
 }
 
-/// Labels that hide neither marks nor each other: each goes to the first of its places that is still free.
+/// Labels that hide neither marks nor each other: each goes to the first of its places that is
+/// still free.
 #[derive(Debug, Default)]
 pub(crate) struct Labels {
     /// Left, top, right, bottom of what is drawn already.
@@ -413,7 +415,8 @@ impl Svg {
         }
     }
 
-    /// Gridlines and labels of the horizontal scale, and what it shows below them. Labels that would touch are left out.
+    /// Gridlines and labels of the horizontal scale, and what it shows below them. Labels that
+    /// would touch are left out.
     pub(crate) fn columns(
         &mut self,
         area: &Area,

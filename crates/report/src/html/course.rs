@@ -1,5 +1,5 @@
-//! What a subject met in memory over time, under every configuration, whoever looked after memory: what it had there, and what
-//! it missed.
+//! What a subject met in memory over time, under every configuration, whoever looked after memory:
+//! what it had there, and what it missed.
 
 use quell_record::events::{Course, Met};
 

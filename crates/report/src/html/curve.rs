@@ -1,4 +1,5 @@
-//! A metric over an axis of sizes or numbers: a curve per subject and value of the other axes, and the table.
+//! A metric over an axis of sizes or numbers: a curve per subject and value of the other axes, and
+//! the table.
 
 use maud::html;
 

@@ -1,5 +1,5 @@
-//! The page of a demonstration: a verdict, one table, what is not covered, and a link to the page of
-//! each experiment.
+//! The page of a demonstration: a verdict, one table, what is not covered, and a link to the page
+//! of each experiment.
 
 use maud::{Markup, html};
 use quell_record::demo::{DemoResult, Found};

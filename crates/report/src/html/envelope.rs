@@ -1,5 +1,6 @@
-//! Many points on few pixels, without losing what matters: per bucket the smallest, the median and the largest value,
-//! so that no peak disappears and none is invented. Averages would hide exactly the late units a report is about.
+//! Many points on few pixels, without losing what matters: per bucket the smallest, the median and
+//! the largest value, so that no peak disappears and none is invented. Averages would hide exactly
+//! the late units a report is about.
 
 use quell_record::events::Stop;
 use quell_types::stats::{percentile, sorted};
@@ -28,8 +29,8 @@ fn bucket(at: f64, (from, to): (f64, f64), buckets: usize) -> Option<usize> {
     Some((place as usize).min(buckets - 1))
 }
 
-/// The buckets between `from` and `to` that have points, in order. Points outside and values that are no numbers are
-/// left out.
+/// The buckets between `from` and `to` that have points, in order. Points outside and values that
+/// are no numbers are left out.
 pub(crate) fn envelope(points: &[(f64, f64)], span: (f64, f64), buckets: usize) -> Vec<Bucket> {
     let mut filled: Vec<Vec<f64>> = vec![Vec::new(); buckets];
     for (at, value) in points.iter().filter(|(_, value)| value.is_finite()) {
@@ -53,8 +54,8 @@ pub(crate) fn envelope(points: &[(f64, f64)], span: (f64, f64), buckets: usize) 
         .collect()
 }
 
-/// The part of each of `buckets` equal stretches between two times (ns) that `stops` cover, from 0 to 1. The stops are
-/// in order of time and do not overlap.
+/// The part of each of `buckets` equal stretches between two times (ns) that `stops` cover, from 0
+/// to 1. The stops are in order of time and do not overlap.
 pub(crate) fn covered(stops: &[Stop], (from, to): (u64, u64), buckets: usize) -> Vec<f64> {
     let mut parts = vec![0.0; buckets];
     if buckets == 0 || to <= from {

@@ -1,4 +1,5 @@
-//! The frontier: what the protected subject keeps against what the other one keeps, at the median and at the tail.
+//! The frontier: what the protected subject keeps against what the other one keeps, at the median
+//! and at the tail.
 
 use crate::frontier::{Data, Point};
 use crate::text::percent;
@@ -227,7 +228,8 @@ fn panel(
             label: &lone.name,
         });
     }
-    // Names before caps: a point without its cap still has its title, a line without its name has nothing.
+    // Names before caps: a point without its cap still has its title, a line without its name has
+    // nothing.
     for (name, look, drawn) in &series {
         let near = drawn.iter().rev().flat_map(|d| {
             let (x, y) = d.at;

@@ -1,6 +1,7 @@
-//! One self-contained page about a record: no script, nothing loaded from anywhere, light or dark as the reader's system
-//! is, readable on a phone and on paper. It is a function of the record alone. One module per section. The verdict and one
-//! picture come first, then the result, the other pictures and the facts.
+//! One self-contained page about a record: no script, nothing loaded from anywhere, light or dark
+//! as the reader's system is, readable on a phone and on paper. It is a function of the record
+//! alone. One module per section. The verdict and one picture come first, then the result, the
+//! other pictures and the facts.
 
 mod attribution;
 mod bars;
@@ -40,7 +41,8 @@ pub use profile::profile_html;
 /// Builds a section; `None` where the record holds nothing for it.
 type Build = fn(&Page<'_>) -> Option<Section>;
 
-/// The sections that are mostly a picture. The first that the record has data for follows the verdict.
+/// The sections that are mostly a picture. The first that the record has data for follows the
+/// verdict.
 const PICTURES: &[Build] = &[
     curve::section,
     frontier::section,
@@ -76,7 +78,8 @@ pub fn html(record: &Record) -> String {
     document(&title, &head::head(&page, &title), &sections)
 }
 
-/// A page of its own: what comes first, and the sections. Links to the sections follow the first of them.
+/// A page of its own: what comes first, and the sections. Links to the sections follow the first of
+/// them.
 fn document(title: &str, head: &Markup, sections: &[Section]) -> String {
     let page = html! {
         (DOCTYPE)

@@ -1,5 +1,5 @@
-//! What all sections share: the record seen as a comparison, and one look (colour, mark) per family of configurations,
-//! the same in every figure.
+//! What all sections share: the record seen as a comparison, and one look (colour, mark) per family
+//! of configurations, the same in every figure.
 
 use maud::Markup;
 use quell_record::events::{Record, Span};

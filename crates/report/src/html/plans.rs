@@ -1,5 +1,6 @@
-//! What was done under every configuration, with the reasons and what each promise was worth. What several plans share is
-//! said once: first what all of them share, then what those of a family share, then what one plan adds.
+//! What was done under every configuration, with the reasons and what each promise was worth. What
+//! several plans share is said once: first what all of them share, then what those of a family
+//! share, then what one plan adds.
 
 use maud::{Markup, html};
 use quell_plan::{Held, Plan, Setting, Step};
@@ -136,7 +137,8 @@ impl<'p> Part<'p> {
         }
     }
 
-    /// What would first break a promise to a group, where it is the same in all and each has one promise to that group.
+    /// What would first break a promise to a group, where it is the same in all and each has one
+    /// promise to that group.
     fn reasons(parts: &[Self]) -> Vec<Reason<'p>> {
         let [first, rest @ ..] = parts else {
             return Vec::new();
@@ -226,7 +228,8 @@ struct Said<'t> {
 }
 
 impl Said<'_> {
-    /// A step in words: in full, or how it differs from one of the first plan where that is a number.
+    /// A step in words: in full, or how it differs from one of the first plan where that is a
+    /// number.
     fn step(&self, step: &Step) -> String {
         let differs = self.first.and_then(|(name, first)| {
             let mut all = first.steps.iter().filter(|other| other.group == step.group);

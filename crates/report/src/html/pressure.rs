@@ -1,5 +1,5 @@
-//! Memory over time, where somebody looked after it: what there was, what the critical groups used and how long they waited, and
-//! everything that was done, each act a mark.
+//! Memory over time, where somebody looked after it: what there was, what the critical groups used
+//! and how long they waited, and everything that was done, each act a mark.
 
 use quell_record::events::{Event, Stamped, Steering};
 
@@ -262,7 +262,8 @@ fn lanes(
     svg.columns(&acts, &x, &x.ticks(if columns > 1 { 3 } else { 5 }), "s");
 }
 
-/// All acts, or all but those that there are too many of: a limit that moves again and again is a line already.
+/// All acts, or all but those that there are too many of: a limit that moves again and again is a
+/// line already.
 fn rarest<'r>(acts: &[&'r Stamped]) -> Vec<&'r Stamped> {
     let moves = |e: &Stamped| matches!(&e.event, Event::Steered { did, .. } if matches!(did, Steering::Limit { .. } | Steering::Protect { .. }));
     let all = acts.iter().copied();

@@ -1,4 +1,5 @@
-//! The page of a profile: demand per millisecond over one second, the whole span, the figures, and what follows from them.
+//! The page of a profile: demand per millisecond over one second, the whole span, the figures, and
+//! what follows from them.
 
 use maud::html;
 use quell_record::demand::{Measuring, Profile, Quantity};
@@ -68,7 +69,8 @@ fn scale_title(profile: &Profile) -> &'static str {
     }
 }
 
-/// The second that is most like the whole: whose mean is nearest to it. Of a shorter span all of it.
+/// The second that is most like the whole: whose mean is nearest to it. Of a shorter span all of
+/// it.
 fn usual_second(values: &[f64]) -> usize {
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
     let whole = mean(values);

@@ -1,5 +1,5 @@
-//! The table of the result, over all rounds and over those with a shared cache. Configurations that no measurement
-//! distinguishes are one row that opens.
+//! The table of the result, over all rounds and over those with a shared cache. Configurations that
+//! no measurement distinguishes are one row that opens.
 
 use maud::{Markup, html};
 use quell_record::result::{CompareResult, ConfigurationResult, Subset};

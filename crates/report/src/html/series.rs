@@ -1,5 +1,5 @@
-//! One round in time, configuration beside configuration: the protected subject's windows, what the other one got, when a
-//! regulator stopped it, and what the host took.
+//! One round in time, configuration beside configuration: the protected subject's windows, what the
+//! other one got, when a regulator stopped it, and what the host took.
 
 use quell_record::events::{CpuTimes, Span};
 use quell_types::cpuset::CpuId;

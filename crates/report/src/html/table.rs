@@ -1,4 +1,5 @@
-//! Tables: the first column names the row and stays in sight while a wide table scrolls inside its frame.
+//! Tables: the first column names the row and stays in sight while a wide table scrolls inside its
+//! frame.
 
 use maud::{Markup, html};
 
@@ -42,8 +43,8 @@ pub(crate) struct Row {
     pub(crate) inner: Vec<Vec<TableCell>>,
 }
 
-/// A table in which a row may stand for several and opens. Its last column is aligned left. All columns but the first
-/// are equally wide, so that rows inside a row stand below the same heads.
+/// A table in which a row may stand for several and opens. Its last column is aligned left. All
+/// columns but the first are equally wide, so that rows inside a row stand below the same heads.
 pub(crate) fn folding_table(head: &[String], rows: &[Row], caption: &str) -> Markup {
     if rows.iter().all(|row| row.inner.is_empty()) {
         let table = Table {

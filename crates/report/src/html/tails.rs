@@ -1,5 +1,5 @@
-//! The distribution of the protected subject's windows, on scales that show the tail: percentiles by their distance from
-//! 100 %, as in HdrHistogram's plots, and values logarithmically.
+//! The distribution of the protected subject's windows, on scales that show the tail: percentiles
+//! by their distance from 100 %, as in HdrHistogram's plots, and values logarithmically.
 
 use quell_record::result::ConfigurationResult;
 use quell_types::stats::Better;

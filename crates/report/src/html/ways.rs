@@ -1,5 +1,5 @@
-//! Who may fill which ways of which cache: lanes over time, with what was counted of each class and where threads were below
-//! them, what changed, and what was found.
+//! Who may fill which ways of which cache: lanes over time, with what was counted of each class and
+//! where threads were below them, what changed, and what was found.
 
 use maud::{Markup, html};
 use quell_record::ways::{

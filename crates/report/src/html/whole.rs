@@ -1,5 +1,5 @@
-//! The whole run in time: each cell's median, when groups were stopped, what the host took and what interrupts cost. Of the
-//! record of a single run this is the main figure.
+//! The whole run in time: each cell's median, when groups were stopped, what the host took and what
+//! interrupts cost. Of the record of a single run this is the main figure.
 
 use std::collections::BTreeMap;
 

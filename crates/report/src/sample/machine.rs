@@ -139,7 +139,8 @@ fn tail(value: f64) -> Tail {
     }
 }
 
-/// [`machine`], measured to the last block: its cache is taken by others, and its CPUs share less than they say.
+/// [`machine`], measured to the last block: its cache is taken by others, and its CPUs share less
+/// than they say.
 pub(crate) fn measured_machine() -> Inventory {
     let mut machine = machine();
     let each = |value| {

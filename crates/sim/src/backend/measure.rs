@@ -1,8 +1,9 @@
-//! What the simulated machine is, as its own generators measure it: the rates, by the procedure used on real machines
-//! (`quell_workload::measure`) in simulated time, and what its bandwidth allocation comes to (`quell_plan::deep::MbaCurve`).
+//! What the simulated machine is, as its own generators measure it: the rates, by the procedure
+//! used on real machines (`quell_workload::measure`) in simulated time, and what its bandwidth
+//! allocation comes to (`quell_plan::deep::MbaCurve`).
 //!
-//! Deviations from that procedure: nothing disturbs a run, so runs are short and each CPU alone runs once; every run begins on a
-//! machine freshly booted, its buffer touched.
+//! Deviations from that procedure: nothing disturbs a run, so runs are short and each CPU alone
+//! runs once; every run begins on a machine freshly booted, its buffer touched.
 
 use quell_plan::deep::{MbaCurve, Runs, Streams};
 use quell_plan::inventory::Measured;
@@ -65,7 +66,8 @@ struct Trial {
     /// Of their requests, which they are throttled to.
     percent: u32,
     span: Nanos,
-    /// The caches are full of so much memory of somebody else; absent: each has gone through its own.
+    /// The caches are full of so much memory of somebody else; absent: each has gone through its
+    /// own.
     others: Option<u64>,
 }
 
@@ -76,7 +78,8 @@ const FREE: Trial = Trial {
     others: None,
 };
 
-/// Streams on `cpus` at once on a machine booted with `seed`, each over `bytes`; program bytes per second of each.
+/// Streams on `cpus` at once on a machine booted with `seed`, each over `bytes`; program bytes per
+/// second of each.
 fn run(
     board: &Board,
     cpus: &[CpuId],

@@ -1,11 +1,13 @@
-//! The simulated machine behind the engine: steps become settings of its operating system, generators its tasks, and
-//! waiting is what lets its time pass.
+//! The simulated machine behind the engine: steps become settings of its operating system,
+//! generators its tasks, and waiting is what lets its time pass.
 //!
-//! Every cell of an experiment begins with a fresh boot, and every hold ends with one: caches cold, memory free, page frames
-//! drawn from the seed and the cell's number. So what happens is a function of the board, the seed, the cell and the calls
-//! made in it, and of nothing else: not of which cells were before, nor on how many machines.
+//! Every cell of an experiment begins with a fresh boot, and every hold ends with one: caches cold,
+//! memory free, page frames drawn from the seed and the cell's number. So what happens is a
+//! function of the board, the seed, the cell and the calls made in it, and of nothing else: not of
+//! which cells were before, nor on how many machines.
 //!
-//! What it does not have is refused: commands, tasks found rather than started, the time meter, mechanisms that its profile lacks.
+//! What it does not have is refused: commands, tasks found rather than started, the time meter,
+//! mechanisms that its profile lacks.
 
 mod generator;
 mod inventory;
@@ -122,7 +124,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Where a task of this group may run: within its own CPUs, off those that others have to themselves.
+    /// Where a task of this group may run: within its own CPUs, off those that others have to
+    /// themselves.
     fn allowed(&self, group: &str) -> CpuSet {
         let own = &self.groups.get(group).unwrap_or(&self.rest).cpus;
         let others = self
@@ -253,7 +256,8 @@ impl Sim {
         Ok(id)
     }
 
-    /// What rests on a group's colours is worth nothing from now on. Where no promise does, that it happened.
+    /// What rests on a group's colours is worth nothing from now on. Where no promise does, that it
+    /// happened.
     fn lost(&self, group: &str, because: Cause) -> Vec<Seen> {
         let colours = |set: &Setting| matches!(set, Setting::Colour { .. });
         let plan = self.plan.iter();

@@ -1,5 +1,6 @@
-//! Steps that divide caches, banks, the controller and CPU time between groups: what is set at once, and what waits for the group's
-//! programs to be started (their pages' colours, the lines to lock).
+//! Steps that divide caches, banks, the controller and CPU time between groups: what is set at
+//! once, and what waits for the group's programs to be started (their pages' colours, the lines to
+//! lock).
 
 use quell_model::address::Colours;
 use quell_plan::inventory::Availability;
@@ -122,8 +123,8 @@ impl Sim {
         let large = self.board.profile.tlb.large_page;
         let share = &self.group(group)?.share;
         if share.choices.is_empty() {
-            // What is to be locked lies together, or its lines would meet in some sets and miss in others: as the kernel's own
-            // pseudo-locking takes contiguous memory.
+            // What is to be locked lies together, or its lines would meet in some sets and miss in
+            // others: as the kernel's own pseudo-locking takes contiguous memory.
             let locks = share.lock.is_some_and(|(_, _, left)| left.0 > 0);
             return Ok(match wanted {
                 Placement::Plain if locks => Placement::Sequential,
@@ -151,7 +152,8 @@ impl Sim {
         })
     }
 
-    /// Locks what is still to be locked of a group's memory, of a task that has just been started with `bytes`.
+    /// Locks what is still to be locked of a group's memory, of a task that has just been started
+    /// with `bytes`.
     pub(super) fn lock(
         &mut self,
         group: &str,

@@ -1,4 +1,5 @@
-//! What the record is told of ways: masks as they are set, and now and then what was counted of each class.
+//! What the record is told of ways: masks as they are set, and now and then what was counted of
+//! each class.
 
 use quell_record::backend::Seen;
 use quell_record::events::Event;

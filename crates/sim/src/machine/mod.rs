@@ -1,23 +1,29 @@
 //! Cores, caches and memory in one integer time.
 //!
-//! Method: the earliest of all cores, DRAM channels and messages acts next; on a tie DRAM, then messages, then cores, each in
-//! a fixed order. A core issues accesses in program order. A hit costs the level's latency if the next access depends
-//! on it, else one cycle. A miss becomes a request to DRAM after the lookups; the core goes on until an access depends
-//! on the answer or as many misses are outstanding as it can have. Before an access that begins a unit of work it waits for all
-//! misses; the unit before has ended then, and where the new one is not due the machine says until when ([`Raised::Waits`]).
+//! Method: the earliest of all cores, DRAM channels and messages acts next; on a tie DRAM, then
+//! messages, then cores, each in a fixed order. A core issues accesses in program order. A hit
+//! costs the level's latency if the next access depends on it, else one cycle. A miss becomes a
+//! request to DRAM after the lookups; the core goes on until an access depends on the answer or as
+//! many misses are outstanding as it can have. Before an access that begins a unit of work it waits
+//! for all misses; the unit before has ended then, and where the new one is not due the machine
+//! says until when ([`Raised::Waits`]).
 //!
-//! Whoever runs programs on the cores ([`crate::os`]) puts them there, takes them away, and arms the cores'
-//! counters; [`Machine::run`] returns as soon as a counter overflows or a program has done what it was to do.
+//! Whoever runs programs on the cores ([`crate::os`]) puts them there, takes them away, and arms
+//! the cores' counters; [`Machine::run`] returns as soon as a counter overflows or a program has
+//! done what it was to do.
 //!
-//! With a TLB, an access whose page's translation is not at hand waits for the walk first, dependent or not: one walk at a time. With a
-//! prefetcher, what misses the first level trains it, and its fetches go through the second level and on through the memory as
-//! requests that nobody waits for, unless an access wants the line before it is there; as many may be outstanding as misses. Classes
-//! of service ([`CLASSES`]) carry fill masks and a throttle: so many picoseconds from one request for a line to the next.
+//! With a TLB, an access whose page's translation is not at hand waits for the walk first,
+//! dependent or not: one walk at a time. With a prefetcher, what misses the first level trains it,
+//! and its fetches go through the second level and on through the memory as requests that nobody
+//! waits for, unless an access wants the line before it is there; as many may be outstanding as
+//! misses. Classes of service ([`CLASSES`]) carry fill masks and a throttle: so many picoseconds
+//! from one request for a line to the next.
 //!
-//! Deviations from hardware: no instructions between accesses, no out-of-order window besides the misses; a line counts as
-//! present in the caches from the moment it was asked for; a write that misses reads its line first and is waited for as a
-//! read is; shared caches have no bandwidth limit of their own; lines on their way to a full queue of DRAM wait without
-//! occupying anything; a program taken off its core does not wait for its outstanding misses when it comes back.
+//! Deviations from hardware: no instructions between accesses, no out-of-order window besides the
+//! misses; a line counts as present in the caches from the moment it was asked for; a write that
+//! misses reads its line first and is waited for as a read is; shared caches have no bandwidth
+//! limit of their own; lines on their way to a full queue of DRAM wait without occupying anything;
+//! a program taken off its core does not wait for its outstanding misses when it comes back.
 
 mod program;
 mod run;
@@ -118,7 +124,8 @@ impl CoreCounts {
     }
 }
 
-/// After so many more lines a core's counters overflow: read, written back, of both together. Absent: never.
+/// After so many more lines a core's counters overflow: read, written back, of both together.
+/// Absent: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Armed {
     /// Lines read.
@@ -132,21 +139,24 @@ pub struct Armed {
 /// What a core tells whoever runs programs on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Raised {
-    /// A counter reached what it was armed with. None of the core's overflows again before they are armed anew.
+    /// A counter reached what it was armed with. None of the core's overflows again before they are
+    /// armed anew.
     Overflow {
         /// The core.
         core: usize,
         /// At the access that crossed it.
         at: Picos,
     },
-    /// Its program has done all that it was to do; it waits until it is told more ([`Machine::go_on`]) or taken away.
+    /// Its program has done all that it was to do; it waits until it is told more
+    /// ([`Machine::go_on`]) or taken away.
     Finished {
         /// The core.
         core: usize,
         /// When.
         at: Picos,
     },
-    /// Its program has ended a unit of work and the next is not due: the core stands still until the program is taken away and comes back.
+    /// Its program has ended a unit of work and the next is not due: the core stands still until
+    /// the program is taken away and comes back.
     Waits {
         /// The core.
         core: usize,
@@ -350,7 +360,8 @@ impl Machine {
         &self.dram
     }
 
-    /// Has `core` run `pattern` in `space` from `at` on, for ever, in the class of the core's number.
+    /// Has `core` run `pattern` in `space` from `at` on, for ever, in the class of the core's
+    /// number.
     pub fn start(&mut self, core: usize, pattern: Pattern, space: Space, at: Picos) {
         let program = Program::endless(pattern, space, u8::try_from(core).unwrap_or(0));
         self.switch(core, Some(program), at);
@@ -399,7 +410,8 @@ impl Machine {
         Some(counts)
     }
 
-    /// Has the program on `core`, which has finished, do accesses until `until` are done, from `at` on.
+    /// Has the program on `core`, which has finished, do accesses until `until` are done, from `at`
+    /// on.
     pub fn go_on(&mut self, core: usize, until: u64, at: Picos) {
         let core = &mut self.cores[core];
         if let Some(program) = &mut core.program {
@@ -431,8 +443,8 @@ impl Machine {
             .for_each(|(old, new)| *old = new);
     }
 
-    /// Goes once through a program's memory for `class`, line by line, without time passing: as memory is touched before a program
-    /// begins. Only caches notice.
+    /// Goes once through a program's memory for `class`, line by line, without time passing: as
+    /// memory is touched before a program begins. Only caches notice.
     pub fn touch(&mut self, core: usize, class: u8, space: &Space, bytes: u64, write: bool) {
         for line in 0..bytes / LINE {
             if let Some(address) = space.physical(line * LINE) {
@@ -441,8 +453,8 @@ impl Machine {
         }
     }
 
-    /// Locks the first `bytes` of a program's memory into `ways` of `core`'s cache at `level` (from 0) for `class`, without time
-    /// passing.
+    /// Locks the first `bytes` of a program's memory into `ways` of `core`'s cache at `level`
+    /// (from 0) for `class`, without time passing.
     ///
     /// # Errors
     /// Where these ways do not hold so much; what was locked until then stays.
@@ -471,9 +483,10 @@ impl Machine {
         }
     }
 
-    /// Throttles the cores that run `class` to `percent` (1 to 100) of the rate at which a core alone can at most read lines: from one
-    /// request to the next at least 100 ÷ `percent` times what lies between them there. Slower ones are left alone, and write-backs are
-    /// not counted. 100 throttles nobody.
+    /// Throttles the cores that run `class` to `percent` (1 to 100) of the rate at which a core
+    /// alone can at most read lines: from one request to the next at least 100 ÷ `percent` times
+    /// what lies between them there. Slower ones are left alone, and write-backs are not counted.
+    /// 100 throttles nobody.
     pub fn throttle(&mut self, class: u8, percent: u32) {
         let gap = self.pace * 100 / u64::from(percent.clamp(1, 100));
         self.gaps[usize::from(class)] = if percent >= 100 { 0 } else { gap };
@@ -486,8 +499,8 @@ impl Machine {
     }
 }
 
-/// What lies at least between two lines that a core alone reads: the time of the bus for one, or with all its misses outstanding its
-/// part of the time that one takes. `lookups`: of all caches.
+/// What lies at least between two lines that a core alone reads: the time of the bus for one, or
+/// with all its misses outstanding its part of the time that one takes. `lookups`: of all caches.
 fn pace(description: &Description, lookups: Picos) -> Picos {
     let timing = &description.dram.timing;
     let bus = timing.cycles(timing.burst) / u64::from(description.map.channels().max(1));

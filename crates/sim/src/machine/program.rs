@@ -1,4 +1,5 @@
-//! A program on the machine: its accesses, its memory, its units of work, and what it has done so far.
+//! A program on the machine: its accesses, its memory, its units of work, and what it has done so
+//! far.
 
 use quell_model::Picos;
 
@@ -31,8 +32,9 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// What stands in for instructions per cycle on a machine without instructions: accesses and cycles of computing, per cycle on the core
-    /// of a clock period of `clock`. An access that hits without dependence is one in one cycle, as computing is; waiting lowers it.
+    /// What stands in for instructions per cycle on a machine without instructions: accesses and
+    /// cycles of computing, per cycle on the core of a clock period of `clock`. An access that hits
+    /// without dependence is one in one cycle, as computing is; waiting lowers it.
     #[must_use]
     pub fn ipc(&self, clock: Picos) -> f64 {
         let cycles = self.active as f64 / clock.max(1) as f64;
@@ -66,12 +68,14 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// All work so far is done at `now` and the next unit wants to begin. It does, unless it is not due: then the time when it is.
+    /// All work so far is done at `now` and the next unit wants to begin. It does, unless it is not
+    /// due: then the time when it is.
     pub(super) fn begin(&mut self, now: Picos, period: Option<Picos>, late: Late) -> Option<Picos> {
         if let Some(open) = self.open.take() {
             self.ended.push(Unit { ended: now, ..open });
         }
-        // Without a period each is due when the last has ended; the first one is due when the program comes to it.
+        // Without a period each is due when the last has ended; the first one is due when the
+        // program comes to it.
         let mut due = period.and(self.next).unwrap_or(now);
         if due > now {
             return Some(due);
@@ -106,11 +110,13 @@ pub struct Program {
     pub number: u16,
     /// Accesses done so far.
     pub done: u64,
-    /// Where it stops: when so many are done and nothing is outstanding, [`super::Raised::Finished`].
+    /// Where it stops: when so many are done and nothing is outstanding,
+    /// [`super::Raised::Finished`].
     pub until: u64,
     pub(super) counts: Counts,
     pub(super) units: Units,
-    /// An access that was taken from the pattern and waits for its unit, for computing to end, or for room.
+    /// An access that was taken from the pattern and waits for its unit, for computing to end, or
+    /// for room.
     pub(super) pending: Option<Access>,
     /// What is left of computing before that access, while the program is off its core.
     pub(super) left: Picos,

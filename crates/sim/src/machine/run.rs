@@ -53,8 +53,9 @@ impl Machine {
         }
     }
 
-    /// Memory does what it does until `now`, and lines set off for their cores. A refresh that was due in the meantime can bring reads
-    /// forward, so that lines come from here at any time, not at memory's own events alone.
+    /// Memory does what it does until `now`, and lines set off for their cores. A refresh that was
+    /// due in the meantime can bring reads forward, so that lines come from here at any time, not
+    /// at memory's own events alone.
     fn advance(&mut self, now: Picos) {
         self.dram.advance(now, &mut self.done);
         for completion in self.done.drain(..) {
@@ -292,8 +293,9 @@ impl Machine {
 }
 
 impl Machine {
-    /// `core` has a line stored past the caches, written back or flushed at `began`. If it goes to memory it holds one of the
-    /// core's misses until the controller has taken it: write-combining buffers are line-fill buffers.
+    /// `core` has a line stored past the caches, written back or flushed at `began`. If it goes to
+    /// memory it holds one of the core's misses until the controller has taken it: write-combining
+    /// buffers are line-fill buffers.
     fn rid(&mut self, n: usize, address: u64, effect: Effect, began: Picos) -> Option<Raised> {
         let changed = match effect {
             Effect::Use => false,

@@ -1,4 +1,5 @@
-//! Classes of service: who may fill which ways, whose memory is locked, who is throttled. One per group, the rest's being 0.
+//! Classes of service: who may fill which ways, whose memory is locked, who is throttled. One per
+//! group, the rest's being 0.
 
 use std::collections::BTreeMap;
 
@@ -57,8 +58,9 @@ impl Os {
         Ok(class)
     }
 
-    /// Restricts the ways that `class` fills in the caches of `level` (1, 2, …) from now on. It still hits everywhere, and ways that hold
-    /// what is locked stay out of it; where that leaves none, it fills all that are not locked.
+    /// Restricts the ways that `class` fills in the caches of `level` (1, 2, …) from now on. It
+    /// still hits everywhere, and ways that hold what is locked stay out of it; where that leaves
+    /// none, it fills all that are not locked.
     ///
     /// # Errors
     /// For levels and ways that do not exist, and for no way at all.
@@ -73,8 +75,9 @@ impl Os {
         self.fill(class, level)
     }
 
-    /// Locks the first `bytes` of a task's memory into the ways `mask` of its core's cache of `level` (1, 2, …): nobody else fills
-    /// these from now on, and what is in them stays until the task ends.
+    /// Locks the first `bytes` of a task's memory into the ways `mask` of its core's cache of
+    /// `level` (1, 2, …): nobody else fills these from now on, and what is in them stays until the
+    /// task ends.
     ///
     /// # Errors
     /// Where they do not hold so much, or nothing is left to everybody else.
@@ -101,12 +104,14 @@ impl Os {
         (0..=u8::MAX).try_for_each(|class| self.fill(class, level))
     }
 
-    /// Throttles what the cores that run `class` ask of memory, in percent of what one alone can draw.
+    /// Throttles what the cores that run `class` ask of memory, in percent of what one alone can
+    /// draw.
     pub fn set_mba(&mut self, class: u8, percent: u32) {
         self.machine.throttle(class, percent);
     }
 
-    /// Bytes that the tasks of a class have drawn from memory: what missed in the last level, prefetched lines included.
+    /// Bytes that the tasks of a class have drawn from memory: what missed in the last level,
+    /// prefetched lines included.
     #[must_use]
     pub fn drawn_by(&self, class: u8) -> u64 {
         let last = self.classes.shapes.len().saturating_sub(1);

@@ -1,12 +1,14 @@
-//! The small operating system of the simulated machine: tasks on cores, their memory, and the regulator's interrupt
-//! handler.
+//! The small operating system of the simulated machine: tasks on cores, their memory, and the
+//! regulator's interrupt handler.
 //!
-//! Method: a queue of tasks per core, served in turn by time slices; tasks with a priority go before those without and
-//! run until they sleep, as SCHED_FIFO does. A task whose next unit of work is not due sleeps until it is, without the
-//! latency of a timer. How groups are regulated: [`regulator`].
+//! Method: a queue of tasks per core, served in turn by time slices; tasks with a priority go
+//! before those without and run until they sleep, as SCHED_FIFO does. A task whose next unit of
+//! work is not due sleeps until it is, without the latency of a timer. How groups are regulated:
+//! [`regulator`].
 //!
 //! Deviations from Linux:
-//! - A task stays on the core it was started on: of those it may use, the one with the fewest tasks.
+//! - A task stays on the core it was started on: of those it may use, the one with the fewest
+//!   tasks.
 //! - Slices are equal whatever a task has had before.
 //! - A task that wakes preempts one without a priority at once.
 //! - There is no other kernel work, and the only interrupts are those of the counters.
@@ -158,8 +160,8 @@ impl Os {
         self.frames.allocate(bytes, placement)
     }
 
-    /// A new task of `class` ([`Os::class`]) on one of the cores `allowed`, asleep; `None` if none of them exists. Its memory (`bytes` of `space`) has
-    /// been touched, which takes no time.
+    /// A new task of `class` ([`Os::class`]) on one of the cores `allowed`, asleep; `None` if none
+    /// of them exists. Its memory (`bytes` of `space`) has been touched, which takes no time.
     pub fn spawn(
         &mut self,
         allowed: &CpuSet,
@@ -223,7 +225,8 @@ impl Os {
         }
     }
 
-    /// The bytes of a task's memory, and of those the bytes that lie in caches of its core now; nothing of one that is not there.
+    /// The bytes of a task's memory, and of those the bytes that lie in caches of its core now;
+    /// nothing of one that is not there.
     #[must_use]
     pub fn memory_of(&self, id: TaskId) -> (u64, u64) {
         let program = self.tasks.get(&id).and_then(|task| {
@@ -247,7 +250,8 @@ impl Os {
         (bytes, lines * LINE)
     }
 
-    /// Takes the units of work that a task has ended since the last time. A unit has ended when the task comes to the next one.
+    /// Takes the units of work that a task has ended since the last time. A unit has ended when the
+    /// task comes to the next one.
     pub fn take_units(&mut self, id: TaskId) -> Vec<Unit> {
         let Some(task) = self.tasks.get_mut(&id) else {
             return Vec::new();
@@ -458,7 +462,8 @@ impl Os {
         }
     }
 
-    /// Takes the current task off its core, and to the end of the queue if it has more to do. Its slice is over.
+    /// Takes the current task off its core, and to the end of the queue if it has more to do. Its
+    /// slice is over.
     fn take_off(&mut self, core: usize, more: bool) {
         self.charge(core);
         let Some(id) = self.cores[core].current else {
@@ -477,7 +482,8 @@ impl Os {
         }
     }
 
-    /// Takes the current task off its core for tasks that go before it; the rest of its slice comes after them.
+    /// Takes the current task off its core for tasks that go before it; the rest of its slice comes
+    /// after them.
     fn preempt(&mut self, core: usize) {
         let Some(id) = self.cores[core].current else {
             return;

@@ -1,8 +1,9 @@
-//! CPU-time quotas of groups, as `cpu.max` gives them: so much time per period over all cores together, then the group's tasks stop
-//! until the next one begins.
+//! CPU-time quotas of groups, as `cpu.max` gives them: so much time per period over all cores
+//! together, then the group's tasks stop until the next one begins.
 //!
-//! Deviations from Linux: the group's time is known at every moment, where CPUs draw slices of 5 ms from the quota and may keep some;
-//! what is used beyond it, none here, would be paid for in the next period.
+//! Deviations from Linux: the group's time is known at every moment, where CPUs draw slices of 5 ms
+//! from the quota and may keep some; what is used beyond it, none here, would be paid for in the
+//! next period.
 
 use std::cmp::Reverse;
 
@@ -22,7 +23,8 @@ pub(super) struct Quota {
 }
 
 impl Os {
-    /// Gives the tasks of `class` at most `quota` of CPU time in each `period` from now on, over all cores.
+    /// Gives the tasks of `class` at most `quota` of CPU time in each `period` from now on, over
+    /// all cores.
     pub fn set_quota(&mut self, class: u8, quota: Nanos, period: Nanos) {
         let quota = Quota {
             quota: quota.0.max(1).saturating_mul(PS),
@@ -126,7 +128,8 @@ impl Os {
         }
     }
 
-    /// The first task of a group that may run again goes before those that ran meanwhile, as whoever wakes does.
+    /// The first task of a group that may run again goes before those that ran meanwhile, as
+    /// whoever wakes does.
     fn back(&mut self, core: usize, class: u8) {
         let current = self.cores[core].current.and_then(|id| self.tasks.get(&id));
         if current.is_none_or(|task| task.class == class || task.priority.is_some()) {

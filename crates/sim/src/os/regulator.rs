@@ -1,21 +1,25 @@
-//! The regulators of the operating system: budgets, counters and their interrupts, the timer of pooled budgets, stopped
-//! groups.
+//! The regulators of the operating system: budgets, counters and their interrupts, the timer of
+//! pooled budgets, stopped groups.
 //!
-//! Method: a regulator belongs to one group on one core, so that several groups can be regulated on the same core. It
-//! counts what the group's tasks move there: the counters are saved and restored as tasks change, as perf does for the
-//! events of a cgroup. They are armed with what is left of the budget. After an overflow the interrupt comes with a delay,
-//! in which the core goes on, so there is overshoot as on hardware. Its handler asks the regulator and stops the group:
-//! the group's tasks leave the core and stay off it until the stop is over. Other tasks of the core run meanwhile.
+//! Method: a regulator belongs to one group on one core, so that several groups can be regulated on
+//! the same core. It counts what the group's tasks move there: the counters are saved and restored
+//! as tasks change, as perf does for the events of a cgroup. They are armed with what is left of
+//! the budget. After an overflow the interrupt comes with a delay, in which the core goes on, so
+//! there is overshoot as on hardware. Its handler asks the regulator and stops the group: the
+//! group's tasks leave the core and stay off it until the stop is over. Other tasks of the core run
+//! meanwhile.
 //!
 //! Deviations from Linux, where a thread of the group takes the core from the group's tasks:
-//! - The group stops when the handler decides: no thread has to wake up, and no task is inside a system call.
-//! - A stopped group does not use up its share of the core: other tasks have all of the time of the stop.
+//! - The group stops when the handler decides: no thread has to wake up, and no task is inside a
+//!   system call.
+//! - A stopped group does not use up its share of the core: other tasks have all of the time of the
+//!   stop.
 //! - A task of the group with a priority is stopped, too.
-//! - When a stop is over, one of the group's tasks preempts the current task if that has no priority. The preempted
-//!   task runs next, for the rest of its slice.
+//! - When a stop is over, one of the group's tasks preempts the current task if that has no
+//!   priority. The preempted task runs next, for the rest of its slice.
 //! - A stop is not interrupted for kernel workers (`regulator.longest`): there are none.
-//! - A period of pooled budgets begins on all their cores in the same instant. Each core loses the time of an interrupt
-//!   for each of its groups.
+//! - A period of pooled budgets begins on all their cores in the same instant. Each core loses the
+//!   time of an interrupt for each of its groups.
 
 use std::cmp::Reverse;
 
@@ -84,8 +88,8 @@ pub(super) struct Splits {
 }
 
 impl Os {
-    /// Regulates the tasks of `class` on the cores of `regulation` from now on; where they are regulated already, by the new
-    /// budget.
+    /// Regulates the tasks of `class` on the cores of `regulation` from now on; where they are
+    /// regulated already, by the new budget.
     pub fn regulate(&mut self, class: u8, regulation: &Regulation) {
         let now = self.now();
         let cores = self.cores_of(&regulation.cpus);
@@ -125,8 +129,8 @@ impl Os {
         }
     }
 
-    /// `class` may move so many lines per period on each of these cores from now on. What splits their sum by demand splits the
-    /// new one.
+    /// `class` may move so many lines per period on each of these cores from now on. What splits
+    /// their sum by demand splits the new one.
     pub fn set_budget(&mut self, class: u8, cpus: &CpuSet, budget: Lines) {
         let cores = self.cores_of(cpus);
         for core in &cores {
@@ -146,7 +150,8 @@ impl Os {
         cores.filter(|core| *core < self.cores.len()).collect()
     }
 
-    /// The regulator of a group on a core, if there is one, makes way for another. Its stop is over.
+    /// The regulator of a group on a core, if there is one, makes way for another. Its stop is
+    /// over.
     fn leave(&mut self, core: usize, class: u8) {
         let Some(mut old) = self.cores[core].regulated.remove(&class) else {
             return;
@@ -205,7 +210,8 @@ impl Os {
             .collect()
     }
 
-    /// What the regulator of `class` on a core has done, and its decisions since the last time they were taken.
+    /// What the regulator of `class` on a core has done, and its decisions since the last time they
+    /// were taken.
     pub fn throttled(&mut self, core: usize, class: u8) -> Option<(Throttled, Vec<Decision>)> {
         let now = self.now();
         let regulated = self.cores.get_mut(core)?.regulated.get_mut(&class)?;
@@ -243,7 +249,8 @@ impl Os {
         }
     }
 
-    /// Has an interrupt come when the group's tasks have moved so much more on a core; without `lines`, never.
+    /// Has an interrupt come when the group's tasks have moved so much more on a core; without
+    /// `lines`, never.
     fn arm(&mut self, core: usize, class: u8, lines: Option<LineCounts>) {
         let counts_writes = self.counts_writes;
         let now = self.machine.counts(core);
@@ -353,7 +360,8 @@ impl Os {
         }
     }
 
-    /// A group is stopped on a core: its task, if one is there, makes way for tasks of other groups.
+    /// A group is stopped on a core: its task, if one is there, makes way for tasks of other
+    /// groups.
     fn leave_core(&mut self, core: usize, class: u8) {
         if self.running(core) == Some(class) {
             self.take_off(core, true);
@@ -391,7 +399,8 @@ impl Os {
         self.follow(core, class, what);
     }
 
-    /// A pooled group sees on a core what has become of the period: a new one has begun, or all may run.
+    /// A pooled group sees on a core what has become of the period: a new one has begun, or all may
+    /// run.
     fn join(&mut self, core: usize, class: u8) {
         self.charge(core);
         let (now, used) = (self.now(), self.used(core, class));

@@ -9,10 +9,12 @@ use crate::access::{Access, Effect, LINE};
 /// Lines under one operation before the next takes its turn, as on Linux.
 const BLOCK: u64 = 16;
 
-/// Blocks of lines of a buffer, at random or in order, each block under the next of some operations: stress-ng's cache stressor
-/// and the neighbour of the cache-level experiments (`--cache-level`: a buffer as large as that level).
+/// Blocks of lines of a buffer, at random or in order, each block under the next of some
+/// operations: stress-ng's cache stressor and the neighbour of the cache-level experiments
+/// (`--cache-level`: a buffer as large as that level).
 ///
-/// Deviation: nothing here waits for a load unless the next address depends on it, so a load and a prefetch are the same.
+/// Deviation: nothing here waits for a load unless the next address depends on it, so a load and a
+/// prefetch are the same.
 #[derive(Clone, Debug)]
 pub struct Churn {
     lines: u64,
@@ -62,8 +64,9 @@ impl Churn {
 
 /// Stores a word every `stride` bytes, again and again over a buffer.
 ///
-/// Deviations: stores past the caches are one access per line, whose words a write-combining buffer collects; a line that they
-/// fill in part costs memory as much as a whole one (a burst with masked bytes, which memory with error correction does not have).
+/// Deviations: stores past the caches are one access per line, whose words a write-combining buffer
+/// collects; a line that they fill in part costs memory as much as a whole one (a burst with masked
+/// bytes, which memory with error correction does not have).
 #[derive(Clone, Debug)]
 pub struct Stores {
     operation: Store,

@@ -1,14 +1,17 @@
-//! The two subjects of the video call (Gondi, Biswas, Yun): bursts of memory traffic, thirty a second.
+//! The two subjects of the video call (Gondi, Biswas, Yun): bursts of memory traffic, thirty a
+//! second.
 //!
-//! Method: the study gives demand alone as misses per millisecond over a second, of which mean and peak are published. A frame moves mean ÷
-//! frame rate bytes, line after line of a buffer too large for the caches, at the peak rate. It asks for as few lines at a time as reach that peak on
-//! the idle machine (its latency × the peak), then waits for them, and computes for what is left of their share of time: so that what it draws alone
-//! is what was published, and beside others it waits for memory as much as a program of that demand can. Sizes of frames vary by a
-//! fifth, evenly, from the seed. The display's frame is two bursts merged, as the study saw it, so of two parts, the second one's
-//! buffer following the first one's.
+//! Method: the study gives demand alone as misses per millisecond over a second, of which mean and
+//! peak are published. A frame moves mean ÷ frame rate bytes, line after line of a buffer too large
+//! for the caches, at the peak rate. It asks for as few lines at a time as reach that peak on the
+//! idle machine (its latency × the peak), then waits for them, and computes for what is left of
+//! their share of time: so that what it draws alone is what was published, and beside others it
+//! waits for memory as much as a program of that demand can. Sizes of frames vary by a fifth,
+//! evenly, from the seed. The display's frame is two bursts merged, as the study saw it, so of two
+//! parts, the second one's buffer following the first one's.
 //!
-//! Deviations: the shape within a burst is flat (the published figure is a picture, not numbers); a quarter of the lines is
-//! written (assumed); no work of the caches' size beside the traffic.
+//! Deviations: the shape within a burst is flat (the published figure is a picture, not numbers); a
+//! quarter of the lines is written (assumed); no work of the caches' size beside the traffic.
 
 use quell_types::rng::SplitMix;
 
@@ -66,7 +69,8 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// On a core with a clock period of `clock` picoseconds where an idle memory answers after `latency`, over `bytes` of memory.
+    /// On a core with a clock period of `clock` picoseconds where an idle memory answers after
+    /// `latency`, over `bytes` of memory.
     #[must_use]
     pub fn new(stage: Stage, bytes: u64, (clock, latency): (u64, u64), seed: u64) -> Self {
         let (_, peak) = stage.demand();

@@ -7,10 +7,11 @@ use quell_types::rng::SplitMix;
 use super::cycle;
 use crate::access::{Access, LINE};
 
-/// Independent lists walked in turn: as many outstanding as there are lists. With a choice of banks only lines in those.
+/// Independent lists walked in turn: as many outstanding as there are lists. With a choice of banks
+/// only lines in those.
 ///
-/// Deviation: a list's step waits for its own last one only; here an access is marked dependent when it completes a round of all
-/// lists, so that the slowest of a round holds up the others, too.
+/// Deviation: a list's step waits for its own last one only; here an access is marked dependent
+/// when it completes a round of all lists, so that the slowest of a round holds up the others, too.
 #[derive(Clone, Debug)]
 pub struct ParallelLists {
     next: Vec<u32>,
@@ -59,8 +60,8 @@ impl ParallelLists {
         )
     }
 
-    /// The same over `bytes` of those lines of `memory` bytes that lie in the banks of `choice`, with `physical` telling where
-    /// virtual addresses lie.
+    /// The same over `bytes` of those lines of `memory` bytes that lie in the banks of `choice`,
+    /// with `physical` telling where virtual addresses lie.
     ///
     /// # Errors
     /// Where there are fewer such lines than wanted, or than lists.

@@ -21,10 +21,11 @@ struct Step {
 
 const WRITES: u32 = 1 << 31;
 
-/// The accesses of a trace. Its pages lie in a dense memory of its own, in the order in which they were touched first; an instruction
-/// takes a cycle.
+/// The accesses of a trace. Its pages lie in a dense memory of its own, in the order in which they
+/// were touched first; an instruction takes a cycle.
 ///
-/// Deviation: nothing is known of dependences, so no access waits for another; a program that follows pointers is slower.
+/// Deviation: nothing is known of dependences, so no access waits for another; a program that
+/// follows pointers is slower.
 #[derive(Clone, Debug)]
 pub struct Replay {
     steps: Arc<[Step]>,

@@ -2,7 +2,8 @@
 
 use crate::access::{Access, Effect, LINE};
 
-/// Line after line, round and round: loaded from the first half of the buffer if it copies, and stored.
+/// Line after line, round and round: loaded from the first half of the buffer if it copies, and
+/// stored.
 #[derive(Clone, Debug)]
 pub struct Stream {
     /// Lines of a round.

@@ -2,7 +2,8 @@
 
 use crate::access::{Access, LINE};
 
-/// One load every `step` bytes of the buffer, then the next job. The loads do not depend on each other, as in the program on Linux.
+/// One load every `step` bytes of the buffer, then the next job. The loads do not depend on each
+/// other, as in the program on Linux.
 #[derive(Clone, Debug)]
 pub struct Task {
     bytes: u64,

@@ -9,8 +9,8 @@ use super::{CacheLevel, Cores, Grade, Inclusive, Memory, Profile, Replacement, W
 use crate::Description;
 
 impl Profile {
-    /// What [`crate::Machine`] is made of. Its cores are the hardware threads, numbered as Linux does on x86: the first ones of all
-    /// cores, then the second ones.
+    /// What [`crate::Machine`] is made of. Its cores are the hardware threads, numbered as Linux
+    /// does on x86: the first ones of all cores, then the second ones.
     ///
     /// # Errors
     /// None for a profile that was read; for one that was changed since, what cannot be.
@@ -56,8 +56,8 @@ impl Profile {
         cpu % self.cores.count
     }
 
-    /// What tells the DRAM banks apart that pages of 2^`page_shift` bytes can be kept to. None where channels take lines in turn by
-    /// division, which is no function of single bits.
+    /// What tells the DRAM banks apart that pages of 2^`page_shift` bytes can be kept to. None
+    /// where channels take lines in turn by division, which is no function of single bits.
     #[must_use]
     pub fn bank_colours(&self, page_shift: u32) -> Colours {
         let memory = &self.memory;
@@ -75,8 +75,9 @@ impl Profile {
         Colours::new(&functions, page_shift)
     }
 
-    /// What tells the sets of cache level `level` (from 0) apart that pages can be kept to. None where the number of sets is no
-    /// power of two and the index therefore no function of single bits.
+    /// What tells the sets of cache level `level` (from 0) apart that pages can be kept to. None
+    /// where the number of sets is no power of two and the index therefore no function of single
+    /// bits.
     #[must_use]
     pub fn set_colours(&self, level: usize, page_shift: u32) -> Colours {
         let functions = self
@@ -86,8 +87,9 @@ impl Profile {
         Colours::new(&functions, page_shift)
     }
 
-    /// [`Profile::set_colours`] of the last level, of which those only that leave the levels before it whole, as far as there are any:
-    /// a group that has one of them still fills all of its private caches.
+    /// [`Profile::set_colours`] of the last level, of which those only that leave the levels before
+    /// it whole, as far as there are any: a group that has one of them still fills all of its
+    /// private caches.
     #[must_use]
     pub fn sparing_set_colours(&self, page_shift: u32) -> Colours {
         let last = self.cache.len().saturating_sub(1);
@@ -201,7 +203,8 @@ impl Memory {
 }
 
 impl Ways {
-    /// The fill mask of a cache with `ways` ways for a mask of segments, the lowest segment being the lowest ways.
+    /// The fill mask of a cache with `ways` ways for a mask of segments, the lowest segment being
+    /// the lowest ways.
     #[must_use]
     pub fn fill_mask(&self, segments: u64, ways: u32) -> u64 {
         let each = ways / self.segments.max(1);

@@ -1,8 +1,10 @@
-//! Machine profiles: what a simulated machine is made of, as data with the origin of every number (`docs/profiles.md`).
+//! Machine profiles: what a simulated machine is made of, as data with the origin of every number
+//! (`docs/profiles.md`).
 //!
-//! Method: TOML as a person writes it, read by the reader of the policy language (every problem with its place, unknown keys
-//! refused), then built: a profile that was read is one whose caches, DRAM and address map exist. Every section names its
-//! `source`; keys that no source gives stand in `assumed` with the reason, so that reports can tell facts from guesses.
+//! Method: TOML as a person writes it, read by the reader of the policy language (every problem
+//! with its place, unknown keys refused), then built: a profile that was read is one whose caches,
+//! DRAM and address map exist. Every section names its `source`; keys that no source gives stand in
+//! `assumed` with the reason, so that reports can tell facts from guesses.
 
 mod built;
 mod origins;
@@ -226,7 +228,8 @@ impl TlbShape {
     /// Both tables, for small and for large pages, as caches whose lines are pages.
     ///
     /// # Errors
-    /// For entries that are no whole number of sets, or large pages that are not larger than small ones.
+    /// For entries that are no whole number of sets, or large pages that are not larger than small
+    /// ones.
     pub fn geometries(&self) -> Result<[Geometry; 2], Invalid> {
         let invalid = |reason| Invalid {
             what: "TLB".into(),
@@ -279,8 +282,8 @@ pub struct Prefetcher {
 pub struct Counters {
     /// From an overflow to its interrupt being handled.
     pub delay: Nanos,
-    /// A budget for both directions counts lines written back, too, not lines read alone. A budget of one direction counts that one
-    /// either way.
+    /// A budget for both directions counts lines written back, too, not lines read alone. A budget
+    /// of one direction counts that one either way.
     #[serde(default)]
     pub writes: bool,
     /// Where the numbers come from.

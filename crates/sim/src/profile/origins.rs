@@ -84,7 +84,8 @@ impl Profile {
         all
     }
 
-    /// Keys and values, in the order of [`Profile::sections`]. What is absent in the profile is absent here.
+    /// Keys and values, in the order of [`Profile::sections`]. What is absent in the profile is
+    /// absent here.
     fn values(&self) -> Vec<Vec<(&'static str, String)>> {
         let text = |key, value: &dyn ToString| (key, value.to_string());
         let bits = |key, functions: &BitFunctions| {

@@ -1,7 +1,8 @@
-//! What a trace holds, in brief: accesses, how much memory they touch, and how much of it caches of usual sizes would keep.
+//! What a trace holds, in brief: accesses, how much memory they touch, and how much of it caches of
+//! usual sizes would keep.
 //!
-//! The caches are the model's, with true LRU, and see virtual addresses and data alone: where a real one indexes by physical ones, holds
-//! instructions, or fetches ahead, it misses otherwise.
+//! The caches are the model's, with true LRU, and see virtual addresses and data alone: where a
+//! real one indexes by physical ones, holds instructions, or fetches ahead, it misses otherwise.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -39,7 +40,8 @@ pub struct Summary {
     pub modifies: u64,
     /// Instructions, up to the last access.
     pub instructions: u64,
-    /// Lines of 64 bytes that the accesses come to, one across lines counted for each: what a replay does.
+    /// Lines of 64 bytes that the accesses come to, one across lines counted for each: what a
+    /// replay does.
     pub line_accesses: u64,
     /// Different lines.
     pub lines: u64,
@@ -57,7 +59,8 @@ impl Summary {
     }
 }
 
-/// Reads a trace to its end. Memory: some 16 bytes per page that the program touched, and the caches.
+/// Reads a trace to its end. Memory: some 16 bytes per page that the program touched, and the
+/// caches.
 ///
 /// # Errors
 /// As the reader's.

@@ -1,4 +1,5 @@
-//! Reads and writes with a budget each, on the machine's counters of lines read and of lines written back.
+//! Reads and writes with a budget each, on the machine's counters of lines read and of lines
+//! written back.
 
 use quell_control::config::Meter;
 use quell_control::config::Regulation;

@@ -91,7 +91,8 @@ fn fnv1a64(text: &str) -> String {
     format!("fnv1a64:{hash:016x}")
 }
 
-/// Changes with every meant change of the model, the planner or the statistics: then write down the new one.
+/// Changes with every meant change of the model, the planner or the statistics: then write down the
+/// new one.
 const GOLDEN: &str = "fnv1a64:b420034e1833c326";
 
 #[test]

@@ -1,4 +1,5 @@
-//! What divides caches, banks, controllers and CPU time between groups, from steps to what subjects get.
+//! What divides caches, banks, controllers and CPU time between groups, from steps to what subjects
+//! get.
 
 use quell_plan::Setting;
 use quell_plan::inventory::Availability;

@@ -50,7 +50,8 @@ fn a_list_in_order_is_no_slower_than_one_at_random_and_storing_is_no_faster() {
 fn streams_move_what_they_say() {
     let of = |operation: &str| rate(&alone(&format!("bandwidth:{operation},size=16MiB")));
     let (read, write, copy, past) = (of("read"), of("write"), of("copy"), of("non-temporal"));
-    // Alone a core is held up by its ten misses or by the bus: nobody moves more lines over it than it has (8.53 GB/s).
+    // Alone a core is held up by its ten misses or by the bus: nobody moves more lines over it than
+    // it has (8.53 GB/s).
     let bus = 8.6e9;
     assert!(read > 1e9 && read < bus, "{read}");
     // Each line written is fetched, too; of a copy's two lines both are fetched and one is written.
@@ -83,7 +84,8 @@ fn lists_in_one_bank_wait_for_each_other() {
         let mut spec = subject("one", "latency:size=4KiB", Some("0"));
         spec.program = Program::Generator(serde_json::from_str(&json).unwrap());
         let mut sim = sim();
-        // Beyond the last-level cache, of which the lists fill a quarter of the sets twice over and more.
+        // Beyond the last-level cache, of which the lists fill a quarter of the sets twice over and
+        // more.
         let id = sim.start(&spec).unwrap();
         let noise = sim
             .start(&subject("noise", "bandwidth:read,size=32MiB", Some("1")))
@@ -290,7 +292,8 @@ fn a_lattice_streams_and_a_trace_is_replayed() {
         serde_json::from_value::<Workload>(json).unwrap()
     };
     let measured = program(trace(&file));
-    // Two accesses in five cycles: three instructions, one of which each access is, and the accesses themselves.
+    // Two accesses in five cycles: three instructions, one of which each access is, and the
+    // accesses themselves.
     let expected = 1e9 / 0.357 * 2.0 / 3.0;
     let found = mean(&measured, "accesses_per_s");
     assert!(

@@ -1,5 +1,6 @@
-//! What the engine may rely on, on the simulated machine: the promises that `crates/linux/tests/conformance` and
-//! `crates/linux/tests/regulator.rs` test on Linux, as far as the machine has what they are about.
+//! What the engine may rely on, on the simulated machine: the promises that
+//! `crates/linux/tests/conformance` and `crates/linux/tests/regulator.rs` test on Linux, as far as
+//! the machine has what they are about.
 
 #![allow(
     clippy::unwrap_used,

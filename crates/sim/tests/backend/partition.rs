@@ -9,7 +9,8 @@ use crate::{cpus, group, measure, rate, sim, step, subject};
 
 const MS: Nanos = Nanos::millis(1);
 
-/// The part of a CPU's time that a list in the first-level cache gets: its latency alone is that of the cache.
+/// The part of a CPU's time that a list in the first-level cache gets: its latency alone is that of
+/// the cache.
 fn share(latency_ns: f64) -> f64 {
     4.0 * 0.357 / latency_ns
 }

@@ -1,4 +1,5 @@
-//! Budgets in one pool: what a neighbour gets while the critical group sleeps, and what is left of it when that wakes.
+//! Budgets in one pool: what a neighbour gets while the critical group sleeps, and what is left of
+//! it when that wakes.
 
 use quell_control::config::Pooling;
 use quell_control::config::Regulation;
@@ -27,7 +28,8 @@ struct Cell {
     pooled: Pooled,
 }
 
-/// A stream on CPU 1; after ten periods another one wakes on CPU 0, which has had a reserve all the while.
+/// A stream on CPU 1; after ten periods another one wakes on CPU 0, which has had a reserve all the
+/// while.
 fn cell(reclaim: bool, after: After) -> Cell {
     const IDLE: Nanos = Nanos::millis(10);
     const AWAKE: Nanos = Nanos::millis(6);
@@ -96,7 +98,8 @@ fn cell(reclaim: bool, after: After) -> Cell {
     }
 }
 
-/// Two streams of one group; the second begins when the first has run alone for 30 ms. Both together alone, and each afterwards.
+/// Two streams of one group; the second begins when the first has run alone for 30 ms. Both
+/// together alone, and each afterwards.
 fn split(by: Split) -> [f64; 3] {
     let mut sim = sim();
     group(&mut sim, "noise", "0-1", false);

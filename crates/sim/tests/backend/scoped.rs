@@ -1,4 +1,5 @@
-//! A regulator counts and stops the tasks of its group, and no others: groups that share a core, and tasks that have no limit.
+//! A regulator counts and stops the tasks of its group, and no others: groups that share a core,
+//! and tasks that have no limit.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +58,8 @@ fn two_groups_on_a_core_have_a_budget_each() {
     assert!((0.9..=1.05).contains(&of(2, 0.3)), "{rates:?} of {free}");
 }
 
-/// What a task without a limit moves is not counted: it neither takes from the group's budget nor is stopped with it.
+/// What a task without a limit moves is not counted: it neither takes from the group's budget nor
+/// is stopped with it.
 #[test]
 fn a_task_without_a_limit_is_neither_counted_nor_stopped() {
     let mut sim = sim();

@@ -1,4 +1,5 @@
-//! A document as a tree: finding a value or its key by its [`Path`], leaving one out, supplying one, laying a tree over another.
+//! A document as a tree: finding a value or its key by its [`Path`], leaving one out, supplying
+//! one, laying a tree over another.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -19,8 +20,8 @@ pub fn value_at<'a, 't>(root: &'a DeTable<'t>, path: &Path) -> Option<&'a Spanne
         })
 }
 
-/// The position to show for `path`, or for the innermost of what it is in that exists: the key of a table, the value of
-/// anything else.
+/// The position to show for `path`, or for the innermost of what it is in that exists: the key of a
+/// table, the value of anything else.
 pub(super) fn place(root: &DeTable<'_>, path: &Path) -> Option<usize> {
     (1..=path.0.len()).rev().find_map(|n| {
         let prefix = Path(path.0[..n].to_vec());

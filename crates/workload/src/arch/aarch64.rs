@@ -1,9 +1,11 @@
-//! 64-bit Arm (Arm Architecture Reference Manual for A-profile, DDI 0487). Advanced SIMD belongs to every such processor
-//! that Rust's target is for.
+//! 64-bit Arm (Arm Architecture Reference Manual for A-profile, DDI 0487). Advanced SIMD belongs to
+//! every such processor that Rust's target is for.
 //!
-//! - STNP *hints* that what it stores is not needed again soon: whether it goes past the caches is the processor's choice.
-//! - DC CVAC and DC CIVAC clean to the point of coherency. A system-level cache may be part of "memory" there.
-//!   Linux lets programs use both (SCTLR_EL1.UCI), or does it in their place where a processor errs.
+//! - STNP *hints* that what it stores is not needed again soon: whether it goes past the caches is
+//!   the processor's choice.
+//! - DC CVAC and DC CIVAC clean to the point of coherency. A system-level cache may be part of
+//!   "memory" there. Linux lets programs use both (SCTLR_EL1.UCI), or does it in their place where
+//!   a processor errs.
 //! - CNTVCT_EL0 is the generic timer: 25 MHz to 1 GHz, the same on all CPUs, readable under Linux.
 
 use core::arch::aarch64::{vdupq_n_u8, vld1q_u8, vorrq_u8, vst1q_u8};
@@ -172,8 +174,9 @@ unsafe fn flush(line: *mut u8) {
 #[inline]
 pub fn ticks() -> Option<u64> {
     let now: u64;
-    // SAFETY: barriers and the reading of a counter. The first waits for all loads before it; the others keep the
-    // reading from being done ahead of that, and what follows from being done ahead of the reading.
+    // SAFETY: barriers and the reading of a counter. The first waits for all loads before it; the
+    // others keep the reading from being done ahead of that, and what follows from being done ahead
+    // of the reading.
     unsafe {
         asm!(
             "dsb ishld",

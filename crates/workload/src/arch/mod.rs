@@ -25,12 +25,12 @@ use x86_64 as here;
 /// Bytes of a line, as everywhere in Quell.
 const LINE: usize = quell_types::units::LINE_BYTES as usize;
 
-/// What is done to `lines` whole lines at `to`, reading from `from`. Kernels that only read or only write are given the
-/// same place twice.
+/// What is done to `lines` whole lines at `to`, reading from `from`. Kernels that only read or only
+/// write are given the same place twice.
 ///
 /// # Safety
-/// Both places must be 64-byte aligned, `lines` · 64 bytes long, valid for what the operation does, and either the same
-/// or disjoint.
+/// Both places must be 64-byte aligned, `lines` · 64 bytes long, valid for what the operation does,
+/// and either the same or disjoint.
 pub type Kernel = unsafe fn(to: *mut u8, from: *const u8, lines: usize);
 
 /// The inner loops of the streams.
@@ -89,13 +89,15 @@ pub enum Request {
 /// The address must lie in mapped, writable memory of ours.
 pub type Maker = unsafe fn(*mut u8);
 
-/// How a request is made on this processor; `None` where it, or our knowledge of it, has no instruction for it.
+/// How a request is made on this processor; `None` where it, or our knowledge of it, has no
+/// instruction for it.
 pub fn request(request: Request) -> Option<Maker> {
     here::request(request)
 }
 
-/// A counter of constant rate that a program reads without the kernel's help, in its own unit. Loads before it are done
-/// when it is read, loads after it are not begun. `None` where we know of none.
+/// A counter of constant rate that a program reads without the kernel's help, in its own unit.
+/// Loads before it are done when it is read, loads after it are not begun. `None` where we know of
+/// none.
 #[inline]
 pub fn ticks() -> Option<u64> {
     here::ticks()
@@ -127,7 +129,8 @@ mod tests {
     fn run(kernel: Kernel) -> [Line; 5] {
         let mut to = [Line([1; LINE]); 5];
         let from = [Line([7; LINE]); 5];
-        // SAFETY: both places hold three lines from their second one on and are aligned and disjoint.
+        // SAFETY: both places hold three lines from their second one on and are aligned and
+        // disjoint.
         unsafe {
             kernel(
                 to.as_mut_ptr().add(1).cast(),

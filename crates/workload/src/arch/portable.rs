@@ -1,4 +1,5 @@
-//! Every other processor: accesses of 64-bit words, every word of every line, and what else plain code can do.
+//! Every other processor: accesses of 64-bit words, every word of every line, and what else plain
+//! code can do.
 
 use std::hint::black_box;
 use std::ptr;

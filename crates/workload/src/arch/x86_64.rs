@@ -1,5 +1,5 @@
-//! x86-64: SSE2 belongs to every such processor, AVX2 to most (Intel SDM vol. 2: MOVNTDQ, MOVNTI, PREFETCHT0, CLWB,
-//! CLFLUSHOPT, CLFLUSH, RDTSC).
+//! x86-64: SSE2 belongs to every such processor, AVX2 to most (Intel SDM vol. 2: MOVNTDQ, MOVNTI,
+//! PREFETCHT0, CLWB, CLFLUSHOPT, CLFLUSH, RDTSC).
 
 use core::arch::asm;
 use core::arch::x86_64::{
@@ -43,8 +43,8 @@ macro_rules! kernels {
                 copy_non_temporal: Some(copy_non_temporal),
             };
 
-            /// A value unknown to the compiler (so that no loop becomes a call of memset), never zero (so that no
-            /// hardware shortcut for zeroes applies).
+            /// A value unknown to the compiler (so that no loop becomes a call of memset), never
+            /// zero (so that no hardware shortcut for zeroes applies).
             #[target_feature(enable = $feature)]
             fn value() -> $register {
                 $splat(black_box(0x5a))
@@ -93,8 +93,8 @@ macro_rules! kernels {
                 let to = to.cast::<$register>();
                 let value = value();
                 for i in 0..lines * $per {
-                    // SAFETY: inside the `lines` lines at `to`, which is aligned to a line. The caller fences
-                    // (`settle`) before anybody else may read them.
+                    // SAFETY: inside the `lines` lines at `to`, which is aligned to a line. The
+                    // caller fences (`settle`) before anybody else may read them.
                     unsafe { $stream(to.add(i), value) };
                 }
                 black_box(to);
@@ -105,7 +105,8 @@ macro_rules! kernels {
             unsafe fn copy_non_temporal(to: *mut u8, from: *const u8, lines: usize) {
                 let (to, from) = (to.cast::<$register>(), from.cast::<$register>());
                 for i in 0..lines * $per {
-                    // SAFETY: inside the `lines` lines at both places, which are aligned to a line; fenced as above.
+                    // SAFETY: inside the `lines` lines at both places, which are aligned to a line;
+                    // fenced as above.
                     unsafe { $stream(to.add(i), $load(from.add(i))) };
                 }
                 black_box(to);
@@ -176,7 +177,8 @@ fn extended() -> u32 {
         unused_unsafe,
         reason = "CPUID is unsafe to call in older compilers, safe in newer ones"
     )]
-    // SAFETY: every x86-64 processor has CPUID; the leaf is asked for only where leaf 0 says that it is there.
+    // SAFETY: every x86-64 processor has CPUID; the leaf is asked for only where leaf 0 says that
+    // it is there.
     unsafe {
         if __cpuid(0).eax < 7 {
             return 0;
@@ -193,27 +195,30 @@ unsafe fn prefetch(line: *mut u8) {
 
 // SAFETY: as `Maker`.
 unsafe fn write_back(line: *mut u8) {
-    // SAFETY: the processor has CLWB (`request`), the address is mapped (the contract); memory keeps its contents.
+    // SAFETY: the processor has CLWB (`request`), the address is mapped (the contract); memory
+    // keeps its contents.
     unsafe { asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)) };
 }
 
 // SAFETY: as `Maker`.
 unsafe fn flush_any_order(line: *mut u8) {
-    // SAFETY: the processor has CLFLUSHOPT (`request`), the address is mapped (the contract); memory keeps its contents.
+    // SAFETY: the processor has CLFLUSHOPT (`request`), the address is mapped (the contract);
+    // memory keeps its contents.
     unsafe { asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) };
 }
 
 // SAFETY: as `Maker`.
 unsafe fn flush(line: *mut u8) {
-    // SAFETY: CLFLUSH came with SSE2, which every x86-64 processor has; the address is mapped (the contract).
+    // SAFETY: CLFLUSH came with SSE2, which every x86-64 processor has; the address is mapped (the
+    // contract).
     unsafe { _mm_clflush(line.cast_const()) };
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "other processors may have none")]
 #[inline]
 pub fn ticks() -> Option<u64> {
-    // SAFETY: both belong to every x86-64 processor; Linux leaves the counter readable. The fences keep loads on their
-    // side of the reading.
+    // SAFETY: both belong to every x86-64 processor; Linux leaves the counter readable. The fences
+    // keep loads on their side of the reading.
     unsafe {
         _mm_lfence();
         let now = _rdtsc();

@@ -1,5 +1,5 @@
-//! Which CPUs share a cache in fact, by the probe that knows nothing of the topology ([`crate::probe`]); among the pairs,
-//! cases whose answer is known, to see how often it errs.
+//! Which CPUs share a cache in fact, by the probe that knows nothing of the topology
+//! ([`crate::probe`]); among the pairs, cases whose answer is known, to see how often it errs.
 
 use std::io;
 

@@ -1,6 +1,7 @@
-//! Loaded latency (what Intel's Memory Latency Checker draws): a random list far beyond the caches on one CPU, while all
-//! others write at a rate that is held. Points in random order in every round, so that a disturbance hits all alike; the
-//! rates are parts of what the writers reach unhindered, measured first.
+//! Loaded latency (what Intel's Memory Latency Checker draws): a random list far beyond the caches
+//! on one CPU, while all others write at a rate that is held. Points in random order in every
+//! round, so that a disturbance hits all alike; the rates are parts of what the writers reach
+//! unhindered, measured first.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -175,7 +176,8 @@ fn run(
     })
 }
 
-/// One point once: what the writers reached together in 10^6 bytes per second, and the list's pieces.
+/// One point once: what the writers reached together in 10^6 bytes per second, and the list's
+/// pieces.
 fn one(hands: &[Hand], load: Asked, full_mb_s: f64, span: u64) -> Result<(f64, Vec<f64>), Error> {
     let (list, writers) = hands.split_first().ok_or_else(lost)?;
     let start = clock::now() + START_NS;
@@ -229,7 +231,8 @@ fn work(
     if let Load::Latency(list) = driver.load_mut() {
         warm(list);
     }
-    // The receiver goes away only when the measurement has failed elsewhere: then there is nobody to tell.
+    // The receiver goes away only when the measurement has failed elsewhere: then there is nobody
+    // to tell.
     let mut gone = say.send(Ok(Vec::new())).is_err();
     while !gone && let Ok(part) = told.recv() {
         gone = say.send(Ok(do_part(&mut driver, &part))).is_err();

@@ -1,5 +1,6 @@
-//! The measurements of `quell doctor --deep` that only run programs and look at the clock, one module each. Bounded in
-//! time: [`Depth`] has every number of rounds and every span. What they mean is `quell_plan::deep`'s.
+//! The measurements of `quell doctor --deep` that only run programs and look at the clock, one
+//! module each. Bounded in time: [`Depth`] has every number of rounds and every span. What they
+//! mean is `quell_plan::deep`'s.
 
 mod canary;
 mod loaded;
@@ -105,7 +106,8 @@ fn interrupted() -> Error {
     Error::Interrupted
 }
 
-/// Measures everything but what the counters count. What cannot be measured here is named in `skipped`.
+/// Measures everything but what the counters count. What cannot be measured here is named in
+/// `skipped`.
 ///
 /// # Errors
 /// When `watch` says to stop, or `/proc/stat` is malformed.
@@ -206,7 +208,8 @@ fn first(machine: &Inventory) -> Result<CpuId, Error> {
         .ok_or_else(|| Error::refused("measuring", "there is no CPU", "report this"))
 }
 
-/// A list far beyond the cache, as memory allows: four caches, at most a gibibyte, an eighth of what is available.
+/// A list far beyond the cache, as memory allows: four caches, at most a gibibyte, an eighth of
+/// what is available.
 fn beyond(llc: Bytes) -> Result<Bytes, Error> {
     let available = procfs::available_memory()?;
     let (size, _) = measure::sizes(llc, 1, 1, available)?;
@@ -215,8 +218,8 @@ fn beyond(llc: Bytes) -> Result<Bytes, Error> {
     Ok(Bytes(wanted.min(whole.max(size.0)) & !0x1f_ffff))
 }
 
-/// Nanoseconds of CPU time per access of a list, over pieces of about [`PIECE_NS`], for `span` of real time: other
-/// programs on the same CPU do not count, but what they take of the caches does.
+/// Nanoseconds of CPU time per access of a list, over pieces of about [`PIECE_NS`], for `span` of
+/// real time: other programs on the same CPU do not count, but what they take of the caches does.
 fn latencies(list: &mut List, span: u64) -> Vec<f64> {
     let timed = |list: &mut List, accesses: u64| {
         let begin = clock::of_this_thread();

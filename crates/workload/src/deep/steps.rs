@@ -1,5 +1,5 @@
-//! Latency against size, as `lat_mem_rd` (lmbench) measures it, with a random list in huge pages, so that neither
-//! prefetching nor address translation blurs the steps.
+//! Latency against size, as `lat_mem_rd` (lmbench) measures it, with a random list in huge pages,
+//! so that neither prefetching nor address translation blurs the steps.
 
 use quell_plan::deep::{CacheSteps, SizePoint, Spread, levels};
 use quell_plan::inventory::{CacheKind, Inventory};

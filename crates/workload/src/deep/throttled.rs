@@ -1,5 +1,6 @@
-//! What the percentages of bandwidth allocation come to on this machine ([`MbaCurve`], which has the method): streams by the operation of
-//! the machine's peak, each on its CPU, whose threads somebody else takes into a class of service.
+//! What the percentages of bandwidth allocation come to on this machine ([`MbaCurve`], which has
+//! the method): streams by the operation of the machine's peak, each on its CPU, whose threads
+//! somebody else takes into a class of service.
 
 use std::collections::BTreeSet;
 use std::io;

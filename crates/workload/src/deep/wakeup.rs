@@ -1,5 +1,6 @@
-//! How late a thread wakes that sleeps until every next millisecond, on every CPU at once (the method of cyclictest,
-//! rt-tests): as an ordinary thread with the timer slack the kernel gives it (50 µs), and as a real-time one.
+//! How late a thread wakes that sleeps until every next millisecond, on every CPU at once (the
+//! method of cyclictest, rt-tests): as an ordinary thread with the timer slack the kernel gives it
+//! (50 µs), and as a real-time one.
 
 use std::io;
 use std::thread;

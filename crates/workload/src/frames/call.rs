@@ -1,6 +1,6 @@
-//! The call stage: one loop that captures and encodes at the frame times, sends what rate control allows, and decodes what
-//! came back. Network and codec share the loop, so a frame that takes long to encode delays the packets before and
-//! behind it, and the round-trip time tells.
+//! The call stage: one loop that captures and encodes at the frame times, sends what rate control
+//! allows, and decodes what came back. Network and codec share the loop, so a frame that takes long
+//! to encode delays the packets before and behind it, and the round-trip time tells.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,7 +24,8 @@ use crate::{Error, clock};
 
 /// Encoded frames that are remembered: the one before, for prediction, and those under way.
 const REBUILT: usize = 4;
-/// Packets leave in bursts this far apart, at most this many times as fast as media is made (libwebrtc's pacer).
+/// Packets leave in bursts this far apart, at most this many times as fast as media is made
+/// (libwebrtc's pacer).
 const PACE_NS: u64 = 5_000_000;
 const PACE: f64 = 2.5;
 /// Frames' worth of unsent packets behind which no frame is encoded.

@@ -52,7 +52,8 @@ fn alone_on_a_quiet_loopback_the_rate_rises_to_what_is_allowed() {
         .span(span(3_000, 2_000), &mut || false)
         .unwrap()
         .unwrap();
-    // At a quarter to begin with; how far it comes in three seconds depends on what else this machine does.
+    // At a quarter to begin with; how far it comes in three seconds depends on what else this
+    // machine does.
     assert!(call.control.rate() > 1.5 * start, "{}", call.control.rate());
     let frames = mean(&measured, "frames_per_s");
     assert!((10.0..=31.0).contains(&frames), "{frames}");

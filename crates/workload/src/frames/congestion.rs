@@ -1,6 +1,7 @@
-//! How much media the call may send: Google congestion control as of draft-ietf-rmcat-gcc-02 and G. Carlucci et al.,
-//! "Analysis and Design of the Google Congestion Control for Web Real-time Communication", ACM MMSys 2016. A pure state
-//! machine: time arrives as nanoseconds, nothing is read from anywhere.
+//! How much media the call may send: Google congestion control as of draft-ietf-rmcat-gcc-02 and G.
+//! Carlucci et al., "Analysis and Design of the Google Congestion Control for Web Real-time
+//! Communication", ACM MMSys 2016. A pure state machine: time arrives as nanoseconds, nothing is
+//! read from anywhere.
 //!
 //! | part | here | source |
 //! |---|---|---|
@@ -11,8 +12,9 @@
 //! | loss | over 10 % lost: × (1 − 0.5 × loss); under 2 %: × 1.05; every half second | draft §6 |
 //! | result | the smaller of the two, between floor and ceiling | draft §6 |
 //!
-//! Our own is the start: the rate doubles every half second until the first sign of congestion, where libwebrtc sends
-//! probing bursts; with 8 % a second alone a call would take half a minute to begin.
+//! Our own is the start: the rate doubles every half second until the first sign of congestion,
+//! where libwebrtc sends probing bursts; with 8 % a second alone a call would take half a minute to
+//! begin.
 
 use std::collections::VecDeque;
 
@@ -195,8 +197,8 @@ fn slope(points: &VecDeque<(f64, f64)>) -> Option<f64> {
     (down > 0.0).then(|| up / down)
 }
 
-/// What arrived when congestion showed: mean in kbit/s, and variance as a part of it (libwebrtc's estimator, with its
-/// weights and bounds).
+/// What arrived when congestion showed: mean in kbit/s, and variance as a part of it (libwebrtc's
+/// estimator, with its weights and bounds).
 #[derive(Clone, Copy, Debug)]
 struct Capacity {
     mean: f64,
@@ -275,7 +277,8 @@ impl Congestion {
             .clamp(self.floor, self.ceiling)
     }
 
-    /// A packet of `bytes` was acknowledged: when it was sent, and when it arrived at the peer, each on a clock of its own.
+    /// A packet of `bytes` was acknowledged: when it was sent, and when it arrived at the peer,
+    /// each on a clock of its own.
     pub fn packet(&mut self, sent: u64, arrived: u64, bytes: u64) {
         self.detector.packet(sent, arrived);
         self.arrived.push_back((arrived, bytes));
@@ -292,8 +295,8 @@ impl Congestion {
         }
     }
 
-    /// A report, some ten times a second: the round-trip time now, and how many packets since the last report must have
-    /// come back and how many did. Returns the new rate.
+    /// A report, some ten times a second: the round-trip time now, and how many packets since the
+    /// last report must have come back and how many did. Returns the new rate.
     pub fn report(&mut self, now: u64, rtt: u64, expected: u64, received: u64) -> f64 {
         self.forget(now);
         let arrived = self.arrived_bytes as f64 * SECOND as f64 / ARRIVED_NS as f64;
@@ -321,7 +324,8 @@ impl Congestion {
             Usage::Under => self.state = self.after_trouble(State::Hold),
             Usage::Normal => {
                 let raised = self.raised(arrived, since, rtt);
-                // What is not sent is no proof of capacity; but a rate once reached is not lost by sending less.
+                // What is not sent is no proof of capacity; but a rate once reached is not lost by
+                // sending less.
                 let most = match self.state {
                     State::Start => 2.0 * arrived,
                     State::Increase | State::Hold => 1.5 * arrived,
@@ -410,7 +414,8 @@ mod tests {
             }
         }
 
-        /// Sends 1200-byte packets at the rate asked for; returns the queue's longest delay in nanoseconds.
+        /// Sends 1200-byte packets at the rate asked for; returns the queue's longest delay in
+        /// nanoseconds.
         fn run(&mut self, ns: u64) -> u64 {
             let end = self.now + ns;
             let (mut reported, mut count, mut longest) = (self.now, 0, 0);

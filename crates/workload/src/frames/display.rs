@@ -1,5 +1,6 @@
-//! The display stage: takes the newest decoded frame, blends it over the screen and copies the screen into the
-//! framebuffer. While there is no call stage it makes frames of its own, at the same rate.
+//! The display stage: takes the newest decoded frame, blends it over the screen and copies the
+//! screen into the framebuffer. While there is no call stage it makes frames of its own, at the
+//! same rate.
 
 use std::time::Duration;
 
@@ -87,7 +88,8 @@ impl Display {
             return Ok(());
         };
         if let Some((frame, len)) = call.at(handed.slot) {
-            // SAFETY: the slot is mapped with that length, cannot be made smaller, and is ours until given back.
+            // SAFETY: the slot is mapped with that length, cannot be made smaller, and is ours
+            // until given back.
             unsafe { self.show(frame, len, now) };
         }
         let age = clock::now().saturating_sub(handed.captured);

@@ -1,5 +1,6 @@
-//! The far end of the call, with the network between: a thread that reflects every packet over loopback UDP, having
-//! written down when it arrived. Both sockets take whatever port is free and speak to each other only.
+//! The far end of the call, with the network between: a thread that reflects every packet over
+//! loopback UDP, having written down when it arrived. Both sockets take whatever port is free and
+//! speak to each other only.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};

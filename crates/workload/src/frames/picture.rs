@@ -1,7 +1,8 @@
-//! What is done to frames in memory: the passes of an encoder, a decoder and a compositor, with real loads and stores
-//! over whole frames, told in slices so that demand can be seen at the times of the frames. Not a codec: the passes are
-//! those of one (search for motion, transform of what is left, reconstruction, filter, colour conversion, blend), each
-//! as little arithmetic as lets memory decide.
+//! What is done to frames in memory: the passes of an encoder, a decoder and a compositor, with
+//! real loads and stores over whole frames, told in slices so that demand can be seen at the times
+//! of the frames. Not a codec: the passes are those of one (search for motion, transform of what is
+//! left, reconstruction, filter, colour conversion, blend), each as little arithmetic as lets
+//! memory decide.
 //!
 //! | pass | loads per byte of frame | stores |
 //! |---|---|---|
@@ -53,8 +54,9 @@ fn difference(a: &[u8], b: &[u8]) -> u32 {
         .sum()
 }
 
-/// Encodes `frame` against the frame `before`: what is left after prediction goes to `kept`, and `rebuilt` becomes what
-/// a decoder would see. All have one length. Returns the sum of what was left, which keeps the search honest.
+/// Encodes `frame` against the frame `before`: what is left after prediction goes to `kept`, and
+/// `rebuilt` becomes what a decoder would see. All have one length. Returns the sum of what was
+/// left, which keeps the search honest.
 pub fn encode(
     frame: &[u8],
     before: &[u8],
@@ -89,8 +91,8 @@ pub fn encode(
     left
 }
 
-/// What is left after prediction, as the sums and differences of its halves (a Haar step in wrapping bytes, so that it
-/// can be taken back exactly).
+/// What is left after prediction, as the sums and differences of its halves (a Haar step in
+/// wrapping bytes, so that it can be taken back exactly).
 fn transform(piece: &[u8], predicted: &[u8], kept: &mut [u8]) {
     let half = piece.len() / 2;
     for i in 0..half {
@@ -116,10 +118,12 @@ fn rebuild(kept: &[u8], predicted: &[u8], rebuilt: &mut [u8]) {
     }
 }
 
-/// Decodes into the display's memory: the rebuilt frame, each byte smoothed towards that of the line before.
+/// Decodes into the display's memory: the rebuilt frame, each byte smoothed towards that of the
+/// line before.
 ///
 /// # Safety
-/// `to` must be valid for writes of `rebuilt.len()` bytes, and nobody else may write there meanwhile.
+/// `to` must be valid for writes of `rebuilt.len()` bytes, and nobody else may write there
+/// meanwhile.
 pub unsafe fn decode(rebuilt: &[u8], to: *mut u8, did: &mut impl FnMut(usize)) {
     for (n, from) in rebuilt.chunks(SLICE).enumerate() {
         // SAFETY: as the caller promises; the slices are those of `rebuilt`.
@@ -145,12 +149,14 @@ pub unsafe fn compose(
     screen: &mut [u32],
     did: &mut impl FnMut(usize),
 ) {
-    // 2/3 of a 4:2:0 frame is light, the rest colour: one byte for two pixels here, both components together.
+    // 2/3 of a 4:2:0 frame is light, the rest colour: one byte for two pixels here, both components
+    // together.
     let pixels = (len / FRAME_PER_SCREEN.0 * 2).min(screen.len());
     let step = SLICE / 4;
     for start in (0..pixels).step_by(step) {
         let count = step.min(pixels - start) & !1;
-        // SAFETY: `start + count` ≤ `pixels` ≤ 2/3 `len`, and half as many bytes of colour lie behind `pixels`.
+        // SAFETY: `start + count` ≤ `pixels` ≤ 2/3 `len`, and half as many bytes of colour lie
+        // behind `pixels`.
         let (light, colour) = unsafe {
             (
                 std::slice::from_raw_parts(frame.add(start), count),

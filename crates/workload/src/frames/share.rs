@@ -1,6 +1,7 @@
-//! How decoded frames reach the display stage: a few slots in memory that both processes map, and messages that hand a
-//! slot over and back. The memory is a sealed `memfd` (it cannot be made smaller under the reader), sent over a unix
-//! socket with a name in the abstract namespace: kernel objects without a path, gone with the last process that has them.
+//! How decoded frames reach the display stage: a few slots in memory that both processes map, and
+//! messages that hand a slot over and back. The memory is a sealed `memfd` (it cannot be made
+//! smaller under the reader), sent over a unix socket with a name in the abstract namespace: kernel
+//! objects without a path, gone with the last process that has them.
 //!
 //! | from | message | says |
 //! |---|---|---|
@@ -345,7 +346,8 @@ fn address(point: &str, n: usize) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("{point}-{n}").as_bytes())
 }
 
-/// Whether the other side is a process of the same user: names in the abstract namespace are open to all.
+/// Whether the other side is a process of the same user: names in the abstract namespace are open
+/// to all.
 fn ours(socket: &OwnedFd) -> Result<(), Errno> {
     let other = rustix::net::sockopt::socket_peercred(socket)?;
     if other.uid == rustix::process::geteuid() {

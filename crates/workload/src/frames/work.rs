@@ -1,5 +1,5 @@
-//! A stage's account of its work, and the loop that drives it: what is due is done, then it sleeps until something is due
-//! again or arrives.
+//! A stage's account of its work, and the loop that drives it: what is due is done, then it sleeps
+//! until something is due again or arrives.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,9 @@ pub(super) struct Work {
     record: Option<Record>,
 }
 
-/// A counter over the windows of a span. What was added between two looks is spread evenly over the time between them, so
-/// that the mean over the windows is exactly what was done per time, however long a look was kept waiting.
+/// A counter over the windows of a span. What was added between two looks is spread evenly over the
+/// time between them, so that the mean over the windows is exactly what was done per time, however
+/// long a look was kept waiting.
 #[derive(Debug)]
 struct Series {
     values: Vec<f64>,
@@ -154,7 +155,8 @@ impl Work {
         ] {
             metrics.insert(name.to_owned(), series.into_rates(unit));
         }
-        // What did not happen has no values: without a call stage, the frames of a display have no age.
+        // What did not happen has no values: without a call stage, the frames of a display have no
+        // age.
         metrics.retain(|_, values| !values.is_empty());
         Some(Measurement {
             metrics,

@@ -1,5 +1,5 @@
-//! Anonymous memory, taken by a process of its own: when somebody kills that one, for there is no memory left, this one is
-//! there to say so, and to start another, as a batch system would.
+//! Anonymous memory, taken by a process of its own: when somebody kills that one, for there is no
+//! memory left, this one is there to say so, and to start another, as a batch system would.
 
 use std::collections::BTreeMap;
 use std::ptr::{self, NonNull};
@@ -65,7 +65,8 @@ impl Taker {
         let size =
             usize::try_from(spec.size.0 / page() as u64 * page() as u64).unwrap_or(usize::MAX);
         let (ramp, parent) = (spec.ramp.0, rustix::process::getpid());
-        // SAFETY: the child makes system calls only and never returns, whatever other threads held at this moment.
+        // SAFETY: the child makes system calls only and never returns, whatever other threads held
+        // at this moment.
         match unsafe { libc::fork() } {
             -1 => Err(Error::last("starting the process that takes memory")),
             0 => {
@@ -76,7 +77,8 @@ impl Taker {
                 } else {
                     0
                 };
-                // SAFETY: ends the child at once, without running what the parent wants run at its end.
+                // SAFETY: ends the child at once, without running what the parent wants run at its
+                // end.
                 unsafe { libc::_exit(why) }
             }
             pid => Ok(Self { pid }),
@@ -108,7 +110,8 @@ enum End {
 impl Drop for Taker {
     fn drop(&mut self) {
         let mut status = 0;
-        // SAFETY: the child is ours and was not waited for, or the number is still reserved for nobody: `ended` was false.
+        // SAFETY: the child is ours and was not waited for, or the number is still reserved for
+        // nobody: `ended` was false.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, &raw mut status, 0);
@@ -116,8 +119,8 @@ impl Drop for Taker {
     }
 }
 
-/// Grows to `size` within `ramp` ns and stores to page after page of what it has, for ever; comes back only where the memory is
-/// refused, with the reason.
+/// Grows to `size` within `ramp` ns and stores to page after page of what it has, for ever; comes
+/// back only where the memory is refused, with the reason.
 fn take(size: usize, ramp: u64, count: &AtomicU64) -> Errno {
     let protect = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -217,7 +220,8 @@ impl AnonHog {
         Ok(())
     }
 
-    /// Runs from `begin`, which is now, until `until`; how many pages were stored to, or `None` when asked to end.
+    /// Runs from `begin`, which is now, until `until`; how many pages were stored to, or `None`
+    /// when asked to end.
     fn run(
         &mut self,
         (begin, until): (u64, u64),
@@ -317,7 +321,8 @@ mod tests {
     fn it_grows_to_its_size_and_goes_on() {
         let measured = hog().span(span_of(600), &mut || false).unwrap().unwrap();
         let resident = &measured.metrics["resident_mb"];
-        // Half of it is there after half of the ramp; the rest is what the test itself had when it forked.
+        // Half of it is there after half of the ramp; the rest is what the test itself had when it
+        // forked.
         let (first, last) = (resident[0], *resident.last().unwrap());
         assert!(last >= 16.0, "{resident:?}");
         assert!((2.0..17.0).contains(&(last - first)), "{resident:?}");

@@ -1,7 +1,8 @@
-//! The object detector: frames arrive at a fixed rate; for each one an image is read through the page cache and gone over
-//! together with all the weights, which are a mapped file. Frames that arrive while one is worked on are dropped, as by a
-//! camera nobody asks; whoever waits for what the detector says waits on, until the next frame that is looked at is done, and so
-//! counts such an arrival. The first pass of each file is part of getting ready.
+//! The object detector: frames arrive at a fixed rate; for each one an image is read through the
+//! page cache and gone over together with all the weights, which are a mapped file. Frames that
+//! arrive while one is worked on are dropped, as by a camera nobody asks; whoever waits for what
+//! the detector says waits on, until the next frame that is looked at is done, and so counts such
+//! an arrival. The first pass of each file is part of getting ready.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -172,8 +173,8 @@ impl Detector {
         Ok(())
     }
 
-    /// Works on the frames that arrive from `begin` on and before `until`, one each period, and where the last of them was dropped
-    /// on the one after; how many, or `None` when asked to end.
+    /// Works on the frames that arrive from `begin` on and before `until`, one each period, and
+    /// where the last of them was dropped on the one after; how many, or `None` when asked to end.
     fn run(
         &mut self,
         (begin, until): (u64, u64),

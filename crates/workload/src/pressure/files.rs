@@ -15,7 +15,8 @@ use rustix::fs::{
 use super::page;
 use crate::Error;
 
-/// So much is written at a time, and so much may wait to be written: what makes a file must not be pressure itself.
+/// So much is written at a time, and so much may wait to be written: what makes a file must not be
+/// pressure itself.
 const CHUNK: usize = 1 << 20;
 const BATCH: u64 = 16 << 20;
 /// One part of so many of the disk is left free.
@@ -111,8 +112,8 @@ pub(super) fn noise(bytes: &mut [u8], seed: &mut u64) {
     }
 }
 
-/// Takes a file out of the page cache, and out of the kernel's memory of what was reclaimed: reading it is reading it for the
-/// first time.
+/// Takes a file out of the page cache, and out of the kernel's memory of what was reclaimed:
+/// reading it is reading it for the first time.
 pub(super) fn forget(file: &File) -> Result<(), Error> {
     fadvise(file, 0, None, Advice::DontNeed).map_err(Error::kernel("dropping a file's pages"))
 }
@@ -129,7 +130,8 @@ unsafe impl Send for Map {}
 
 impl Map {
     pub(super) fn new(file: &File, len: usize) -> Result<Self, Error> {
-        // SAFETY: a fresh shared mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice touches nothing that
+        // exists.
         let start = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -151,8 +153,8 @@ impl Map {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// How many pages of `[from, from + len)`, `from` at the beginning of one, are not in the page cache; `seen` has a byte for
-    /// each at least.
+    /// How many pages of `[from, from + len)`, `from` at the beginning of one, are not in the page
+    /// cache; `seen` has a byte for each at least.
     pub(super) fn missing(&self, from: usize, len: usize, seen: &mut [u8]) -> Result<usize, Error> {
         let pages = len.div_ceil(page());
         let seen = &mut seen[..pages];

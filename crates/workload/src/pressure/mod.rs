@@ -1,8 +1,9 @@
-//! Latency under memory pressure (Channabasappa and Ravindran): an object [`detector`] whose weights and images are pages of
-//! files, and what takes memory from it: anonymous pages ([`anon`]), pages of files that are read or written ([`mod@file`]).
+//! Latency under memory pressure (Channabasappa and Ravindran): an object [`detector`] whose
+//! weights and images are pages of files, and what takes memory from it: anonymous pages
+//! ([`anon`]), pages of files that are read or written ([`mod@file`]).
 //!
-//! Files have no name ([`files`]): nothing is left of them, whatever ends the generator. They lie in the folder for temporary
-//! files (`TMPDIR`), which has to be on a disk.
+//! Files have no name ([`files`]): nothing is left of them, whatever ends the generator. They lie
+//! in the folder for temporary files (`TMPDIR`), which has to be on a disk.
 //!
 //! | generator | metric | one value per | is |
 //! |---|---|---|---|
@@ -42,8 +43,8 @@ fn window(duration_ns: u64) -> u64 {
     duration_ns.clamp(1, 100_000_000)
 }
 
-/// Refuses a span with nothing to be measured, or too much: these keep time by themselves, whatever windows were asked for. Before
-/// anything is made, since files take their time.
+/// Refuses a span with nothing to be measured, or too much: these keep time by themselves, whatever
+/// windows were asked for. Before anything is made, since files take their time.
 ///
 /// # Errors
 /// As said.
@@ -77,7 +78,8 @@ pub(crate) fn check(workload: &ResolvedWorkload, duration: Nanos) -> Result<(), 
 /// How often a hog looks whether it is to end.
 const ASK_NS: u64 = 10_000_000;
 
-/// 10^6 bytes in memory, as `/proc/PID/statm` (second number, in pages) tells; `None` where nobody is.
+/// 10^6 bytes in memory, as `/proc/PID/statm` (second number, in pages) tells; `None` where nobody
+/// is.
 fn resident_mb(pid: Option<u32>) -> Option<f64> {
     let path = pid.map_or("/proc/self/statm".to_owned(), |pid| {
         format!("/proc/{pid}/statm")

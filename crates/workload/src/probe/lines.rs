@@ -1,10 +1,11 @@
 //! The lines that the probe writes, pushes out, flushes and walks.
 //!
-//! Written lines, because caches drop clean ones on the way out as they like. Far apart, because prefetchers fetch
-//! neighbours. Every page is visited just before a walk, so that address translation costs all three walks the same.
-//! And fast, because on a busy machine a line stays in a shared cache for a millisecond or less: lines at different
-//! offsets in a page never share a set of the second-level cache, whatever the pages' places in memory (a virtual
-//! machine cannot know them), so only the few offsets that are sampled have to be written in enough other pages.
+//! Written lines, because caches drop clean ones on the way out as they like. Far apart, because
+//! prefetchers fetch neighbours. Every page is visited just before a walk, so that address
+//! translation costs all three walks the same. And fast, because on a busy machine a line stays in
+//! a shared cache for a millisecond or less: lines at different offsets in a page never share a set
+//! of the second-level cache, whatever the pages' places in memory (a virtual machine cannot know
+//! them), so only the few offsets that are sampled have to be written in enough other pages.
 
 use std::ptr;
 
@@ -34,14 +35,16 @@ const fn sample(i: usize) -> usize {
     PAGE * (i % PAGES) + GAP * (i / PAGES)
 }
 
-/// A buffer with a list through its sampled lines. They lie in the first [`PAGES`] pages; the others push them out.
+/// A buffer with a list through its sampled lines. They lie in the first [`PAGES`] pages; the
+/// others push them out.
 pub(super) struct Lines {
     buffer: Buffer,
     next: Vec<u32>,
 }
 
-// SAFETY: two threads write and read the buffer, by volatile accesses through raw pointers and never at the same time:
-// each touches it only between the phase that lets it and the one it opens then, with release and acquire.
+// SAFETY: two threads write and read the buffer, by volatile accesses through raw pointers and
+// never at the same time: each touches it only between the phase that lets it and the one it opens
+// then, with release and acquire.
 unsafe impl Sync for Lines {}
 
 impl Lines {
@@ -64,7 +67,8 @@ impl Lines {
     pub(super) fn write_and_push_out(&self) {
         let start = self.start();
         for (i, next) in self.next.iter().enumerate() {
-            // SAFETY: sampled lines lie inside the first `PAGES` pages of the buffer, at multiples of a line.
+            // SAFETY: sampled lines lie inside the first `PAGES` pages of the buffer, at multiples
+            // of a line.
             unsafe {
                 let to = start.add(sample(*next as usize));
                 start.add(sample(i)).cast::<*mut u8>().write_volatile(to);
@@ -89,7 +93,8 @@ impl Lines {
         for part in &mut parts {
             let begin = clock::now();
             for _ in 0..SAMPLES / PARTS {
-                // SAFETY: `at` is the list's first node or was read from one, and each points to another.
+                // SAFETY: `at` is the list's first node or was read from one, and each points to
+                // another.
                 at = unsafe { ptr::read_volatile(at) }.cast();
             }
             // The clock must not be read before the last load is back.

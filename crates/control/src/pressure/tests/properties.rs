@@ -97,7 +97,8 @@ proptest! {
         hog.from = MS(after);
         let mut plant = Plant::new(1024, 500, vec![hog]);
         let log = run(&mut plant, PressureController::Quell, &rules(&[allows], false), MS(8_000));
-        // Within two looks it then is a twentieth, from which is acted, in one of those that see it.
+        // Within two looks it then is a twentieth, from which is acted, in one of those that see
+        // it.
         if let Some(onset) = plant.onset(MS(40)) {
             let first = log.first().map(|(at, _)| *at);
             prop_assert!(first.is_some_and(|at| at <= onset.plus(MS(100))), "{onset} {first:?}");

@@ -1,7 +1,8 @@
 //! Memory locked in a cache, as Linux 6.12 and 7.2 have it.
 //!
-//! Deviations: what is mapped is only seen as a descriptor that is open (`Machine::opens`); a region that goes while somebody has it
-//! open stays in its cache for ever, as the kernel's does, but nothing else breaks when resctrl is unmounted then.
+//! Deviations: what is mapped is only seen as a descriptor that is open (`Machine::opens`); a
+//! region that goes while somebody has it open stays in its cache for ever, as the kernel's does,
+//! but nothing else breaks when resctrl is unmounted then.
 
 use std::collections::BTreeMap;
 

@@ -63,8 +63,8 @@ impl Resctrl {
             return self.fail(libc::ENOSPC, "Out of CLOSIDs");
         }
         self.take_rmid()?;
-        // A new group gets every way that nobody has for himself, code or data; once in one piece even where masks may have
-        // holes.
+        // A new group gets every way that nobody has for himself, code or data; once in one piece
+        // even where masks may have holes.
         let mut control = self.control(|r| r.all(), CpuSet::new());
         for resource in self.resources.clone() {
             let Some(bits) = resource.bits else { continue };

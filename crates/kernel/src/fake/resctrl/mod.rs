@@ -1,15 +1,20 @@
-//! Cache and memory-bandwidth allocation (resctrl). What it does was recorded from Linux 6.12 and 7.2 on the lab's emulated
-//! processors; the same bodies run on it and on those kernels (`tests/conformance/resctrl.rs`).
+//! Cache and memory-bandwidth allocation (resctrl). What it does was recorded from Linux 6.12 and
+//! 7.2 on the lab's emulated processors; the same bodies run on it and on those kernels
+//! (`tests/conformance/resctrl.rs`).
 //!
-//! Where the two kernels differ, so does this: after 6.12 making groups and giving CPUs empty the status first, values are no
-//! longer padded, a new group may get a mask with holes, and a directory in `info` is refused with ENODEV. The line is drawn at 7.0; which kernel began is not known.
+//! Where the two kernels differ, so does this: after 6.12 making groups and giving CPUs empty the
+//! status first, values are no longer padded, a new group may get a mask with holes, and a
+//! directory in `info` is refused with ENODEV. The line is drawn at 7.0; which kernel began is not
+//! known.
 //!
 //! Deviations:
-//! - One domain of each third level and of bandwidth, one of the second level for each CPU pair; CPUs go offline only
-//!   as domains of one resource (`Machine::resctrl_domain`).
+//! - One domain of each third level and of bandwidth, one of the second level for each CPU pair;
+//!   CPUs go offline only as domains of one resource (`Machine::resctrl_domain`).
 //! - No counters to be assigned; counters are zero.
-//! - Monitoring ids that are let go can be used again at once, unless told to wait (`Machine::limbo`).
-//! - Whoever is nobody's monitor group's CPU is not told apart: monitor groups have CPUs, and no tasks by them.
+//! - Monitoring ids that are let go can be used again at once, unless told to wait
+//!   (`Machine::limbo`).
+//! - Whoever is nobody's monitor group's CPU is not told apart: monitor groups have CPUs, and no
+//!   tasks by them.
 
 mod info;
 pub(super) mod locked;
@@ -359,7 +364,8 @@ impl Resctrl {
         Ok(names.into_iter().collect())
     }
 
-    /// Whether a group that is no class of service keeps a file closed, to be read or written: even root is refused.
+    /// Whether a group that is no class of service keeps a file closed, to be read or written: even
+    /// root is refused.
     fn closed(&self, group: &str, file: &str, write: bool) -> bool {
         match (&self.groups[group].lock, file) {
             (Some(_), "tasks") | (Some(Lock::Setup), "cpus" | "cpus_list") => true,
@@ -482,7 +488,8 @@ impl Resctrl {
         Ok(())
     }
 
-    /// A CPU is in exactly one control group; those taken away go to the default group, which keeps what it has.
+    /// A CPU is in exactly one control group; those taken away go to the default group, which keeps
+    /// what it has.
     fn give(&mut self, group: &str, cpus: &CpuSet) -> Answer<()> {
         let before = self.groups[group].cpus.clone();
         let dropped = before.difference(cpus);
@@ -541,7 +548,8 @@ impl Resctrl {
         Ok(())
     }
 
-    /// Whether other groups (exclusive ones only?) or devices have some of these ways, for code or for data.
+    /// Whether other groups (exclusive ones only?) or devices have some of these ways, for code or
+    /// for data.
     fn overlaps(
         &self,
         group: &str,

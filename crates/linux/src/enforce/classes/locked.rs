@@ -1,8 +1,10 @@
-//! Memory locked in a cache: a region for each group that reserves one, handed to the program that is launched in it.
+//! Memory locked in a cache: a region for each group that reserves one, handed to the program that
+//! is launched in it.
 //!
-//! The kernel's memory is a device that a program maps. The descriptor is inherited, and named in the environment with the
-//! region's size and the CPUs of its cache (`quell_client::locked`). Every mapping empties the region, so that one program has
-//! it at a time: the first that is launched, and when that has ended the next.
+//! The kernel's memory is a device that a program maps. The descriptor is inherited, and named in
+//! the environment with the region's size and the CPUs of its cache (`quell_client::locked`). Every
+//! mapping empties the region, so that one program has it at a time: the first that is launched,
+//! and when that has ended the next.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -26,7 +28,8 @@ use super::residency::Stays;
 use crate::enforce::{Launch, cache};
 use crate::host::Host;
 
-/// Of so many locked lines one may be gone and the promise still hold: the kernel's own accesses while it locks cost some.
+/// Of so many locked lines one may be gone and the promise still hold: the kernel's own accesses
+/// while it locks cost some.
 const TOLERATED: u64 = 8;
 
 /// A region of a group.

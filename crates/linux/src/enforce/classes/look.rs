@@ -78,7 +78,8 @@ impl Parts {
                 Err(e) => found.push((name, Found::Note(e.to_string()))),
             }
         }
-        // Once for all of them, and not waited for: a heartbeat must not be missed, and the next look tries again.
+        // Once for all of them, and not waited for: a heartbeat must not be missed, and the next
+        // look tries again.
         let mut lock = None;
         for group in &all {
             if !host.still_held() {

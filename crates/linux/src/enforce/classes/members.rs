@@ -71,8 +71,8 @@ fn any_alive<'a>(files: &dyn Files, tids: impl Iterator<Item = &'a u32>) -> Resu
     Ok(false)
 }
 
-/// Who else is in the control groups of groups of ours, a sentence each: threads that somebody has moved there, and CPUs whose
-/// other tasks fill the ways, too.
+/// Who else is in the control groups of groups of ours, a sentence each: threads that somebody has
+/// moved there, and CPUs whose other tasks fill the ways, too.
 pub fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(String, String)>> {
     let mut said = Vec::new();
     let classes: BTreeSet<&Group> = all.iter().map(|w| &w.group).collect();

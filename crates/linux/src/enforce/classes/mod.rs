@@ -1,12 +1,13 @@
 //! Parts of caches and of memory bandwidth: groups of Quell as control groups of resctrl.
 //!
-//! A group has a control group of its own, named as Intel's `pqos` names them (`COS1`, …), so that it reads and lists them, too.
-//! Where no class of service is free for a new one, a group that nobody uses is taken for the time: `pqos` makes them all when
-//! it is first called. Only where the plan has more groups than that do those that get the same share one. What unmatched
-//! tasks get is written to the default group, in which everybody is who is in no other.
+//! A group has a control group of its own, named as Intel's `pqos` names them (`COS1`, …), so that
+//! it reads and lists them, too. Where no class of service is free for a new one, a group that
+//! nobody uses is taken for the time: `pqos` makes them all when it is first called. Only where the
+//! plan has more groups than that do those that get the same share one. What unmatched tasks get is
+//! written to the default group, in which everybody is who is in no other.
 //!
-//! Whoever has ways to himself is made exclusive where the kernel lets him: groups that others make meanwhile then begin
-//! without his ways.
+//! Whoever has ways to himself is made exclusive where the kernel lets him: groups that others make
+//! meanwhile then begin without his ways.
 
 mod locked;
 mod look;
@@ -210,7 +211,8 @@ impl Enforcer for Classes {
         self.steer(host, &group, &Setting::Ways { level, mask })
     }
 
-    /// Newborn tasks, and what others have made that was promised to a group of ours. Each is told when it begins to be so.
+    /// Newborn tasks, and what others have made that was promised to a group of ours. Each is told
+    /// when it begins to be so.
     fn look(&mut self, host: &mut Host, seen: &mut Observation) {
         let Some(of) = &mut self.parts else {
             return;
@@ -259,7 +261,8 @@ impl Classes {
             .ok_or_else(|| Error::refused("resctrl is not in use"))
     }
 
-    /// Has resctrl mounted, by ourselves with code and data of these levels apart. What a person should know of it.
+    /// Has resctrl mounted, by ourselves with code and data of these levels apart. What a person
+    /// should know of it.
     fn begin(&mut self, host: &mut Host, apart: &[u32]) -> Result<Vec<String>> {
         if self.parts.is_some() {
             return Ok(Vec::new());
@@ -347,7 +350,8 @@ impl Classes {
         Ok(notes)
     }
 
-    /// Gives a control group another part, one of many that it gets in turn: recorded once for all of them.
+    /// Gives a control group another part, one of many that it gets in turn: recorded once for all
+    /// of them.
     pub fn steer(&mut self, host: &mut Host, group: &Group, set: &Setting) -> Result<()> {
         let parts = self.begun()?;
         let lines = parts.lines(&host.files, set)?;
@@ -381,7 +385,8 @@ impl Classes {
         group.ok_or_else(|| Error::refused(format!("group {name} has no control group")))
     }
 
-    /// Bytes that a group's control group has moved from and to memory; `None` while the hardware cannot tell.
+    /// Bytes that a group's control group has moved from and to memory; `None` while the hardware
+    /// cannot tell.
     pub fn moved_by(&mut self, files: &dyn Files, name: &str) -> Result<Option<u64>> {
         const EVENT: &str = "mbm_total_bytes";
         let data = self.class_of(name)?.data(files)?;
@@ -400,8 +405,9 @@ impl Classes {
 }
 
 impl Parts {
-    /// Makes groups exclusive that have ways to themselves, once unmatched tasks have left them. The kernel refuses it to who
-    /// shares ways of another level, or with devices, and somebody may keep the lock: then newcomers are looked for every second, as in any case.
+    /// Makes groups exclusive that have ways to themselves, once unmatched tasks have left them.
+    /// The kernel refuses it to who shares ways of another level, or with devices, and somebody may
+    /// keep the lock: then newcomers are looked for every second, as in any case.
     fn keep_out(&self, host: &mut Host) {
         let Some(plan) = &host.plan else {
             return;
@@ -420,7 +426,8 @@ impl Parts {
         }
     }
 
-    /// The control group of a group: made at its first part, unless one with the same parts is there.
+    /// The control group of a group: made at its first part, unless one with the same parts is
+    /// there.
     fn class(&mut self, host: &mut Host, name: &str) -> Result<Group> {
         if name == REST {
             return Ok(self.resctrl.default_group());

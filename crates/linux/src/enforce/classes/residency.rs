@@ -1,6 +1,7 @@
-//! Whether what is locked stays: how many of its lines have to come from memory again, by the counter of last-level misses of the
-//! thread that reads them. At first others go through the cache, for a kernel may say that it has locked, and
-//! have filled the memory into ways that others fill, too (seen with Linux 7.2).
+//! Whether what is locked stays: how many of its lines have to come from memory again, by the
+//! counter of last-level misses of the thread that reads them. At first others go through the
+//! cache, for a kernel may say that it has locked, and have filled the memory into ways that others
+//! fill, too (seen with Linux 7.2).
 //!
 //! The counter is believed if it has seen that traffic. Reading changes nothing of what is locked.
 
@@ -20,7 +21,8 @@ use quell_kernel::rt;
 /// `PERF_TYPE_HARDWARE`, `PERF_COUNT_HW_CACHE_MISSES`.
 const MISSES: EventCode = EventCode { kind: 0, config: 3 };
 
-/// How much of the cache's size others bring in, as a multiple: more than enough for any replacement that is near to LRU.
+/// How much of the cache's size others bring in, as a multiple: more than enough for any
+/// replacement that is near to LRU.
 const OTHERS: u64 = 4;
 
 /// How often they do, before it is believed that lines are gone.
@@ -37,8 +39,9 @@ pub(super) struct Stays {
 }
 
 impl Stays {
-    /// Maps the region, has others sweep its cache, and counts. `None` where nothing counts here, or none of its CPUs can be
-    /// run on. `beat` is called meanwhile. `cpus`: those of its cache. `group`: those of them whose programs are not to be disturbed.
+    /// Maps the region, has others sweep its cache, and counts. `None` where nothing counts here,
+    /// or none of its CPUs can be run on. `beat` is called meanwhile. `cpus`: those of its cache.
+    /// `group`: those of them whose programs are not to be disturbed.
     ///
     /// # Errors
     /// When it cannot be mapped.
@@ -72,7 +75,8 @@ impl Stays {
             // The kernel clears pages at their first use, which the counter does not see.
             sweep();
             let mut least: Option<u64> = None;
-            // Whoever interrupts the reading counts, too; lines that others replace are gone each time.
+            // Whoever interrupts the reading counts, too; lines that others replace are gone each
+            // time.
             for _ in 0..TRIES {
                 let swept = counter.around(&mut sweep);
                 if swept.is_none_or(|misses| misses < lines / 8) {
@@ -102,7 +106,8 @@ impl Stays {
     }
 }
 
-/// Does something on a thread of its own on the first of these CPUs that it can be pinned to, and calls `beat` meanwhile.
+/// Does something on a thread of its own on the first of these CPUs that it can be pinned to, and
+/// calls `beat` meanwhile.
 fn on<T: Send>(cpus: &[u32], beat: &mut dyn FnMut(), act: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| cpus.iter().any(|cpu| rt::pin(*cpu).is_ok()).then(act));

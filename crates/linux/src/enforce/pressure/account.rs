@@ -102,7 +102,8 @@ pub fn waited(kept: Option<&mut CachedFile>, files: &dyn Files) -> Result<Option
     }
 }
 
-/// The group's cgroup in v2, whatever its controllers: pressure is told there, and it can be frozen.
+/// The group's cgroup in v2, whatever its controllers: pressure is told there, and it can be
+/// frozen.
 pub fn v2_place(home: &GroupCgroups) -> Option<&CgroupDir> {
     let is = |p: &&CgroupDir| p.hierarchy.version == Version::V2;
     home.places.iter().find(is)

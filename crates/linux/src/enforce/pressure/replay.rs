@@ -1,7 +1,9 @@
-//! The controllers behind this backend's own files, journal and threads, on the model of the kernel, while its files read what a
-//! real kernel was recorded to tell under pressure (`tests/traces/record.sh`). Nobody controlled anything then, so that what is done
-//! here changes nothing of what is looked at: what is tested is what each controller does about it, that it is done, recorded
-//! and taken back. What was done is kept beside the trace (`NAME.CONTROLLER`); `QUELL_BLESS=1` rewrites it after a meant change.
+//! The controllers behind this backend's own files, journal and threads, on the model of the
+//! kernel, while its files read what a real kernel was recorded to tell under pressure
+//! (`tests/traces/record.sh`). Nobody controlled anything then, so that what is done here changes
+//! nothing of what is looked at: what is tested is what each controller does about it, that it is
+//! done, recorded and taken back. What was done is kept beside the trace (`NAME.CONTROLLER`);
+//! `QUELL_BLESS=1` rewrites it after a meant change.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -395,8 +397,8 @@ fn first(log: &[(Nanos, Decision)], is: fn(&Act) -> bool) -> Option<Nanos> {
     log.iter().find(|(_, d)| is(&d.act)).map(|(at, _)| *at)
 }
 
-/// What holds whatever was recorded: nothing but protection before anybody is there to act upon, and everything the controller
-/// did is as it is kept.
+/// What holds whatever was recorded: nothing but protection before anybody is there to act upon,
+/// and everything the controller did is as it is kept.
 fn plays(name: &'static str, kind: PressureController, word: &str) -> Vec<(Nanos, Decision)> {
     let trace = Trace::read(name);
     let log = play(&trace, kind);
@@ -450,7 +452,8 @@ fn the_daemon_stops_a_process_when_its_average_is_high_and_only_a_file_hog_ever_
     for (name, goes_on) in [("file", true), ("anon", false)] {
         let log = plays(name, PressureController::Latd, "latd");
         let acts: Vec<&Act> = log.iter().map(|(_, d)| &d.act).collect();
-        // Seconds after it began: the average is of ten. And who is stopped gives nothing back, unless it can be reclaimed.
+        // Seconds after it began: the average is of ten. And who is stopped gives nothing back,
+        // unless it can be reclaimed.
         assert!(matches!(acts[0], Act::Stop(_)), "{log:?}");
         assert!(log[0].0 >= BEGINS.plus(Nanos::secs(2)), "{log:?}");
         let rest = acts[1..].iter();

@@ -84,7 +84,8 @@ pub(super) fn xeon_w3530() -> Inventory {
     simulated(machine)
 }
 
-/// Two modules of two cores, each with an L2 of eight segments, of which some can be locked; banks by hashes.
+/// Two modules of two cores, each with an L2 of eight segments, of which some can be locked; banks
+/// by hashes.
 pub(super) fn apollolake() -> Inventory {
     let mut machine = with(
         machine(4, 1),

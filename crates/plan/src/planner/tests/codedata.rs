@@ -62,7 +62,8 @@ fn what_nobody_has_mounted_is_mounted_so_before_anything_is_set() {
     let mut held = plan.promises.iter();
     let held = held.find(|p| matches!(p.promise, Promise::ReserveWays { .. }));
     assert!(held.unwrap().held_by.contains(&plan.steps[mounted].id));
-    // Then there are fewer classes: that of the rest, which the noise shares by name, and one each for two owners.
+    // Then there are fewer classes: that of the rest, which the noise shares by name, and one each
+    // for two owners.
     let two = policy(BOTH, "reserve.cache={ ways=2 }");
     planned(&two, &that_can(once));
     let text = refused(&two, &that_can(Apart::OnceMounted { classes: 2 }));

@@ -234,8 +234,8 @@ fn who_may_not_be_throttled_is_not_limited_in_any_direction() {
 }
 
 proptest! {
-    /// Whatever is asked for, the budgets of all CPUs come to no more than it in either direction, and to no less than it but for a
-    /// line and a CPU.
+    /// Whatever is asked for, the budgets of all CPUs come to no more than it in either direction,
+    /// and to no less than it but for a line and a CPU.
     #[test]
     fn budgets_add_up_to_what_is_asked_for(
         read in 1_000u64..20_000,

@@ -163,7 +163,8 @@ fn pooling_says_whom_it_wakes() {
     assert!(told(&planned(&short, &machine(4, 1)), dear));
 }
 
-/// `regulator` keys, and a group of each role with CPUs of its own or among the others', with or without a reserve or a limit.
+/// `regulator` keys, and a group of each role with CPUs of its own or among the others', with or
+/// without a reserve or a limit.
 fn policies() -> impl Strategy<Value = String> {
     let cpus = prop_oneof![
         Just(""),

@@ -1,5 +1,5 @@
-//! What a stranger who must act on a plan would object to: statements that are not true, costs that are not told, ways out
-//! that lead nowhere.
+//! What a stranger who must act on a plan would object to: statements that are not true, costs that
+//! are not told, ways out that lead nowhere.
 
 use super::*;
 

@@ -44,7 +44,8 @@ fn a_limit_is_held_by_the_quota_where_that_is_enough() {
     assert_eq!(quota(&slow), Some((Share::percent(20), Nanos::millis(50))));
     let late = text.replace("cpus = 1", "cpus = 1\ntarget.deadline = '80ms'");
     assert_eq!(quota(&late), Some((Share::percent(20), Nanos::millis(8))));
-    // Bytes, a short period, a budget for each CPU, a close deadline, a reserve, or the policy's word need the brake.
+    // Bytes, a short period, a budget for each CPU, a close deadline, a reserve, or the policy's
+    // word need the brake.
     for keys in [
         "regulator.period = '1ms'\n",
         "regulator.split = 'even'\n",

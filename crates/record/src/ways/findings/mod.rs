@@ -1,9 +1,12 @@
-//! What a timeline of ways says about whether cache allocation is used, and used well. Each finding has its evidence and what to do.
+//! What a timeline of ways says about whether cache allocation is used, and used well. Each finding
+//! has its evidence and what to do.
 //!
-//! A class's *part* is what its mask comes to in bytes. Traffic *turns a part over* that could fill all of it anew several times in a second:
-//! less is what programs do at the edges of what they work on. Occupancy is what lies there, not what is used: lines from a program's start stay
-//! until somebody fills their ways, so that a part that is not filled is too large, and one that is filled need not be too small. Sizes are
-//! told of caches whose code and data share masks: the kernel counts them together.
+//! A class's *part* is what its mask comes to in bytes. Traffic *turns a part over* that could fill
+//! all of it anew several times in a second: less is what programs do at the edges of what they
+//! work on. Occupancy is what lies there, not what is used: lines from a program's start stay until
+//! somebody fills their ways, so that a part that is not filled is too large, and one that is
+//! filled need not be too small. Sizes are told of caches whose code and data share masks: the
+//! kernel counts them together.
 
 mod sharing;
 mod sizes;
@@ -19,8 +22,8 @@ use super::{Cache, Mode, Place, ROOT};
 /// Shorter than this nothing is found: settings are written one by one.
 const LEAST_NS: u64 = 200_000_000;
 
-/// Traffic that could fill a part so often in a second turns it over. Of 2 MiB that is 20 MB/s: with 80 ns a line some hundredths of a
-/// program's time.
+/// Traffic that could fill a part so often in a second turns it over. Of 2 MiB that is 20 MB/s:
+/// with 80 ns a line some hundredths of a program's time.
 const TURNS: f64 = 10.0;
 
 /// What kind of finding.

@@ -1,4 +1,5 @@
-//! Who fills ways that are not its own: classes that share ways, threads that stayed behind, threads under another cache.
+//! Who fills ways that are not its own: classes that share ways, threads that stayed behind,
+//! threads under another cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,7 +70,8 @@ fn overlap(timeline: &Timeline, cache: &Cache, (one, other): (&str, &str)) -> Op
             let noisy = |rate: Option<f64>| {
                 rate.is_none_or(|r| r >= cache.part(shared.count()) as f64 * TURNS)
             };
-            // The one with the fewer ways is who wants to be left alone; of two alike the quieter one.
+            // The one with the fewer ways is who wants to be left alone; of two alike the quieter
+            // one.
             let first = match (a.is.count(), b.is.count()) {
                 (x, y) if x != y => x < y,
                 _ => rates.0 <= rates.1,
@@ -200,7 +202,8 @@ pub(super) fn escaped(timeline: &Timeline) -> Vec<Finding> {
     processes.iter().filter_map(finding).collect()
 }
 
-/// Classes that run where their ways are not their own, although they have some of their own elsewhere.
+/// Classes that run where their ways are not their own, although they have some of their own
+/// elsewhere.
 pub(super) fn other_cache(timeline: &Timeline) -> Vec<Finding> {
     let mut found = Vec::new();
     for class in timeline.classes.iter().filter(|c| *c != ROOT) {

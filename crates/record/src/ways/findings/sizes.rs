@@ -34,7 +34,8 @@ fn size(bytes: u64) -> String {
 /// Whether a class's ways fit what it has of the cache.
 pub(super) fn sizes(timeline: &Timeline, cache: &Cache, class: &str) -> Vec<Finding> {
     let place = &cache.place;
-    // What is counted is code and data together. Everybody else is many, and was there before anything was divided.
+    // What is counted is code and data together. Everybody else is many, and was there before
+    // anything was divided.
     if class == ROOT || *place != place.counted() {
         return Vec::new();
     }

@@ -1,5 +1,6 @@
-//! The generators on the simulated machine: what a workload is there ([`work`]), and how it is measured: loads of equal steps in
-//! windows (here), those that work in units by their log ([`units`]), all by what the machine counts besides ([`Counter`]).
+//! The generators on the simulated machine: what a workload is there ([`work`]), and how it is
+//! measured: loads of equal steps in windows (here), those that work in units by their log
+//! ([`units`]), all by what the machine counts besides ([`Counter`]).
 
 mod units;
 mod work;
@@ -89,8 +90,8 @@ impl Counter {
         (now.misses - before.misses + now.prefetches - before.prefetches) * LINE_BYTES
     }
 
-    /// `ipc` ([`Counts::ipc`]; without time on a core there is none) and `misses_per_ms`, lines that its accesses read from memory
-    /// per millisecond.
+    /// `ipc` ([`Counts::ipc`]; without time on a core there is none) and `misses_per_ms`, lines
+    /// that its accesses read from memory per millisecond.
     fn end(&self, os: &Os, task: TaskId) -> Vec<(&'static str, Vec<f64>)> {
         let (now, before) = (os.counts(task), self.before);
         let since = Counts {
@@ -220,8 +221,8 @@ impl Load {
         os.alarm(until, key.of(Bell::Look));
     }
 
-    /// Does what is due by the end of the slot, or waits for the next one: as on Linux by sleeping, and if that is not worth
-    /// it by spinning, which here is holding the core.
+    /// Does what is due by the end of the slot, or waits for the next one: as on Linux by sleeping,
+    /// and if that is not worth it by spinning, which here is holding the core.
     fn keep_pace(&mut self, os: &mut Os, key: Key) {
         let Some(pace) = &mut self.pace else {
             os.sleep(self.task);
@@ -249,8 +250,9 @@ impl Load {
         }
     }
 
-    /// An alarm of its own: it looks at the clock, if it runs. One that reports rates is looked at from outside, since
-    /// what it has done is known at every moment; the times of the others end where they can look.
+    /// An alarm of its own: it looks at the clock, if it runs. One that reports rates is looked at
+    /// from outside, since what it has done is known at every moment; the times of the others end
+    /// where they can look.
     fn alarm(&mut self, os: &mut Os, key: Key, bell: Bell) -> Option<Measurement> {
         if bell == Bell::Slot {
             self.keep_pace(os, key);

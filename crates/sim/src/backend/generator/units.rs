@@ -1,8 +1,8 @@
-//! Generators that work in units: a real-time task's jobs, and the frames of a video call's two subjects. The machine logs each unit;
-//! here is what is made of the log.
+//! Generators that work in units: a real-time task's jobs, and the frames of a video call's two
+//! subjects. The machine logs each unit; here is what is made of the log.
 //!
-//! **Frames.** A frame that is late by a period or more is never begun (a camera has a newer one by then). What a person on the call
-//! notices follows from when frames get done:
+//! **Frames.** A frame that is late by a period or more is never begun (a camera has a newer one by
+//! then). What a person on the call notices follows from when frames get done:
 //!
 //! | metric | is |
 //! |---|---|
@@ -11,7 +11,8 @@
 //! | `rtt_ms` | of each packet, [`CallModel::base_rtt`] and how long it waits for the call's thread, which is busy with a frame until that is done |
 //! | `media_kb_s` | frames per second × media per frame, which is `rate` ÷ frames per second: nothing but the machine holds the call up |
 //!
-//! Deviations from Linux: no packets, no rate control, no hand-over from call to display, so a frame has no age.
+//! Deviations from Linux: no packets, no rate control, no hand-over from call to display, so a
+//! frame has no age.
 
 use quell_control::deadline;
 use quell_model::Picos;
@@ -33,7 +34,8 @@ const SECOND: u64 = 1_000_000_000;
 /// The free parameters of the call, none of which the published demand tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct CallModel {
-    /// The round trip of a packet that nothing waits for. Calibrated: with it the call alone on `xeon-w3530` has the published 1.85 ms.
+    /// The round trip of a packet that nothing waits for. Calibrated: with it the call alone on
+    /// `xeon-w3530` has the published 1.85 ms.
     pub(in super::super) base_rtt: Nanos,
     /// Bytes of a packet, which says how many arrive, evenly: those of the call on Linux.
     pub(in super::super) packet: Bytes,
@@ -113,7 +115,8 @@ impl Units {
         self.fresh = Some(Vec::new());
     }
 
-    /// Those that ended since the last time, if anybody is told: from when they were due, or of frames from when they began.
+    /// Those that ended since the last time, if anybody is told: from when they were due, or of
+    /// frames from when they began.
     pub(super) fn fresh(&mut self, os: &mut Os, task: TaskId) -> Vec<deadline::Unit> {
         self.gather(os, task);
         let from = |unit: &Unit| match self.job {
@@ -253,7 +256,8 @@ fn ms(time: Picos) -> f64 {
     time as f64 / 1e9
 }
 
-/// The metrics of `docs/generators.md` for a real-time task; how many jobs were released in the span and done.
+/// The metrics of `docs/generators.md` for a real-time task; how many jobs were released in the
+/// span and done.
 fn task_metrics(
     metrics: &mut Vec<(&str, Vec<f64>)>,
     span: &Span,
@@ -317,8 +321,9 @@ fn frame_metrics(
     metrics.extend([("frames_per_s", frames), (name, took)]);
 }
 
-/// Frames done per second, second by second: between the last completion before each begins and the last before it ends. A subject
-/// that has not come to an end for two periods is not given that time.
+/// Frames done per second, second by second: between the last completion before each begins and the
+/// last before it ends. A subject that has not come to an end for two periods is not given that
+/// time.
 fn per_second(span: &Span, units: &[Unit], period: Picos) -> Vec<f64> {
     let whole = span.end - span.begin;
     let seconds = ((whole + SECOND * PS / 2) / (SECOND * PS)).max(1);
@@ -342,8 +347,9 @@ fn per_second(span: &Span, units: &[Unit], period: Picos) -> Vec<f64> {
         .collect()
 }
 
-/// The round trip of each packet that arrives while it is known what the thread does: from the first completion to the last, `apart`
-/// from each other. Between a frame's being due and its begin the thread does not run, and takes packets first when it does.
+/// The round trip of each packet that arrives while it is known what the thread does: from the
+/// first completion to the last, `apart` from each other. Between a frame's being due and its begin
+/// the thread does not run, and takes packets first when it does.
 fn round_trips(span: &Span, units: &[Unit], apart: Picos, base: Nanos) -> Vec<f64> {
     let Some((first, rest)) = units.split_first() else {
         return Vec::new();
@@ -407,7 +413,8 @@ mod tests {
     fn packets_wait_for_the_frame_that_the_thread_is_busy_with() {
         let units = [unit(0, 0, 10, 0), unit(40, 40, 50, 0), unit(80, 84, 94, 0)];
         let trips = round_trips(&span(0, 100), &units, 2 * MS, Nanos::millis(1));
-        // At 10, 12 … 38 nothing waits; at 40 … 48 until 50; then free until 80; then until 84, then until 94.
+        // At 10, 12 … 38 nothing waits; at 40 … 48 until 50; then free until 80; then until 84,
+        // then until 94.
         assert_eq!(trips.len(), 42);
         assert!(trips[..15].iter().all(|t| *t == 1.0));
         assert_eq!(trips[15..20], [11.0, 9.0, 7.0, 5.0, 3.0]);

@@ -1,4 +1,5 @@
-//! What a workload is on the simulated machine: its accesses, its memory, and what is made of how many were done.
+//! What a workload is on the simulated machine: its accesses, its memory, and what is made of how
+//! many were done.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -21,11 +22,12 @@ use crate::pattern::{
 /// The same list in every run, as on Linux: what is compared is configurations, not permutations.
 const SEED: u64 = 0x5eed;
 
-/// The memory taken beyond the banks' share of it, in parts of the whole, as on Linux: frames are not handed out evenly.
+/// The memory taken beyond the banks' share of it, in parts of the whole, as on Linux: frames are
+/// not handed out evenly.
 const SPARE: u64 = 4;
 
-/// Core cycles that the collision of the eight cells of a line of each distribution takes. Assumed: some 240 floating-point
-/// operations a cell, two a cycle.
+/// Core cycles that the collision of the eight cells of a line of each distribution takes. Assumed:
+/// some 240 floating-point operations a cell, two a cycle.
 const COLLIDE: u32 = 8 * 240 / 2;
 
 /// What is measured of a load of equal steps.
@@ -365,7 +367,8 @@ fn pass_bytes(size: Bytes, step: Bytes) -> u64 {
     size.0.div_ceil(step.0.max(LINE_BYTES)) * LINE_BYTES
 }
 
-/// Nothing of a frame subject but its media `rate` may differ from what is usual: its demand is the published one.
+/// Nothing of a frame subject but its media `rate` may differ from what is usual: its demand is the
+/// published one.
 fn as_published(workload: &Workload<Bytes>, rate: Rate) -> Result<(), BackendError> {
     let usual: Workload = workload
         .kind()
