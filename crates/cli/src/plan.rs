@@ -163,7 +163,10 @@ fn printed(plan: &Planned, path: Option<&Path>, steps: bool, style: quell_report
         Some(path) => format!("`quell run {}`", path.display()),
         None => "`quell run` with these options".to_owned(),
     };
-    let next = format!("Nothing is changed yet. {run} does this{how}.");
+    let next = match plan.steps.is_empty() {
+        true => format!("{run} would change nothing."),
+        false => format!("Nothing is changed yet. {run} does this{how}."),
+    };
     let blank = if plan.acts.is_empty() || steps {
         "\n"
     } else {

@@ -334,7 +334,7 @@ fn mechanisms(
     let unprivileged = || Availability::No {
         why: "changing the machine needs root (CAP_SYS_ADMIN), outside of a container".to_owned(),
         lack: Lack::Rights,
-        remedy: Some("run as root".to_owned()),
+        remedy: Some("run as root on the host".to_owned()),
     };
     let processor = Cpuinfo::read(files).unwrap_or_default();
     let has = |flag: &str| processor.has(flag);

@@ -264,7 +264,9 @@ fn watch(kernel: &Kernel, dir: &Path, lease: &Lease, main: &rustix::fd::OwnedFd)
             return Ok(Ended::Released);
         }
         if died {
-            lease.revoke();
+            if lease.revoke() && !undone {
+                note("the main process has died: its changes are being reverted");
+            }
             return Ok(undo_for_good(kernel, dir));
         }
         let beat = lease.last_beat();

@@ -300,7 +300,7 @@ fn unavailable(missing: &Missing<'_>, style: Style) -> String {
     let rest = " ".repeat(LABEL + 2);
     out.push_str(&style.wrap(&rest, &rest, missing.why));
     if let Some(remedy) = missing.remedy {
-        out.push_str(&style.wrap(&format!("{rest}to enable: "), &rest, remedy));
+        out.push_str(&style.wrap(&format!("{rest}help: "), &rest, remedy));
     }
     out
 }

@@ -113,7 +113,10 @@ const COLUMN: &str = "             ";
 fn promises(plan: &Plan, steps: bool, style: Style) -> String {
     let mut out = style.paint(Tone::Title, "Promises") + "\n";
     if plan.promises.is_empty() {
-        out.push_str("  none\n");
+        out.push_str(match plan.steps.is_empty() {
+            true => "  none: nothing that the policy asks for can be done here\n",
+            false => "  none: the policy states no CPU, reserve, limit or target\n",
+        });
     }
     for held in &plan.promises {
         let assumed = if held.assumed { " (assumed)" } else { "" };
@@ -177,6 +180,9 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
         Setting::Weight {
             weight: CpuWeight::Of(100..),
         } => return None,
+        Setting::Weight {
+            weight: CpuWeight::Idle,
+        } => "gets 0.3 % of a CPU that another program keeps busy (cpu.idle)".to_owned(),
         Setting::Weight { .. } | Setting::LimitMemory { .. } => describe(&step.set),
         Setting::Regulate(regulation) if regulation.is_capped() => {
             let lines = match regulation.meter {
@@ -504,7 +510,7 @@ mod tests {
         plan.notes.clear();
         assert_eq!(
             plan_text(&plan, Style::default()),
-            "Plan for 'regulated@10%'\n\nPromises\n  none\n\nCost\n  none: no task is slowed or moved\n"
+            "Plan for 'regulated@10%'\n\nPromises\n  none: nothing that the policy asks for can be done here\n\nCost\n  none: no task is slowed or moved\n"
         );
     }
 

@@ -87,14 +87,25 @@ fn keys(group: &Group) -> Vec<Key> {
     [limits, latency, weight].into_iter().flatten().collect()
 }
 
+/// The limits that the policy states: `read`, `write`, `read-iops`, `write-iops`.
+fn written(rates: &DiskRates) -> impl Iterator<Item = &'static str> {
+    let each = [
+        ("read", rates.read.is_some()),
+        ("write", rates.write.is_some()),
+        ("read-iops", rates.read_iops.is_some()),
+        ("write-iops", rates.write_iops.is_some()),
+    ];
+    each.into_iter().filter_map(|(key, is)| is.then_some(key))
+}
+
 /// The step and the promise of one key, or its refusal.
 fn set(draft: &mut Draft<'_>, group: &str, key: Key) {
     let at = format!("group.{group}.{}", key.name);
-    let without = match key.name {
-        DISK_LIMITS => Remedy::LeaveOut {
-            keys: ["read", "write", "read-iops", "write-iops"]
+    let without = match &key.promise {
+        Promise::LimitDisk(rates) => Remedy::LeaveOut {
+            keys: written(rates)
                 .map(|key| format!("group.{group}.limit.disk-{key}"))
-                .to_vec(),
+                .collect(),
         },
         _ => Remedy::leave_out(at.clone()),
     };

@@ -345,9 +345,9 @@ fn twice_what_unmatched_tasks_draw_must_fit_beside_the_budgets() {
     assert_eq!(level, Level::None);
     for figure in [
         "group rest",
-        "the budgets come to 17.1GB/s",
-        "2 x the 1.5GB/s",
-        "to 20.1GB/s, more than the 20GB/s",
+        "the budgets (17.1GB/s) come to 20.1GB/s",
+        "to draw 1.5GB/s; 2 x that",
+        "20.1GB/s, more than the 20GB/s",
     ] {
         assert!(why.contains(figure), "{figure}: {why}");
     }

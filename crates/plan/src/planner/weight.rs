@@ -7,6 +7,7 @@ use quell_types::mechanism::Mechanism;
 use quell_types::options::CpuWeight;
 use quell_types::refusal::Remedy;
 
+use crate::inventory::Availability;
 use crate::plan::Setting;
 
 use super::draft::Draft;
@@ -65,6 +66,12 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             let key = format!("group.{name}.cpu-weight");
             let instead = Remedy::leave_out(key.clone());
             draft.refuse_lacking(Mechanism::Weight, key, why, instead);
+        } else if wanted(draft, group).is_some()
+            && let Some(Availability::No { why, .. }) =
+                draft.machine.mechanisms.get(&Mechanism::Weight)
+        {
+            let kept = format!("{name} keeps the CPU weight that it has: {why}");
+            draft.acts.push(kept);
         }
     }
 }

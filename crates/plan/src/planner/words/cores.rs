@@ -137,8 +137,6 @@ pub fn found_sharing(group: &str, cpus: &CpuSet, date: &str) -> String {
 pub fn below(held: &Held, require: Level) -> String {
     let (promise, level) = (&held.promise, held.level);
     let weakest = held.weakest.as_ref();
-    let weakest = weakest.map_or(String::new(), |w| format!(" (weakest link: {w})"));
-    format!(
-        "{promise} would be held at level {level} only, and the policy requires {require}{weakest}"
-    )
+    let weakest = weakest.map_or(String::new(), |w| format!(": {w}"));
+    format!("{promise} has level {level} here, and the policy requires {require}{weakest}")
 }

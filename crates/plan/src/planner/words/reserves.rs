@@ -27,8 +27,8 @@ sentences! {
     budgets_exceed(budgets: Rate, total: &str)
         "the budgets come to {budgets}, more than the {total} that the CPUs sustain together";
     budgets_and_rest_exceed(budgets: Rate, drawn: Rate, both: Rate, known: &str, total: &str)
-        "unmatched tasks (group rest) have no limit: the budgets come to {budgets}, with {MARGIN} x the {drawn} that these \
-         tasks were {known} to draw to {both}, more than the {total} that the CPUs sustain together";
+        "unmatched tasks (group rest) have no limit, and were {known} to draw {drawn}; {MARGIN} x that and the budgets \
+         ({budgets}) come to {both}, more than the {total} that the CPUs sustain together";
     kept_for_rest(drawn: Rate, known: &str)
         "unmatched tasks (group rest) have no limit: {MARGIN} x the {drawn} that they were {known} to draw is kept for them";
 }
