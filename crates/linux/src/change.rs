@@ -16,6 +16,7 @@ use crate::journal::Journal;
 /// Time between two heartbeats while a write takes long.
 const BREATH: Duration = Duration::from_millis(5);
 
+/// Changes the kernel's files, and records each change in the journal first.
 pub struct JournaledWriter<'a> {
     /// The kernel's files, or a model of them.
     pub files: &'a dyn Files,

@@ -1,6 +1,6 @@
 //! Fault points: the process kills itself at the N-th journal boundary. So a test can enumerate
-//! every point at which a crash may come: before an entry is recorded, after it, after the change
-//! itself, and at every step of undoing.
+//! every point at which a crash may come. These are before and after an entry is recorded, after
+//! the change itself, and at every step of undoing.
 //!
 //! Unarmed, a boundary costs one relaxed load.
 

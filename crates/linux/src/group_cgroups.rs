@@ -1,6 +1,6 @@
-//! The cgroups of a group's tasks: ones that Quell makes (`quell.slice/GROUP` in every hierarchy
-//! that is needed), or, for a group selected by cgroup, unit or container, the cgroups that it
-//! lives in already.
+//! The cgroups of a group's tasks. Quell makes them (`quell.slice/GROUP` in every hierarchy that is
+//! needed). For a group selected by cgroup, unit or container, they are the cgroups that it lives
+//! in already.
 //!
 //! Rules of the interfaces (cgroup-v1/cpusets.rst, cgroup-v2.rst):
 //!
@@ -96,6 +96,7 @@ impl CgroupDir {
 /// The cgroups of one group, over all hierarchies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupCgroups {
+    /// Name of the group in the plan.
     pub group: String,
     /// One cgroup per hierarchy that Quell made, or cgroups that are changed in place.
     pub places: Vec<CgroupDir>,

@@ -111,6 +111,7 @@ impl Journal {
         &self.path
     }
 
+    /// The header as it was written to the file.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header

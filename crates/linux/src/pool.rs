@@ -58,6 +58,7 @@ impl ParkSlot {
     }
 }
 
+/// The budgets and the park slots of all brakes of one hold.
 #[derive(Debug)]
 pub struct Pool {
     /// The pool that regulators give budget to and take it from.

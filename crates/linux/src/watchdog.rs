@@ -57,6 +57,7 @@ pub struct Spec<'a> {
 /// State of the watchdog process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
+    /// Its process has not ended.
     Alive,
     /// It has ended: the exit status in words. Another one has to be started.
     Died(String),

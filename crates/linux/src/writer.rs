@@ -2,11 +2,11 @@
 //! reclaims inside the write, for seconds where that is slow, and the sampling thread must not wait
 //! for it. The newest order counts; an order that was overtaken is never written.
 //!
-//! Nothing is written after the end. Dropping the handle interrupts the current write and waits for
-//! the thread, for some seconds: a write that hangs in the kernel must not keep everything else
-//! from being reverted. (v1 sets a limit only after it has reclaimed.) Nor is anything written
-//! after the run was revoked. If a write returns later than that, or after the wait for it has
-//! ended, the file's first value is written again.
+//! Nothing is written after the end. Dropping the handle interrupts the current write and waits
+//! some seconds for the thread. A write that hangs in the kernel must not keep everything else from
+//! being reverted. (v1 sets a limit only after it has reclaimed.) Nor is anything written after the
+//! run was revoked. If a write returns later than that, or after the wait for it has ended, the
+//! file's first value is written again.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -231,8 +231,8 @@ fn interruptible() {
     extern "C" fn nothing(_: libc::c_int) {}
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: a plain structure for which zeros mean an empty mask and no flags (so that calls
-        // are not restarted), and a handler that does nothing.
+        // SAFETY: a plain structure for which zeros mean an empty mask and no flags, so that calls
+        // are not restarted. The handler does nothing.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;

@@ -218,7 +218,7 @@ proptest! {
     }
 
     /// The program leaves an event armed, and a thread takes over where it is woken. The use by any
-    /// time t is bounded by a sum: the budgets of the periods begun, the slack, and what one
+    /// time t is bounded. The bound is the budgets of the periods begun, the slack, and what one
     /// reaction and one budget's switching let through.
     #[test]
     fn with_the_thread_the_average_never_exceeds_the_budget(

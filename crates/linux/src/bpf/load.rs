@@ -8,11 +8,11 @@ use super::insn::Insn;
 
 const MAP_CREATE: libc::c_int = 0;
 const PROG_LOAD: libc::c_int = 5;
-/// Map type: `BPF_MAP_TYPE_ARRAY`.
+/// The type of the map: `BPF_MAP_TYPE_ARRAY`.
 const ARRAY: u32 = 2;
 /// Map flag: `BPF_F_MMAPABLE` (Linux 5.5).
 const MMAPABLE: u32 = 1 << 10;
-/// Program type: `BPF_PROG_TYPE_PERF_EVENT`.
+/// The type of the program: `BPF_PROG_TYPE_PERF_EVENT`.
 const PERF_EVENT: u32 = 7;
 /// Both helpers may be used only by programs with a GPL-compatible licence.
 const LICENSE: &std::ffi::CStr = c"Dual MIT/GPL";

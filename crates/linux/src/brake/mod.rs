@@ -14,7 +14,7 @@
 //! What can go wrong, and what is done about it:
 //!
 //! * The brake finds itself on another CPU (hot-unplug, a shrunk cpuset). The CPU is checked before
-//!   and during every stop, and every [`LOOK`] while the brake sleeps: the counter of a CPU that
+//!   and during every stop, and every [`LOOK`] while the brake sleeps. The counter of a CPU that
 //!   went away is silent for ever. On a mismatch the brake ends and reports that.
 //! * It outlives its permission. When the lease is revoked or its heartbeat is late, the brake
 //!   ends.
@@ -71,6 +71,7 @@ pub struct Stats {
     pub forgiven: AtomicU64,
     /// What went through the pool, as [`Pooled::to_array`].
     pooled: [AtomicU64; Pooled::FIELDS],
+    /// Every decision of the regulator, for the record.
     pub decisions: Ring,
     lost: AtomicU32,
 }
@@ -171,6 +172,7 @@ struct Shared {
 
 /// A brake that runs. Dropping it ends its process.
 pub struct Brake {
+    /// The CPU that it regulates.
     pub cpu: CpuId,
     /// Whether reads and writes have a budget each.
     pub apart: bool,

@@ -18,9 +18,11 @@
 //! file is its text, or a table of `text`, `mode` and `error` (an errno's name). Directories are
 //! what lies below them.
 //!
-//! A capture leaves out what describes the host rather than the machine: host name, serial numbers,
-//! mounts other than cgroups and resctrl, names of cgroups and of resctrl's groups, and figures
-//! that change from moment to moment.
+//! A capture leaves out what describes the host rather than the machine:
+//! - host name and serial numbers
+//! - mounts other than cgroups and resctrl
+//! - names of cgroups and of resctrl's groups
+//! - figures that change from moment to moment
 
 mod anonymous;
 

@@ -7,9 +7,9 @@
 //! is a remote partition. Kernels since 6.7 offer that through `cpuset.cpus.exclusive`, set on the
 //! group and on every cgroup above it. The kernel then keeps all other tasks off.
 //!
-//! Where that is not available, and on v1, all other tasks are narrowed: existing cgroups in place,
-//! and the tasks in the root cgroup by moving them to `quell.slice/rest`. The CPUs of the root
-//! cgroup cannot be changed.
+//! Where that is not available, and on v1, all other tasks are narrowed. Existing cgroups are
+//! changed in place. The CPUs of the root cgroup cannot be changed, so its tasks are moved to
+//! `quell.slice/rest`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

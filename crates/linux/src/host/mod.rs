@@ -31,8 +31,8 @@ pub use worth::{finding, limits};
 pub struct Tools {
     /// The command that serves a generator on a CPU with these caches.
     pub generator: fn(&Workload, &Caches) -> Vec<String>,
-    /// Whether two CPUs share a cache now: 1 = a line of the other CPU is as near as its own, 0 =
-    /// as far as memory. `None` where it cannot be measured.
+    /// Whether two CPUs share a cache now. 1: a line of the other CPU is as near as its own. 0: it
+    /// is as far as memory. `None` where it cannot be measured.
     pub shared_cache: fn(CpuId, CpuId) -> std::io::Result<Option<f64>>,
     /// Measures the memory rates of CPUs. The size is that of the last-level cache.
     pub rates: fn(&CpuSet, Bytes) -> std::io::Result<Measured>,

@@ -1,5 +1,5 @@
-//! Samples who may fill which ways, for `quell ways`: what resctrl reports, and what the registers
-//! say. Nothing is changed.
+//! Samples which classes may fill which ways, for `quell ways`: what resctrl reports, and what the
+//! registers say. Nothing is changed.
 //!
 //! A sample reads each class's files, and `/proc` of the threads in classes other than the root's
 //! and of their processes. On a machine where nothing is divided that is a handful of files.

@@ -3,8 +3,8 @@
 //!
 //! The kernel's memory is a device that a program maps. The program inherits the descriptor. The
 //! environment names it, with the region's size and the CPUs of its cache (`quell_client::locked`).
-//! Every mapping empties the region, so only one program has it at a time: the first that is
-//! launched, and when that has ended the next.
+//! Every mapping empties the region, so only one program has it at a time. The first one launched
+//! has it, and when that has ended the next.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -2,7 +2,7 @@
 //!
 //! A group has a control group of its own. Its name is one that Intel's `pqos` uses (`COS1`, …), so
 //! that `pqos` reads and lists it, too. Where no class of service is free for a new group, an
-//! unused one is taken for the time: `pqos` makes them all when it is first called. Groups that get
+//! unused one is taken for the time. `pqos` makes them all when it is first called. Groups that get
 //! the same share one only where the plan has more groups than that. What unmatched tasks get is
 //! written to the default group, which has all tasks that are in no other.
 //!
