@@ -4,7 +4,7 @@
 //!
 //! ```toml
 //! schema = "quell.capture/1"
-//! [tried]                       # what no file tells
+//! [tried]                       # what no file says
 //! root     = true
 //! counters = ["cpu/LONGEST_LAT_CACHE.MISS"]
 //! [files]                       # what is not listed is not there

@@ -1,5 +1,5 @@
-//! Cgroups that must not be throttled: throttling a cgroup throttles all that lives in it and
-//! below.
+//! Cgroups that must not be acted upon: limiting, freezing or killing a cgroup affects all that
+//! lives in it and below.
 
 use quell_kernel::error::{Error, Result};
 use quell_kernel::root::Files;
